@@ -30,7 +30,8 @@ from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.steps.decontaminate import DecontaminateSettings
-from mtnlg_data.words import fold_case, text_batches
+from mtnlg_data.text.arrays import text_batches
+from mtnlg_data.text.characters import fold_case
 from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
 
 SETTINGS = DecontaminateSettings()

@@ -59,8 +59,10 @@ from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
 from mtnlg_data.filters.lists import ListFiles
 from mtnlg_data.filters.rules import RULES, Effect, expand_rules
 from mtnlg_data.filters.settings import FilterSettings
-from mtnlg_data.filters.texts import Texts, Words, character_table, small_batches, sum_words
 from mtnlg_data.schema import Document
+from mtnlg_data.text.arrays import Texts, small_batches
+from mtnlg_data.text.characters import character_table
+from mtnlg_data.text.words import Words, sum_words
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from known_crawl import FIRST, TEMPLATE_FAMILY, jaccard, shingles
-from mtnlg_data.words import fmix64
+from mtnlg_data.text.hashing import fmix64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

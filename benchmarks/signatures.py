@@ -21,7 +21,7 @@ import pyarrow as pa
 from datasketch import MinHash
 
 from mtnlg_data.dedup.minhash import hash_shingles, minhash, permutations
-from mtnlg_data.words import text_batches
+from mtnlg_data.text.arrays import text_batches
 from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
 
 PERMUTATIONS, WORDS, SEED = 260, 5, 1

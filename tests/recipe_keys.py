@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from mtnlg_data.commands.setting_options import Leaf
-from mtnlg_data.recipe import Recipe as DataRecipe
+from mtnlg_data.recipe import own_factories, recipe_schema
+from mtnlg_data.recipe import Source
+from mtnlg_data.sources.reader import all_readers
 from mtnlg_parallel.recipe import Recipe as TrainRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DataRecipe = recipe_schema(own_factories(), own_factories())
 PAGE = Path(__file__).parents[1] / "docs" / "recipe-keys.md"
 HEAD = """# Keys of the recipes
 
@@ -59,6 +62,9 @@ def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[st
             inner += _tables(get_args(leaf.type)[1], (*leaf.path, "NAME"))
         else:
             own.append(leaf)
+    if issubclass(schema, Source):
+        fields = {name: field for reader in all_readers().values() for name, field in reader.model_fields.items()}
+        own += [Leaf((*path, name), field) for name, field in fields.items()]
     return iter([*([(".".join(path), own)] if own else []), *inner])
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import stamina
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 from small_corpus import member, page, record
@@ -30,7 +31,7 @@ from typer.testing import CliRunner
 from mtnlg_data.cli import app
 from mtnlg_data.console import error_line, error_status
 from mtnlg_data.document import read_documents
-from mtnlg_data.transfer import download, url_files
+from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -303,8 +304,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as scratch:
             rows.append(row(each, outcome(each, Path(scratch))))
     rows.append(REMOTE_HEAD.format(there=len(ROWS)))
-    for module in (download, url_files):
-        vars(module)["backoff"] = lambda _: 0.0
+    stamina.set_testing(True, attempts=MAX_ATTEMPTS)  # no waits
     for remote in REMOTE_CASES:
         with tempfile.TemporaryDirectory() as scratch:
             rows.append(remote_row(remote, remote_outcome(remote, Path(scratch))))

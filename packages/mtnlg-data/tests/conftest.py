@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,7 @@ from hypothesis import settings
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.transfer import download, url_files
+from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +89,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Ru
         return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", engine))
 
 
+@contextmanager
+def without_waits() -> Iterator[None]:
+    """Attempts at a URL follow one another at once."""
+    import stamina
+
+    stamina.set_testing(True, attempts=MAX_ATTEMPTS)
+    try:
+        yield
+    finally:
+        stamina.set_testing(False)
+
+
+@pytest.fixture
+def no_waits() -> Iterator[None]:
+    """``without_waits`` for a test."""
+    with without_waits():
+        yield
+
+
 @pytest.fixture(scope="module")
 def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The S3 server behind its proxy, and this process set up for it."""
@@ -106,9 +125,8 @@ def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_MAX_ATTEMPTS", "1")
         patch.setitem(fsspec.config.conf, "s3", options)
-        patch.setattr(download, "backoff", lambda _: 0.0)
-        patch.setattr(url_files, "backoff", lambda _: 0.0)
-        yield store
+        with without_waits():
+            yield store
         fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_data.transfer.remotes import HttpRemote
 from mtnlg_data.transfer.snapshot import fetch_snapshot
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def content(place: str) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files from memory; ``faults`` lists, by path, the faults of successive requests."""
+    """Serves files from memory; ``faults`` lists, by path, the faults of successive GET requests."""
 
     daemon_threads = True
 
@@ -36,15 +35,16 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[Fault]] = {}
-        self.requests: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str]] = []
+        self.headers: dict[str, Callable[[bytes], str]] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}/mirror"
 
     def put(self, lines: list[str]) -> None:
         listing = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
         self.files[f"/mirror/crawl-data/{NAME}/warc.paths.gz"] = listing
 
-    def ranges(self, place: str) -> list[str | None]:
-        return [requested for path, requested in self.requests if path.endswith(place)]
+    def asked(self, method: str, place: str = "") -> int:
+        return sum(one == method and path.endswith(place) for one, path in self.requests)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,90 +53,67 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.requests.append((self.path, self.headers.get("Range")))
+        self.server.requests.append((self.command, self.path))
         data = self.server.files.get(self.path)
-        if data is None:
+        due = self.server.faults.get(f"{self.command} {self.path}")
+        if due:
+            due.pop(0)(self, data or b"")
+        elif data is None:
             self.send_error(404)
-            return
-        due = self.server.faults.get(self.path)
-        (due.pop(0) if due else plain)(self, data)
+        else:
+            self.answer(data)
 
-    def version_string(self) -> str:
-        return ""
+    do_HEAD = do_GET  # noqa: N815  (http.server's name)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
         pass
 
-    def start(self, data: bytes) -> int:
-        """Start of the requested range, or 0 without one and for another version."""
+    def answer(self, data: bytes, cut: int = 0, **headers: Any) -> None:  # noqa: ANN401
         requested = self.headers.get("Range")
-        same = self.headers.get("If-Range") == tag(data)
-        return int(requested.removeprefix("bytes=").rstrip("-")) if requested and same else 0
-
-    def answer(self, data: bytes, body: bytes | None = None, start: int | None = None, **headers: Any) -> None:  # noqa: ANN401
-        begin = self.start(data) if start is None else start
-        sent = data[begin:] if body is None else body
-        self.send_response_only(206 if begin else 200)
-        defaults = {"ETag": tag(data), "Content-Length": str(len(data) - begin)}
-        if begin:
-            defaults["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        for name, value in (defaults | {key.replace("_", "-"): value for key, value in headers.items()}).items():
+        begin, end = map(int, requested.removeprefix("bytes=").split("-")) if requested else (0, len(data) - 1)
+        sent = data[begin : end + 1]
+        self.send_response_only(206 if requested else 200)
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        offered = {name: of(data) for name, of in self.server.headers.items()}
+        for name, value in ({"Content-Length": str(len(sent)), "ETag": tag(data)} | offered | own).items():
             if value:
                 self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(sent)
+        if self.command == "GET":
+            self.wfile.write(sent[: len(sent) - cut])
 
 
 def tag(data: bytes) -> str:
     return f'"{hashlib.sha1(data).hexdigest()[:16]}"'  # noqa: S324  (a name, no secret)
 
 
-def plain(handler: Handler, data: bytes) -> None:
-    handler.answer(data)
+def cut_off(handler: Handler, data: bytes) -> None:
+    """The connection ends in the middle."""
+    handler.answer(data, cut=1000)
 
 
-def cut_off(size: int) -> Fault:
-    """The connection ends after this many bytes of the requested range."""
-    return lambda handler, data: handler.answer(data, data[handler.start(data) :][:size])
+def busy(handler: Handler, data: bytes) -> None:
+    del data
+    handler.send_error(503)
 
 
-def busy(status: int = 503, **headers: str) -> Fault:
-    def fault(handler: Handler, data: bytes) -> None:
-        del data
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-
-    return fault
+def hangs_up(handler: Handler, data: bytes) -> None:
+    del data
+    handler.connection.close()
 
 
 def ignores_range(handler: Handler, data: bytes) -> None:
-    """Ignores the requested range."""
-    handler.answer(data, start=0)
+    del handler.headers["Range"]
+    handler.answer(data)
 
 
-def wrong(digest: str) -> Fault:
+def wrong(handler: Handler, data: bytes) -> None:
     """Bytes of the right length and the wrong checksum."""
-
-    def fault(handler: Handler, data: bytes) -> None:
-        handler.answer(data, bytes(len(data)), 0, **digests(data)[digest])
-
-    return fault
+    handler.answer(bytes(len(data)), ETag=tag(data))
 
 
-def honest(digest: str) -> Fault:
-    return lambda handler, data: handler.answer(data, **digests(data)[digest])
-
-
-def digests(data: bytes) -> dict[str, dict[str, Any]]:
-    sha, md5 = hashlib.sha256(data).digest(), hashlib.md5(data).digest()  # noqa: S324  (what S3 sends)
-    return {
-        "Digest": {"Digest": f"unheard-of=x, SHA-256={base64.b64encode(sha).decode()}"},
-        "Repr-Digest": {"Repr_Digest": f"sha-256=:{base64.b64encode(sha).decode()}:"},
-        "Content-MD5": {"Content_MD5": base64.b64encode(md5).decode()},
-        "ETag of S3": {"ETag": f'"{md5.hex()}"', "Server": "AmazonS3"},
-    }
+def md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data).digest()).decode()  # noqa: S324  (what servers send)
 
 
 @contextmanager
@@ -153,16 +130,14 @@ def running_server() -> Iterator[Server]:
         thread.join()
 
 
-def faulty(server: Server, number: int, *faults: Fault) -> str:
+def faulty(server: Server, *faults: Fault, method: str = "GET", number: int = 0) -> str:
     place = PLACES[number]
-    server.faults[f"/mirror/crawl-data/{NAME}/{place}"] = list(faults)
+    server.faults[f"{method} /mirror/crawl-data/{NAME}/{place}"] = list(faults)
     return place
 
 
-def get(server: Server, out: Path, **options: Any) -> tuple[dict[str, Any], list[float]]:  # noqa: ANN401
-    """Fetch; returns the summary and the requested sleeps in seconds."""
-    waits: list[float] = []
-    return fetch_snapshot(NAME, out, HttpRemote(server.url, timeout=5), sleep=waits.append, **options), waits
+def get(server: Server, out: Path, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+    return fetch_snapshot(NAME, out, server.url, **options)
 
 
 def whole(out: Path, places: list[str] = PLACES) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mtnlg_data.filters.texts import JOINERS, MARK, TERMINAL, character_table
+from mtnlg_data.text.characters import JOINERS, MARK, TERMINAL, character_table
 
 if TYPE_CHECKING:
     import numpy as np

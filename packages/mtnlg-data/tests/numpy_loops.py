@@ -1,4 +1,4 @@
-"""What the compiled loops compute, by whole-array operations of NumPy and SciPy: another way to the same results."""
+"""What the compiled loops compute, by whole-array operations of NumPy: another way to the same results."""
 
 from __future__ import annotations
 
@@ -6,56 +6,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.decontaminate.ngrams import _bits_are_set
 from mtnlg_data.dedup.minhash import MIXES
-from mtnlg_data.dedup.union_find import UNLINKED, find_roots
 from mtnlg_data.quality.classifier import BUCKET_BITS, BUCKETS
-from mtnlg_data.words import (
-    CHARACTER_BASE,
-    LETTER,
-    LONGEST_SUM,
-    NO_WORD,
-    WORD_BASE,
-    fmix64,
-    join_texts,
-    ngram_hashes,
-    word_spans,
-)
+from mtnlg_data.text.arrays import join_texts
+from mtnlg_data.text.characters import LETTER
+from mtnlg_data.text.hashing import fmix64, ngram_hashes
+from mtnlg_data.text.words import hashed_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BATCH_SHINGLES = 4096
-
-
-def word_spans_numpy(
-    codes: NDArray[np.uint32], kinds: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """``words.word_spans``."""
-    kind = np.concatenate([[NO_WORD], kinds[codes], [NO_WORD]])
-    alone, inside = kind > LETTER, kind == LETTER
-    starts = np.flatnonzero((alone | (inside & ~np.roll(inside, 1)))[1:-1])
-    ends = np.flatnonzero((alone | (inside & ~np.roll(inside, -1)))[1:-1]) + 1
-    if not len(starts):
-        return np.empty(0, np.uint64), starts, ends
-    lengths = ends - starts
-    powers = np.concatenate([[np.uint64(1)], np.full(LONGEST_SUM, CHARACTER_BASE)])
-    np.multiply.accumulate(powers, out=powers)
-    exponents = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    terms = codes[kind[1:-1] != NO_WORD].astype(np.uint64) * powers[np.minimum(exponents, LONGEST_SUM)]
-    hashes = fmix64(np.add.reduceat(terms, np.cumsum(lengths) - lengths))
-    for word in np.flatnonzero(lengths > LONGEST_SUM).tolist():
-        hashes[word] = long_word_hash_numpy(codes[starts[word] : ends[word]])
-    return hashes, starts, ends
-
-
-def long_word_hash_numpy(codes: NDArray[np.uint32]) -> np.uint64:
-    """``words.long_word_hash``."""
-    places = np.arange(len(codes), dtype=np.uint64) << np.uint64(32)
-    return np.uint64(fmix64(fmix64(codes + places).sum(keepdims=True))[0])
 
 
 def hash_words_numpy(
@@ -65,7 +28,7 @@ def hash_words_numpy(
     texts = [bytes(data[begin:end]).decode() for begin, end in pairwise(bounds.tolist())]
     codes, text_bounds = join_texts(texts)
     codes = folds[codes]
-    hashes, starts, _ = word_spans(codes, kinds)
+    hashes, starts, _ = hashed_spans(codes)
     word_bounds = np.searchsorted(starts, text_bounds)
     characters = np.concatenate([[0], np.cumsum(kinds[codes[starts]] > LETTER)])[word_bounds]
     return hashes, word_bounds, np.diff(characters)
@@ -119,25 +82,6 @@ def band_keys_numpy(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.ui
     return total
 
 
-def mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
-    """``runs.mix_words``."""
-    places = np.arange(first, first + len(words), dtype=np.uint64)
-    return np.array([fmix64(words ^ places * CHARACTER_BASE).sum(), fmix64(words + places * WORD_BASE).sum()])
-
-
-def unite_scipy(parent: NDArray[np.int64], links: NDArray[np.int64]) -> None:
-    """``union_find.unite``."""
-    nodes, ends = np.unique(links, return_inverse=True)
-    parent[nodes] = np.where(parent[nodes] == UNLINKED, nodes, parent[nodes])
-    roots, root_of = np.unique(find_roots(parent, nodes), return_inverse=True)
-    a, b = root_of[ends.reshape(-1, 2).T]
-    graph = coo_array((np.ones(len(links), np.bool_), (a, b)), shape=(len(roots), len(roots)))
-    count, labels = connected_components(graph, directed=False)
-    lowest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, labels, roots)
-    parent[roots] = lowest[labels]
-
-
 def intersection_size_numpy(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
     """``verify.intersection_size``."""
     return len(np.intersect1d(a, b, assume_unique=True))
@@ -155,8 +99,8 @@ def distinct_buckets_numpy(
     codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """``classifier.distinct_buckets``."""
-    del longest
-    hashes, starts, _ = word_spans(codes, kinds)
+    del longest, kinds
+    hashes, starts, _ = hashed_spans(codes)
     text_of = np.searchsorted(text_bounds, starts, "right") - 1
     within = text_of[1:] == text_of[:-1]
     pairs = ngram_hashes(hashes, 2)[within]

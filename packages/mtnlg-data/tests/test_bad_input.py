@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_data.transfer import download, url_files
-
 if TYPE_CHECKING:
     from bad_input import Case, RemoteCase
 
@@ -29,10 +27,9 @@ def test_nothing_is_lost_in_silence_and_the_page_is_current(tmp_path: Path, case
 
 @pytest.mark.parametrize("case", bad_input.REMOTE_CASES, ids=lambda case: case.kind)
 def test_a_server_that_fails_costs_no_document_in_silence_and_the_page_is_current(
-    tmp_path: Path, case: RemoteCase, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, case: RemoteCase, no_waits: None
 ) -> None:
-    for module in (download, url_files):
-        monkeypatch.setattr(module, "backoff", lambda _: 0.0)
+    assert no_waits is None
     seen = bad_input.remote_outcome(case, tmp_path)
     assert (seen.status == 0) == (seen.kept == len(bad_input.ROWS))
     if not bad_input.PAGE.exists():

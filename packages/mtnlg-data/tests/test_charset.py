@@ -36,6 +36,9 @@ RUSSIAN = "слово"
         (b"\xff\xfeg\0r", None, "g\ufffd"),
         (b"\xef\xbb\xbfcaf\xe9", "koi8-r", "caf\ufffd"),
         (b"caf\xe9 \xff", "utf-8", "caf\ufffd \ufffd"),
+        *((RUSSIAN.encode("koi8-r"), label, RUSSIAN) for label in ("koi8", "cskoi8r")),
+        *(("한".encode("cp949"), label, "한") for label in ("ks_c_5601-1989", "cseuckr")),
+        ("\u58eb\u3231".encode("cp932"), "windows-31j", "\u58eb\u3231"),
         (b"a+-b", "utf-7", "a+-b"),  # not a codec of the web, like the next three
         (b"abc", "cp037", "abc"),
         (b"abc", "zip", "abc"),

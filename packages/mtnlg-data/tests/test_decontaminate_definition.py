@@ -18,7 +18,7 @@ from mtnlg_data.decontaminate.ngrams import (
     find_prefixes,
     task_ngrams,
 )
-from mtnlg_data.words import fold_case
+from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

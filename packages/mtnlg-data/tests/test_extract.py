@@ -18,9 +18,10 @@ from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import Method
 from mtnlg_data.extract.language import detect_language
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings, extract_record, is_text
+from mtnlg_data.job import run_step
 from mtnlg_data.sources import Record, SourceFile
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +133,7 @@ def test_nuls_and_lone_surrogates_do_no_harm(corpus: ModuleType) -> None:
 
 
 def run(files: list[SourceFile], out: Path) -> tuple[Summary, list[dict[str, str]]]:
-    account = extract_documents(files, out, ExtractSettings(largest=100_000), Local(1))
+    account = run_step(Extract(ExtractSettings(largest=100_000)), files, out, Local(1))
     shards = sorted(out.glob("*.parquet"))
     return account, [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 

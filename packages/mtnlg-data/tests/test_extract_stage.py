@@ -9,11 +9,12 @@ import pytest
 
 from mtnlg_data.document import CHARACTERS_PER_GROUP, batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import SourceFile
-from mtnlg_data.sources.jsonl import read_pile
+from mtnlg_data.sources.jsonl import read_objects
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +38,11 @@ def pile(tmp_path: Path, corpus: ModuleType) -> Path:
 
 
 def feeds(path: Path, *sources: str) -> list[SourceFile]:
-    return [SourceFile(source, path, path.name, "pile", subset=SUBSETS[source]) for source in sources]
+    return [SourceFile(source, path, path.name, "pile", {"subset": SUBSETS[source]}) for source in sources]
 
 
 def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = None) -> Summary:
-    return extract_documents(files, out, settings or ExtractSettings(), Local(1))
+    return run_step(Extract(settings or ExtractSettings()), files, out, Local(1))
 
 
 def texts(path: Path) -> list[dict[str, Any]]:
@@ -53,11 +54,11 @@ def test_a_file_of_the_pile_is_read_once_for_all_its_sources_with_the_same_docum
 ) -> None:
     read_paths = []
 
-    def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_pile's own)
+    def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_objects's own)
         read_paths.append(path)
-        return read_pile(path, *args)
+        return read_objects(path, *args)
 
-    monkeypatch.setattr("mtnlg_data.extract.stage.read_pile", counted)
+    monkeypatch.setattr("mtnlg_data.sources.jsonl.read_objects", counted)
     for sources in (["books", "letters"], ["letters", "books", "all"]):
         read_paths.clear()
         out = tmp_path / "-".join(sources)

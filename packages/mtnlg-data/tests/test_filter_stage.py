@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 from command_line import invoke
 from filter_reference import PROSE
+from test_filters import OWN_RULES
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +69,7 @@ def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.M
     texts = [f"{PROSE} {n}" * (1 + n % 3) for n in range(40)]
     write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
     for size in (1, 1000, 1 << 20):
-        monkeypatch.setattr("mtnlg_data.filters.texts.BYTES_AT_A_TIME", size)
+        monkeypatch.setattr("mtnlg_data.text.arrays.BYTES_AT_A_TIME", size)
         options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
         invoke("filter", tmp_path / "in.jsonl", *options)
         assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
@@ -75,7 +80,7 @@ def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) 
     done = CliRunner().invoke(
         app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
     )
-    assert re.search(r"--rules gofer: 'gofer' is no filter; those are url, gopher_repetition", str(done.exception))
+    assert re.search(r"gofer: no such rule; .*url, gopher_repetition", str(done.exception))
 
 
 def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
@@ -91,3 +96,25 @@ def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) 
         with pytest.raises(Failure, match=r"url rules without a list; give one: .*url_word reads filter\.word_files"):
             invoke(*command, option, tmp_path / "list.txt")
     invoke(*command, "--word-files", tmp_path / "list.txt")
+
+
+def test_a_recipe_names_rules_in_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RULES)
+    write_jsonl(tmp_path / "in.jsonl", ["Stop!", "Stop! Now!", "Go!"])
+    (tmp_path / "data.toml").write_text("""
+steps = ["extract", "filter"]
+[sources.web]
+kind = "jsonl"
+paths = ["in.jsonl"]
+filters = ["own.py:shouting"]
+[filter.own]
+exclamations = 1
+""")
+    recipe = load_recipe(tmp_path)
+    with closing(Local(2)) as engine:
+        summary = curate(recipe, tmp_path / "out", engine)
+    (effect,) = summary["filters"]
+    assert (effect["rule"], effect["threshold"], effect["count"]) == ("exclamations", 1, 1)
+    (shard,) = (tmp_path / "out" / recipe.folders["filter"]).glob("*.parquet")
+    assert pq.read_table(shard)["text"].to_pylist() == ["Stop!", "Go!"]
+    assert load_recipe(tmp_path / "out" / "recipe.toml").step("filter").key("web") == recipe.step("filter").key("web")

@@ -8,6 +8,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +18,18 @@ from filter_reference import PROSE
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.filters import c4, repetition, word_counts
-from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
-from mtnlg_data.filters.lists import ListFiles
-from mtnlg_data.filters.prose import fineweb_measures, gopher_measures
-from mtnlg_data.filters.rules import FAMILIES, RULES, expand_rules
-from mtnlg_data.filters.settings import FilterSettings
-from mtnlg_data.filters.texts import character_table, column_of, find_words, texts_of, word_spans
+from mtnlg_data.console import UsageFailure
+from mtnlg_data.filters import c4
+from mtnlg_data.filters.decisions import KEPT, DocumentFilter
+from mtnlg_data.filters.rules import OWN, own_families
+from mtnlg_data.filters.settings import FilterSettings, check_rules
+from mtnlg_data.text.batch import TextBatch
+from mtnlg_data.text.characters import character_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import ModuleType
+
+    from mtnlg_data.text.words import Split
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +65,10 @@ def column(*texts: str) -> pa.LargeStringArray:
 
 def decide(rules: list[str], *texts: str, urls: list[str | None] | None = None, **settings: object) -> list[str]:
     """Text of each document that is kept, or the reason in brackets."""
-    chosen = FilterSettings.model_validate(settings)
-    decided = DocumentFilter(expand_rules(rules), chosen, ListFiles.of(chosen)).decide(
-        column(*texts), urls or [None] * len(texts)
-    )
+    chosen = DocumentFilter(rules, FilterSettings.model_validate(settings))
+    decided = chosen.decide(column(*texts), urls or [None] * len(texts))
     kept = iter(decided.texts.to_pylist())
-    return [next(kept) if number == KEPT else f"<{REASONS[number]}>" for number in decided.reasons.tolist()]
+    return [next(kept) if number == KEPT else f"<{chosen.reasons[number]}>" for number in decided.reasons.tolist()]
 
 
 # --- equal to the plain rules ----------------------------------------------------------------------------------------
@@ -76,19 +76,19 @@ def decide(rules: list[str], *texts: str, urls: list[str | None] | None = None, 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), unicode=st.booleans())
 @example(texts=["a b ab a b ab a b ab a b", "1 11 1 1 11 1 1 1 11"], unicode=False)
-def test_measures_equal_the_plain_rules_on_the_same_words(
-    reference: ModuleType, texts: list[str], unicode: bool
-) -> None:
+def test_measures_equal_the_plain_rules(reference: ModuleType, texts: list[str], unicode: bool) -> None:
     texts = [text for text in texts if text.split() and "中" not in text]
-    batch = texts_of(column("left out", *texts)[1:])  # an Arrow slice begins in mid-buffer
-    words = find_words(batch, marks=unicode)
     lists = [reference.unicode_words(text) if unicode else text.split() for text in texts]
-    assert np.diff(words.bounds).tolist() == [len(own) for own in lists]
-    both = list(zip(texts, lists, strict=True))
-    assert repetition.repetition_shares(batch, words).tolist() == [reference.repetition(*each) for each in both]
-    stop_words = FilterSettings().stop_words
-    assert gopher_measures(batch, words, stop_words).tolist() == [reference.gopher(*each) for each in both]
-    assert fineweb_measures(batch, words.bounds, 30).tolist() == [reference.fineweb(*each) for each in both]
+    for name, plain in (
+        ("gopher_repetition", reference.repetition),
+        ("gopher_quality", reference.gopher),
+        ("fineweb", reference.fineweb),
+    ):
+        batch = TextBatch(column("left out", *texts)[1:], (), "unicode" if unicode else "whitespace")  # in mid-buffer
+        family = next(family for family in own_families() if family.name == name)
+        measures = np.array(family.open(FilterSettings(), frozenset())(batch))
+        assert measures.T.tolist() == [plain(*each) for each in zip(texts, lists, strict=True)]
+        assert batch.word_counts.tolist() == [len(words) for words in lists]  # found, or only counted
 
 
 @given(text=TEXTS, terminal=st.booleans(), fewest_words=st.sampled_from([0, 3]))
@@ -101,21 +101,6 @@ def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, term
     assert kept in dropped if expected is None else kept == (expected or "<empty>")
 
 
-@given(
-    texts=st.lists(TEXTS | st.text(st.sampled_from(" \t\n\x1c\x7fab1_'.:,;!-#\xa0é漢"), max_size=60), max_size=4),
-    marks=st.booleans(),
-    piece=st.integers(1, 9),
-)
-def test_words_are_counted_as_they_are_found(texts: list[str], marks: bool, piece: int) -> None:
-    batch = texts_of(pa.array(["not of the batch", *texts], pa.large_string()).slice(1))
-    table = character_table()
-    with pytest.MonkeyPatch.context() as patch, np.errstate(over="ignore"):
-        patch.setattr(word_counts, "PIECE", piece)
-        plain = getattr(word_counts.count_words, "py_func", word_counts.count_words)  # as plain Python
-        counts = [count(batch, table, marks).tolist() for count in (word_counts.count_words, plain)]
-    assert counts == [word_spans(batch, table, marks)[2].tolist()] * 2
-
-
 @pytest.mark.parametrize("line", ["a \xa0 b", "a \t b", "a\x01b c", "é\u3000b"])
 def test_a_line_of_two_words_has_not_three_whatever_stands_between_them(line: str) -> None:
     assert decide(["c4_fewest_words"], f"{line}\none two three", c4_fewest_words=3) == ["one two three"]
@@ -124,18 +109,10 @@ def test_a_line_of_two_words_has_not_three_whatever_stands_between_them(line: st
 
 WITHOUT_NUMBA = """
 import numpy as np
-import pyarrow as pa
-from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
-from mtnlg_data.filters.lists import ListFiles
-from mtnlg_data.filters.rules import FAMILIES, expand_rules
-from mtnlg_data.filters.settings import FilterSettings
+from test_filters import OWN, decide
 
 np.seterr(over="ignore")  # sums of bytes are modulo 2**64, of which compiled loops warn nobody
-settings = FilterSettings(c4_fewest_sentences=0)
-texts = pa.array({texts}, pa.large_string())
-decided = DocumentFilter(expand_rules(FAMILIES), settings, ListFiles.of(settings)).decide(texts, [None] * 3)
-kept = iter(decided.texts.to_pylist())
-print([next(kept) if number == KEPT else f"<{REASONS[number]}>" for number in decided.reasons.tolist()])
+print(decide([*OWN], *{texts}, c4_fewest_sentences=0))
 """
 
 
@@ -144,13 +121,14 @@ def test_decisions_are_the_same_without_numba() -> None:
     texts = [PROSE, "a a a a\n\na a a a", f"{PROSE}\n{PROSE} [1] Use cookies."]
     script = WITHOUT_NUMBA.replace("{texts}", repr(texts))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, "-c", script],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         check=True,
     )
-    decided = decide([*FAMILIES], *texts, c4_fewest_sentences=0)
+    decided = decide([*OWN], *texts, c4_fewest_sentences=0)
     assert decided[0] == PROSE
     assert ast.literal_eval(done.stdout) == decided
 
@@ -211,10 +189,9 @@ def test_a_document_at_the_threshold_is_kept(rule: str, text: str) -> None:
 
 
 def test_the_first_broken_rule_is_the_reason_and_its_measure_the_score() -> None:
-    settings = FilterSettings()
-    chosen = DocumentFilter(expand_rules(["gopher_repetition", "gopher_quality"]), settings, ListFiles.of(settings))
+    chosen = DocumentFilter(["gopher_quality", "gopher_repetition"], FilterSettings())
     decided = chosen.decide(column(PROSE, "# # # # #", "  ", "word"), [None] * 4)
-    assert [REASONS[n] for n in decided.reasons[1:]] == ["gopher_top_2_gram", "empty", "gopher_fewest_words"]
+    assert [chosen.reasons[n] for n in decided.reasons[1:]] == ["gopher_top_2_gram", "empty", "gopher_fewest_words"]
     assert decided.scores[[1, 3]].tolist() == [4 * 3 / 9, 1.0]
     assert decided.texts.to_pylist() == [PROSE]
 
@@ -222,9 +199,7 @@ def test_the_first_broken_rule_is_the_reason_and_its_measure_the_score() -> None
 def test_lines_are_removed_and_the_edits_counted() -> None:
     text = f"{LINE}Please enable JAVASCRIPT in your browser to go on.\nWe use cookies on all of our pages.\nToo short\n"
     text += f"{'y' * 1001} is one very long word.\nA fact[1] with its source [citation needed] is given here.\n"
-    settings = FilterSettings()
-    rules = expand_rules(["c4"])
-    decided = DocumentFilter(rules, settings, ListFiles.of(settings)).decide(column(text * 2), [None])
+    decided = DocumentFilter(["c4"], FilterSettings()).decide(column(text * 2), [None])
     assert decided.texts.to_pylist() == ["\n".join([LINE[:-1], "A fact with its source  is given here."] * 2)]
     assert decided.edits == {
         **dict.fromkeys(["c4_javascript", "c4_policy", "c4_longest_word", "c4_terminal_punctuation"], 2),
@@ -248,9 +223,13 @@ def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
     assert c4.count_sentences(np.frombuffer(line.encode(), np.uint8), character_table()) == sentences
 
 
-def test_scripts_without_spaces_have_a_word_a_letter() -> None:
-    words = find_words(texts_of(column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b", "")), marks=True)
-    assert np.diff(words.bounds).tolist() == [7, 2, 6, 0]
+@pytest.mark.parametrize(
+    ("split", "counts"),
+    [("unicode", [7, 2, 6]), ("letters", [6, 6, 6]), ("whitespace", [1, 1, 4]), ("characters", [7, 6, 15])],
+)
+def test_what_a_word_is(split: Split, counts: list[int]) -> None:
+    texts = column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b")
+    assert TextBatch(texts, (), split).word_counts.tolist() == counts
 
 
 def test_stop_words_of_another_language_are_a_setting() -> None:
@@ -360,7 +339,30 @@ def test_hostile_texts_take_no_longer_than_others(
     assert decide(["pii"], text) == [text]
 
 
-def test_every_rule_has_a_source_and_a_family_names_all_of_its_own() -> None:
-    assert expand_rules(FAMILIES) == tuple(rule.name for rule in RULES)
-    assert all(rule.source for rule in RULES)
-    assert column_of(texts_of(column("a", "", "é"))).to_pylist() == ["a", "", "é"]
+# --- rules of one's own -----------------------------------------------------------------------------------------------
+
+OWN_RULES = """
+import pyarrow.compute as pc
+from mtnlg_data import Rule, edit, measure, setting
+
+@measure("shouting", rules=[Rule("exclamations", at_most=setting(2, "Most exclamation marks.", ge=0))])
+def shouting(batch, settings):
+    return [pc.count_substring(batch.column, "!").to_numpy()]
+
+@edit("quiet", rules=[Rule("hushed", effect=Effect.REPLACE)])
+def quiet(batch, settings):
+    return pc.replace_substring(batch.column, "!", "."), [pc.count_substring(batch.column, "!").to_numpy()]
+""".replace("import Rule", "import Effect, Rule")
+
+
+def test_a_rule_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RULES)
+    shouting, quiet = (f"{tmp_path / 'own.py'}:{name}" for name in ("shouting", "quiet"))
+    texts = ["One! Two!", "One! Two! Three!"]
+    assert decide([quiet, shouting], *texts) == ["One. Two.", "One. Two. Three."]
+    assert decide([shouting, quiet], *texts) == ["One. Two.", "<exclamations>"]
+    assert decide([shouting], *texts, own={"exclamations": 1}) == ["<exclamations>"] * 2
+    with pytest.raises(UsageFailure, match="exclamations"):
+        decide([shouting], *texts, own={"exclamations": -1})
+    with pytest.raises(UsageFailure, match="whispers"):
+        check_rules(FilterSettings.model_validate({"own": {"whispers": 1}}), [[shouting]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ import pytest
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.extract.grouping import Group, group_files
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.sources import SourceFile
+from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,7 +29,6 @@ SHARD = 1_000_000_000
 def sized_files(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> list[SourceFile]:
     """Files that are nowhere, of these sizes."""
     monkeypatch.setattr(SourceFile, "stats", property(lambda file: (sizes[file.name], 0)))
-    monkeypatch.setattr("mtnlg_data.sources.can_cut", lambda *_: True)
     return [SourceFile("web", Path(name), name, "warc") for name in sorted(sizes)]
 
 
@@ -56,23 +57,17 @@ def test_groups_are_even_and_a_file_more_or_less_changes_few(monkeypatch: pytest
     assert sum(changed) / len(changed) < 0.15 * len(groups), changed
 
 
-def test_large_files_are_cut_by_their_own_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"a.warc.gz": 9 * SHARD, "b.warc.gz": SHARD, "c.warc.gz": SHARD // 2, "d.warc.gz": 5 * SHARD}
-    groups = group_files(sized_files(monkeypatch, sizes), SHARD)
+def test_large_files_are_groups_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"a.warc.gz": 9 * SHARD, "b.warc.gz": SHARD, "c.warc.gz": SHARD // 2, "d.jsonl": 2 * SHARD}
+    files = sized_files(monkeypatch, sizes)
+    files[3] = replace(files[3], kind="jsonl")
+    groups = group_files(files, SHARD)
     parts = [[(file.name[0], *file.part) for (file,) in group.pieces] for group in groups]
-    assert parts == [
-        [("a", 0, 3)],
-        [("a", 1, 3)],
-        [("a", 2, 3)],
-        [("b", 0, 1)],
-        [("c", 0, 1)],
-        [("d", 0, 2)],
-        [("d", 1, 2)],
-    ]
+    assert parts == [[("a", 0, 1)], [("b", 0, 1)], [("c", 0, 1)], [("d", 0, 2)], [("d", 1, 2)]]
     numbers = [number for group in groups for number in group.numbers]
     assert numbers[0] == 0
     assert all(len(str(number)) == 15 for number in numbers[1:])
-    assert len({*numbers}) == 7
+    assert len({*numbers}) == 5
 
 
 def test_units_grow_with_the_text_and_not_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +89,7 @@ def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path, c
         corpus.write_jsonl(tmp_path / "in" / f"{name}.jsonl", [{"text": corpus.text(n)} for n in range(count)])
     files = [SourceFile("own", tmp_path / "in" / f"{name}.jsonl", f"{name}.jsonl", "jsonl") for name in "abc"]
     size = files[2].stats[0]
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(shard_characters=size // 4), Local(1))
+    summary = run_step(Extract(ExtractSettings(shard_characters=size // 4)), files, tmp_path / "out", Local(1))
     assert len(summary["shards"]) == 6
     rows = [row for name in summary["shards"] for b in read_documents(tmp_path / "out" / name) for row in b.to_pylist()]
     assert [row["text"] for row in rows] == [corpus.text(n) for n in [*range(5), *range(5), *range(300)]]
@@ -113,17 +108,16 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
         files.append(SourceFile("own", tmp_path / f"{name}.parquet", f"{name}.parquet", "parquet"))
-    summary = extract_documents(files, tmp_path / "out", ExtractSettings(), Local(1))
+    summary = run_step(Extract(ExtractSettings()), files, tmp_path / "out", Local(1))
     shards = [pq.read_table(tmp_path / "out" / name).drop_columns("mtnlg").to_pydict() for name in summary["shards"]]
     assert shards == [{"text": ["one", "two", "three"], "n": [1, 2, 3]}, {"text": ["four"], "other": ["x"]}]
 
 
-def test_a_file_of_which_no_part_holds_a_document_is_reported_once(tmp_path: Path, corpus: ModuleType) -> None:
-    wat = corpus.record(b"{}", kind="metadata")
-    (tmp_path / "a.warc").write_bytes(wat * 40)
-    (tmp_path / "b.warc").write_bytes(wat * 20 + corpus.record(b"<p>page"))
-    files = [SourceFile("web", tmp_path / name, name, "warc") for name in ("a.warc", "b.warc")]
-    size = ExtractSettings(shard_characters=files[0].stats[0] // 100)
-    assert len(group_files(files, size.shard_characters)) > 4
-    summary = extract_documents(files, tmp_path / "out", size, Local(1))
-    assert [file["where"] for file in summary["lost"]] == ["a.warc"]
+def test_a_file_of_which_no_part_holds_a_document_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * 2000)
+    (tmp_path / "b.jsonl").write_bytes(b"\n" * 1000 + b'{"text": "one"}\n')
+    files = [SourceFile("web", tmp_path / name, name, "jsonl") for name in ("a.jsonl", "b.jsonl")]
+    settings = ExtractSettings(shard_characters=500)
+    assert len(group_files(files, settings.shard_characters)) > 4
+    summary = run_step(Extract(settings), files, tmp_path / "out", Local(1))
+    assert [file["where"] for file in summary["lost"]] == ["a.jsonl"]

@@ -20,8 +20,7 @@ from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
 from mtnlg_data.document import read_documents
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
-from mtnlg_data.sources.arrow import data_files
-from mtnlg_data.transfer import download
+from mtnlg_data.sources.tables import Arrow
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def test_a_json_file_that_is_only_called_like_a_state_is_read(tmp_path: Path) ->
     (tmp_path / "state.json").write_text(json.dumps({"text": "Of the state."}))
     assert [file.name for file in find_inputs([str(tmp_path)], raw=True).files] == ["state.json"]
     for state in (b"[]", b"no", b'{"_data_files": 3}', b'{"_data_files": [3]}', b'{"_data_files": [{}]}'):
-        assert data_files(["state.json", "a.arrow"], lambda _, state=state: state) == ["state.json", "a.arrow"]  # type: ignore[misc]
+        assert Arrow.select(["state.json", "a.arrow"], lambda _, state=state: state) == ["state.json", "a.arrow"]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("format_name", ["stream", "file"])
@@ -106,7 +105,7 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
     def read(table: pa.Table, field: str = "text") -> list[Record | Dropped]:
         with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as file:
             file.write_table(table)
-        return list(read_records(SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow", field)))
+        return list(read_records(SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow", {"field": field})))
 
     (item,) = read(pa.table({"body": ["x"]}))
     assert isinstance(item, Dropped)
@@ -198,9 +197,9 @@ def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) ->
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, no_waits: None) -> Iterator[Hub]:
     """A Hub on loopback, which hf:// leads to."""
-    monkeypatch.setattr(download, "backoff", lambda _: 0.0)
+    assert no_waits is None
     with importlib.import_module("hub").running_hub() as running:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": running.url, "token": False})
         yield running

@@ -14,7 +14,6 @@ from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
-from mtnlg_data.extract.stage import extract_documents
 from mtnlg_data.extract.text import ExtractSettings, extract_record
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.counts import languages as languages_section
@@ -63,7 +62,7 @@ def extract_texts(folder: Path, texts: dict[str, list[str]], corpus: ModuleType,
     """The texts as a page each, in one file."""
     records = [corpus.record(page(text).encode()) for own in texts.values() for text in own]
     (folder / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
-    return extract_documents([SourceFile("web", folder / "c.warc.gz", "c", "warc")], folder / "out", settings, Local(1))
+    return run_step(Extract(settings), [SourceFile("web", folder / "c.warc.gz", "c", "warc")], folder / "out", Local(1))
 
 
 def page(text: str) -> str:
@@ -138,7 +137,7 @@ def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
 ) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": own[15] + "\nend"} for own in texts.values()])
     file = SourceFile("own", tmp_path / "a.jsonl", "a.jsonl", "jsonl")
-    extract_documents([file], tmp_path / "out", ExtractSettings(languages=("en_X",), language_model=model), Local(1))
+    run_step(Extract(ExtractSettings(languages=("en_X",), language_model=model)), [file], tmp_path / "out", Local(1))
     assert [row["language"] for row in rows_of(tmp_path / "out")] == [f"{code}_X" for code in texts]
 
 

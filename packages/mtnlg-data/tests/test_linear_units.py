@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from mtnlg_data import Clean, Decontaminate, Exact, Filter, Local, Quality, Tokenize, document, run_step
-from mtnlg_data.dedup import runs as sorted_runs
 from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.exact import runs
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens import encoding, stage
 
@@ -60,7 +58,7 @@ class Measuring(Local):
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         for unit in units:
             step = getattr(getattr(unit, "item", None), "step", None)
-            name = f"{getattr(unit, 'work', type(unit).__name__)}{f' of {step.name}' if step else ''}"
+            name = f"{getattr(unit, 'work', type(unit).__name__)}{f' of {step.reference}' if step else ''}"
             self.bytes[name] = max(self.bytes[name], len(pickle.dumps(unit)))
             opened.clear()
             summary = function(unit)
@@ -86,10 +84,10 @@ def measured(folder: Path, shards: int) -> Measuring:
     steps = (
         Quality(epochs=1, sources={"web": {"filtered": True}, "books": {"curated": True}}),
         Exact(kinds=("documents", "lines", "substrings"), substring_length=8),
-        Clean(sources=dict.fromkeys(paths, {"rules": ["whitespace", "short"]})),
-        Filter(sources=dict.fromkeys(paths, {"filters": ["gopher_quality"]})),
+        Clean(sources={name: {"rules": ["whitespace", "short"]} for name in paths}),
+        Filter(sources={name: {"filters": ["gopher_quality"]} for name in paths}),
         Decontaminate(texts=folder / "texts.jsonl", common=1000),
-        Tokenize(vocabulary=260, library="tokenizers", sources=dict.fromkeys(paths, {"weight": 0.5})),
+        Tokenize(vocabulary=260, library="tokenizers", sources={name: {"weight": 0.5} for name in paths}),
     )
     for step in steps:
         run_step(step, both, folder / step.name, engine)
@@ -102,15 +100,15 @@ def test_twice_the_shards_are_twice_the_units_and_each_opens_as_few_files(
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(pq, "ParquetFile", CountedFile)
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", FAN_OUT)
+    monkeypatch.setattr("mtnlg_data.exchange.ROWS_PER_RANGE", 16)
+    monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 16 * 24)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 2)
-    monkeypatch.setattr(runs, "KEYS_PER_RANGE", 16)
-    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 16 * 24)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 1000)
     monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 1000)
     once, twice = (measured(tmp_path / str(shards), shards) for shards in (SHARDS, 2 * SHARDS))
     merged = {name for name in once.bytes if name.endswith(("MergeUnit", "merge_runs"))}
-    assert {"mtnlg_data.job:write_shard of clean", "mtnlg_data.job:write_shard of filter"} <= {*once.bytes}
+    assert {f"mtnlg_data.job:write_shard of {step}" for step in ("clean", "filter")} <= {*once.bytes}
     assert merged
     for name in once.bytes:
         one_for_all = name.endswith(("TokenizerUnit", "train_tokenizer", "train_classifier"))  # of the samples, in turn

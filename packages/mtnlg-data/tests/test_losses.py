@@ -22,7 +22,7 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.engine import open_engine
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.sources import Dropped, SourceFile, cut_file, read_records
+from mtnlg_data.sources import Dropped, SourceFile, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +158,7 @@ def test_the_share_of_unreadable_records_is_a_setting_that_reads_nothing_again(
     assert extract(tmp_path)[0] == 1
     read_again: list[object] = []
     record: Callable[..., None] = lambda *words: read_again.append(words)  # noqa: E731
-    monkeypatch.setattr("mtnlg_data.extract.stage.read_records", record)
+    monkeypatch.setattr("mtnlg_data.extract.shards._read_items", record)
     assert extract(tmp_path, "--max-failed", "0.03") == (0, "", 400)
     assert not read_again
 
@@ -167,7 +167,7 @@ def test_no_part_of_a_file_in_another_format_is_read_as_lines(tmp_path: Path) ->
     """And a large one is lost once, not once a part."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(gzip.compress(LINES, compresslevel=0))
-    parts = cut_file(SourceFile("own", path, path.name, "jsonl"), 3)
+    parts = SourceFile("own", path, path.name, "jsonl").cut(3)
     assert [[type(record) for record in read_records(part)] for part in parts] == [[Dropped], [], []]
 
 

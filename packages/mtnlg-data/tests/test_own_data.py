@@ -7,13 +7,12 @@ import itertools
 import json
 import random
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
 from command_line import invoke
 
 from mtnlg_data import (
@@ -32,16 +31,14 @@ from mtnlg_data import (
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
-from mtnlg_data.job import Job
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import Record, read_records
-from mtnlg_data.sources.parquet import row_bytes
+from mtnlg_data.sources.record import Metadata
+from mtnlg_data.sources.tables import row_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from mtnlg_data.sources import Kind
 
 OWN = "mtnlg"
 
@@ -56,16 +53,12 @@ TEXTS = [sentences(n) for n in range(6)]
 
 
 def extract(
-    folder: Path, path: Path, kind: Kind = "jsonl", field: str = "text"
+    folder: Path, path: Path, kind: str = "jsonl", field: str = "text"
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
-    summary = extract_files([SourceFile("own", path, path.name, kind, field)], folder / "documents")
+    file = SourceFile("own", path, path.name, kind, {"field": field})
+    summary = run_step(Extract(), [file], folder / "documents", Local(1))
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
-
-
-def extract_files(files: Sequence[SourceFile], out: Path, **settings: object) -> dict[str, Any]:
-    step = Extract(**settings)
-    return step.apply(Job(step, (), out, Local(1), files=files))
 
 
 def clean(source: str, *rules: str, **settings: object) -> Clean:
@@ -172,7 +165,9 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     shard = tmp_path / "documents" / "own-00000.parquet"
     same(pq.read_table(shard), table)
     languages = [row["language"] for row in documents]
-    unique = through(Deduplicate(alarm_share=1), through(clean("own", "whitespace"), shard, tmp_path / "clean"), tmp_path / "unique")
+    unique = through(
+        Deduplicate(alarm_share=1), through(clean("own", "whitespace"), shard, tmp_path / "clean"), tmp_path / "unique"
+    )
     duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
@@ -197,8 +192,8 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         else:
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
-        files.append(SourceFile("own", path, path.name, cast("Kind", kind)))
-    summary = extract_files(files, tmp_path / "out", shard_characters=len(TEXTS[0]))
+        files.append(SourceFile("own", path, path.name, kind))
+    summary = run_step(Extract(shard_characters=len(TEXTS[0])), files, tmp_path / "out", Local(1))
     assert summary["alarms"] == [
         {
             "source": "own",
@@ -208,7 +203,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
     ]
     invoke("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
     again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not extract_files(again.files, tmp_path / "again")["alarms"]
+    assert not run_step(Extract(), again.files, tmp_path / "again", Local(1))["alarms"]
 
 
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
@@ -256,7 +251,7 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
-    extract_files([SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good")
+    run_step(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
     quality = Quality(sources={"own": {"filtered": True}, "good": {"curated": True}}, alpha=1)
     summary = run_step(quality, shards, tmp_path / "kept", Local(1))
@@ -280,11 +275,13 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.warc").write_bytes(header.encode() + http + b"\r\n\r\n")
     (record,) = read(tmp_path / "a.warc", "warc")
     kept = {name: warc[name] for name in ("WARC-Record-ID", "WARC-Date", "WARC-IP-Address", "WARC-Payload-Digest")}
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {**kept, "Content-Type": "text/html; charset=utf-8"}
-    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 4\nabc\n\n"
+    arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 8\n1 0\nURL\n\n"
     arc += b"http://a/ 192.0.2.1 20080430204826 text/html %d\n" % len(http) + http + b"\n"
     (tmp_path / "a.arc").write_bytes(arc)
     (record,) = read(tmp_path / "a.arc", "warc")
+    assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {
         "WARC-IP-Address": "192.0.2.1",
         "WARC-Date": "2008-04-30T20:48:26Z",
@@ -292,7 +289,7 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     }
 
 
-def read(path: Path, kind: Kind) -> list[Record]:
+def read(path: Path, kind: str) -> list[Record]:
     return [record for record in read_records(SourceFile("own", path, path.name, kind)) if isinstance(record, Record)]
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FILTERS = '''
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from mtnlg_data import Document, Drop, Outcome, Step
 from mtnlg_data.settings import Settings, setting
 
@@ -64,9 +65,32 @@ class Tiny(Step[TinySettings]):
             lengths = pc.utf8_length(batch["text"]).to_numpy()
             return Outcome.keep(batch, lengths >= self.settings.least, "tiny", lengths)
         return decide
+
+def count_words(item, output, per):
+    table = pq.read_table(item.path, columns=["text"])
+    output.write_text(str(sum(map(words, table["text"].to_pylist())) // per))
+    return {"words": int(output.read_text())}
+
+class MeanSettings(Settings):
+    most: float = setting(10.0, "Most words of a document, in means.", gt=0)
+
+class Mean(Step[MeanSettings]):
+    version = 1
+
+    def open(self, shard, item=None, mean=None):
+        def decide(batch):
+            counts = pc.add(pc.count_substring(batch["text"], " "), 1).to_numpy()
+            return Outcome.keep(batch, counts <= mean * self.settings.most, "long", counts)
+        return decide
+
+    def run(self, job):
+        counted = job.map("count", count_words, [(s, job.state / f"{s.path.stem}.n") for s in job.shards], per=1)
+        documents = sum(shard.rows for shard in job.shards)
+        job.details["mean"] = sum(one.summary["words"] for one in counted) / documents
+        return job.write(mean=job.details["mean"])
 '''
 RECIPE = """
-steps = ["extract", "clean", "long", "fix", "deduplicate", "mask", "tiny"]
+steps = ["extract", "clean", "long", "fix", "deduplicate", "mask", "tiny", "mean"]
 
 [sources.books]
 kind = "jsonl"
@@ -96,6 +120,10 @@ except = ["books"]
 
 [tiny]
 use = "code/filters.py:Tiny"
+
+[mean]
+use = "code/filters.py:Mean"
+most = 1.5
 """
 GERMAN = "Das ist ein deutscher Satz über einen Hafen, der hier immer schon war und bleibt. " * 8
 
@@ -147,8 +175,9 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
     assert stage(summary, "fix")["sources"]["web"]["dropped"] == {"advert": 10}
     assert not any("harbour" in row["text"] for row in documents(out, "03-fix") if row["source"] == "books")
     assert {path.name for path in out.iterdir() if path.is_dir()} == {
-        *("01-extract", "03-clean", "03-long", "03-fix", "04-deduplicate", "04-mask", "04-tiny")
+        *("01-extract", "03-clean", "03-long", "03-fix", "04-deduplicate", "04-mask", "04-tiny", "04-mean")
     }
+    assert summary["mean"] > 60
     (dropped,) = (out / "03-fix" / "dropped").glob("*.parquet")
     assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
 
@@ -170,7 +199,7 @@ def test_why_says_which_own_step_dropped_a_document(run: tuple[Path, dict[str, A
 def test_plan_says_that_their_cost_is_unknown(recipe: Path) -> None:
     resolved = load_recipe(recipe)
     planned = plan(resolved, assumed_corpus(resolved, 1000), 2)
-    assert planned["unknown"] == ["long", "fix", "mask", "tiny"]
+    assert planned["unknown"] == ["long", "fix", "mask", "tiny", "mean"]
     assert planned["hours"] > 0
 
 
@@ -224,6 +253,10 @@ def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: st
         (["steps=['extract','lnog']"], "lnog: no such step"),
         (["steps=['clean']"], "clean takes documents, and stands where there are files"),
         (["steps=['extract','tokenize','clean']"], "clean takes documents, and stands where there are tokens"),
+        (
+            ["deduplicate.where.source.books.rows=1"],
+            "deduplicate.where = ",
+        ),
         (["clean.where.source.books.shrtest=1"], "shrtest = 1: unknown key; did you mean shortest?"),
     ],
 )

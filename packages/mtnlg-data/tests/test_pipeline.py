@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from conftest import Run
-
     from mtnlg_data.engine import Summary
 
 STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -17,13 +15,11 @@ from mtnlg_data import Exact, Local, run_step
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import CorpusSize, assumed_corpus, estimate_corpus
 from mtnlg_data.planning.plan import plan
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
-from mtnlg_data.sources import arrow, parquet
-from mtnlg_data.tokens import encoding
+from mtnlg_data.sources import tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +82,7 @@ def test_figures_grow_with_the_corpus_and_memory_with_the_workers_alone(tmp_path
         ("exact", "core_hours", "exact.kinds=['documents','lines']", 0.1, 0.4),
     ],
 )
-def test_a_setting_changes_the_figures_of_its_step(
+def test_a_setting_changes_the_figures_of_its_step(  # noqa: PLR0917
     tmp_path: Path, step: str, figure: str, changed: str, least: float, most: float
 ) -> None:
     vocabulary = {"recipe": QUICK} if step == "tokenize" else {}
@@ -116,26 +112,6 @@ def test_repeats_take_the_disk_that_is_planned(tmp_path: Path, kind: str, most: 
     assert 0.8 < (step.cost(size).disk - size.disk) / written < most
 
 
-def test_a_range_of_tokens_takes_the_same_memory_however_many_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 400_000)
-    peaks = []
-    for documents in (3200, 6400):
-        keys = np.sort(np.random.default_rng(0).integers(0, 1 << 64, documents, np.uint64))
-        sizes = np.full(documents, 500)
-        file = SortedFile(0, 0, 0)
-        batch = encoding.Encoded(keys, np.ones(sizes.sum(), np.uint16), sizes)
-        encoding.write_encoded(encoding.encoded_path(tmp_path, file), [batch])
-        del batch
-        tracemalloc.start()
-        for _ in encoding.read_sorted(tmp_path, KeyRange(0, (1 << 64) - 1, (file,)), np.dtype(np.uint16)):
-            pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
-
-
 def test_without_a_number_the_documents_of_the_files_are_counted(
     tmp_path: Path, corpus: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,13 +130,13 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table, max_chunksize=20)
     read: list[int] = []
-    read_batch = parquet.read_batch
+    read_batch = tables.read_batch
 
     def counted(batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         read.append(batch.num_rows)
         return read_batch(batch, *arguments, **options)
 
-    monkeypatch.setattr(arrow, "read_batch", counted)
+    monkeypatch.setattr(tables, "read_batch", counted)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
     for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet"), ("d.arrow", "arrow")):
@@ -169,7 +145,7 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         documents, characters, *_ = estimate_corpus(load_recipe(tmp_path / "own.toml"))
         assert documents == pytest.approx(400, rel=0.15), name
         assert characters == pytest.approx(sum(len(row["text"]) for row in rows) / 400, rel=0.05), name
-    assert read == [20, 20, 20]  # of 400 rows the 50, and no more to count them
+    assert read == [400, 20, 20, 20]  # of Parquet a row group; of 400 rows of Arrow the 50, and no more to count them
     with pytest.raises(Failure, match="no such file"):
         estimate_corpus(load_recipe(WHOLE, folder=tmp_path))
 

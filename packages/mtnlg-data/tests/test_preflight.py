@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mtnlg_data import Decontaminate
 from mtnlg_data.cli import app
-from mtnlg_data.console import Failure, Failures, IoFailure, error_status
+from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
 from mtnlg_data.quality.classifier import FILE_SHAPE
@@ -37,7 +37,7 @@ def refusals(recipe: Path, *overrides: str) -> list[list[str]]:
     said = []
     for words in (["run", str(recipe), "--out", str(recipe.parent / "out"), "--workers", "1"], ["plan", str(recipe)]):
         done = CliRunner().invoke(app, [*words, *(f"--set={override}" for override in overrides)])
-        assert isinstance(done.exception, Failures), (done.exception, done.output)
+        assert isinstance(done.exception, Failure), (done.exception, done.output)
         assert error_status(done.exception) == 1
         said.append(str(done.exception).splitlines())
         assert not (recipe.parent / "out").exists()

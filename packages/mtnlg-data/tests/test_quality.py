@@ -26,7 +26,8 @@ from mtnlg_data.quality.draws import keep_probability, uniform_draws
 from mtnlg_data.quality.training import TrainingExamples
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
-from mtnlg_data.words import find_words, ngram_hashes
+from mtnlg_data.text.hashing import ngram_hashes
+from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[s
 
 @given(st.text(max_size=300))
 def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
-    words = find_words([text.lower()]).hashes.tolist()
+    words = hashed_words([text.lower()]).hashes.tolist()
     pairs = [int(ngram_hashes(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
     buckets, bounds = hash_features([text])
     assert bounds.tolist() == [0, len(buckets)]
@@ -182,7 +183,7 @@ def test_the_area_counts_pairs_in_order_and_ties_as_half(good: list[int], bad: l
 # --- the stage -------------------------------------------------------------------------------------------------------
 
 
-def filter_corpus(  # noqa: PLR0913
+def filter_corpus(
     folder: Path,
     corpus: ModuleType,
     *,

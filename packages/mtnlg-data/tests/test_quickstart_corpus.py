@@ -42,7 +42,7 @@ def test_it_holds_pages_code_and_docstrings_that_the_readers_read(part: tuple[Pa
     counts = {}
     for kind, pattern in (("warc", "snapshot/*.warc.gz"), ("jsonl", "code/*.zst"), ("jsonl", "docstrings/*.zst")):
         (path,) = raw.glob(pattern)
-        items = list(read_records(SourceFile("s", path, path.name, kind)))  # type: ignore[arg-type]
+        items = list(read_records(SourceFile("s", path, path.name, kind)))
         assert all(isinstance(item, Record) for item in items)
         counts[path.parent.name] = len(items)
     assert counts["snapshot"] > 100

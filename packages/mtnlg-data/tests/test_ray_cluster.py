@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mtnlg_data.dedup.plan import deduplication_state_bytes
-
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.dedup.clusters import FOREST_ROWS, ForestUnit
-from mtnlg_data.dedup.representatives import GroupUnit
-from mtnlg_data.dedup.runs import Corpus
 from mtnlg_data.engine import open_engine, ray_cluster
-from mtnlg_data.quality.training import Samples, TrainingUnit
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,7 +146,7 @@ with open_engine("ray", 1, sys.argv[2]) as engine:
     outcome("panic", units.panic, work("panic", "a"))
     outcome("dies", units.die_at_b, work("dies", "abc"))
     run_units(engine, units.echo, units.units_in(folder / "dies", "abc"), "echo")
-    ray_cluster.code_digest = lambda module: "of another version"
+    ray_cluster._package_digest = lambda: "of another version"
     outcome("version", units.echo, work("version", "a"))
 print(json.dumps(outcomes), flush=True)
 """
@@ -171,7 +164,7 @@ def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_i
     assert outcomes["dies"].startswith(f"Failure: {tmp_path}/dies/1: its worker died again and again: ")
     assert "\n" not in outcomes["dies"]
     assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
-    assert "has another mtnlg-data, or library of its results, than where the run began" in outcomes["version"]
+    assert "has another mtnlg-data than where the run began" in outcomes["version"]
     assert not list((tmp_path / "version").iterdir())
 
 
@@ -199,17 +192,6 @@ def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and
     assert asked == [0, 3 << 20, 3 << 20, 0, 1 << 20, 1 << 20]
     line = f"{large.output}: waits for a machine with 0.0 GB; none of the cluster has that\n"
     assert capsys.readouterr().err == line, "once; a cluster of its own gives what it has"
-
-
-def test_units_that_hold_much_ask_for_what_the_plan_has(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path, 10, "")
-    links = corpus.exchanged("links", 1, 1)
-    steps = deduplication_state_bytes(1 << 25, DeduplicateSettings(), candidate_share=1.0)
-    memory = {step.step: step.memory for step in steps}
-    assert ForestUnit(corpus, links, FOREST_ROWS, tmp_path).memory <= memory["clusters"]  # which a range of stars takes
-    assert GroupUnit(corpus, 0, links, 0.8, 11, 1, tmp_path).memory == memory["verify"]
-    training = TrainingUnit(Samples(tmp_path, 1, 2, "", 1_600_000), 1, 0.1, 5, tmp_path)
-    assert training.memory == pytest.approx(2 * 4000 * 1_600_000, rel=0.05)
 
 
 #: Runs units that wait for a file ``go`` on a cluster, and prints their summaries.

@@ -20,7 +20,15 @@ from mtnlg_data.user_code import open_step
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEPS = ("extract", "quality", "clean", "deduplicate", "exact", "decontaminate", "tokenize")  # names of filter are longer
+STEPS = (
+    "extract",
+    "quality",
+    "clean",
+    "deduplicate",
+    "exact",
+    "decontaminate",
+    "tokenize",
+)  # names of filter are longer
 
 
 class Inner(Settings):

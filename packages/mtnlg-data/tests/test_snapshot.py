@@ -1,35 +1,49 @@
-"""Fetching a snapshot: which files of a listing, into which folder, from a server and from a mirror."""
+"""Fetching a snapshot: from a faulty server or a mirror, the exact bytes of the right files, or a named failure."""
 
 from __future__ import annotations
 
 import errno
 import gzip
-import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from crawl_server import NAME, PLACES, busy, content, faulty, get, running_server, whole
+from crawl_server import (
+    NAME,
+    PLACES,
+    busy,
+    content,
+    cut_off,
+    faulty,
+    get,
+    hangs_up,
+    ignores_range,
+    md5,
+    running_server,
+    whole,
+    wrong,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
-from mtnlg_data.engine import manifest_path
-from mtnlg_data.transfer.remotes import parse_remote, unsafe_path_reason
-from mtnlg_data.transfer.snapshot import downloaded_files, fetch_snapshot, read_listing
+from mtnlg_data.transfer import url_files
+from mtnlg_data.transfer.snapshot import SAFE_PATH, downloaded_files, fetch_snapshot, read_listing
+from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crawl_server import Server
+    from crawl_server import Fault, Server
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(no_waits: None) -> Iterator[Server]:
+    assert no_waits is None
     with running_server() as running:
         yield running
 
@@ -37,128 +51,187 @@ def server() -> Iterator[Server]:
 # --- complete files --------------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_downloaded_with_a_manifest_and_nothing_else_is_left(server: Server, tmp_path: Path) -> None:
-    summary, waits = get(server, tmp_path)
+def test_every_file_is_fetched_once_and_nothing_else_is_left(server: Server, tmp_path: Path) -> None:
+    assert get(server, tmp_path, files=2)["fetched"] == 2
+    assert [name for name, _ in downloaded_files(tmp_path)] == PLACES[:2]
+    summary = get(server, tmp_path)
     assert whole(tmp_path)
-    assert (summary["fetched"], summary["kept"], summary["failed"], summary["refused"], waits) == (4, 0, [], [], [])
+    assert [summary[name] for name in ("wanted", "fetched", "kept", "failed", "refused")] == [4, 2, 2, [], []]
     assert summary["bytes"] == sum(len(content(place)) for place in PLACES)
-    manifest = json.loads(manifest_path(tmp_path / PLACES[0]).read_text())
-    assert manifest["sha256"] == hashlib.sha256(content(PLACES[0])).hexdigest()
     assert [name for name, _ in downloaded_files(tmp_path)] == PLACES
-    assert [path.name for path in tmp_path.rglob(".*") if path.is_file()] == [".lock"]
-
-
-def test_a_second_run_fetches_only_missing_and_changed_files(server: Server, tmp_path: Path) -> None:
-    get(server, tmp_path, files=2)
-    assert not (tmp_path / PLACES[2]).exists()
-    (tmp_path / PLACES[0]).write_bytes(bytes(len(content(PLACES[0]))))
+    assert {path.name for path in tmp_path.rglob(".*") if path.is_file()} == {".lock", ".fetched.jsonl"}
     server.requests.clear()
-    summary, _ = get(server, tmp_path, files=3)
-    assert (summary["fetched"], summary["kept"]) == (2, 1)
-    assert sorted(path.rpartition("/")[2] for path, _ in server.requests) == [
-        "CC-MAIN-00000.warc.gz",
-        "CC-MAIN-00002.warc.gz",
-    ]
-    assert whole(tmp_path, PLACES[:3])
+    assert get(server, tmp_path)["kept"] == 4
+    assert server.requests == []
 
 
-def test_verify_finds_a_changed_byte_under_unchanged_size_and_time(server: Server, tmp_path: Path) -> None:
-    get(server, tmp_path)
-    target = tmp_path / PLACES[1]
-    status = target.stat()
-    target.write_bytes(b"?" + content(PLACES[1])[1:])
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert get(server, tmp_path)[0]["kept"] == 4
-    assert get(server, tmp_path, verify=True)[0]["fetched"] == 1
-    assert whole(tmp_path)
+def shorter(path: Path) -> None:
+    path.write_bytes(b"cut short")
 
 
-def test_a_copied_folder_is_read_once_and_then_trusted(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    get(server, tmp_path)
-    for place in PLACES:
-        os.utime(tmp_path / place, (1, 1))
-    assert get(server, tmp_path)[0]["kept"] == 4
-    monkeypatch.setattr("mtnlg_data.transfer.download.sha256", lambda path: pytest.fail(f"{path} is read again"))
-    assert get(server, tmp_path)[0]["kept"] == 4
-    (tmp_path / PLACES[1]).write_bytes(b"cut short")
-    assert [name for name, _ in downloaded_files(tmp_path)] == [PLACES[0], *PLACES[2:]]
-
-
-# --- paths and redirects out of the remote ---------------------------------------------------------------------------
+def other_bytes(path: Path) -> None:
+    status = path.stat()
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("change", "verify", "kept"),
     [
-        ("http://127.0.0.1:{port}/elsewhere/x", "redirects out of"),
-        ("http://127.0.0.1:{port}/mirror/../x", "redirects out of"),
-        ("http://127.0.0.1:{port}/mirror/%2e%2e/x", "redirects out of"),
-        ("http://localhost:{port}/mirror/x", "another host"),
-        ("http://127.0.0.1:1/mirror/x", "another host"),
-        ("file:///etc/passwd", "is not allowed"),
-        ("https://127.0.0.1.example.org/mirror/x", "another host"),
+        (Path.unlink, False, 3),
+        (shorter, False, 3),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), False, 3),
+        (other_bytes, False, 4),  # not noticed,
+        (other_bytes, True, 3),  # unless it is read
+        (lambda path: os.utime(path, (1, 1)), False, 4),  # as in a copied folder
     ],
 )
-def test_a_redirect_that_leaves_the_remote_is_refused_and_named(
-    server: Server, tmp_path: Path, place: str, words: str
+def test_a_changed_copy_is_fetched_again(
+    server: Server,
+    tmp_path: Path,
+    change: Any,  # noqa: ANN401
+    verify: bool,
+    kept: int,
 ) -> None:
-    location = place.format(port=server.server_address[1])
-    faulty(server, 0, busy(302, Location=location))
-    summary, waits = get(server, tmp_path)
-    assert (summary["fetched"], waits) == (3, [])
-    assert words in summary["failed"][0]["why"]
-    assert location.partition("/..")[0] in summary["failed"][0]["why"]
+    get(server, tmp_path)
+    change(tmp_path / PLACES[0])
+    if change in {Path.unlink, shorter}:
+        assert [name for name, _ in downloaded_files(tmp_path)] == PLACES[1:]
+    summary = get(server, tmp_path, verify=verify)
+    assert (summary["kept"], summary["fetched"]) == (kept, 4 - kept)
+    assert whole(tmp_path, PLACES[1:] if change is other_bytes and not verify else PLACES)
 
 
-def test_a_redirect_within_the_remote_is_followed(server: Server, tmp_path: Path) -> None:
-    server.files["/mirror/moved.warc.gz"] = content(PLACES[0])
-    faulty(server, 0, busy(301, Location="/mirror/moved.warc.gz"))
-    assert get(server, tmp_path)[0]["failed"] == []
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [busy, cut_off, hangs_up])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_file_that_fails_twice_is_fetched_at_the_third_attempt(
+    server: Server, tmp_path: Path, fault: Fault, method: str
+) -> None:
+    faulty(server, fault, fault, method=method)
+    assert get(server, tmp_path)["failed"] == []
     assert whole(tmp_path)
 
 
-LEAVING = [
-    "../../etc/passwd.warc.gz",
-    f"crawl-data/{NAME}/../CC-MAIN-2020-50/x.warc.gz",
-    f"crawl-data/{NAME}/./x.warc.gz",
-    f"/crawl-data/{NAME}/x.warc.gz",
-    f"crawl-data/{NAME}/%2e%2e/%2e%2e/x.warc.gz",
-    f"crawl-data/{NAME}//x.warc.gz",
-    f"crawl-data/{NAME}/.hidden/x.warc.gz",
-    f"crawl-data/{NAME}/a\\..\\x.warc.gz",
-    f"crawl-data/{NAME}/x?y=.warc.gz",
-    f"crawl-data/{NAME}/x\u2025.warc.gz",
-    "http://example.org/x.warc.gz",
-    "//example.org/x.warc.gz",
-    "crawl-data/CC-MAIN-2020-50/x.warc.gz",
-    f"crawl-data/{NAME}x/x.warc.gz",
-    f"crawl-data/{NAME}/x.warc.gz.json",
-]
+def test_a_server_that_ignores_ranges_still_gives_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(url_files, "BLOCK_BYTES", 70_000)
+    faulty(server, *[ignores_range] * 3)
+    assert get(server, tmp_path)["failed"] == []
+    assert whole(tmp_path)
 
 
-def test_lines_of_a_listing_that_leave_the_folder_are_refused_and_named(server: Server, tmp_path: Path) -> None:
-    server.put([*LEAVING, f"crawl-data/{NAME}/{PLACES[0]}"])
-    summary, _ = get(server, tmp_path)
-    assert (summary["listed"], summary["wanted"], summary["fetched"]) == (len(LEAVING) + 1, 1, 1)
-    assert len(summary["refused"]) == len(LEAVING)
-    assert all(refused["why"] for refused in summary["refused"])
-    assert len(server.requests) == 2
-    assert sorted(path.name for path in tmp_path.rglob("*.warc.gz*")) == [
-        "CC-MAIN-00000.warc.gz",
-        "CC-MAIN-00000.warc.gz.json",
-    ]
+def test_a_killed_fetch_goes_on_in_the_middle_and_another_version_from_the_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(url_files, "BLOCK_BYTES", 70_000)
+    for other in (False, True):
+        place = faulty(server, *[lambda handler, data: handler.answer(data)] * 2, *[cut_off] * MAX_ATTEMPTS)
+        assert len(get(server, tmp_path)["failed"]) == 1
+        (partial,) = (tmp_path / place).parent.glob(f".{Path(place).name}.*.partial")
+        with partial.open("ab") as file:
+            file.write(b"bytes of a block that a kill tore")
+        server.faults.clear()
+        server.requests.clear()
+        if other:
+            server.files[f"/mirror/crawl-data/{NAME}/{place}"] = content(place)[::-1]
+        assert get(server, tmp_path)["failed"] == []
+        assert server.asked("GET", place) == 3 if other else 1
+        assert (tmp_path / place).read_bytes() == server.files[f"/mirror/crawl-data/{NAME}/{place}"]
+        (tmp_path / place).unlink()
 
 
-@given(st.text(alphabet="ab./%\\:\n\x00-_~é ", max_size=24))
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (wrong, "its bytes have md5 .* where .* is promised"),
+        (busy, f"503, message='Service Unavailable'.*, {MAX_ATTEMPTS} times; the same command tries again"),
+    ],
+)
+def test_a_file_that_always_fails_is_named_and_the_others_are_fetched(
+    server: Server, tmp_path: Path, fault: Fault, why: str
+) -> None:
+    import re
+
+    server.headers["Content-MD5"] = md5
+    place = faulty(server, *[fault] * MAX_ATTEMPTS)
+    summary = get(server, tmp_path)
+    (failed,) = summary["failed"]
+    assert (summary["fetched"], failed["path"]) == (3, str(tmp_path / place))
+    assert re.search(f"{place}: .*{why}", failed["why"]), failed["why"]
+    assert not (tmp_path / place).exists()
+    assert len(downloaded_files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "why"),
+    [("999999999", "longer than 1,000,000 bytes; --largest allows more"), ("", "does not give its length")],
+)
+def test_a_file_of_no_or_too_great_a_length_is_refused(server: Server, tmp_path: Path, length: str, why: str) -> None:
+    faulty(server, *[lambda handler, data: handler.answer(data, Content_Length=length)] * 2, method="HEAD")
+    place = faulty(server, lambda handler, data: handler.answer(data, Content_Length=length))
+    (failed,) = get(server, tmp_path, largest=1_000_000)["failed"]
+    assert why in failed["why"]
+    assert not (tmp_path / place).exists()
+
+
+def test_a_missing_file_is_requested_no_second_time(server: Server, tmp_path: Path) -> None:
+    del server.files[f"/mirror/crawl-data/{NAME}/{PLACES[0]}"]
+    (failed,) = get(server, tmp_path)["failed"]
+    assert "no such file" in failed["why"]
+    assert (server.asked("HEAD", PLACES[0]), server.asked("GET", PLACES[0])) == (1, 1)
+
+
+# --- paths -----------------------------------------------------------------------------------------------------------
+
+LINES = {
+    "/etc/passwd.warc.gz": "no plain path",
+    f"crawl-data/{NAME}/../../x.warc.gz": "no plain path",
+    f"crawl-data/{NAME}/.hidden/x.warc.gz": "no plain path",
+    f"crawl-data/{NAME}/a//x.warc.gz": "no plain path",
+    f"crawl-data/{NAME}/%2e%2e/x.warc.gz": "no plain path",
+    f"crawl-data/{NAME}/{'n' * 201}/x.warc.gz": "no plain path",
+    "http://elsewhere/x.warc.gz": "no plain path",
+    "crawl-data/CC-MAIN-2020-50/x.warc.gz": f"not below crawl-data/{NAME}/",
+    f"crawl-data/{NAME}/x.exe": "does not end in .warc.gz",
+}
+
+
+def test_paths_that_leave_the_snapshot_are_refused_by_name(server: Server, tmp_path: Path) -> None:
+    server.put([*LINES, *(f"crawl-data/{NAME}/{place}" for place in PLACES)])
+    summary = get(server, tmp_path / "out")
+    assert whole(tmp_path / "out")
+    assert (summary["listed"], summary["wanted"]) == (len(LINES) + 4, 4)
+    assert [line["path"] for line in summary["refused"]] == [line[:200] for line in LINES]
+    assert all(why in line["why"] for line, why in zip(summary["refused"], LINES.values(), strict=True))
+    assert not [path for _, path in server.requests if "x." in path]
+
+
+@given(st.text(alphabet="ab./\\:\n\x00-_~é ", max_size=24))
 def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
-    if unsafe_path_reason(path) is None:
+    if SAFE_PATH.fullmatch(path):
         folder = Path("/base/folder")
         inside = Path(os.path.normpath(folder / path))
         assert inside.is_relative_to(folder)
-        assert inside == folder / path
-        assert inside != folder
+        assert inside == folder / path != folder
+
+
+def test_a_path_that_the_file_system_refuses_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
+    lines = [f"{PLACES[0]}/x.warc.gz", "/".join(["d" * 200] * 4 + ["x.warc.gz"])]
+    server.put([f"crawl-data/{NAME}/{place}" for place in [*PLACES, *lines]])
+    for place in lines:
+        server.files[f"/mirror/crawl-data/{NAME}/{place}"] = b"x"
+    out = tmp_path
+    while len(str(out)) < 3500:  # of 4,096 for a whole path
+        out /= "o" * 200
+    out.mkdir(parents=True)
+    get(server, out, files=1)
+    summary = get(server, out)
+    assert whole(out)
+    assert (len(summary["failed"]), summary["fetched"]) == (2, 3)
 
 
 def test_a_broken_or_oversized_listing_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,18 +262,6 @@ def mirror(folder: Path) -> Path:
     return folder
 
 
-def test_a_mirror_folder_gives_the_same_files_and_refuses_links_out_of_it(tmp_path: Path) -> None:
-    base = mirror(tmp_path / "mirror")
-    (tmp_path / "secret").write_bytes(b"secret")
-    linked = base / "crawl-data" / NAME / PLACES[3]
-    linked.unlink()
-    linked.symlink_to(tmp_path / "secret")
-    summary = fetch_snapshot(NAME, tmp_path / "out", parse_remote(str(base)))
-    assert whole(tmp_path / "out", PLACES[:3])
-    assert "refused: it is a link that leaves" in summary["failed"][0]["why"]
-    assert not (tmp_path / "out" / PLACES[3]).exists()
-
-
 def test_the_command_prints_its_summary_and_fails_for_a_missing_file(tmp_path: Path) -> None:
     base = mirror(tmp_path / "mirror")
     words = ["fetch", NAME, "--out", str(tmp_path / "out"), "--base", str(base), "--json"]
@@ -224,7 +285,7 @@ def test_a_full_disk_is_one_line_and_status_74_and_what_it_holds_is_kept(
     base, sync = mirror(tmp_path / "mirror"), os.fsync
 
     def fails(handle: int) -> None:
-        if Path(f"/proc/self/fd/{handle}").readlink().name.endswith(".warc.gz.partial"):
+        if Path(f"/proc/self/fd/{handle}").readlink().name.endswith(".partial"):
             raise OSError(number, os.strerror(number))
         sync(handle)
 
@@ -236,6 +297,7 @@ def test_a_full_disk_is_one_line_and_status_74_and_what_it_holds_is_kept(
     assert isinstance(error, Exception)
     assert error_status(error) == status
     assert os.strerror(number) in error_line(error)
+    assert str(tmp_path / "out") in error_line(error)
     monkeypatch.undo()
     assert CliRunner().invoke(app, words).exit_code == 0
     assert whole(tmp_path / "out")
@@ -243,8 +305,6 @@ def test_a_full_disk_is_one_line_and_status_74_and_what_it_holds_is_kept(
 
 def test_an_invalid_snapshot_name_or_remote_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageFailure, match="not the name of a snapshot, such as CC-MAIN-2020-50"):
-        fetch_snapshot("../CC-MAIN-2020-50", tmp_path, parse_remote(str(tmp_path)))
-    with pytest.raises(UsageFailure, match="neither an http or https URL nor a folder"):
-        parse_remote("ftp://example.org/")
+        fetch_snapshot("../CC-MAIN-2020-50", tmp_path, str(tmp_path))
     with pytest.raises(Failure, match="no such folder"):
-        parse_remote(str(tmp_path / "none"))
+        fetch_snapshot(NAME, tmp_path, str(tmp_path / "none"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,9 +155,17 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
         (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: Input should be 'unicode',"),
         (["score", "x.jsonl"], UsageFailure, "no source has curated = true to train a classifier on"),
         (["score", "x.jsonl", "--model", "none.npy"], Failure, "none.npy: "),
-        (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of both the inputs and --positive"),
+        (
+            ["score", "a=x.jsonl", "--positive", "a=x.jsonl"],
+            UsageFailure,
+            "a: a source of both the inputs and --positive",
+        ),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
-        (["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"], UsageFailure, "sources.a: weight: required key"),
+        (
+            ["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"],
+            UsageFailure,
+            "sources.a: weight: required key",
+        ),
         (
             ["tokenize", "x.jsonl", "--vocabulary", "300", "--weight", "a=2"],
             UsageFailure,

@@ -55,7 +55,9 @@ def test_a_change_reruns_its_step_and_what_follows_from_changed_bytes(
 
 
 def key(cls: type[Step], **settings: object) -> str:
-    return cls(sources={"own": {"weight": 1.0} if "weight" in cls.SourceKeys.model_fields else {}}, **settings).run_key()
+    return cls(
+        sources={"own": {"weight": 1.0} if "weight" in cls.SourceKeys.model_fields else {}}, **settings
+    ).run_key()
 
 
 def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callable[..., None]) -> None:

@@ -16,10 +16,9 @@ from object_store import FAULTS, command
 from mtnlg_data.console import Failure, IoFailure, UsageFailure
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.transfer import url_files
-from mtnlg_data.transfer.download import TransientError
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
-from mtnlg_data.transfer.urls import connect, driver_errors, url_of
+from mtnlg_data.transfer.urls import TransientError, connect, driver_errors, url_of
 
 if TYPE_CHECKING:
     from object_store import Fault, Store
@@ -64,10 +63,10 @@ def test_a_fault_costs_another_request_and_no_byte(store: Store, tmp_path: Path,
     store.put(f"{store.bucket}/a.bin", CONTENT)
     store.faults["GET", "/a.bin"] = [fault, fault]
     files = list_files(f"s3://{store.bucket}/a.bin")
-    assert fetch_files(files, tmp_path) == (1, 0, len(CONTENT))
+    assert fetch_files(files, tmp_path)[:3] == (1, 0, len(CONTENT))
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
     assert store.asked("GET", "/a.bin") == 3
-    assert fetch_files(files, tmp_path) == (0, 1, len(CONTENT))  # it is here
+    assert fetch_files(files, tmp_path)[:3] == (0, 1, len(CONTENT))  # it is here
     assert store.asked("GET", "/a.bin") == 3
 
 

@@ -9,22 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from numpy_loops import word_spans_numpy
 
-from mtnlg_data.words import (
-    CHARACTER_BASE,
+from mtnlg_data.text.characters import (
     EAST_ASIAN,
     LETTER,
     NO_WORD,
     SOUTHEAST_ASIAN,
     character_kinds,
-    code_points,
-    find_words,
-    fmix64,
     fold_case,
-    ngram_hashes,
-    word_spans,
 )
+from mtnlg_data.text.hashing import CHARACTER_BASE, fmix64, ngram_hashes
+from mtnlg_data.text.words import hashed_words
 
 texts = st.lists(st.text(max_size=40), max_size=8)
 #: Beginnings of the names of characters whose scripts put no spaces between words.
@@ -55,7 +50,7 @@ def plain_words(text: str) -> list[tuple[int, int]]:
 @example(texts=["", "a", "Straße_1 İstanbul ΟΔΟΣ", "日本 語", "x日本y語z", "ที่x", "한국 사람"])
 @example(texts=["x\U0001f600y", "\ud800a"])
 def test_words_are_runs_of_letters_or_single_characters_in_each_text_of_a_batch(texts: list[str]) -> None:
-    words = find_words(texts)
+    words = hashed_words(texts)
     for number, text in enumerate(texts):
         here = slice(words.bounds[number], words.bounds[number + 1])
         assert list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True)) == plain_words(text)
@@ -76,7 +71,7 @@ def test_the_characters_that_stand_alone_are_those_of_scripts_without_spaces() -
 
 @given(texts=texts)
 def test_words_hash_alike_exactly_where_they_are_alike(texts: list[str]) -> None:
-    words = find_words(texts)
+    words = hashed_words(texts)
     strings = [text[start:end] for text in texts for start, end in plain_words(text)]
     assert len(strings) == len(words.hashes)
     assert len(set(strings)) == len(set(zip(strings, words.hashes.tolist(), strict=True))) == len(set(words.hashes))
@@ -93,25 +88,14 @@ def thue_morse(size: int, pair: str) -> tuple[str, str]:
 @pytest.mark.parametrize("pair", ["ab", "0_", "A\U00010041", "a\u0430"])
 @pytest.mark.parametrize("size", range(13))
 def test_thue_morse_words_of_any_length_differ(size: int, pair: str) -> None:
-    assert len(set(find_words(thue_morse(size, pair)).hashes.tolist())) == 2
+    assert len(set(hashed_words(thue_morse(size, pair)).hashes.tolist())) == 2
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 66, 200])
 def test_up_to_64_letters_a_hash_is_the_sum_of_powers_that_it_was_before(length: int) -> None:
     word = "".join(chr(ord("a") + place * 7 % 26) for place in range(length))
     total = np.array([sum(ord(c) * int(CHARACTER_BASE) ** place for place, c in enumerate(word)) % 2**64], np.uint64)
-    assert (find_words([word]).hashes[0] == fmix64(total)[0]) == (length <= 64)
-
-
-@given(text=st.text(max_size=200))
-@example(text="a" * 64 + " " + "b" * 65 + "日x" + "ก" * 70 + "c" * 300)
-def test_numba_and_numpy_find_the_same_words_and_sums(text: str) -> None:
-    codes = code_points(text)
-    for compiled, arrays in zip(
-        word_spans(codes, character_kinds()), word_spans_numpy(codes, character_kinds()), strict=True
-    ):
-        assert compiled.dtype == arrays.dtype
-        assert compiled.tolist() == arrays.tolist()
+    assert (hashed_words([word]).hashes[0] == fmix64(total)[0]) == (length <= 64)
 
 
 @given(values=st.lists(st.integers(0, 3), max_size=30), length=st.integers(1, 8))

@@ -3,12 +3,14 @@ from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
 from .extract.charset import decode_html
 from .extract.paragraphs import read_page
+from .filters.rules import Effect, Rule, edit, measure
 from .job import run_step
 from .mojibake import fix_text
 from .pipeline import curate
 from .recipe import Recipe, load_recipe
 from .schema import Document
-from .sources import SourceFile
+from .settings import setting
+from .sources import Dropped, Part, Reader, Record, SourceFile, reader
 from .step import Drop, Outcome, Step
 from .steps.clean import Clean
 from .steps.decontaminate import Decontaminate
@@ -19,6 +21,7 @@ from .steps.filter import Filter
 from .steps.quality import Quality
 from .steps.tokenize import Tokenize
 from .stream import TokenStream, open_stream
+from .text.batch import TextBatch
 from .tokens.store import TokenStore
 
 __all__ = [
@@ -28,28 +31,39 @@ __all__ = [
     "Deduplicate",
     "Document",
     "Drop",
+    "Dropped",
+    "Effect",
     "Exact",
     "Extract",
     "Filter",
     "Local",
     "Outcome",
+    "Part",
     "Quality",
+    "Reader",
     "Recipe",
+    "Record",
+    "Rule",
     "SourceFile",
     "Step",
+    "TextBatch",
     "TokenStore",
     "TokenStream",
     "Tokenize",
     "batch_documents",
     "curate",
     "decode_html",
+    "edit",
     "fix_text",
     "load_recipe",
     "main_text",
+    "measure",
     "open_engine",
     "open_stream",
     "read_documents",
     "read_page",
+    "reader",
     "run_step",
+    "setting",
     "write_documents",
 ]

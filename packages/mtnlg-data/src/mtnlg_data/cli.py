@@ -142,11 +142,10 @@ def fetch(
         if as_json:
             print_json({"url": url, "fetched": done.fetched, "kept": done.kept, "bytes": done.size})
         return
-    from .transfer.remotes import parse_remote  # noqa: PLC0415
     from .transfer.snapshot import COMMON_CRAWL, LARGEST_FILE, fetch_snapshot  # noqa: PLC0415
 
-    remote, ceiling = parse_remote(base or COMMON_CRAWL), largest or LARGEST_FILE
-    summary = fetch_snapshot(snapshot, out, remote, files=files, largest=ceiling, workers=workers, verify=verify)
+    place, ceiling = base or COMMON_CRAWL, largest or LARGEST_FILE
+    summary = fetch_snapshot(snapshot, out, place, files=files, largest=ceiling, workers=workers, verify=verify)
     say(
         f"{snapshot}: {summary['fetched']:,} files fetched, {summary['kept']:,} here before, of {summary['wanted']:,} "
         f"wanted and {summary['listed']:,} listed; {summary['bytes'] / 1e9:.2f} GB in {out}"

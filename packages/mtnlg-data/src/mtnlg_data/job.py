@@ -2,6 +2,7 @@
 
     job.write(items)                    the documents of each shard, as ``Step.open`` decides
     job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
+    job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
 
 A task's key is the fingerprint of the step's version and of all that its function is given, so a changed setting redoes
 what was given it and nothing else. Tasks carry "module:name" and plain values to the workers.
@@ -9,23 +10,27 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from .document import number_shards, read_documents, shard_source, write_documents
 from .engine import StageFolder
+from .engine.units import verified_summary
+from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
 from .files import sha256
 from .fingerprint import fingerprint
-from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
+from .tally import COUNTS, Fates, order_sources, passthrough_summary, recorded_tallies, stage_summary
+from .user_code import open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
@@ -64,16 +69,20 @@ class Task:
     shared: Mapping[str, object]
     output: Path
     key: str
+    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
-        """Digest of a file that the task has written."""
-        return sha256(path)
+        """Digest of a file that the task has written; of rows a quick one, since no one forges them."""
+        return run_digest(path) if path.suffix == ROWS_SUFFIX else sha256(path)
 
 
 def run_task(task: Task) -> Summary:
     """Call the function."""
     module, _, name = task.work.partition(":")
+    if module not in sys.modules:
+        open_step(*task.origin)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
     return result
 
@@ -152,15 +161,39 @@ class Job:
         ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
         ``files``. Work that is done already is not done again.
         """
-        reference = f"{work.__module__}:{work.__qualname__}"
-        code = [self.step.code(), reference]
-        tasks = [
-            Task(reference, item, shared, output, fingerprint([code, item, shared, output.name]), memory)
-            for item, output in items
-        ]
+        tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
         summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
+
+    def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
+        """Whether ``map`` would find this done."""
+        return verified_summary(self._task(work, item, output, shared)) is not None
+
+    def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
+        reference = f"{work.__module__}:{work.__qualname__}"
+        key = fingerprint([[self.step.code(), reference], item, shared, output.name])
+        return Task(reference, item, shared, output, key, self.step.reference, memory)
+
+    def rows(
+        self,
+        name: str,
+        work: Work,
+        items: Sequence[object],
+        *,
+        label: str = "",
+        scratch: bool = False,
+        memory: int = 0,
+        **shared: object,
+    ) -> Rows:
+        """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
+
+        The rows go to the folder ``name`` of the state.
+        """
+        folder, label = self.state / name, label or name
+        outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
+        done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
@@ -183,8 +216,8 @@ class Job:
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
-        order = list(self.step.sources)
         summaries = [*(one.summary for one in done), *counts]
+        order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
         return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
 
 
@@ -226,13 +259,20 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def run_step(
-    step: Step[Any, Any], shards: Sequence[Path], out: Path, engine: Engine, *, sources: Sequence[str] = ()
+    step: Step[Any, Any],
+    inputs: Sequence[Path | SourceFile],
+    out: Path,
+    engine: Engine,
+    *,
+    sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, into ``out``; returns its summary. Sources that it does not know are added."""
-    missing = dict.fromkeys([*sources, *map(shard_source, shards)])
+    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    files = [one for one in inputs if not isinstance(one, Path)]
+    shards = [one for one in inputs if isinstance(one, Path)]
+    missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
         known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine))
+    return step.apply(Job(step, shards, out, engine, files=files))

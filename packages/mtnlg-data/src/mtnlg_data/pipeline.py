@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -118,8 +117,7 @@ class _Run:
         given, files = self._shards, self._files if step.takes == "files" else []
         before = self.summaries[-1]["sources"] if self.summaries else None
         account, read = folder / ACCOUNT, [path for path in given if roles.get(shard_source(path)) != "past"]
-        described = [[asdict(file) | {"path": str(file.path)}, file.stats] for file in files]
-        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], described])
+        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], files])
         summary = _finished_summary(account, key, results)
         if has_run := summary is None:
             if missing := [path for path in read if not path.exists()]:

@@ -30,27 +30,29 @@ step starts.
 
 from __future__ import annotations
 
-import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, create_model, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, StringConstraints, create_model, model_validator
 
-from .console import Failure, UsageFailure, say
-from .registry import did_you_mean
+from .console import UsageFailure, say
+from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
-from .sources import Kind, SourceFile, check_regular, is_hidden, name_below
+from .sources import Reader, SourceFile
 from .sources.corpus import DATASETS
+from .sources.matching import matching_files
+from .sources.reader import load_reader, open_reader
 from .step import Step, Where
 from .steps import OWN_STEPS
-from .transfer.snapshot import downloaded_files
-from .transfer.url_files import RemoteFile, list_files, local_path
-from .transfer.urls import check_local, url_of
+from .transfer.url_files import local_path
+from .transfer.urls import url_of
 from .user_code import function_step, open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from .transfer.url_files import RemoteFile
 
 RECIPE_FILE = "data.toml"
 
@@ -58,27 +60,56 @@ SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.
 
 
 class Source(Settings):
-    """Where the documents of a source come from; each step adds the keys that it reads."""
+    """Where the documents of a source come from; each step, and the reader of its kind, adds the keys that it reads."""
 
-    kind: Kind = Field(description="Format of the files; warc where a snapshot is given.")
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(
+        description="Format of the files: the name of a reader, or package.module:name or path/file.py:name of your "
+        "own; warc where a snapshot is given."
+    )
     paths: list[str] | None = setting(
         None, "Files and patterns such as own/**/*.jsonl.gz or s3://bucket/*.parquet.", min_length=1
     )
-    snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
-    field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
-    subset: str | None = setting(None, "Of the Pile: the pile_set_name of the documents to read.")
+    _folder: Path | None = PrivateAttr(default_factory=recipe_folder)
+
+    @property
+    def reader(self) -> Reader:
+        """What reads its files."""
+        return open_reader(self.kind, self.model_extra or {}, self._folder)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys_of_reader(cls, table: Any) -> Any:  # noqa: ANN401  (whatever the TOML holds)
+        if not isinstance(table, dict) or "kind" not in table:
+            return table
+        try:
+            known = {*cls.model_fields, *load_reader(str(table["kind"]), recipe_folder()).model_fields}
+        except UsageFailure as error:
+            raise ValueError(f"kind = {table['kind']!r}: {error}") from None
+        if unknown := [key for key in table if key not in known]:
+            hint = f"{did_you_mean(unknown[0], known)}keys of kind {table['kind']}: {', '.join(sorted(known))}"
+            raise ValueError(f"{unknown[0]} = {table[unknown[0]]!r}: unknown key; {hint}")
+        return table
 
     @model_validator(mode="after")
-    def _check_keys_fit_kind(self) -> Self:
-        if (self.paths is None) == (self.snapshot is None):
+    def _check_files(self) -> Self:
+        try:
+            finds_files = self.reader.finds_files
+        except UsageFailure as error:
+            raise ValueError(str(error)) from None
+        if (self.paths is None) != finds_files:
             raise ValueError("a source takes either paths or a snapshot, a folder filled by mtnlg-data fetch")
-        if self.snapshot is not None and self.kind != "warc":
-            raise ValueError(f"snapshot = {self.snapshot!r} needs kind = 'warc', not {self.kind!r}")
-        if self.subset is not None and self.kind != "pile":
-            raise ValueError(f"subset = {self.subset!r} needs kind = 'pile', not {self.kind!r}")
-        if self.field != "text" and self.kind not in {"jsonl", "parquet", "arrow"}:
-            raise ValueError(f"field = {self.field!r} needs kind = 'jsonl', 'parquet' or 'arrow', not {self.kind!r}")
         return self
+
+    def files(self, name: str, folder: Path) -> list[SourceFile]:
+        """Its files, below the folder, as those of a source of this name. Raises ``Failure`` where there are none."""
+        if self.paths is None:
+            found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(folder)]
+        else:
+            found = sorted(matching_files(name, self.paths, folder).items())
+        options = self.model_extra or {}
+        return [SourceFile(name, path, own, self.kind, options, folder=self._folder) for own, path in found]
 
 
 class Tables(Settings):
@@ -95,6 +126,11 @@ class StepKeys(Settings):
     use: str | None = setting(None, "The step: a name, package.module:name, or file.py:name beside the recipe.")
     only: list[str] | None = setting(None, "Sources whose documents it sees; all if not given.")
     except_: list[str] = setting([], "Sources that pass it unread.", alias="except")
+
+
+class VaryingKeys(StepKeys):
+    """The same of a step that decides document by document."""
+
     where: Where = setting(Where(), "Settings by source and by language: where.source.NAME, where.language.CODE.")
 
 
@@ -111,15 +147,16 @@ def own_factories() -> dict[str, Factory]:
 def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> type[Tables]:
     """The class that reads a recipe with these steps; source keys of steps outside of ``run`` may lack."""
     required = {*run}
-    keys: list[Any] = []
+    source_keys: list[Any] = []
     for name, (cls, _, _) in factories.items():
         if cls.SourceKeys is not Settings:
-            keys.append(cls.SourceKeys if name in required else partial_settings(cls.SourceKeys))
-    source: Any = create_model("Source", __base__=(*keys, Source)) if keys else Source
+            source_keys.append(cls.SourceKeys if name in required else partial_settings(cls.SourceKeys))
+    source: Any = create_model("Source", __base__=(*source_keys, Source)) if source_keys else Source
     tables: dict[str, Any] = {}
     for name, (cls, _, _) in factories.items():
-        bases = (cls.Settings, StepKeys) if cls.takes == cls.gives else (cls.Settings,)
-        if clash := set(StepKeys.model_fields) & set(cls.Settings.model_fields):
+        keys = VaryingKeys if cls.varies else StepKeys
+        bases = (cls.Settings, keys) if cls.takes == cls.gives else (cls.Settings,)
+        if clash := set(VaryingKeys.model_fields) & set(cls.Settings.model_fields):
             raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which a recipe says of every step")
         table = create_model(f"{name}_table", __base__=tuple(base for base in bases if base is not Settings))
         missing = Field(default_factory=table) if name in required else None
@@ -155,7 +192,9 @@ class Recipe:
         for step in made:
             content[step.name] = step.table()
             factories[step.name] = (type(step), *step.reference)
-        return _resolve(content, factories, "recipe", (folder or Path()).absolute())
+        start = (folder or Path()).absolute()
+        with references_from(start):
+            return _resolve(content, factories, "recipe", start)
 
     @property
     def sources(self) -> Mapping[str, Any]:
@@ -195,72 +234,8 @@ class Recipe:
 
     def source_files(self, name: str) -> list[SourceFile]:
         """Every file of a source. Raises ``Failure`` for a pattern that matches no file."""
-        source = self.sources[name]
-        paths: Sequence[tuple[str, Path | RemoteFile]]
-        if source.snapshot is None:
-            paths = sorted(self._matching_files(name, source.paths or ()).items())
-        else:
-            paths = self._fetched_files(name, source.snapshot)
-        return [SourceFile(name, path, inner, source.kind, source.field, source.subset) for inner, path in paths]
-
-    def _fetched_files(self, name: str, snapshot: str) -> Sequence[tuple[str, Path]]:
-        """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
-        folder = check_local(self._below_input(snapshot))
-        files = downloaded_files(folder)
-        if not files:
-            known = DATASETS.get(name)
-            which = (known and known.snapshot) or "SNAPSHOT"
-            raise Failure(
-                f"{folder}: no file of source {name} is here yet; fetch some by mtnlg-data fetch {which} --out {folder}"
-            )
+        files: list[SourceFile] = self.sources[name].files(name, self.input)
         return files
-
-    def _matching_files(self, name: str, patterns: Sequence[str]) -> dict[str, Path | RemoteFile]:
-        """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such."""
-        files: dict[str, Path | RemoteFile] = {}
-        read: dict[str, tuple[str, str]] = {}  # name and pattern of each file, by where it really is
-        for pattern in patterns:
-            full_pattern = self._below_input(pattern)
-            url = url_of(full_pattern)
-            matches = self._matches_here(name, pattern) if url is None else _matches_at(url, name)
-            for own, path in matches.items():
-                place = path.url if isinstance(path, RemoteFile) else str(path.resolve())
-                first, by = read.setdefault(place, (own, pattern))
-                if first != own:
-                    raise Failure(
-                        f"{path}: source {name} reads it twice, as {first} by {by} and as {own} by {pattern}; let one "
-                        "of them match it"
-                    )
-                if str(files.setdefault(own, path)) != str(path):
-                    raise Failure(f"{path}: {files[own]} of source {name} has the same name; rename one of the two")
-        return files
-
-    def _matches_here(self, name: str, pattern: str) -> dict[str, Path]:
-        """The files of this machine that match a pattern, by name."""
-        base, full_pattern = self.input / _fixed_folder(Path(pattern)), self.input / pattern
-        if full_pattern.is_dir():
-            raise Failure(f"{full_pattern}: a folder (source {name}); give a pattern of its files, such as *.jsonl")
-        inner = str(full_pattern.relative_to(base))
-        try:
-            matches, links = list(base.glob(inner)), _passed_links(base, inner)
-        except ValueError as error:
-            raise Failure(f"{full_pattern}: no pattern of files (source {name}): {error}") from None
-        if not full_pattern.suffix:  # such as own/**, which matches folders on the way
-            matches = [path for path in matches if not path.is_dir()]
-        if not is_hidden(inner):
-            matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
-        if links:
-            raise Failure(
-                f"{links[0]}: a link to a folder, which ** does not follow (source {name}); name it and the folders "
-                "beside it in patterns of their own"
-            )
-        if not matches:
-            raise Failure(
-                f"{full_pattern}: no such file (source {name}); paths start at {self.input}, --input takes another"
-            )
-        for path in matches:
-            check_regular(path)
-        return {name_below(path, base): path for path in matches}
 
 
 def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None = None) -> Recipe:
@@ -284,9 +259,15 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
             factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
-    start = Path(str(content.get("input", ".")))
-    start = folder or (start if url_of(start) else own / start)
-    return _resolve(content, factories, str(path), start if url_of(start) else start.absolute())
+    sources = content.get("sources")
+    for table in sources.values() if isinstance(sources, dict) else ():
+        if isinstance(table, dict):
+            table |= {key: _rooted(value, own.absolute()) for key, value in table.items() if isinstance(value, list)}
+    given = Path(str(content.get("input", ".")))
+    start = folder or (given if url_of(given) else own / given)
+    start = start if url_of(start) else start.absolute()
+    with references_from(own.absolute()):
+        return _resolve(content, factories, str(path), start)
 
 
 def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
@@ -336,6 +317,11 @@ def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: M
         raise UsageFailure(f"{place}: {name}: no source {unknown[0]!r}; {hint}")
 
 
+def _rooted(values: list[Any], folder: Path) -> list[Any]:
+    """References to files beside the recipe with their whole path."""
+    return [str(folder / one) if isinstance(one, str) and ".py:" in one else one for one in values]
+
+
 def _local(path: Path, start: Path) -> Path:
     """A file of a recipe, on this machine; of a URL, a copy."""
     return local_path(path if url_of(path) else start / path)
@@ -352,28 +338,3 @@ def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> A
     if name in DATASETS and table.get("kind") == "pile":
         filled["subset"] = DATASETS[name].subset
     return filled | table
-
-
-def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
-    """The files at a URL, by name."""
-    listed = list_files(url)
-    seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
-    if not seen:
-        raise Failure(f"{url}: no file there but hidden ones (source {source})")
-    return seen
-
-
-def _passed_links(base: Path, pattern: str) -> list[Path]:
-    """The links to folders that a ``**`` of the pattern meets and does not follow."""
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return []
-    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
-    return [folder for folder in base.glob(met) if folder.is_symlink()]
-
-
-def _fixed_folder(pattern: Path) -> Path:
-    """The deepest folder of a pattern that holds no wildcard."""
-    parts = pattern.parent.parts
-    fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    return Path(*parts[:fixed])

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import reduce
 from importlib.metadata import entry_points
@@ -21,8 +23,27 @@ from typing import TYPE_CHECKING, Any
 from .console import UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
+
+
+#: The folder at which the paths of references start while a recipe is read, its own; None for the working directory.
+_recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
+
+
+@contextmanager
+def references_from(folder: Path) -> Iterator[None]:
+    """Within the block, the paths of references start at the folder of a recipe; `recipe_folder` gives it."""
+    token = _recipe_folder.set(folder)
+    try:
+        yield
+    finally:
+        _recipe_folder.reset(token)
+
+
+def recipe_folder() -> Path | None:
+    """The folder of the recipe that is being read, to be kept beside each reference and given to ``Registry.load``."""
+    return _recipe_folder.get()
 
 
 class Registry:

@@ -130,6 +130,8 @@ class Step(Generic[S, K]):
     top_level: ClassVar[tuple[str, ...]] = ()
     #: What to give where no source goes through it.
     nothing: ClassVar[str] = ""
+    #: Whether documents may have settings by source and language: where ``open`` alone reads them.
+    varies: ClassVar[bool] = True
     #: By itself: keys of every INPUT, and options that take inputs with other keys (option → keys).
     alone: ClassVar[Mapping[str, Any]] = {}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -138,6 +140,7 @@ class Step(Generic[S, K]):
     def __init_subclass__(cls) -> None:
         """Take the classes of settings from ``Step[settings, source keys]``."""
         super().__init_subclass__()
+        cls.varies = vars(cls).get("varies", cls.run is Step.run)
         for base in get_original_bases(cls):
             given = [type_ for type_ in get_args(base) if isinstance(type_, type)]
             if given and "Settings" not in vars(cls):

@@ -62,8 +62,9 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         options = [leaf.option for leaf in given] or [
             f"--{name}" for name in (*step.SourceKeys.model_fields, *step.inputs)
         ]
-        hint = step.nothing or " or ".join(["give another input", *options])
-        raise UsageFailure(f"{step.name}: nothing to do; {hint}")
+        raise UsageFailure(
+            f"{step.name}: nothing to do; {step.nothing or ' or '.join(f'give {one}' for one in options[:1])}"
+        )
 
 
 def _texts_by_source(own: Sequence[str], given: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:

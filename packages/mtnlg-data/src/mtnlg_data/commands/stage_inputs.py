@@ -16,24 +16,18 @@ from mtnlg_data.document import DamagedShard, named_damage, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
 from mtnlg_data.engine.stage_folder import LIST, read_list
 from mtnlg_data.schema import is_shard
-from mtnlg_data.sources import SourceFile, check_regular, is_hidden, name_below
-from mtnlg_data.sources.arrow import data_files
+from mtnlg_data.sources import SourceFile
+from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
+from mtnlg_data.sources.reader import all_readers, load_reader
 from mtnlg_data.transfer.url_files import list_files, read_url
 from mtnlg_data.transfer.urls import url_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mtnlg_data.sources import Kind
     from mtnlg_data.transfer.url_files import RemoteFile
 
 NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
-KIND_PATTERNS: tuple[tuple[str, Kind], ...] = (
-    (r"\.(arc|warc(\.wet)?)(\.gz)?$", "warc"),
-    (r"\.(jsonl|ndjson|json)(\.gz|\.zst|\.xz|\.bz2)?$", "jsonl"),
-    (r"\.parquet$", "parquet"),
-    (r"\.arrow$", "arrow"),
-)
 
 
 @dataclass
@@ -115,8 +109,7 @@ def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[st
     if stages := [name for name in files if name.rpartition("/")[2] == LIST]:
         names = ", ".join(f"{url.rstrip('/')}/{name.rpartition('/')[0]}" for name in stages)
         raise Failure(f"{url}: holds the output of several stages; give one of {names}")
-    chosen = data_files(files, lambda name: read_url(files[name].url))
-    inputs.files += _known_files(source, {name: files[name] for name in chosen}, url, file_options)
+    inputs.files += _known_files(source, files, url, file_options, lambda name: read_url(files[name].url))
     inputs.sources.append(source)
 
 
@@ -143,31 +136,35 @@ def _source_files(
     if links := [file for file in paths if file.is_symlink() and file.is_dir()]:
         raise Failure(f"{links[0]}: a link to a folder is not followed; give it as an input of its own")
     by_name = {name_below(file, base): file for file in paths if not file.is_dir()}
-    chosen = data_files(by_name, lambda name: by_name[name].read_bytes())
-    files = _known_files(source, {name: by_name[name] for name in chosen}, path, file_options)
+    files = _known_files(source, by_name, path, file_options, lambda name: by_name[name].read_bytes())
     for file in files:
         check_regular(file.here)
     return files
 
 
 def _known_files(
-    source: str, files: Mapping[str, Path | RemoteFile], place: object, file_options: Mapping[str, Any]
+    source: str,
+    files: Mapping[str, Path | RemoteFile],
+    place: object,
+    file_options: Mapping[str, Any],
+    read: Callable[[str], bytes],
 ) -> list[SourceFile]:
-    """The files of a known format, of all that are in a folder or match a pattern; no hidden one and no manifest."""
-    kinds = {name: _kind(name) for name in files if not is_hidden(name)}
-    manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
-    data = {name: kind for name, kind in kinds.items() if name not in manifests}
-    known = [
-        SourceFile(source, files[name], name, **{"kind": kind, **file_options})
-        for name, kind in data.items()
-        if kind is not None
-    ]
+    """The files of a known format, of all that are in a folder or match a pattern.
+
+    ``file_options`` are the reader's ``kind``, and keys of readers; each takes those that it knows.
+    """
+    kinds = kinds_of_files(files, read)
+    options = {**file_options}
+    given = options.pop("kind", None)
+    known = []
+    for name, kind in kinds.items():
+        if kind is not None:
+            fields = load_reader(given or kind).model_fields
+            taken = {key: value for key, value in options.items() if key in fields}
+            known.append(SourceFile(source, files[name], name, given or kind, taken))
     if not known:
-        raise Failure(f"{place}: no file that ends in .warc.gz, .jsonl (.gz, .zst, .xz, .bz2), .parquet or .arrow")
-    if others := [name for name, kind in data.items() if kind is None]:
+        patterns = [reader.patterns[0] for reader in all_readers().values() if reader.patterns]
+        raise Failure(f"{place}: no file that a reader knows, such as {', '.join(patterns)}")
+    if others := [name for name, kind in kinds.items() if kind is None]:
         say(f"{place}: {len(others)} files of no known format are left out, {others[0]} the first")
     return known
-
-
-def _kind(name: str) -> Kind | None:
-    return next((kind for pattern, kind in KIND_PATTERNS if re.search(pattern, name)), None)

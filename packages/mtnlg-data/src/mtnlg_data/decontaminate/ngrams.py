@@ -22,23 +22,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mtnlg_data.console import Failure
 from mtnlg_data.exchange import stable_order
-from mtnlg_data.words import (
-    EAST_ASIAN,
-    LETTER,
-    SEPARATOR,
-    SOUTHEAST_ASIAN,
-    WORD_BASE,
-    character_kinds,
-    code_points,
-    find_words,
-    fmix64_scalar,
-    fold_case,
-    jit,
-    join_texts,
-    ngram_hashes,
-    text_batches,
-    word_spans,
-)
+from mtnlg_data.text.arrays import SEPARATOR, join_texts, text_batches
+from mtnlg_data.text.characters import EAST_ASIAN, LETTER, SOUTHEAST_ASIAN, character_kinds, code_points, fold_case
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import WORD_BASE, fmix64_scalar, ngram_hashes
+from mtnlg_data.text.words import hashed_spans, hashed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +95,7 @@ def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, li
 
 def _text_ngrams(text: str, n: int, minimum: int) -> Iterator[str]:
     """The n-grams of a case-folded text; between its words is a space, but none between two words of one character."""
-    spans = find_words([text])
+    spans = hashed_words([text])
     kinds = character_kinds()[code_points(text)[spans.starts]]
     sums = np.cumsum([0, *(SHARES[kind] for kind in kinds.tolist())])
     if sums[-1] < SHARES_PER_WORD * minimum:
@@ -145,7 +133,7 @@ class NgramSet:
     def search(self, texts: Sequence[str]) -> Occurrences:
         """Find every occurrence of every n-gram in each text."""
         codes, text_bounds = join_texts([fold_case(text) for text in texts])
-        hashes, starts, ends = word_spans(codes, character_kinds())
+        hashes, starts, ends = hashed_spans(codes)
         bounds = np.searchsorted(starts, text_bounds)
         words = find_prefixes(hashes, bounds, self.minimum, self._prefix_bits, self._shift)
         text_of = np.searchsorted(bounds, words, side="right") - 1
@@ -179,7 +167,7 @@ class _HashedNgrams(NamedTuple):
     @classmethod
     def of(cls, ngrams: list[str], minimum: int) -> _HashedNgrams:
         codes, text_bounds = join_texts(ngrams)
-        words, starts, _ = word_spans(codes, character_kinds())
+        words, starts, _ = hashed_spans(codes)
         bounds = np.searchsorted(starts, text_bounds)
         counts = np.diff(bounds)
         hashes = np.empty(len(ngrams), np.uint64)

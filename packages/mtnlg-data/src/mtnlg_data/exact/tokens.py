@@ -16,24 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtnlg_data.filters.lists import is_in
-from mtnlg_data.filters.texts import (
-    SPACE,
-    character_table,
-    code_at,
-    count_characters,
-    hash_span,
-    hash_spans,
-    is_ascii,
-    strip,
-    texts_of,
-    word_spans,
-)
-from mtnlg_data.words import WORD_BASE, fmix64, jit
+from mtnlg_data.text.arrays import texts_of
+from mtnlg_data.text.characters import SPACE, character_table, code_at, count_characters, is_ascii, strip
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import WORD_BASE, fmix64, hash_span, hash_spans
+from mtnlg_data.text.words import word_classes, word_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mtnlg_data.filters.texts import Texts
+    from mtnlg_data.text.arrays import Texts
 
     from .settings import TokenUnit
 
@@ -178,31 +170,11 @@ def _lines(  # noqa: PLR0917  (numba takes no keywords)
 
 def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
     """The windows of so many tokens of every text."""
-    table, half = character_table(), length // 2
-    starts, ends, bounds = word_spans(texts, table, True) if unit == "word" else _characters(texts, table)
+    half = length // 2
+    starts, ends, bounds = word_spans(*texts, word_classes("unicode" if unit == "word" else "characters"))
     sums = _sums(hash_spans(texts.data, starts, ends))
     halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
     return Windows(*_anchors(bounds, halves, length, half), halves, sums, starts, ends)
-
-
-@jit
-def _characters(
-    texts: Texts, table: NDArray[np.uint8]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Begin and end of every character but white space, and their bounds by text."""
-    size = texts.bounds[-1] - texts.bounds[0]
-    starts, ends, bounds = np.empty(size, np.int64), np.empty(size, np.int64), np.zeros(len(texts.bounds), np.int64)
-    count = 0
-    for text in range(len(texts.bounds) - 1):
-        place = texts.bounds[text]
-        while place < texts.bounds[text + 1]:
-            code, width = code_at(texts.data, place)
-            if not table[code] & SPACE:
-                starts[count], ends[count] = place, place + width
-                count += 1
-            place += width
-        bounds[text + 1] = count
-    return starts[:count].copy(), ends[:count].copy(), bounds
 
 
 @jit

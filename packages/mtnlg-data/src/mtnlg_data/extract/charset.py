@@ -10,6 +10,8 @@ from __future__ import annotations
 import codecs
 import re
 
+import webencodings
+
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 UTF_16 = {"utf-16-le", "utf-16-be"}
 #: The first <meta> with a charset; comments are matched too, to skip any <meta> inside them.
@@ -21,37 +23,8 @@ XML_ENCODING = re.compile(rb"\s*<\?xml[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1
 XML_DECLARATION = re.compile(r"\s*<\?xml[^>]*>", re.IGNORECASE)
 FALLBACK = "cp1252"
 
-#: Codecs of the web by Python's name; some are read as a superset from the same family.
-CODECS = {name: name for name in ("utf-8", "utf-16-le", "utf-16-be", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic")}
-CODECS |= {name: name for name in ("cp866", "cp874", "cp932", "cp949", "euc_jp", "iso2022_jp", "gb18030", "big5hkscs")}
-CODECS |= {f"cp{page}": f"cp{page}" for page in range(1250, 1259)}
-CODECS |= {f"iso8859-{part}": f"iso8859-{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)}
-CODECS |= {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
-CODECS |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"}
-CODECS |= {"utf-16": "utf-16-le", "utf-8-sig": "utf-8"}
-#: Labels of the web that Python does not know, and their codecs.
-LABELS = {
-    "dos-874": "cp874",
-    "iso-8859-6-e": "iso8859-6",
-    "iso-8859-6-i": "iso8859-6",
-    "iso-8859-8-e": "iso8859-8",
-    "iso-8859-8-i": "iso8859-8",
-    "koi": "koi8-r",
-    "logical": "iso8859-8",
-    "unicode": "utf-16-le",
-    "unicode-1-1-utf-8": "utf-8",
-    "visual": "iso8859-8",
-    "windows-874": "cp874",
-    "windows-949": "cp949",
-    "x-euc-jp": "euc_jp",
-    "x-gbk": "gb18030",
-    "x-mac-cyrillic": "mac-cyrillic",
-    "x-mac-roman": "mac-roman",
-    "x-sjis": "cp932",
-    "x-user-defined": "cp1252",
-    "x-x-big5": "big5hkscs",
-    **{f"x-cp125{digit}": f"cp125{digit}" for digit in range(9)},
-}
+#: Python's codec where a superset of the web's encoding is read, or it has no codec of that name.
+CODECS = {"gbk": "gb18030", "x-user-defined": FALLBACK}
 
 
 def decode_html(page: bytes, declared: str | None) -> str:
@@ -83,13 +56,10 @@ def _labels_in_page(page: bytes) -> list[str | None]:
 
 def _codec(label: str | None) -> str | None:
     """Python's codec for a label; None for a label that the web does not know."""
-    label = (label or "").strip().lower()
-    if label in LABELS:
-        return LABELS[label]
-    try:
-        return CODECS.get(codecs.lookup(label).name)
-    except (LookupError, ValueError):
+    encoding = webencodings.lookup(label or "")
+    if encoding is None or encoding.name == "replacement":
         return None
+    return CODECS.get(encoding.name) or str(encoding.codec_info.name)
 
 
 def _strip_xml_declaration(text: str) -> str:

@@ -16,74 +16,67 @@ space or closing marks; not with an ellipsis, nor with the full stop after a sin
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mtnlg_data.words import jit
+from mtnlg_data.settings import setting
+from mtnlg_data.text.arrays import Texts, column_of, texts_of
+from mtnlg_data.text.characters import (
+    DIGIT,
+    IS_LETTER,
+    MARK,
+    SPACE,
+    TERMINAL,
+    character_table,
+    code_at,
+    line_end,
+    strip,
+)
+from mtnlg_data.text.compiled import jit
 
-from .prose import FULL_STOP, ends_with_ellipsis
+from .gopher import FULL_STOP, ends_with_ellipsis
+from .lists import read_lines
 from .repetition import LINE_FEED
-from .texts import DIGIT, LETTER, MARK, SPACE, TERMINAL, Texts, character_table, code_at, line_end, strip
+from .rules import Effect, Rule, edit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.text.batch import TextBatch
+
     from .settings import FilterSettings
 
-#: Rules of the kernel, by number; the order is that in which a line is asked.
-LONGEST_WORD, CITATIONS, TERMINAL_PUNCTUATION, FEWEST_WORDS, LOREM_IPSUM, JAVASCRIPT, CURLY_BRACKET, POLICY = range(8)
-KEPT = -1
-PHRASES = {
-    "lorem ipsum": LOREM_IPSUM,
-    "javascript": JAVASCRIPT,
-    "{": CURLY_BRACKET,
-    "terms of use": POLICY,
-    "privacy policy": POLICY,
-    "cookie policy": POLICY,
-    "uses cookies": POLICY,
-    "use of cookies": POLICY,
-    "use cookies": POLICY,
-}
-CITATION_MARKS = {"[edit]": CITATIONS, "[citation needed]": CITATIONS}
-BY_FREQUENCY = "{[]zqxjkvbpygfwmucldrhsnioate "  # in English, the rarest first
+#: Rules, by number; the order is that in which a line is asked.
+BAD_WORDS, LONGEST_WORD, CITATIONS, TERMINAL_PUNCTUATION, FEWEST_WORDS, LOREM_IPSUM, JAVASCRIPT, CURLY_BRACKET = range(
+    8
+)
+POLICY, FEWEST_SENTENCES, KEPT = 8, 9, -1
+POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+PHRASES = {"lorem ipsum": LOREM_IPSUM, "javascript": JAVASCRIPT, "{": CURLY_BRACKET, **dict.fromkeys(POLICIES, POLICY)}
+#: A text with none of these has no phrase: Arrow tells a whole batch of them at once. What a bracket begins may be cut.
+MAY_HOLD = rf"(?i)\{{|\[|{'|'.join(phrase for phrase in PHRASES if phrase != '{')}"
+CITATION_MARKS = ("[edit]", "[citation needed]")
 END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
 BRACKET, CLOSING_BRACKET, BLANK = map(ord, "[] ")
+BAD_WORD_FILES = setting((), "For c4_bad_words: files of words, one of which drops a document.")
 
 
 class Phrases(NamedTuple):
-    """Phrases, one after another: where each begins, and the number of its rule.
-
-    They are looked for by the rarest letter of each, ``offsets`` bytes after its begin: those that may have a byte
-    there are ``by_byte[byte, 0]`` up to ``by_byte[byte, 1]``. With ``fold`` they are in lower case and found in any.
-    """
+    """Phrases, one after another, and where each begins."""
 
     letters: NDArray[np.uint8]
     bounds: NDArray[np.int64]
-    rules: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    by_byte: NDArray[np.int64]
-    fold: bool
 
     @classmethod
-    def of(cls, rules: Mapping[str, int], *, fold: bool) -> Phrases:
-        """These phrases with the numbers of their rules."""
-        rarest = {phrase.encode(): min(phrase, key=BY_FREQUENCY.find).encode()[0] for phrase in rules}
-        phrases = sorted(rarest, key=lambda phrase: rarest[phrase])
-        found = [lower(byte) if fold else byte for byte in range(256)]
-        initials = [rarest[phrase] for phrase in phrases]
-        return cls(
-            np.frombuffer(b"".join(phrases), np.uint8),
-            np.cumsum([0, *map(len, phrases)]),
-            np.array([rules[phrase.decode()] for phrase in phrases]),
-            np.array([phrase.index(rarest[phrase]) for phrase in phrases]),
-            np.stack([np.searchsorted(initials, found, side) for side in ("left", "right")], axis=1),
-            fold,
-        )
+    def of(cls, phrases: Iterable[str]) -> Phrases:
+        """These phrases, which are ASCII."""
+        return cls(np.frombuffer("".join(phrases).encode(), np.uint8), np.cumsum([0, *map(len, phrases)]))
 
 
 class LineRules(NamedTuple):
@@ -92,8 +85,64 @@ class LineRules(NamedTuple):
     asked: NDArray[np.bool_]
     longest_word: int
     fewest_words: int
-    phrases: Phrases
+    phrases: Phrases  # in lower case, found in any
+    phrase_rules: NDArray[np.int64]
     citations: Phrases
+
+
+RULES = [
+    Rule("c4_bad_words", settings={"bad_word_files": (tuple[Path, ...], BAD_WORD_FILES)}),
+    Rule(
+        "c4_longest_word",
+        Effect.CUT,
+        limit=setting(1000, "Longest word of a line that is kept (C4's code: 1000).", unit="characters", ge=1),
+    ),
+    Rule("c4_citations", Effect.REPLACE),
+    Rule("c4_terminal_punctuation", Effect.CUT),
+    Rule(
+        "c4_fewest_words",
+        Effect.CUT,
+        limit=setting(5, "Fewest words of a line that is kept (C4: 5).", unit="words", ge=0),
+    ),
+    Rule("c4_lorem_ipsum"),
+    Rule("c4_javascript", Effect.CUT),
+    Rule("c4_curly_bracket"),
+    Rule("c4_policy", Effect.CUT),
+    Rule(
+        "c4_fewest_sentences",
+        at_least=setting(
+            3, "Fewest sentences of a document, in the lines that are kept (C4: 3).", unit="sentences", ge=0
+        ),
+    ),
+]
+
+
+@edit("c4", source="C4", rules=RULES)
+class C4:
+    """The rules that are asked for."""
+
+    def __init__(self, settings: FilterSettings, asked: Collection[str]) -> None:
+        files = settings.bad_word_files if "c4_bad_words" in asked else ()
+        self._bad_words = [word for file in files for some in read_lines(file) for word in some]
+        self._rules = LineRules(
+            np.array([rule.name in asked for rule in RULES]),
+            settings.c4_longest_word,
+            settings.c4_fewest_words,
+            Phrases.of(PHRASES),
+            np.array([*PHRASES.values()]),
+            Phrases.of(CITATION_MARKS),
+        )
+
+    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
+        """The lines that are kept; of each rule, the documents that break it, its edits or the sentences."""
+        column, has_bad = batch.column, np.zeros(len(batch), np.bool_)
+        if self._bad_words:
+            has_bad = has_word(column, self._bad_words)
+            column = pc.if_else(pa.array(has_bad), "", column)
+        may_hold = np.asarray(pc.match_substring_regex(column, MAY_HOLD))
+        data, bounds, numbers = _edit(texts_of(column), may_hold, self._rules, character_table())
+        numbers[BAD_WORDS] = has_bad
+        return column_of(Texts(data, bounds)), numbers
 
 
 def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> NDArray[np.bool_]:
@@ -103,33 +152,18 @@ def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> NDArray[np.bo
     return np.asarray(pc.match_substring_regex(column, pattern))
 
 
-def edit_lines(
-    texts: Texts, asked: NDArray[np.bool_], settings: FilterSettings
-) -> tuple[Texts, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The lines that the rules keep of each text.
-
-    ``asked`` says which rules apply, by number. Returns the texts, their sentences, the rule that drops each (or
-    ``KEPT``), and the number of edits of each text and rule.
-    """
-    phrases, citations = Phrases.of(PHRASES, fold=True), Phrases.of(CITATION_MARKS, fold=False)
-    rules = LineRules(asked, settings.c4_longest_word, settings.c4_fewest_words, phrases, citations)
-    data, bounds, sentences, dropped, edits = _edit(texts, rules, character_table())
-    return Texts(data, bounds), sentences, dropped, edits
-
-
 @jit
 def _edit(
-    texts: Texts, rules: LineRules, table: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    texts: Texts, may_hold: NDArray[np.bool_], rules: LineRules, table: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     data, bounds = texts
     count = len(bounds) - 1
     out, out_bounds = np.empty(bounds[-1] - bounds[0] + count, np.uint8), np.zeros(count + 1, np.int64)
-    sentences, dropped = np.zeros(count, np.int64), np.full(count, KEPT, np.int64)
-    edits = np.zeros((count, len(rules.asked)), np.int64)
+    numbers = np.zeros((len(rules.asked), count), np.int64)
     for text in range(count):
         written = out_begin = out_bounds[text]
         begin, end = bounds[text], bounds[text + 1]
-        while begin < end and dropped[text] == KEPT:
+        while begin < end:
             stop, following = line_end(data, begin, end, table)
             first, last = strip(data, begin, stop, table)
             begin = following
@@ -138,26 +172,26 @@ def _edit(
             if last - first > rules.longest_word or not _has_words(data, first, last, rules.fewest_words):
                 words, longest = _measure_words(data, first, last, table)
                 if rules.asked[LONGEST_WORD] and longest > rules.longest_word:
-                    edits[text, LONGEST_WORD] += 1
+                    numbers[LONGEST_WORD, text] += 1
                     continue
             written, citations = _copy_line(data[first:last], out[written:], rules, table)
-            edits[text, CITATIONS] += citations
+            numbers[CITATIONS, text] += citations
             written += line
-            rule = _broken_rule(out[line:written], words, rules)
-            if rule in (LOREM_IPSUM, CURLY_BRACKET):
-                dropped[text] = rule
-            elif rule != KEPT:
-                edits[text, rule] += 1
-                written = line
-            else:
-                sentences[text] += count_sentences(out[line:written], table)
+            rule = _broken_rule(out[line:written], words, rules, may_hold[text])
+            if rule == KEPT:
+                numbers[FEWEST_SENTENCES, text] += count_sentences(out[line:written], table)
                 out[written] = LINE_FEED
                 written += 1
+                continue
+            numbers[rule, text] += 1
+            written = line
+            if rule in (LOREM_IPSUM, CURLY_BRACKET):
+                break
         first, last = strip(out, out_begin, written, table)
         for place in range(first, last):
             out[out_begin + place - first] = out[place]
         out_bounds[text + 1] = out_begin + last - first
-    return out[: out_bounds[-1]].copy(), out_bounds, sentences, dropped, edits
+    return out[: out_bounds[-1]].copy(), out_bounds, numbers
 
 
 @jit
@@ -190,22 +224,18 @@ def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> boo
 
 
 @jit
-def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int) -> bool:
-    """Whether the phrase of this number begins at this byte."""
+def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int, fold: bool) -> bool:
+    """Whether the phrase of this number begins at this byte; with ``fold`` in any case, where it is in lower case."""
     begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
     if place + end - begin > len(line):
         return False
     for letter in range(begin, end):
         byte = line[place + letter - begin]
-        if (lower(byte) if phrases.fold else byte) != phrases.letters[letter]:
+        if fold and 65 <= byte <= 90:
+            byte += 32
+        if byte != phrases.letters[letter]:
             return False
     return True
-
-
-@jit
-def lower(byte: int) -> int:
-    """An ASCII letter's lower case, other bytes as they are."""
-    return byte + 32 if 65 <= byte <= 90 else byte
 
 
 @jit
@@ -250,26 +280,23 @@ def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, tab
         if not table[code] & DIGIT:
             break
         close += size
-    for mark in range(len(citations.rules)):
-        if _is_at(line, place, citations, mark):
+    for mark in range(len(citations.bounds) - 1):
+        if _is_at(line, place, citations, mark, False):
             return int(citations.bounds[mark + 1] - citations.bounds[mark])
     return 0
 
 
 @jit
-def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules) -> int:
+def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules, may_hold: bool) -> int:
     """The first rule that a line breaks after ``LONGEST_WORD``; ``KEPT`` for none."""
     if rules.asked[TERMINAL_PUNCTUATION] and not _ends_sentence(line):
         return TERMINAL_PUNCTUATION
     if rules.asked[FEWEST_WORDS] and words < rules.fewest_words:
         return FEWEST_WORDS
-    phrases = rules.phrases
     broken = len(rules.asked)
-    for place in range(len(line)):
-        for phrase in range(phrases.by_byte[line[place], 0], phrases.by_byte[line[place], 1]):
-            rule = phrases.rules[phrase]
-            begin = place - phrases.offsets[phrase]
-            if rule < broken and begin >= 0 and rules.asked[rule] and _is_at(line, begin, phrases, phrase):
+    for place in range(len(line) if may_hold else 0):
+        for phrase, rule in enumerate(rules.phrase_rules):
+            if rule < broken and rules.asked[rule] and _is_at(line, place, rules.phrases, phrase, True):
                 broken = rule
     return int(broken) if broken < len(rules.asked) else KEPT
 
@@ -306,7 +333,7 @@ def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
         elif not kind & (SPACE | MARK):
             sentences += ended
             ended = may_end = False
-            letters = letters + 1 if kind & LETTER else 2
+            letters = letters + 1 if kind & IS_LETTER else 2
             following = place + size
             while following < len(data) and data[following] < 0x80 and not table[data[following]] & (SPACE | MARK):
                 following += 1  # an ASCII character that is TERMINAL is a MARK too

@@ -17,18 +17,13 @@ import pyarrow as pa
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import sha256
-
-from .rules import family_rules
-from .settings import LIST_FIELDS
-from .texts import hash_strings
+from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from .settings import FilterSettings
 
 NO_LETTERS_OR_DIGITS = re.compile("[^a-z0-9]+")
 BYTES_AT_A_TIME = 1 << 22
@@ -46,41 +41,6 @@ class ListFile(NamedTuple):
         """The file as it is now. Raises ``Failure`` as `check_list`."""
         check_list(path)
         return cls(path, sha256(path))
-
-
-class ListFiles(NamedTuple):
-    """The files of all lists."""
-
-    domains: tuple[ListFile, ...]
-    addresses: tuple[ListFile, ...]
-    words: tuple[ListFile, ...]
-    soft_words: tuple[ListFile, ...]
-    substrings: tuple[ListFile, ...]
-    bad_words: tuple[ListFile, ...]
-
-    @classmethod
-    def of(cls, settings: FilterSettings) -> ListFiles:
-        """The files that the settings name. Raises ``Failure`` as `check_list`."""
-        return cls(*(tuple(map(ListFile.of, getattr(settings, name))) for name in LIST_FIELDS))
-
-    def digests(self) -> list[list[str]]:
-        """What the lists hold, for keys."""
-        return [[file.digest for file in files] for files in self]
-
-
-def check_url_lists(settings: FilterSettings, rules: Iterable[Sequence[str]]) -> None:
-    """Raise ``Failure`` where rules on URLs are asked for, and no file of a list of theirs is given."""
-    names = {name for names in rules for name in names}
-    fields = {rule.name: field for rule, field in zip(family_rules("url"), LIST_FIELDS, strict=False)}
-    asked = {name: field for name, field in fields.items() if name in names}
-    if asked and not any(getattr(settings, field) for field in asked.values()):
-        known = ", ".join(f"{name} reads filter.{field}" for name, field in asked.items())
-        raise Failure(f"filter: url rules without a list; give one: {known}")
-
-
-def list_paths(settings: FilterSettings) -> Iterator[Path]:
-    """The files of all lists."""
-    return (path for name in LIST_FIELDS for path in getattr(settings, name))
 
 
 def check_list(path: Path) -> None:

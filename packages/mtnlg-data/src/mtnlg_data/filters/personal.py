@@ -18,10 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mtnlg_data.settings import setting
+
+from .rules import Effect, Rule, edit
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from mtnlg_data.text.batch import TextBatch
+
+    from .settings import FilterSettings
 
 ATOM_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+/=?^_`{|}~-")
 LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -40,24 +48,6 @@ MAY_HOLD = {
     "pii_ip": r"\d\.\d{1,3}\.\d{1,3}\.\d",
     "pii_phone": r"\d[ .)-]+\d\d\d[ .-]\d\d\d\d|\+\d[\d ().-]{6}",
 }
-
-
-def replace_personal(
-    column: pa.LargeStringArray, replacements: dict[str, Sequence[str]]
-) -> tuple[pa.LargeStringArray, dict[str, NDArray[np.int64]]]:
-    """The texts without the personal data of these rules, and the number of matches replaced in each text, by rule."""
-    counts = {}
-    for rule, values in replacements.items():
-        candidates = np.asarray(pc.match_substring_regex(column, MAY_HOLD[rule]))
-        counts[rule] = np.zeros(len(column), np.int64)
-        changed = []
-        for row in np.flatnonzero(candidates).tolist():
-            text, counts[rule][row] = _replace(column[row].as_py(), FINDERS[rule], values)
-            if counts[rule][row]:
-                changed.append(text)
-        mask = pa.array(counts[rule] > 0)
-        column = pc.replace_with_mask(column, mask, pa.array(changed, column.type))
-    return column, counts
 
 
 def _replace(text: str, find: Callable[[str], Iterator[tuple[int, int]]], values: Sequence[str]) -> tuple[str, int]:
@@ -115,3 +105,52 @@ FINDERS: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
     "pii_ip": _ips,
     "pii_phone": _phones,
 }
+
+
+def replaced_by(rule: str, values: tuple[str, ...], text: str, source: str = "") -> Rule:
+    """A rule whose matches these values replace."""
+    return Rule(rule, source=source, effect=Effect.REPLACE, limit=setting(values, text, min_length=1))
+
+
+#: The addresses answered no ping when FineWeb's authors drew them.
+IPS = ("22.214.171.124", "126.96.36.199", "188.8.131.52", "184.108.40.206", "220.127.116.11", "18.104.22.168")
+
+
+@edit(
+    "pii",
+    source="FineWeb",
+    rules=[
+        replaced_by(
+            "pii_email",
+            ("email@example.com", "firstname.lastname@example.org"),
+            "What takes the place of e-mail addresses, in turn within a document (FineWeb's two).",
+        ),
+        replaced_by(
+            "pii_ip",
+            IPS,
+            "What takes the place of public IP addresses, in turn (FineWeb's six, which answered no ping).",
+        ),
+        replaced_by(
+            "pii_phone", ("|||PHONE_NUMBER|||",), "What takes the place of phone numbers, in turn (Dolma's).", "Dolma"
+        ),
+    ],
+)
+class Personal:
+    """Replaces the personal data of the rules that are asked for."""
+
+    def __init__(self, settings: FilterSettings, asked: Collection[str]) -> None:
+        self._values = {rule: getattr(settings, rule) for rule in FINDERS if rule in asked}
+
+    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
+        """The texts, and the number of matches replaced in each by each rule."""
+        column, counts = batch.column, np.zeros((len(FINDERS), len(batch)), np.int64)
+        for rule, own in zip(FINDERS, counts, strict=True):
+            if rule not in self._values:
+                continue
+            changed = []
+            for row in np.flatnonzero(pc.match_substring_regex(column, MAY_HOLD[rule])).tolist():
+                text, own[row] = _replace(column[row].as_py(), FINDERS[rule], self._values[rule])
+                if own[row]:
+                    changed.append(text)
+            column = pc.replace_with_mask(column, pa.array(own > 0), pa.array(changed, column.type))
+        return column, counts

@@ -9,39 +9,61 @@ Shares of characters are of all characters of the text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.words import jit
+from mtnlg_data.settings import setting
+from mtnlg_data.text.characters import character_table, count_characters, strip
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import WORD_BASE, hash_bytes
 
-from .rules import DUPLICATE_NGRAMS, TOP_NGRAMS
-from .texts import (
-    SPREAD,
-    character_table,
-    count_characters,
-    empty_slots,
-    first_with_key,
-    hash_bytes,
-    scratch,
-    strip,
-)
+from .rules import Rule, measure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .texts import Scratch, Texts, Words
+    from mtnlg_data.text.arrays import Texts
+    from mtnlg_data.text.batch import TextBatch
+    from mtnlg_data.text.words import Words
+
+    from .settings import FilterSettings
 
 LINE_FEED = 10
 PARAGRAPHS, PARAGRAPH_CHARACTERS, LINES, LINE_CHARACTERS, TOP = range(5)
-DUPLICATES = TOP + len(TOP_NGRAMS)
-FIRST_TOP, LAST_TOP = TOP_NGRAMS[0], TOP_NGRAMS[-1]
-FIRST_DUPLICATE, LAST_DUPLICATE = DUPLICATE_NGRAMS[0], DUPLICATE_NGRAMS[-1]
+FIRST_TOP, LAST_TOP, FIRST_DUPLICATE, LAST_DUPLICATE = 2, 4, 5, 10  # words of the n-grams of table A1
+DUPLICATES = TOP + LAST_TOP - FIRST_TOP + 1
+TOP_SHARES, DUPLICATE_SHARES = (0.20, 0.18, 0.16), (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
 
 
-def repetition_shares(texts: Texts, words: Words) -> NDArray[np.float64]:
-    """Shares of each text, in the order of Gopher's repetition rules: a row for each text."""
-    return _shares(texts, words, character_table(), scratch(texts))
+def most(name: str, share: float, what: str, le: float | None = 1) -> Rule:
+    """Gopher's rule that so large a share is the most."""
+    text = f"Most {what} (Gopher: {share:.2f})."
+    return Rule(f"gopher_{name}", at_most=setting(share, text, unit="share", ge=0, le=le))
+
+
+@measure(
+    "gopher_repetition",
+    source="Gopher",
+    words=True,
+    rules=[
+        most("duplicate_paragraphs", 0.30, "paragraphs that repeat an earlier one"),
+        most("duplicate_paragraph_characters", 0.20, "characters in such paragraphs"),
+        most("duplicate_lines", 0.30, "lines that repeat an earlier one"),
+        most("duplicate_line_characters", 0.20, "characters in such lines"),
+        *(
+            most(f"top_{n}_gram", share, f"characters in the most frequent {n}-gram of words", le=None)
+            for n, share in enumerate(TOP_SHARES, FIRST_TOP)
+        ),
+        *(
+            most(f"duplicate_{n}_grams", share, f"characters in repeated {n}-grams")
+            for n, share in enumerate(DUPLICATE_SHARES, FIRST_DUPLICATE)
+        ),
+    ],
+)
+def gopher_repetition(batch: TextBatch, _settings: FilterSettings) -> NDArray[np.float64]:
+    """The shares."""
+    return _shares(batch.texts, batch.words, character_table(), scratch(batch.texts)).T
 
 
 @jit
@@ -106,7 +128,7 @@ def _top_characters(words: Words, first: int, last: int, n: int, room: Scratch) 
     for item in range(count):
         key = np.uint64(0)
         for word in range(first + item, first + item + n):
-            key = key * SPREAD + (words.prefix[word + 1] - words.prefix[word]) * words.inverse[word]
+            key = key * WORD_BASE + (words.prefix[word + 1] - words.prefix[word]) * words.inverse[word]
         room.keys[item] = key
         room.numbers[item] = 0
         room.numbers[first_with_key(room.slots, bits, room.keys, item)] += 1
@@ -132,3 +154,45 @@ def _repeated_characters(words: Words, first: int, last: int, n: int, room: Scra
             total += words.characters[word + n] - words.characters[word]
             word += n
     return int(total)
+
+
+@jit
+def empty_slots(slots: NDArray[np.int64], items: int) -> int:
+    """Empty as many slots as a table of so many items takes, a power of two; returns its logarithm."""
+    bits = 3
+    while 1 << bits < 2 * items:
+        bits += 1
+    slots[: 1 << bits] = -1
+    return bits
+
+
+@jit
+def slot_of(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], key: np.uint64) -> int:
+    """The slot of the item with this key, or the empty one that it would take."""
+    slot = np.int64((key * WORD_BASE) >> np.uint64(64 - bits))
+    while slots[slot] >= 0 and keys[slots[slot]] != key:
+        slot = (slot + 1) & ((1 << bits) - 1)
+    return int(slot)
+
+
+@jit
+def first_with_key(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], item: int) -> int:
+    """The first item with the key of this one, which is itself where it is new; enters it into the table then."""
+    slot = slot_of(slots, bits, keys, keys[item])
+    if slots[slot] < 0:
+        slots[slot] = item
+    return int(slots[slot])
+
+
+class Scratch(NamedTuple):
+    """Room for the items of one text at a time: their keys, a number with each, and the table that finds equal keys."""
+
+    slots: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    numbers: NDArray[np.int64]
+
+
+def scratch(texts: Texts) -> Scratch:
+    """Room for the words or lines of the longest text."""
+    items = int(np.diff(texts.bounds).max(initial=0)) + 2
+    return Scratch(np.empty(4 * items + 8, np.int64), np.empty(items, np.uint64), np.empty(items, np.int64))

@@ -1,7 +1,16 @@
-"""The rules: name, family and source of each, in the order in which they apply.
+"""Rules of the stage filter, in families: each is declared once, beside the function that measures it.
 
-A source of the recipe names rules, or families of them, in its key ``filters``. Where a rule has a threshold, the field
-of ``FilterSettings`` has the rule's name. A document is dropped by the first rule that it breaks, and counted there.
+``measure`` makes a function a family. The function takes a `TextBatch` and the settings, and gives one array for each
+of its rules, with a number for each text::
+
+    @measure("shouting", rules=[Rule("shouted_letters", at_most=setting(0.3, "Most capital letters.", unit="share"))])
+    def shouting(batch: TextBatch, settings: Settings) -> list[NDArray[np.float64]]:
+        return [np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in batch.column.to_pylist()])]
+
+A document is dropped by the first rule that it breaks, and counted there, with the number as its score. What ``edit``
+makes a family gives the texts as they are to go on, too. A source of the recipe names rules, families of them, or a
+reference to a family (``package.module:name``, ``path/file.py:name``) in its key ``filters``; a package declares its
+families as entry points of the group ``mtnlg_data.rules``. The published rules are from
 
     Gopher    Rae et al. 2021 (arXiv 2112.11446), appendix A.1.1; fractions of table A1
     C4        Raffel et al. 2020 (JMLR 21/140), section 2.2, and the code that made it (tensorflow/datasets, c4_utils)
@@ -12,13 +21,35 @@ of ``FilterSettings`` has the rule's name. A document is dropped by the first ru
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mtnlg_data.console import UsageFailure
+from mtnlg_data.registry import Registry
+from mtnlg_data.settings import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
-EMPTY = "empty"  # the reason of a document that has no text, or to which a rule left none
+    import numpy as np
+    from numpy.typing import NDArray
+
+share = partial(setting, unit="share", ge=0, le=1)
+per_word = partial(setting, unit="per word", ge=0)
+EMPTY = "empty"  # the reason of a document that has no word, or to which a rule left no text
+#: The families of this package, in the order in which they apply.
+OWN = {
+    "url": "mtnlg_data.filters.urls:Url",
+    "gopher_repetition": "mtnlg_data.filters.repetition:gopher_repetition",
+    "gopher_quality": "mtnlg_data.filters.gopher:gopher_quality",
+    "c4": "mtnlg_data.filters.c4:C4",
+    "fineweb": "mtnlg_data.filters.fineweb:fineweb",
+    "pii": "mtnlg_data.filters.personal:Personal",
+}
+REGISTRY = Registry("mtnlg_data.rules", OWN)
 
 
 class Effect(Enum):
@@ -29,80 +60,125 @@ class Effect(Enum):
     REPLACE = "matches replaced"
 
 
-class Rule(NamedTuple):
-    """A rule of a family; ``source`` is the publication that it is taken from.
+@dataclass(frozen=True)
+class Rule:
+    """A rule; ``source`` is the publication that it is taken from, where that is not its family's.
 
-    A document breaks a rule whose measure is over the threshold, or under it where ``at_least``.
+    A document breaks a rule whose number is over ``at_most`` or under ``at_least``, or is not 0 where there is neither.
+    These are made by `setting`, and so is ``limit``, a threshold that the function itself looks at; the setting has the
+    rule's name. ``settings`` are the rule's others: name → (type, setting). A rule that cuts or replaces drops nothing:
+    its numbers are those of its edits.
     """
 
     name: str
-    family: str
-    source: str
     effect: Effect = Effect.DROP
-    at_least: bool = False
+    at_least: Any = None
+    at_most: Any = None
+    limit: Any = None
+    settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    source: str = ""
+
+    def fields(self) -> dict[str, tuple[Any, Any]]:
+        """The settings: name → (type, setting)."""
+        own = next((value for value in (self.at_least, self.at_most, self.limit) if value is not None), None)
+        kind: Any = tuple[str, ...] if own is not None and isinstance(own.default, tuple) else type(own and own.default)
+        return {**self.settings, **({} if own is None else {self.name: (kind, own)})}
+
+    def broken(self, numbers: NDArray[Any], settings: object) -> NDArray[np.bool_]:
+        """Which documents with these numbers are dropped."""
+        limit = getattr(settings, self.name) if self.has_score else 0
+        broken: NDArray[np.bool_] = numbers < limit if self.at_least is not None else numbers > limit
+        return broken
+
+    @property
+    def has_score(self) -> bool:
+        """Whether the number is one to show beside a dropped document."""
+        return self.at_least is not None or self.at_most is not None
 
 
-DUPLICATE_NGRAMS = range(5, 11)  # table A1 of Gopher
-TOP_NGRAMS = range(2, 5)
-RULES = (
-    Rule("url_domain", "url", "RefinedWeb"),
-    Rule("url_address", "url", "RefinedWeb"),
-    Rule("url_word", "url", "RefinedWeb"),
-    Rule("url_soft_words", "url", "RefinedWeb"),
-    Rule("url_substring", "url", "RefinedWeb"),
-    Rule("gopher_duplicate_paragraphs", "gopher_repetition", "Gopher"),
-    Rule("gopher_duplicate_paragraph_characters", "gopher_repetition", "Gopher"),
-    Rule("gopher_duplicate_lines", "gopher_repetition", "Gopher"),
-    Rule("gopher_duplicate_line_characters", "gopher_repetition", "Gopher"),
-    *(Rule(f"gopher_top_{n}_gram", "gopher_repetition", "Gopher") for n in TOP_NGRAMS),
-    *(Rule(f"gopher_duplicate_{n}_grams", "gopher_repetition", "Gopher") for n in DUPLICATE_NGRAMS),
-    Rule("gopher_fewest_words", "gopher_quality", "Gopher", at_least=True),
-    Rule("gopher_most_words", "gopher_quality", "Gopher"),
-    Rule("gopher_shortest_mean_word", "gopher_quality", "Gopher", at_least=True),
-    Rule("gopher_longest_mean_word", "gopher_quality", "Gopher"),
-    Rule("gopher_hashes", "gopher_quality", "Gopher"),
-    Rule("gopher_ellipses", "gopher_quality", "Gopher"),
-    Rule("gopher_bullet_lines", "gopher_quality", "Gopher"),
-    Rule("gopher_ellipsis_lines", "gopher_quality", "Gopher"),
-    Rule("gopher_alphabetic_words", "gopher_quality", "Gopher", at_least=True),
-    Rule("gopher_stop_words", "gopher_quality", "Gopher", at_least=True),
-    Rule("c4_bad_words", "c4", "C4"),
-    Rule("c4_longest_word", "c4", "C4", Effect.CUT),
-    Rule("c4_citations", "c4", "C4", Effect.REPLACE),
-    Rule("c4_terminal_punctuation", "c4", "C4", Effect.CUT),
-    Rule("c4_fewest_words", "c4", "C4", Effect.CUT),
-    Rule("c4_lorem_ipsum", "c4", "C4"),
-    Rule("c4_javascript", "c4", "C4", Effect.CUT),
-    Rule("c4_curly_bracket", "c4", "C4"),
-    Rule("c4_policy", "c4", "C4", Effect.CUT),
-    Rule("c4_fewest_sentences", "c4", "C4", at_least=True),
-    Rule("fineweb_line_punctuation", "fineweb", "FineWeb", at_least=True),
-    Rule("fineweb_short_lines", "fineweb", "FineWeb"),
-    Rule("fineweb_duplicate_line_characters", "fineweb", "FineWeb"),
-    Rule("fineweb_newlines", "fineweb", "FineWeb"),
-    Rule("pii_email", "pii", "FineWeb", Effect.REPLACE),
-    Rule("pii_ip", "pii", "FineWeb", Effect.REPLACE),
-    Rule("pii_phone", "pii", "Dolma", Effect.REPLACE),
-)
-FAMILIES = tuple(dict.fromkeys(rule.family for rule in RULES))
+@dataclass(frozen=True)
+class Family:
+    """Rules that are measured together.
+
+    ``target`` is a function of a batch and the settings, or a class made with the settings and the names of the rules
+    that are asked for, whose objects are called with a batch; so it opens lists once.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    target: Callable[..., Any]
+    source: str = ""
+    edits: bool = False
+    words: bool = False
+
+    def code(self) -> str | None:
+        """What stands for the code of rules that are not ours."""
+        from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (which the step filter imports)
+
+        return None if self in own_families() else code_digest(self.target)
+
+    def open(self, settings: object, asked: frozenset[str]) -> Callable[..., Any]:
+        """The function of a batch."""
+        if not isinstance(self.target, type):
+            return lambda batch: self.target(batch, settings)
+        look: Callable[..., Any] = self.target(settings, asked)
+        return look
 
 
-NUMBERS = {rule.name: number for number, rule in enumerate(RULES)}
+def measure(
+    name: str, *, rules: Iterable[Rule], source: str = "", words: bool = False
+) -> Callable[[Callable[..., Any]], Family]:
+    """Make a function the family of this name: it gives one array of numbers for each rule.
+
+    ``source`` is the publication that they are taken from. Where it looks at ``words``, a document without
+    any is dropped as ``EMPTY``, whatever the numbers.
+    """
+    return lambda target: Family(name, tuple(rules), target, source, words=words)
 
 
-def family_rules(family: str) -> list[Rule]:
-    """The rules of a family, in their order."""
-    return [rule for rule in RULES if rule.family == family]
+def edit(name: str, *, rules: Iterable[Rule], source: str = "") -> Callable[[Callable[..., Any]], Family]:
+    """Make a function the family of this name: it gives a column of the texts, and one array for each rule.
+
+    Where rules cut, a document of which they leave nothing is dropped as ``EMPTY``.
+    """
+    return lambda target: Family(name, tuple(rules), target, source, edits=True)
 
 
-def expand_rules(names: Iterable[str]) -> tuple[str, ...]:
-    """The rules that these names, of rules or of families, stand for, in their order.
+@cache
+def load_family(name: str, folder: Path | None = None) -> Family:
+    """The family of a name or a reference. Raises ``UsageFailure`` where there is none."""
+    family = REGISTRY.load(name, folder)
+    if not isinstance(family, Family):
+        raise UsageFailure(f"{name}: is no family of rules; make one with mtnlg_data.measure")
+    return family
 
-    Raises ``ValueError`` for a name of neither.
+
+@cache
+def own_families() -> tuple[Family, ...]:
+    """The families of this package, in their order."""
+    return tuple(map(load_family, OWN))
+
+
+class Chosen(NamedTuple):
+    """A family, and which of its rules are asked for."""
+
+    family: Family
+    asked: frozenset[str]
+
+
+def choose(names: Iterable[str]) -> list[Chosen]:
+    """The families that these names stand for, ours in their order, then others in that of the names.
+
+    A name is that of a rule of ours, of a family, or a reference to one. Raises ``ValueError`` where it is none.
     """
     asked = set(names)
-    if unknown := sorted(asked - {rule.name for rule in RULES} - set(FAMILIES)):
-        raise ValueError(
-            f"{unknown[0]!r} is no filter; those are {', '.join(FAMILIES)} or one of their rules: {', '.join(NUMBERS)}"
-        )
-    return tuple(rule.name for rule in RULES if asked & {rule.name, rule.family})
+    ours = {family.name: frozenset(rule.name for rule in family.rules) for family in own_families()}
+    chosen = [Chosen(f, ours[f.name] if f.name in asked else ours[f.name] & asked) for f in own_families()]
+    for name in dict.fromkeys(names):
+        if name not in ours and not any(name in rules for rules in ours.values()):
+            try:
+                family = load_family(name)
+            except UsageFailure as error:
+                raise ValueError(str(error)) from None
+            chosen.append(Chosen(family, frozenset(rule.name for rule in family.rules)))
+    return [one for one in chosen if one.asked]

@@ -11,61 +11,97 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from .lists import NO_LETTERS_OR_DIGITS, entry_words, hashed_entries, is_in
-from .texts import hash_strings
+from mtnlg_data.console import Failure
+from mtnlg_data.settings import setting
+from mtnlg_data.text.hashing import hash_strings
+
+from .lists import NO_LETTERS_OR_DIGITS, ListFile, entry_words, hashed_entries, is_in
+from .rules import Rule, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-    from .lists import ListFiles
+    from mtnlg_data.text.batch import TextBatch
+
+    from .settings import FilterSettings
 
 HOST = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?(?://)?(?:[^/?#@]*@)?([^/?#:]*)")
-KEPT = -1
-DOMAIN, ADDRESS, WORD, SOFT_WORDS, SUBSTRING = range(5)
+LISTS = {
+    "url_domain": (
+        "domain_files",
+        "For url_domain: files of blocked domains, one a line (plain or .gz); subdomains of each are blocked too.",
+    ),
+    "url_address": ("address_files", "For url_address: files of blocked URLs, one a line (plain or .gz)."),
+    "url_word": ("word_files", "For url_word: files of words, one of which in a URL blocks it."),
+    "url_soft_words": (
+        "soft_word_files",
+        "For url_soft_words: files of words, of which url_soft_words in a URL block it.",
+    ),
+    "url_substring": (
+        "substring_files",
+        "For url_substring: files of character sequences that block a URL wherever they stand in it.",
+    ),
+}
+SOFT = setting(2, "Soft words that block a URL (RefinedWeb: 2).", unit="words", ge=1)
 
 
-class UrlFilter:
-    """The lists of the rules that are asked for, by their numbers."""
+@measure(
+    "url",
+    source="RefinedWeb",
+    rules=[
+        Rule(
+            rule,
+            limit=SOFT if rule == "url_soft_words" else None,
+            settings={field: (tuple[Path, ...], setting((), text))},
+        )
+        for rule, (field, text) in LISTS.items()
+    ],
+)
+class Url:
+    """The lists of the rules that are asked for."""
 
-    def __init__(self, lists: ListFiles, asked: NDArray[np.bool_], soft_words: int) -> None:
-        self._domains = hashed_entries(lists.domains if asked[DOMAIN] else (), domains=True)
-        self._addresses = hashed_entries(lists.addresses if asked[ADDRESS] else (), domains=False)
-        self._words = entry_words(lists.words if asked[WORD] else ())
-        self._soft_words = entry_words(lists.soft_words if asked[SOFT_WORDS] else ())
-        self._fewest_soft_words = soft_words
-        substrings = entry_words(lists.substrings if asked[SUBSTRING] else ())
-        self._substring = re.compile("|".join(sorted(substrings))) if substrings else None
+    def __init__(self, settings: FilterSettings, asked: Collection[str]) -> None:
+        domains, addresses, words, soft_words, substrings = (
+            tuple(map(ListFile.of, getattr(settings, field) if rule in asked else ()))
+            for rule, (field, _) in LISTS.items()
+        )
+        self._domains = hashed_entries(domains, domains=True)
+        self._addresses = hashed_entries(addresses, domains=False)
+        self._words, self._soft_words = entry_words(words), entry_words(soft_words)
+        self._fewest_soft_words = settings.url_soft_words
+        self._substring = re.compile("|".join(sorted(entry_words(substrings))) or r"(?!)")
 
-    def broken(self, urls: Sequence[str | None]) -> NDArray[np.int64]:
-        """The first rule that each URL breaks, ``KEPT`` for none; what has no URL breaks none."""
-        known = [url or "" for url in urls]
-        folded = [url.lower() for url in known]
-        broken = np.full(len(known), KEPT)
-        for row, url in enumerate(folded):
-            broken[row] = self._by_words(url)
-        broken[is_in(hash_strings(pa.array(known, pa.string())), self._addresses)] = ADDRESS
+    @staticmethod
+    def check(settings: FilterSettings, asked: Collection[str]) -> None:
+        """Raise ``Failure`` where no file of a list is given."""
+        fields = {rule: field for rule, (field, _) in LISTS.items() if rule in asked}
+        if not any(getattr(settings, field) for field in fields.values()):
+            known = ", ".join(f"{name} reads filter.{field}" for name, field in fields.items())
+            raise Failure(f"filter: url rules without a list; give one: {known}")
+
+    def __call__(self, batch: TextBatch) -> list[NDArray[np.bool_]]:
+        """Which URLs break each rule; what has no URL breaks none."""
+        urls = [url or "" for url in batch.urls]
+        folded = [url.lower() for url in urls]
         names = [_host_and_domains(url) for url in folded]
         blocked = is_in(hash_strings(pa.array(chain.from_iterable(names), pa.string())), self._domains)
         rows = np.repeat(np.arange(len(names)), [len(own) for own in names])
-        broken[rows[blocked]] = DOMAIN
-        return broken
-
-    def _by_words(self, url: str) -> int:
-        words = set(NO_LETTERS_OR_DIGITS.split(url))
-        if words & self._words:
-            return WORD
-        if len(words & self._soft_words) >= self._fewest_soft_words:
-            return SOFT_WORDS
-        if self._substring is not None and self._substring.search(NO_LETTERS_OR_DIGITS.sub("", url)):
-            return SUBSTRING
-        return KEPT
+        words = [set(NO_LETTERS_OR_DIGITS.split(url)) for url in folded]
+        return [
+            np.bincount(rows[blocked], minlength=len(urls)) > 0,
+            is_in(hash_strings(pa.array(urls, pa.string())), self._addresses),
+            np.array([not own.isdisjoint(self._words) for own in words]),
+            np.array([len(own & self._soft_words) >= self._fewest_soft_words for own in words]),
+            np.array([self._substring.search(NO_LETTERS_OR_DIGITS.sub("", url)) is not None for url in folded]),
+        ]
 
 
 def _host_and_domains(url: str) -> list[str]:

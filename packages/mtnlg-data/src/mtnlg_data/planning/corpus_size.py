@@ -15,22 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 
 from mtnlg_data.document import group_memory
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
-from mtnlg_data.sources.arrow import arrow_rows
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from mtnlg_data.extract.text import ExtractSettings
     from mtnlg_data.recipe import Recipe
-    from mtnlg_data.sources import Dropped
 
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 2_000_000
@@ -82,7 +78,7 @@ def assumed_corpus(recipe: Recipe, documents: int, characters: int = MEAN_CHARAC
 
 def _with_recipe(size: CorpusSize, recipe: Recipe) -> CorpusSize:
     shard_characters = next((s.settings.shard_characters for s in recipe.steps if s.takes == "files"), 10**9)
-    web = size.share(recipe, (name for name, source in recipe.sources.items() if source.kind == "warc"))
+    web = size.share(recipe, (name for name, source in recipe.sources.items() if source.reader.pages))
     return size._replace(web=web, shard_characters=shard_characters)
 
 
@@ -115,7 +111,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
         characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
         packed += scale * sum(sample.packed for sample in samples)
         longest = max([longest, *(sample.longest for sample in samples)])
-        if recipe.sources[source].kind == "warc":
+        if recipe.sources[source].reader.pages:
             pages += scale * sum(sample.content for sample in samples)
     text = sum(characters.values())
     if documents < 1 or text < 1:
@@ -131,34 +127,21 @@ def _size(file: SourceFile) -> int:
 
 
 def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
-    if file.kind in {"parquet", "arrow"}:
-        with TemporaryDirectory() as folder, file.local(Path(folder, "copy")) as local:
-            items = list(islice(read_records(local, settings.largest), SAMPLED_ROWS))
-            read = _size(file) * len(items) / max(len(items), _rows(local))
-    else:
-        items = list(_read_beginning(file))
-        read = min(_size(file), SAMPLED_BYTES)
+    with TemporaryDirectory() as folder:
+        if file.reader.is_table:
+            with file.local(Path(folder, "copy")) as local:
+                items = list(islice(read_records(local, settings.largest), SAMPLED_ROWS))
+                read = _size(file) * len(items) / max(len(items), file.reader.rows(local.here))
+        else:
+            beginning = Path(folder, file.path.name)
+            beginning.write_bytes(read_beginning(file.path, SAMPLED_BYTES))
+            items = list(read_records(replace(file, path=beginning)))
+            read = min(_size(file), SAMPLED_BYTES)
     records = [item for item in items if isinstance(item, Record)]
     texts = [text for record in records if (text := _text(record, settings))]
     packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
     sizes = [len(record.content) for record in records]
     return _Sample([*map(len, texts)], packed, max(sizes, default=0), sum(sizes), read)
-
-
-def _rows(file: SourceFile) -> int:
-    if file.kind == "arrow":
-        return arrow_rows(file.here)
-    try:
-        return int(pq.read_metadata(file.here).num_rows)
-    except pa.ArrowException:
-        return 0
-
-
-def _read_beginning(file: SourceFile) -> Iterator[Record | Dropped]:
-    with TemporaryDirectory() as folder:
-        beginning = Path(folder, file.path.name)
-        beginning.write_bytes(read_beginning(file.path, SAMPLED_BYTES))
-        yield from read_records(replace(file, path=beginning))
 
 
 def _text(record: Record, settings: ExtractSettings) -> str:

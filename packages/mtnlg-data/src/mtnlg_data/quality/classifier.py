@@ -23,19 +23,10 @@ import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open
-from mtnlg_data.words import (
-    CHARACTER_BASE,
-    LETTER,
-    LONGEST_SUM,
-    NO_WORD,
-    WORD_BASE,
-    character_kinds,
-    fmix64_scalar,
-    jit,
-    join_texts,
-    long_word_hash,
-    text_batches,
-)
+from mtnlg_data.text.arrays import join_texts, text_batches
+from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

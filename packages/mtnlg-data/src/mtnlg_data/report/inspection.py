@@ -14,7 +14,7 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.engine import listed_shards, read_list
 from mtnlg_data.files import read_small
 from mtnlg_data.schema import holds_documents
-from mtnlg_data.sources import check_regular
+from mtnlg_data.sources.matching import check_regular
 from mtnlg_data.tally import summary_line
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path

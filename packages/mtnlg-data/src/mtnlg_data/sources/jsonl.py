@@ -1,7 +1,7 @@
 """JSON lines and the Pile, plain or compressed (.gz, .zst, .xz, .bz2): one object per line, its text under a key.
 
 The Pile (arXiv 2101.00027) is JSON lines with the document's subset under ``meta.pile_set_name``; eleven of its
-subsets are in MT-NLG's corpus.
+subsets are in MT-NLG's corpus. A plain file is read in parts; a compressed one is one unit of work, however large.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import gzip
 import io
 import json
 import lzma
-import os
+import mmap
 import zlib
-from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 import zstandard
 
-from .parts import WHOLE, Part, find_part, mapped
+from mtnlg_data.settings import setting
+
+from .reader import COMPRESSED, WHOLE, Part, Reader, reader
 from .record import Dropped, Record, json_metadata, name_fields
-from .zstd_frames import FRAME, FrameLines, ZstdFrames, check_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
-
 
 URL_KEYS = ("url", "uri")
 BUFFER_BYTES = 1 << 17
@@ -37,7 +37,6 @@ EXACT_INTEGERS = float(1 << 63)
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
 MAX_EXPANSION_RATIO = 256
-COMPRESSED = {".gz", ".zst", ".xz", ".bz2"}
 #: First bytes of what is often named like plain JSON lines; none begins a line of JSON.
 FOREIGN = {
     b"\x1f\x8b": "gzip: name it .gz",
@@ -52,44 +51,85 @@ FOREIGN = {
     b"\xfe\xff": "UTF-16: JSON lines are UTF-8",
 }
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+#: The largest window that zstd allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
+WINDOW_BYTES = 1 << 31
+#: Compressed bytes of zstd decoded at a time. Four may hold 128 KiB, so this bounds what is held decoded.
+CHUNK_BYTES = 1 << 12
 
 
-def read_jsonl(path: Path, field: str, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
-    """Yield the objects of a file, or of the lines that begin in a part; the text is the string under ``field``."""
-    for item in read_objects(path, max_bytes, part):
-        if isinstance(item, Dropped):
-            yield item
-            continue
-        number, row = item
-        text = row.pop(field, None)
-        if isinstance(text, str):
-            url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
-            yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
-        else:
-            others = [key for key, value in row.items() if isinstance(value, str)]
-            hint = f" but under {name_fields(others)}" if others else ""
-            yield Dropped("no_text", _place(path, number, part), f"no string under {field!r}{hint}")
+class Lines(Reader):
+    """Files of JSON lines."""
+
+    version = 1
+
+    def parts(self, path: Path, most: int) -> int:
+        """As many as wanted of a plain file."""
+        return 1 if path.suffix in COMPRESSED else most
 
 
-def read_pile(
-    path: Path, subsets: Collection[str] | None, max_bytes: int, part: Part = WHOLE
-) -> Iterator[Record | Dropped]:
-    """Yield the documents of these subsets (None: all); those of other subsets are skipped and not counted."""
-    for item in read_objects(path, max_bytes, part):
-        if isinstance(item, Dropped):
-            yield item
-            continue
-        number, row = item
-        meta = row.get("meta")
-        name = meta.get("pile_set_name") if isinstance(meta, dict) else None
-        subset = name if isinstance(name, str) else None
-        if subsets is not None and subset not in subsets:
-            continue
-        text = row.pop("text", None)
-        if isinstance(text, str):
-            yield Record(number, text, subset=subset, id=_take_id(row), metadata=json_metadata(row))
-        else:
-            yield Dropped("no_text", _place(path, number, part), "no string under 'text'", subset)
+@reader("jsonl", [f"*.{stem}{suffix}" for stem in ("jsonl", "ndjson", "json") for suffix in ("", *sorted(COMPRESSED))])
+class Jsonl(Lines):
+    """JSON lines with their text under a key of one's own."""
+
+    field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
+
+    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
+        """Yield the objects of a file, or of the lines that begin in a part; the text is the string under ``field``."""
+        for item in read_objects(path, max_bytes, part):
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            number, row = item
+            text = row.pop(self.field, None)
+            if isinstance(text, str):
+                url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
+                yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
+            else:
+                others = [key for key, value in row.items() if isinstance(value, str)]
+                hint = f" but under {name_fields(others)}" if others else ""
+                yield Dropped("no_text", _place(path, number, part), f"no string under {self.field!r}{hint}")
+
+
+@reader("pile")
+class Pile(Lines):
+    """The Pile. A file feeds several sources, one per subset, and is read once for all of them."""
+
+    shared = True
+    subset: str | tuple[str, ...] | None = setting(
+        None, "Of the Pile: the pile_set_name, or several, of the documents to read; all if not given."
+    )
+
+    @property
+    def subsets(self) -> tuple[str, ...] | None:
+        """The subsets that are wanted; None for all."""
+        return (self.subset,) if isinstance(self.subset, str) else self.subset
+
+    def wants(self, item: Record | Dropped) -> bool:
+        """Whether a record is of a wanted subset."""
+        return self.subsets is None or item.subset in self.subsets
+
+    def together(self, others: Sequence[Reader]) -> Reader:
+        """Read the subsets of all of these."""
+        wanted = [other.subsets for other in (self, *others) if isinstance(other, Pile)]
+        return Pile(subset=None if None in wanted else tuple(name for names in wanted for name in names or ()))
+
+    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
+        """Yield the documents of the wanted subsets; those of others are skipped and not counted."""
+        for item in read_objects(path, max_bytes, part):
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            number, row = item
+            meta = row.get("meta")
+            name = meta.get("pile_set_name") if isinstance(meta, dict) else None
+            subset = name if isinstance(name, str) else None
+            if self.subsets is not None and subset not in self.subsets:
+                continue
+            text = row.pop("text", None)
+            if isinstance(text, str):
+                yield Record(number, text, subset=subset, id=_take_id(row), metadata=json_metadata(row))
+            else:
+                yield Dropped("no_text", _place(path, number, part), "no string under 'text'", subset)
 
 
 def _place(path: Path, number: int, part: Part) -> str:
@@ -113,26 +153,31 @@ def read_objects(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[tup
 
 
 def _read_lines(path: Path, max_bytes: int, part: Part) -> Iterator[tuple[int, dict[str, Any]] | Dropped]:
-    number = -1
+    number, size = -1, 0
     rest = f"the rest of the {'file' if part == WHOLE else 'part'} is lost"
-    with open_lines(path, part) as file:
-        while True:
+    limit = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * path.stat().st_size
+    with open_lines(path) as file:
+        end = None if part == WHOLE else _seek_part(file, part)
+        while end is None or file.tell() < end:
             number += 1
             where = _place(path, number, part)
             try:
                 line = file.readline(max_bytes + 1)
+                size += len(line)
                 too_long = len(line) > max_bytes
-                while len(line) > max_bytes and not line.endswith(b"\n"):
+                while len(line) > max_bytes and not line.endswith(b"\n") and size <= limit:
                     line = file.readline(max_bytes + 1)
-            except DecompressionBombError as error:
-                yield Dropped("bomb", where, f"{error}; {rest}", ends_file=True)
-                return
+                    size += len(line)
             except DECOMPRESSION_ERRORS as error:
                 if getattr(error, "errno", None):
                     raise
                 yield Dropped("unreadable", where, f"{error}; {rest}", ends_file=True)
                 return
             if not line:
+                return
+            if size > limit:
+                what = f"expands to more than {limit} bytes, {MAX_EXPANSION_RATIO} times the file; {rest}"
+                yield Dropped("bomb", where, what, ends_file=True)
                 return
             if too_long:
                 yield Dropped("too_large", where, f"longer than {max_bytes} bytes")
@@ -167,105 +212,67 @@ def _parse_line(line: bytes, number: int, where: str) -> tuple[int, dict[str, An
     return number, row
 
 
-@contextmanager
-def open_lines(path: Path, part: Part = WHOLE) -> Iterator[IO[bytes]]:
-    """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain; or a part's lines.
-
-    Only plain and .zst files have parts.
-
-    Reads raise ``DecompressionBombError`` beyond ``ALWAYS_ALLOWED_BYTES`` + ``MAX_EXPANSION_RATIO`` x the file's size.
-    """
-    with ExitStack() as stack:
-        raw = stack.enter_context(path.open("rb"))
-        limit = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * os.fstat(raw.fileno()).st_size
-        stream: _Readable | None = None
-        match path.suffix:
-            case ".zst" if part.parts > 1:
-                stream = _open_frames(path, raw, part, stack)
-            case _ if part.parts > 1:
-                yield io.BufferedReader(ByteRange(raw, *_line_range(raw, part)), BUFFER_BYTES)
-                return
-            case ".gz":
-                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
-            case ".zst":
-                stream = ZstdFrames(raw)
-            case ".xz":
-                stream = stack.enter_context(lzma.LZMAFile(raw))
-            case ".bz2":
-                stream = stack.enter_context(bz2.BZ2File(raw))
-        yield raw if stream is None else io.BufferedReader(_LimitedStream(stream, limit), BUFFER_BYTES)
+def open_lines(path: Path) -> io.BufferedIOBase:
+    """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain."""
+    match path.suffix:
+        case ".gz":
+            return gzip.open(path)  # another buffer around it would lose what it holds when the stream breaks
+        case ".zst":
+            return io.BufferedReader(ZstdFrames(path.open("rb")), BUFFER_BYTES)
+        case ".xz":
+            return lzma.open(path)
+        case ".bz2":
+            return bz2.open(path)
+    return path.open("rb")
 
 
-def _line_range(file: BinaryIO, part: Part) -> tuple[int, int]:
-    """The bytes of the lines that begin in a part of a plain file."""
-    with mapped(file) as content:
+def _seek_part(file: io.BufferedIOBase, part: Part) -> int:
+    """Go to the first line that begins in a part of a plain file; returns where the part ends."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin, end = part.of(len(content))
-        if begin == end:
-            return end, end
-        first = content.find(b"\n", begin - 1, end) + 1 if begin else 0
-        if begin and not first:
-            return end, end
-        return first, content.find(b"\n", end - 1) + 1 or len(content)
+        file.seek(content.find(b"\n", begin - 1, end) + 1 or end if begin else 0)
+    return end
 
 
-def _open_frames(path: Path, file: io.BufferedReader, part: Part, stack: ExitStack) -> FrameLines:
-    """The lines of the frames that begin in a part of a .zst file."""
-    with mapped(file) as content:
-        size, (first, last) = len(content), find_part(content, part, FRAME, check_frame)
-    following = stack.enter_context(path.open("rb"))
-    ends = (ByteRange(file, first, last), ByteRange(following, last, size if first < last else last))
-    frames, rest = (ZstdFrames(io.BufferedReader(span, BUFFER_BYTES)) for span in ends)
-    return FrameLines(frames, rest, cut_first=first > 0)
+class ZstdFrames(io.RawIOBase):
+    """Reads a .zst file of any number of frames. Raises ``ZstdError`` and ``EOFError`` where it is broken or cut.
 
+    zstandard's own reader ends within a frame as if the file were complete: where the part before ends with a line,
+    whatever the last frame held would be lost in silence.
+    """
 
-class ByteRange(io.RawIOBase):
-    """Reads these bytes of a file."""
-
-    def __init__(self, file: io.BufferedReader, first: int, last: int) -> None:
-        file.seek(first)
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._left = last - first
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._compressed = b""
+        self._decoded = memoryview(b"")
 
     def readable(self) -> bool:
         """Always true; ``io.BufferedReader`` asks."""
         return True
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
     def readinto(self, buffer: Buffer) -> int:
-        """Read into the buffer, to the end of the range."""
+        """Decode the next bytes into the buffer; 0 at the end."""
+        while not self._decoded and self._decode():
+            pass
         with memoryview(buffer) as view:
-            count = self._file.readinto(view[: self._left])
-        self._left -= count
+            count = min(len(view), len(self._decoded))
+            view[:count], self._decoded = self._decoded[:count], self._decoded[count:]
         return count
 
-
-class DecompressionBombError(Exception):
-    """A compressed file expands beyond the limit."""
-
-
-class _Readable(Protocol):
-    """The common interface of the decompressing readers."""
-
-    def readinto1(self, buffer: Buffer, /) -> int: ...
-
-
-class _LimitedStream(io.RawIOBase):
-    """A decompressed stream that raises ``DecompressionBombError`` after ``limit`` bytes."""
-
-    def __init__(self, stream: _Readable, limit: int) -> None:
-        self._stream = stream
-        self._remaining = limit
-        self._limit = limit
-
-    def readable(self) -> bool:
-        """Always true; ``io.BufferedReader`` asks."""
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        """Read into the buffer and count the bytes against the limit."""
-        count = self._stream.readinto1(buffer)  # ``readinto`` would lose what it has read where it meets an error
-        self._remaining -= count
-        if self._remaining < 0:
-            raise DecompressionBombError(
-                f"expands to more than {self._limit} bytes, {MAX_EXPANSION_RATIO} times the file"
-            )
-        return count
+    def _decode(self) -> bool:
+        """Decode another chunk; false at the end of the file."""
+        chunk = self._compressed or self._file.read(CHUNK_BYTES)
+        if not chunk and self._frame is not None:
+            raise EOFError("the file ends within a zstd frame")
+        if chunk:
+            frame = self._frame or self._decompressor.decompressobj()
+            self._decoded = memoryview(frame.decompress(chunk))
+            self._frame, self._compressed = (None, frame.unused_data) if frame.eof else (frame, b"")
+        return bool(chunk)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from mtnlg_data.console import Failure
 from mtnlg_data.transfer.url_files import RemoteFile, local_copy
 
-from .parts import WHOLE, Part
+from .reader import WHOLE, Part, Reader, open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from mtnlg_data.schema import TableRow
 
+MAX_RECORD_BYTES = 1 << 24
 #: Bytes of a record's metadata; more is not kept. A row group holds as much, or a row of it.
 MAX_METADATA_BYTES = 1 << 22
-Kind = Literal["warc", "jsonl", "pile", "parquet", "arrow"]
 SHOWN_FIELDS, SHOWN_CHARACTERS = 5, 40  # of a file without the field that was asked for
 
 
@@ -34,17 +33,22 @@ class SourceFile:
     source: str
     path: Path | RemoteFile
     name: str  # path below the source's folder; source, name and record number make a document's id
-    kind: Kind
-    field: str = "text"  # key or column of the text (jsonl, parquet, arrow)
-    subset: str | None = None  # meta.pile_set_name to keep (pile); None keeps all
+    kind: str  # of reader: a name, or a reference to one of a user
+    options: Mapping[str, Any] = field(default_factory=dict)  # the reader's keys of [sources.NAME]
     part: Part = WHOLE
+    folder: Path | None = None  # at which a ``kind`` that is the path of a file starts
+
+    @property
+    def reader(self) -> Reader:
+        """The reader of the file. Raises ``UsageFailure`` where there is none of this kind."""
+        return open_reader(self.kind, self.options, self.folder)
 
     def key(self, number: int) -> str:
         """The key of a record: source, file and number; of a part, the record's number in it behind the part's.
 
         Rows of tables are numbered from the beginning of the file in any part.
         """
-        part = "" if self.part == WHOLE or self.kind in {"parquet", "arrow"} else f"{self.part.number}:"
+        part = "" if self.part == WHOLE or self.reader.numbers_by_file else f"{self.part.number}:"
         return f"{self.source}/{self.name}/{part}{number}"
 
     @property
@@ -54,6 +58,19 @@ class SourceFile:
             return self.path.size, self.path.version
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
+
+    def fingerprint(self) -> object:
+        """What stands for its content, and for how it is read."""
+        return [
+            self.source,
+            str(self.path),
+            self.name,
+            self.kind,
+            self.reader,
+            self.reader.code(),
+            self.part,
+            self.stats,
+        ]
 
     @property
     def here(self) -> Path:
@@ -71,17 +88,20 @@ class SourceFile:
         else:
             yield self
 
+    def cut(self, parts: int) -> list[SourceFile]:
+        """The file as so many parts, or as fewer where it cannot be read in so many; at a URL as itself."""
+        if parts > 1 and isinstance(self.path, Path):
+            parts = self.reader.parts(self.path, parts)
+            return [replace(self, part=Part(number, parts)) for number in range(parts)]
+        return [self]
 
-def name_below(path: Path, base: Path) -> str:
-    """The path below ``base`` for the ids of documents; bytes of a file name that are not UTF-8 are escaped."""
-    return path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
+def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record | Dropped]:
+    """Yield the records of a file, or of its part; a record longer than ``max_bytes`` is dropped unread.
 
-def check_regular(path: Path) -> None:
-    """Raise ``Failure`` for what is no file and would be passed over in silence: a folder, a pipe, a dead link."""
-    if not path.is_file():
-        dead, kind = path.is_symlink() and not path.exists(), "a folder" if path.is_dir() else "a pipe or device"
-        raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
+    Only a file that the system cannot open or read raises (``OSError``).
+    """
+    return file.reader.read(file.here, file.part, max_bytes)
 
 
 class Metadata(NamedTuple):
@@ -100,7 +120,7 @@ class Record(NamedTuple):
     charset: str | None = None  # of an HTML page, declared by its HTTP header
     subset: str | None = None  # of the Pile
     id: str | None = None  # as the record gives it
-    metadata: Metadata = Metadata()
+    metadata: Metadata | Mapping[str, Any] = Metadata()  # or all other fields
 
 
 def json_metadata(fields: Mapping[str, Any]) -> Metadata:
@@ -118,7 +138,7 @@ def json_metadata(fields: Mapping[str, Any]) -> Metadata:
 
 def name_fields(fields: Iterable[str]) -> str:
     """The first of these fields, which hold strings, and what to do with them."""
-    return f"{', '.join(field[:SHOWN_CHARACTERS] for field in islice(fields, SHOWN_FIELDS))}: name one as the field"
+    return f"{', '.join(name[:SHOWN_CHARACTERS] for name in islice(fields, SHOWN_FIELDS))}: name one as the field"
 
 
 class Dropped(NamedTuple):

@@ -3,37 +3,51 @@
 fastwarc is fast but trusts every record: a truncated payload comes out short, a wrong length shifts all that follows,
 and a broken gzip member ends the file, silently where the flags of its header are broken.
 This reader holds each record back until the next one begins at the announced offset. After a broken record it searches
-for the next gzip magic or line ``WARC/1``, so one bad record costs one record; ``recovery`` bounds the work.
+for the next gzip magic or line ``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS``
+broken places, of which each costs a record's bytes at most, is read no further.
+
+ARC, the crawl format before WARC, is read with warcio; there a broken record costs the rest of the file.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+import zlib
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
-from .arc import GZIP_MEMBER, MAX_HEADER_BYTES, check_arc, check_member, is_arc, read_arc, read_gzip_member
-from .parts import WHOLE, Checked, Part, begins_short, find_part, mapped
-from .record import Dropped
-from .recovery import Recovery, find
-from .response import read_converted_text, read_html_page
+from mtnlg_data.console import Failure
+from mtnlg_data.settings import setting
+from mtnlg_data.transfer.snapshot import downloaded_files
+from mtnlg_data.transfer.urls import check_local
+
+from .reader import Part, Reader, reader
+from .record import Dropped, Record
+from .response import GZIP_WBITS, read_converted_text, read_html_page
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from .record import Record
 
 WARC_START = b"WARC/1."
-PLAIN_START = re.compile(rb"WARC/1\.")
+GZIP_MAGIC = b"\x1f\x8b\x08"
+GZIP_MEMBER = re.compile(re.escape(GZIP_MAGIC))
 RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
 HEADER_END = b"\r\n\r\n"
 CONTENT_LENGTH = re.compile(rb"\r\nContent-Length: *(\d{1,15})\r\n", re.IGNORECASE)
+ARC_START, ARC_START_BYTES = re.compile(rb"filedesc:[ -~]{23}"), 32  # of the first record, which describes the file
+ARC_DATE = re.compile(r"\d{12,14}")
 LONGEST_START = len(WARC_START)
+MAX_HEADER_BYTES = 1 << 14
+MAX_DEFECTS = 1000
 CHUNK_BYTES = 1 << 20
+FIRST_CHUNK, LAST_CHUNK = 1 << 12, 1 << 20
+#: Characters of text per byte of a file, if most is kept: a little too many rather than too few.
+COMPRESSED_PAGES, PLAIN_PAGES = 0.25, 0.05
 
 
 class Defect(NamedTuple):
@@ -42,81 +56,143 @@ class Defect(NamedTuple):
     offset: int
     reason: str
     what: str
-    cost: int = 0  # bytes of content that were read of it
 
 
-def read_warc(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Record | Dropped]:
-    """Yield the pages of a WARC file, plain or compressed: responses of status 200 and an HTML type, codings undone.
+@reader("warc", [f"*.{stem}{suffix}" for stem in ("warc", "warc.wet", "arc") for suffix in ("", ".gz")])
+class Warc(Reader):
+    """Pages of WARC and ARC files, texts of WET files; each file is one unit of work, however large.
 
-    Of a WET file, the texts of its conversion records.
-    An ARC file is recognised by its content, whatever its name. Of a part, the pages whose records begin in it.
+    An ARC file is recognised by its content, whatever its name.
     """
-    with path.open("rb") as file:
-        if is_arc(file.read(CHUNK_BYTES)):
-            yield from read_arc(path, max_bytes, part)
+
+    version, pages = 1, True
+    snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
+
+    @property
+    def finds_files(self) -> bool:
+        """Whether a snapshot is given."""
+        return self.snapshot is not None
+
+    def find(self, folder: Path) -> list[tuple[str, Path]]:
+        """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
+        place = check_local(folder / check_local(Path(self.snapshot or "")))
+        if files := downloaded_files(place):
+            return files
+        raise Failure(f"{place}: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out {place}")
+
+    def characters(self, name: str, size: int) -> float:
+        """Markup is most of a page."""
+        name = name.lower()
+        if name.endswith((".warc.gz", ".arc.gz")):
+            return size * COMPRESSED_PAGES
+        return size * PLAIN_PAGES if name.endswith((".warc", ".arc")) else super().characters(name, size)
+
+    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
+        """Yield the pages: responses of status 200 and an HTML type, codings undone; of WET, conversion records."""
+        del part
+        with path.open("rb") as file:
+            if is_arc(file.read(CHUNK_BYTES)):
+                file.seek(0)
+                yield from read_arc(file, path.name, max_bytes)
+                return
+            for number, record in enumerate(_complete_records(file, path.name, max_bytes)):
+                if isinstance(record, Dropped):
+                    yield record
+                    continue
+                url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
+                where = f"{path.name}: byte {record.stream_pos}"
+                if record.record_type == WarcRecordType.response:
+                    yield read_html_page(record, number, where, url, max_bytes)
+                elif record.record_type == WarcRecordType.conversion:
+                    yield read_converted_text(record, number, where, url)
+
+
+def is_arc(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is ARC, plain or gzipped."""
+    if head.startswith(GZIP_MAGIC):
+        try:
+            head = zlib.decompressobj(GZIP_WBITS).decompress(head, ARC_START_BYTES)
+        except zlib.error:
+            return False
+    return ARC_START.match(head) is not None
+
+
+def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the pages of an ARC file of version 1: responses of status 200 and an HTML type, content codings undone."""
+    from warcio.archiveiterator import ArchiveIterator as WarcioIterator  # noqa: PLC0415  (few have ARC)
+
+    archive = WarcioIterator(file, no_record_parse=True)
+    number = offset = 0
+    while True:
+        try:
+            with redirect_stderr(StringIO()):  # warcio warns there
+                if (arc := next(archive, None)) is None:
+                    return
+                url, ip, date, _, length = (value for _, value in arc.rec_headers.headers)
+                body = arc.raw_stream.read(max_bytes + 1) if arc.length else b""
+                offset = archive.get_record_offset()
+        except Exception as error:
+            if getattr(error, "errno", None):
+                raise
+            yield Dropped("unreadable", f"{name}: byte {offset}", str(error).strip(), ends_file=True)
             return
-        begin, end = _range(file, part)
-        beginning = file if part.parts == 1 else cast("BinaryIO", _Beginning(file, end))
-        for number, record in enumerate(_complete_records(beginning, path.name, max_bytes, begin)):
-            if isinstance(record, Dropped):
-                yield record
-                continue
-            url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
-            where = f"{path.name}: byte {record.stream_pos}"
-            if record.record_type == WarcRecordType.response:
-                yield read_html_page(record, number, where, url, max_bytes)
-            elif record.record_type == WarcRecordType.conversion:
-                yield read_converted_text(record, number, where, url)
+        where = f"{name}: byte {offset}"
+        if len(body) > max_bytes:
+            yield Dropped("too_large", where, f"its length is {length}")
+        elif len(body) < arc.length:
+            what = f"its length is {length}, but {len(body)} bytes follow"
+            yield Dropped("truncated", where, what, ends_file=True)
+        elif archive.err_count:
+            what = f"its length is {length}, but no record begins behind it"
+            yield Dropped("bad_length", where, what, ends_file=True)
+            return
+        elif url.startswith(("http:", "https:")) and ARC_DATE.fullmatch(date):
+            record = WarcRecord()
+            record.headers["WARC-IP-Address"] = ip
+            record.headers["WARC-Date"] = "{}{}-{}-{}T{}:{}:{}Z".format(*re.findall("..", f"{date:0<14}"))
+            record.set_bytes_content(body)
+            record.is_http = True
+            yield read_html_page(record, number, where, url, max_bytes)
+        number += 1
 
 
-def can_cut(path: Path, count: int) -> bool:
-    """Whether the file's records can be found from any place: its first gzip member, if it has any, is not long."""
-    with path.open("rb") as file, mapped(file) as content:
-        return begins_short(content, count, check_arc if is_arc(content[:CHUNK_BYTES]) else _check)
+def read_gzip_member(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, int] | None:
+    """Content of the gzip member at ``offset``, and its end; None where it is broken or has more than ``limit``."""
+    file.seek(offset)
+    decompressor = zlib.decompressobj(GZIP_WBITS)
+    content = b""
+    while not decompressor.eof:
+        chunk = file.read(CHUNK_BYTES)
+        try:
+            content += decompressor.decompress(chunk, limit + 1 - len(content))
+        except zlib.error:
+            return None
+        if not chunk or len(content) > limit:
+            return None
+    return content, file.tell() - len(decompressor.unused_data)
 
 
-def _check(content: mmap.mmap, start: int) -> Checked:
-    """Whether a record begins here, in a gzip member or before another record."""
-    if GZIP_MEMBER.match(content, start):
-        return check_member(content, start, PLAIN_START)
-    head = content[start : start + MAX_HEADER_BYTES]
-    header_end = head.find(HEADER_END) + len(HEADER_END)
-    length = CONTENT_LENGTH.search(head, 0, header_end)
-    if length is None or content[max(0, start - 1) : start] not in {b"", b"\n"}:
-        return Checked(False, start + len(head))
-    end = start + header_end + int(length[1])
-    behind = content[end : end + len(HEADER_END) + LONGEST_START]
-    return Checked(behind in {HEADER_END, HEADER_END + WARC_START}, end + len(HEADER_END))
+def find(pattern: re.Pattern[bytes], file: BinaryIO, start: int, longest: int) -> int | None:
+    """Offset of the first match at or after ``start``, of a pattern that matches at most ``longest`` bytes."""
+    file.seek(start)
+    window, size = b"", FIRST_CHUNK  # a near match, as on crafted input, must not cost a large chunk
+    while chunk := file.read(size):
+        window += chunk
+        match = pattern.search(window)
+        if match:
+            return start + match.start()
+        kept = min(len(window), longest - 1)
+        start += len(window) - kept
+        window, size = window[len(window) - kept :], min(2 * size, LAST_CHUNK)
+    return None
 
 
-def _range(file: BinaryIO, part: Part) -> tuple[int, int]:
-    """Where the records of a part begin, and those of the next."""
-    if part.parts == 1:
-        return 0, os.fstat(file.fileno()).st_size
-    with mapped(file) as content:
-        is_gzip = GZIP_MEMBER.match(content) is not None
-        return find_part(content, part, GZIP_MEMBER if is_gzip else PLAIN_START, _check)
-
-
-class _Beginning:
-    """The bytes of a file before ``end``, as a file."""
-
-    def __init__(self, file: BinaryIO, end: int) -> None:
-        self._file = file
-        self._end = end
-        self.seek, self.tell, self.fileno = file.seek, file.tell, file.fileno
-
-    def read(self, size: int) -> bytes:
-        """Read as a file does."""
-        return self._file.read(min(size, max(0, self._end - self._file.tell())))
-
-
-def _complete_records(file: BinaryIO, name: str, max_bytes: int, begin: int) -> Iterator[WarcRecord | Dropped]:
-    """Yield the complete records from ``begin`` on; after a broken one, resume at the next record start."""
-    start: int | None = begin
+def _complete_records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[WarcRecord | Dropped]:
+    """Yield the complete records; after a broken one, resume at the next record start."""
+    start: int | None = 0
     reported = False
+    defects = 0
     size = os.fstat(file.fileno()).st_size
-    recovery = Recovery(size)
     while start is not None:
         defect: Defect | None = None
         file.seek(start)
@@ -128,8 +204,12 @@ def _complete_records(file: BinaryIO, name: str, max_bytes: int, begin: int) -> 
                 defect = record
         if defect is None:
             return
-        defect = defect._replace(offset=max(defect.offset, start))
-        start = find(RECORD_START, file, _search_offset(file, defect, recovery), LONGEST_START)
+        defect, defects = defect._replace(offset=max(defect.offset, start)), defects + 1
+        if defects > MAX_DEFECTS:
+            what = f"the last of {defects} broken places; the rest of the file is lost"
+            yield Dropped(defect.reason, f"{name}: byte {defect.offset}", what, ends_file=True)
+            return
+        start = find(RECORD_START, file, _search_offset(file, defect), LONGEST_START)
         if not reported:  # a false start found by the search is still the same broken record
             ends_file = start is None and file.tell() == size and defect.reason != "too_large"
             yield Dropped(defect.reason, f"{name}: byte {defect.offset}", defect.what, ends_file=ends_file)
@@ -155,14 +235,13 @@ def _records_until_defect(file: BinaryIO, max_bytes: int) -> Iterator[WarcRecord
             record.freeze()
             if record.content_length < length:
                 what = f"its Content-Length is {length}, but {record.content_length} bytes follow"
-                yield Defect(offset, "truncated", what, record.content_length)
+                yield Defect(offset, "truncated", what)
                 return
             previous = record
     except OSError as error:
         if error.errno:
             raise
-        for item in _after_parse_error(file, offset, previous, str(error)):
-            yield item._replace(cost=length) if isinstance(item, Defect) else item
+        yield from _after_parse_error(file, offset, previous, str(error))
         return
     if previous is not None:
         yield previous
@@ -185,41 +264,38 @@ def _after_parse_error(
 
 def _fills_gzip_member(file: BinaryIO, offset: int, record: WarcRecord) -> bool:
     """Whether the gzip member at ``offset`` holds exactly this record, so that its length is right."""
-    with mapped(file) as content:
-        member = read_gzip_member(content, offset, MAX_HEADER_BYTES + record.content_length)
-    body = member.text.find(HEADER_END) + len(HEADER_END)
-    return not member.defect and member.text[body + record.content_length :] == b"\r\n\r\n"
+    member = read_gzip_member(file, offset, MAX_HEADER_BYTES + record.content_length)
+    if member is None:
+        return False
+    body = member[0].find(HEADER_END) + len(HEADER_END)
+    return member[0][body + record.content_length :] == b"\r\n\r\n"
 
 
-def _search_offset(file: BinaryIO, defect: Defect, recovery: Recovery) -> int:
-    """Where to search for the next record after a broken one, whose reading has come to ``file.tell()``.
+def _search_offset(file: BinaryIO, defect: Defect) -> int:
+    """Where to search for the next record after a broken one.
 
     That is its end, where the record is uncompressed and another begins there: a record that is too large may contain
     complete records that are not part of the crawl.
     """
-    examined = file.tell()
     file.seek(defect.offset)
     start = file.read(MAX_HEADER_BYTES)
-    resume = recovery.resume(defect.offset, examined, defect.cost + len(start))
     header_end = start.find(HEADER_END) + len(HEADER_END)
     length = CONTENT_LENGTH.search(start, 0, header_end) if start.startswith(WARC_START) else None
     if length is not None:
         end = defect.offset + header_end + int(length[1]) + len(b"\r\n\r\n")
         file.seek(end)
         if RECORD_START.match(file.read(LONGEST_START)):
-            return max(end, resume)
-    return resume
+            return end
+    return defect.offset + 1
 
 
 def _unread_member(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[Defect]:
     """Yield a defect where fastwarc stopped early: a gzip member follows the last record, or no record was read."""
     file.seek(offset)
-    if not GZIP_MEMBER.match(file.read(3)):
+    if file.read(3) != GZIP_MAGIC:
         return
-    end = offset + 1
-    if last is not None:  # and may itself hold gzip members, as it was crawled
-        with mapped(file) as content:
-            end = read_gzip_member(content, offset, MAX_HEADER_BYTES + last.content_length).end
-    member = find(GZIP_MEMBER, file, end, 3)
+    # The last record may itself hold gzip members, as it was crawled.
+    whole = None if last is None else read_gzip_member(file, offset, MAX_HEADER_BYTES + last.content_length)
+    member = find(GZIP_MEMBER, file, offset + 1 if whole is None else whole[1], 3)
     if member is not None:
         yield Defect(offset if last is None else member, "unreadable", "the flags of its gzip header hide what follows")

@@ -29,6 +29,7 @@ from mtnlg_data.extract.language import Language, LanguageSettings, open_identif
 from mtnlg_data.mojibake import fix_text, unbounded_cost_reason
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
+from mtnlg_data.sources.reader import yields_pages
 from mtnlg_data.step import KEPT, Cost, Outcome, Step
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Clean(Step[CleanSettings, CleanKeys]):
     def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         """The paper's rules for a source of this name and kind."""
         known = DATASETS.get(name)
-        rules = PAGE_RULES if table.get("kind") == "warc" or (known and known.whitespace) else TEXT_RULES
+        rules = PAGE_RULES if yields_pages(table.get("kind")) or (known and known.whitespace) else TEXT_RULES
         return {"rules": [*rules, *VARIANTS.get(name, ())]}
 
     def check(self) -> None:

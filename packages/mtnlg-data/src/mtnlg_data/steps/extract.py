@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
+from mtnlg_data.document import shard_name
+from mtnlg_data.extract.grouping import group_files
+from mtnlg_data.extract.shards import COPIES, extract_group
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings
 from mtnlg_data.step import Cost, Kind, Step
+from mtnlg_data.tally import read_failure, stage_summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mtnlg_data.extract.grouping import Group
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.tally import Summary
@@ -20,7 +29,7 @@ class Extract(Step[ExtractSettings, Settings]):
 
     number, version = 1, 1
     takes: ClassVar[Kind] = "files"
-    kept = ("jusText", "lxml", "pycld2", "fasttext-predict")
+    kept = ("jusText", "lxml", "pycld2", "webencodings", "fasttext-predict")
 
     def check(self) -> None:
         """Open the language model."""
@@ -35,12 +44,55 @@ class Extract(Step[ExtractSettings, Settings]):
             of_web * corpus.text / 1e6, 160_000_000 + page + len(self.sources) * corpus.group // 2 + model, corpus.disk
         )
 
-    def fingerprint(self, source: str) -> object:
-        """The version of another extractor counts where it is used."""
-        return [super().fingerprint(source), library_version(self.settings.method)]
-
     def apply(self, job: Job) -> Summary:
-        """Read every file once."""
-        from mtnlg_data.extract.stage import extract_documents  # noqa: PLC0415
+        """Read every file once.
 
-        return extract_documents(job.files, job.out, self.settings, job.engine)
+        The summary has ``languages`` and ``languages_kept``, records and documents by language, the names of the
+        ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is more
+        than the settings allow.
+        """
+        groups = group_files(job.files, self.settings.shard_characters)
+        firsts = [job.out / shard_name(group.pieces[0][0].source, group.numbers[0]) for group in groups]
+        versions = library_version(self.settings.method)
+        done = job.map("", extract_group, zip(groups, firsts, strict=True), settings=self.settings, versions=versions)
+        shutil.rmtree(job.out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
+        summaries = [one.summary for one in done]
+        shards = [name for summary in summaries for name in summary["shards"]]
+        job.folder.finish(job.out / name for name in shards)
+        lost = {"sources": {}, "lost": _empty_files(groups, summaries)}
+        sources = list(dict.fromkeys(file.source for file in job.files))
+        stage = stage_summary(self.name, [*summaries, lost], sources, self.settings.alarm_share)
+        failure = read_failure(stage, self.settings.max_failed)
+        languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
+        for summary in summaries:
+            for name, counts in languages.items():
+                counts.update(summary[name])
+        return {
+            **stage,
+            "alarms": [*stage["alarms"], *_column_alarms(summaries)],
+            **({"failure": failure} if failure else {}),
+            **{name: dict(counts.most_common()) for name, counts in languages.items()},
+            "shards": shards,
+        }
+
+
+def _empty_files(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """The files of which no part holds anything."""
+    empty = Counter(place for summary in summaries for place in summary["empty"])
+    pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for group in groups for piece in group.pieces if empty}
+    return [
+        {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
+        for place, file in pieces.items()
+        if empty[place] == file.part.parts
+    ]
+
+
+def _column_alarms(summaries: Sequence[Summary]) -> Iterator[dict[str, str]]:
+    """An alarm for each column that documents of a source lack, though their files have it."""
+    files: dict[tuple[str, str, str], dict[str, None]] = {}
+    for summary in summaries:
+        for *column, file in summary["left_out"]:
+            files.setdefault(tuple(column), {})[file] = None
+    for (source, name, why), (first, *others) in files.items():
+        more = f" (and of {len(others)} more files of {source})" if others else ""
+        yield {"source": source, "message": f"extract leaves out column {name} of {first}{more}: {why}"}

@@ -10,9 +10,10 @@ from pydantic import field_validator
 
 from mtnlg_data.console import Failure, Failures, IoFailure
 from mtnlg_data.document import replace_columns, shard_source
-from mtnlg_data.filters.lists import ListFiles, check_list, check_url_lists, list_paths
-from mtnlg_data.filters.rules import RULES, Effect, expand_rules
-from mtnlg_data.filters.settings import FilterSettings
+from mtnlg_data.filters.decisions import DocumentFilter
+from mtnlg_data.filters.lists import check_list
+from mtnlg_data.filters.rules import OWN, Effect, choose
+from mtnlg_data.filters.settings import FilterSettings, check_rules, list_paths, with_rules
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
 
@@ -31,27 +32,30 @@ class FilterKeys(Settings):
 
     filters: list[str] = setting(
         [],
-        "Families of rules of filter (url, gopher_repetition, gopher_quality, c4, fineweb, pii), or rules of theirs.",
+        f"Families of rules of filter ({', '.join(OWN)}), rules of theirs, or references to families of one's own.",
         option="--rules",
     )
 
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: list[str]) -> list[str]:
-        expand_rules(filters)
+        choose(filters)
         return filters
 
 
 class Filter(Step[FilterSettings, FilterKeys]):
     """The rules that each source names; sources without rules pass unread."""
 
-    number, version = 3, 1
+    number, version, varies = 3, 1, True
     nothing = "give --rules"
     batch_bytes = 1 << 20
 
+    def validate(self) -> None:
+        """Compare the rules with their settings."""
+        check_rules(self.settings, [keys.filters for keys in self.sources.values()])
+
     def check(self) -> None:
-        """Compare the rules of URLs with the lists, and read the first lines of each list."""
-        check_url_lists(self.settings, [self.rules(source) for source in self.sources])
+        """Read the first lines of the lists."""
         mistakes = []
         for path in list_paths(self.settings):
             try:
@@ -71,34 +75,33 @@ class Filter(Step[FilterSettings, FilterKeys]):
         """A source without rules is not read."""
         return "through" if self.sources[source].filters else "past"
 
-    def rules(self, source: str) -> tuple[str, ...]:
-        """The rules of a source, in the order in which they apply."""
-        return expand_rules(self.sources[source].filters)
+    def fingerprint(self, source: str) -> object:
+        """Thresholds, lists by their content, the rules, and the code of those of others."""
+        chosen = choose(self.sources[source].filters)
+        rules = [[one.family.name, sorted(one.asked), one.family.code()] for one in chosen]
+        return [self.settings_for(source), rules]
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
         """Decide on small batches, whose words fit the caches."""
-        from mtnlg_data.filters.decisions import REASONS, DocumentFilter  # noqa: PLC0415  (numba)
-
         del item, shared
-        rules = self.rules(shard_source(shard.path))
-        document_filter = DocumentFilter(rules, self.settings, ListFiles.of(self.settings))
+        document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
 
         def decide(batch: pa.RecordBatch) -> Outcome:
             decided = document_filter.decide(batch["text"], batch["url"].to_pylist())
             kept = replace_columns(batch.filter(pa.array(decided.reasons == KEPT)), {"text": decided.texts})
-            return Outcome(kept, decided.reasons, REASONS, decided.scores, decided.edits)
+            return Outcome(kept, decided.reasons, document_filter.reasons, decided.scores, decided.edits)
 
         return decide
 
     def run(self, job: Job) -> list[Done]:
         """Filter every shard, and add up the effect of each rule."""
         done = job.write()
-        asked = {rule for source in self.sources for rule in self.rules(source)}
-        job.details["filters"] = _effects([one.summary for one in done], self.settings, asked)
+        names = dict.fromkeys(name for keys in self.sources.values() for name in keys.filters)
+        job.details["filters"] = _effects([one.summary for one in done], self.settings, names)
         return done
 
 
-def _effects(summaries: Sequence[Summary], settings: FilterSettings, asked: Collection[str]) -> list[dict[str, Any]]:
+def _effects(summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str]) -> list[dict[str, Any]]:
     """Source, threshold and effect of every rule that was asked for."""
     edits: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -106,14 +109,17 @@ def _effects(summaries: Sequence[Summary], settings: FilterSettings, asked: Coll
         edits.update(summary["counts"])
         for counts in summary["sources"].values():
             dropped.update(counts["dropped"])
+    chosen = choose(names)
+    limits = with_rules(settings, chosen)
     return [
         {
             "rule": rule.name,
-            "published": rule.source,
-            "threshold": limit if isinstance(limit := getattr(settings, rule.name, None), (int, float)) else None,
+            "published": rule.source or family.source,
+            "threshold": limit if isinstance(limit := getattr(limits, rule.name, None), (int, float)) else None,
             "effect": rule.effect.value,
             "count": dropped[rule.name] if rule.effect is Effect.DROP else edits[rule.name],
         }
-        for rule in RULES
+        for family, asked in chosen
+        for rule in family.rules
         if rule.name in asked
     ]

@@ -28,7 +28,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure
-from mtnlg_data.words import code_points
+from mtnlg_data.text.characters import code_points
 
 from .merge import take_documents
 

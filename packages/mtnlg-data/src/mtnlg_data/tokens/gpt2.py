@@ -6,15 +6,12 @@ They are kept in ``$XDG_CACHE_HOME/mtnlg-data/gpt2``, by default below ``~/.cach
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from threading import Event
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import lock_folder
 from mtnlg_data.files import sha256
-from mtnlg_data.transfer.download import download_file
-from mtnlg_data.transfer.remotes import HttpRemote
+from mtnlg_data.transfer.url_files import fetch_files
 
 GPT2 = "gpt2"
 URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
@@ -38,7 +35,7 @@ def fetch_gpt2(url: str = URL) -> tuple[Path, ...]:
             if path.is_file() and sha256(path) == digest:
                 continue
             path.unlink(missing_ok=True)
-            download_file(HttpRemote(url), name, path, largest=LARGEST, sleep=time.sleep, stop=Event())
+            fetch_files({name: f"{url}/{name}"}, cache, largest=LARGEST)
             if sha256(path) != digest:
                 path.unlink()
                 raise Failure(f"{url}/{name}: not GPT-2's file; give a folder with {' and '.join(FILES)} instead")

@@ -11,6 +11,7 @@ removed. Files of others at the URL are never touched: a place that holds some i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, UsageFailure, progress, say
 from mtnlg_data.engine import lock_folder, manifest_path, read_list
-from mtnlg_data.files import sha256, write_json
+from mtnlg_data.files import read_small, sha256, write_json
 
-from .download import TransientError
-from .url_files import RemoteFile, list_files, persist, read_record, version_at
-from .urls import EXTRAS, connect, url_of
+from .url_files import RemoteFile, find_file, list_files
+from .urls import EXTRAS, connect, persist, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,8 +32,9 @@ LISTS = {"blend.json", "stage.json", "summary.json"}
 #: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
 NOT_RESULTS = {"state", "documents", "positives", "inputs", "account.json"}
 PROBE = ".mtnlg-data"
-NOBODYS = {PROBE, ".gitattributes"}  # the Hub begins each data set with the latter
+IGNORED_REMOTE_FILES = {PROBE, ".gitattributes"}  # the Hub begins each data set with the latter
 UPLOADS_AT_A_TIME = 4
+RECORD_BYTES = 1 << 30
 UPLOADS_A_RECORD = 32  # after so many the record is written, so a kill repeats no more
 
 
@@ -57,7 +58,7 @@ class Place(NamedTuple):
         url = url.rstrip("/")
         own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
         place = cls(work or Path(f"mtnlg-data-{own}"), url)
-        refuse_strangers(_record_path(place.folder, url), url)
+        check_no_other_files(_record_path(place.folder, url), url)
         _check_writable(url)
         say(f"{url}: works in {place.folder}, and publishes the results when they are complete")
         return place
@@ -112,53 +113,53 @@ def _check_writable(url: str) -> None:
     persist(attempt, url)
 
 
-def refuse_strangers(record: Path, url: str) -> dict[str, RemoteFile]:
+def _read_record(record: Path) -> dict[str, list[Any] | None]:
+    """What was published: name → size, modification time and SHA-256 of the file here; None while it is uploaded."""
+    return dict(json.loads(read_small(record, RECORD_BYTES))) if record.exists() else {}
+
+
+def check_no_other_files(record: Path, url: str) -> dict[str, RemoteFile]:
     """The files at the URL. Raises ``Failure`` where one is not of this record: it is not ours to replace."""
-    there = list_files(url, missing_ok=True)
-    if strangers := [name for name in there if name not in {*read_record(record), *NOBODYS}]:
+    remote = list_files(url, missing_ok=True)
+    if others := [name for name in remote if name not in {*_read_record(record), *IGNORED_REMOTE_FILES}]:
         raise Failure(
-            f"{url}: holds {len(strangers)} files that were not published from {record.parents[1]}, such as "
-            f"{strangers[0]}; give another --out, or the --work that they came from"
+            f"{url}: holds {len(others)} files that were not published from {record.parents[1]}, such as "
+            f"{others[0]}; give another --out, or the --work that they came from"
         )
-    return there
+    return remote
 
 
 def publish(folder: Path, url: str, names: Iterable[str]) -> int:
     """Upload the files of ``folder`` with these names that are not at ``url`` yet; returns how many those were."""
     path = _record_path(folder, url)
-    record, there, wanted = read_record(path), refuse_strangers(path, url), {*names}
-    to_upload = sorted(
-        (name for name in wanted if not _is_there(folder / name, there.get(name), record.get(name))),
-        key=lambda name: (Path(name).name in LISTS, name),
-    )
+    record, remote, wanted = _read_record(path), check_no_other_files(path, url), {*names}
+    changed = {name for name in wanted if not _is_published(folder / name, remote.get(name), record.get(name))}
     gone = [name for name in record if name not in wanted]
-    if not (to_upload or gone):
+    if not (changed or gone):
         say(f"{url}: has all {len(wanted)} files already")
         return 0
     system, root = connect(url)
-    lists = [name for name in there if Path(name).name in LISTS]
-    record.update(dict.fromkeys(to_upload))  # before the first upload: what a kill leaves is ours
+    lists = {name for name in wanted if Path(name).name in LISTS}
+    old_lists = [name for name in remote if Path(name).name in LISTS]
+    record.update(dict.fromkeys(changed))  # before the first upload: what a kill leaves is ours
     write_json(path, record)
-    for name in dict.fromkeys([*lists, *gone]):
-        if name in there:
+    for name in dict.fromkeys([*old_lists, *gone]):
+        if name in remote:
             persist(lambda name=name: system.rm_file(f"{root}/{name}"), f"{url}/{name}")  # type: ignore[misc]
-    for name in gone:
-        del record[name]
-    lists = sorted({name for name in wanted if Path(name).name in LISTS})
-    data = [name for name in to_upload if name not in lists]
+        record.pop(name, None)
+    data = sorted(changed - lists)
 
-    def upload(name: str) -> tuple[str, Upload]:
-        return name, _upload(system, folder / name, f"{root}/{name}", f"{url}/{name}")
+    def upload(name: str) -> None:
+        record[name] = _upload(system, folder / name, f"{root}/{name}", f"{url}/{name}")
 
     with progress(f"publish {url}", len(data) + len(lists), "files") as advance:
-        for part in (data, lists):  # the lists when all that they name is there
+        for part in (data, sorted(lists)):  # the lists when all that they name is there
             with ThreadPoolExecutor(UPLOADS_AT_A_TIME) as threads:
                 try:
-                    for number, (name, ends) in enumerate(threads.map(upload, part), 1):
-                        record[name] = ends
+                    for number, _ in enumerate(threads.map(upload, part), 1):
                         advance(1)
                         if number % UPLOADS_A_RECORD == 0:
-                            write_json(path, record)
+                            write_json(path, dict(record))
                 finally:
                     threads.shutdown(cancel_futures=True)
                     write_json(path, record)
@@ -166,41 +167,26 @@ def publish(folder: Path, url: str, names: Iterable[str]) -> int:
     return len(data) + len(lists)
 
 
-class Upload(NamedTuple):
-    """Both ends of a file that was published."""
-
-    size: int
-    changed_ns: int
-    sha256: str
-    there: tuple[int, str | None] | list[Any]  # size and version, a list in JSON
-
-    @classmethod
-    def of(cls, path: Path, there: tuple[int, str | None] = (0, None)) -> Upload:
-        """The file as it is now."""
-        status = path.stat()
-        return cls(status.st_size, status.st_mtime_ns, sha256(path), there)
-
-
-def _is_there(local: Path, remote: RemoteFile | None, recorded: list[Any] | None) -> bool:
-    """Whether neither end has changed; a file that was written again with the same bytes has not."""
+def _is_published(local: Path, remote: RemoteFile | None, recorded: list[Any] | None) -> bool:
+    """Whether the file has not changed since it was published, but perhaps was written again with the same bytes."""
     if remote is None or recorded is None:
         return False
-    upload, status = Upload(*recorded), local.stat()
-    same = upload.size == status.st_size and (upload.changed_ns == status.st_mtime_ns or upload.sha256 == sha256(local))
-    return same and [*upload.there] == [remote.size, remote.version]
+    (size, changed_ns, digest), status = recorded, local.stat()
+    if not status.st_size == size == remote.size:
+        return False
+    return bool(status.st_mtime_ns == changed_ns or sha256(local) == digest)
 
 
-def _upload(system: Any, local: Path, path: str, url: str) -> Upload:  # noqa: ANN401  (fsspec has no types)
-    """Upload a file and look it up."""
+def _upload(system: Any, local: Path, path: str, url: str) -> list[Any]:  # noqa: ANN401  (fsspec has no types)
+    """Upload a file; returns its line of the record."""
+    status = local.stat()
 
-    def attempt() -> Upload:
-        sent = Upload.of(local)
+    def attempt() -> None:
         if url.partition("://")[0] not in EXTRAS:  # object stores have no folders, and s3fs would make a bucket
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
         system.put_file(str(local), path)
-        there = version_at(system, path)
-        if there[0] != sent.size:
-            raise TransientError(f"{there[0]} bytes are there where {sent.size} were sent")
-        return sent._replace(there=there)
 
-    return persist(attempt, url)
+    persist(attempt, url)
+    if (size := find_file(url).size) != status.st_size:
+        raise Failure(f"{url}: {size} bytes are there where {status.st_size} were sent; run the same command again")
+    return [status.st_size, status.st_mtime_ns, sha256(local)]

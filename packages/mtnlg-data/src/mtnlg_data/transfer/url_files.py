@@ -1,48 +1,51 @@
 """Files at URLs: listed, read in part, and fetched to this machine: each whole, of one version, or not at all.
 
-A copy is made by ``download``: blocks by range, kept through a kill, repeated with growing pauses. Before the first and
-after the last block the store must still have the version that was listed (its ETag, generation or modification time),
-so no file is put together from two. What was fetched is recorded in the folder of the copies, and is not fetched again
-while the record agrees with both ends.
+    blocks by range → ``.NAME.VERSION.partial``, which a later run goes on with
+                    → size, version and the checksums that the store offers are checked → ``NAME``, a line in the record
+
+Before the first and after the last block the store must still have the version that was listed (its ETag, generation or
+modification time), so no file is put together from two. A file in the record is not fetched again while it, and the
+version at its URL, are what the record says.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import glob
 import hashlib
 import json
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtnlg_data.console import Failure, IoFailure, progress
-from mtnlg_data.engine import lock_folder, manifest_path
-from mtnlg_data.files import read_small, write_json
+from mtnlg_data.console import Failure, progress
+from mtnlg_data.engine import lock_folder
+from mtnlg_data.files import open_to_update, read_small, sha256, sync_directory
 
-from .download import MAX_ATTEMPTS, RemoteStream, TransientError, backoff, download_file
-from .urls import EXTRAS, connect, driver_errors, url_of
+from .urls import EXTRAS, TransientError, connect, persist, url_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import TypeVar
+    from collections.abc import Iterator, Mapping
 
-    T = TypeVar("T")
-
-RECORD = ".fetched.json"
-STAGING = ".fetching"
+RECORD = ".fetched.jsonl"
 RECORD_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 24  # a request
 SMALL_BYTES = 1 << 28
 #: Keys of fsspec's ``info`` that tell versions of a file apart, the strictest first.
-VERSION_KEYS = ("ETag", "etag", "generation", "blob_id", "mtime", "LastModified", "last_modified", "created")
+VERSION_KEYS = (
+    *("ETag", "etag", "generation", "blob_id", "mtime"),
+    *("LastModified", "last_modified", "Last-Modified", "created"),
+)
+#: Errors of one path among others: too long, or with a file where another has a folder.
+PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class RemoteFile:
     def url(self) -> str:
         """The URL of the file."""
         scheme = self.place.partition("://")[0]
+        if self.path.startswith(f"{scheme}://"):  # HTTP's have it in their paths
+            return self.path
         return f"{scheme}://{self.path if scheme in {'file', 'local'} else self.path.lstrip('/')}"
 
     @property
@@ -94,7 +99,7 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
     found = persist(look_up, url)
     base = base if is_pattern or path in found else path
     files = {
-        name.removeprefix(base).lstrip("/"): RemoteFile(url, name, int(info["size"] or 0), _version(info))
+        name.removeprefix(base).lstrip("/"): RemoteFile(url, name, _size(info, name), _version(info))
         for name, info in found.items()
         if info["type"] == "file" and not name.endswith("/")
     }
@@ -106,17 +111,24 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
     return dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
 
 
+def find_file(url: str) -> RemoteFile:
+    """The one file at a URL, as it is now. Raises ``Failure`` where there is none."""
+    system, path = connect(url)
+    info = persist(lambda: _look_up(system, path), url)
+    return RemoteFile(url, path, _size(info, url), _version(info))
+
+
+def _size(info: Mapping[str, Any], name: str) -> int:
+    if info["size"] is None:
+        raise Failure(f"{name}: the server does not give its length, so a cut-off file would look whole")
+    return int(info["size"])
+
+
 def _version(info: Mapping[str, Any]) -> str | None:
     return next((f"{key} {info[key]}" for key in VERSION_KEYS if info.get(key)), None)
 
 
-def version_at(system: Any, path: str) -> tuple[int, str | None]:  # noqa: ANN401  (fsspec has no types)
-    """Size and version of a file, as a listing will have them."""
-    info = _look_up(system, path)
-    return int(info["size"] or 0), _version(info)
-
-
-def _look_up(system: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+def _look_up(system: Any, path: str) -> dict[str, Any]:  # noqa: ANN401  (fsspec has no types)
     """The driver's ``info`` as the store has it now, not as it was listed."""
     protocol = system.protocol if isinstance(system.protocol, str) else system.protocol[0]
     options = {"refresh": True} if EXTRAS.get(protocol, "http") != "http" else {}
@@ -125,38 +137,22 @@ def _look_up(system: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
     return dict(system.info(path, **options))
 
 
-def _is_other_version(file: RemoteFile, info: Mapping[str, Any]) -> bool:
-    key, _, value = (file.version or "").partition(" ")
-    return int(info["size"] or 0) != file.size or str(info.get(key) or value) != value
-
-
-def persist(action: Callable[[], T], url: str) -> T:
-    """The result of an action on a URL, repeated while its failures may pass. Raises ``Failure`` where they do not."""
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        try:
-            with driver_errors(url):
-                return action()
-        except TransientError as error:
-            if attempt == MAX_ATTEMPTS:
-                raise IoFailure(f"{url}: {error}, {attempt} times; the same command tries again") from error
-            time.sleep(backoff(attempt))
-    raise AssertionError
-
-
 class RangeReader:
     """A file at a URL, read by position."""
 
-    def __init__(self, url: str) -> None:
-        """Raise ``Failure`` where there is no such file."""
+    def __init__(self, url: str, size: int | None = None) -> None:
+        """Raise ``Failure`` where there is no such file; one of known ``size`` is not looked up."""
         self._system, self._path = connect(url)
         self._url = url
-        self.size = int(persist(lambda: self._system.info(self._path), url)["size"] or 0)
+        self.size = find_file(url).size if size is None else size
 
     def read(self, first: int, last: int) -> bytes:
         """Bytes ``first`` to ``last``, both within its size."""
 
         def attempt() -> bytes:
             content: bytes = self._system.cat_file(self._path, start=first, end=last)
+            if len(content) == self.size:  # from a server that ignores ranges
+                content = content[first:last]
             if len(content) != last - first:
                 raise TransientError(f"{len(content)} bytes came where {last - first} were asked for")
             return content
@@ -175,138 +171,191 @@ def read_url(url: str) -> bytes:
 def read_beginning(path: Path | RemoteFile, size: int) -> bytes:
     """The first ``size`` bytes of a file, or all where it has fewer."""
     if isinstance(path, RemoteFile):
-        return RangeReader(path.url).read(0, min(size, path.size))
+        return RangeReader(path.url, path.size).read(0, min(size, path.size))
     with path.open("rb") as file:
         return file.read(size)
 
 
-class UrlRemote:
-    """One file at a URL as a `download.Remote`."""
+class Copy(NamedTuple):
+    """What the record says of a file: both ends when it was fetched."""
 
-    def __init__(self, file: RemoteFile) -> None:
-        self.name = file.url.rpartition("/")[0]
-        self._file = file
-        self._system = connect(file.place)[0]
+    url: str
+    size: int
+    version: str | None
+    changed_ns: int
+    sha256: str
 
-    @contextmanager
-    def open(self, path: str, start: int, version: str | None) -> Iterator[RemoteStream]:
-        """Open the file. Raises ``Failure`` where it is no longer of the version that was listed."""
-        del path  # it is one file's
-        file = self._file
-        digests = _digests(self._check())
-        position = start if version == file.version else 0
-        block = memoryview(b"")
-
-        def read(size: int) -> bytes:
-            nonlocal block, position
-            if not block and position < file.size:
-                end = min(position + BLOCK_BYTES, file.size)
-                with driver_errors(file.url):
-                    block = memoryview(self._system.cat_file(file.path, start=position, end=end))
-                if len(block) != end - position:
-                    asked, came, block = end - position, len(block), memoryview(b"")
-                    raise TransientError(f"{came} bytes came where {asked} were asked for")
-                position = end
-                if position == file.size:
-                    self._check()
-            part, block = block[:size], block[size:]
-            return bytes(part)
-
-        yield RemoteStream(read, position, file.size, file.version, digests)
-
-    def _check(self) -> dict[str, Any]:
-        with driver_errors(self._file.url):
-            info = _look_up(self._system, self._file.path)
-        if _is_other_version(self._file, info):
-            raise Failure(f"{self._file}: it changed since this command listed it; run the same command again")
-        return info
+    def is_of(self, file: RemoteFile | str) -> bool:
+        """Whether it is a copy of this file; a store that tells no versions apart is asked again."""
+        if isinstance(file, str):
+            return self.url == file
+        return self.version is not None and (self.url, self.size, self.version) == (file.url, file.size, file.version)
 
 
-def _digests(info: Mapping[str, Any]) -> dict[str, str]:
-    """Checksums of the whole file by hashlib's name, in hex: Google's MD5, the Hub's SHA-256.
+class FetchRecord:
+    """The copies in a folder, a line of JSON each, written when it is complete, so that a kill loses none."""
 
-    An ETag of S3 is none: it may be that of parts, or of a file encrypted with a key of KMS.
-    """
-    if isinstance(md5 := info.get("md5Hash"), str):
-        return {"md5": base64.b64decode(md5).hex()}
-    lfs = info.get("lfs")
-    return {"sha256": lfs["sha256"]} if isinstance(lfs, dict) and "sha256" in lfs else {}
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORD
+        self._lock = Lock()
+        self.copies: dict[str, Copy] = {}
+        lines = read_small(self._path, RECORD_BYTES).splitlines() if self._path.exists() else []
+        for line in lines:
+            try:
+                name, *copy = json.loads(line)
+                self.copies[name] = Copy(*copy)
+            except (ValueError, TypeError):  # empty, or torn by a kill
+                continue
+
+    def add(self, name: str, copy: Copy) -> None:
+        """Add a copy."""
+        with self._lock, open_to_update(self._path) as file:
+            self.copies[name] = copy
+            file.seek(0, os.SEEK_END)
+            file.write(f"\n{json.dumps([name, *copy])}\n".encode())
+
+    def holds(self, name: str, path: Path, *, verify: bool = False) -> bool:
+        """Whether the file is still what was fetched; it is read where ``verify`` or a changed time asks for it."""
+        copy = self.copies.get(name)
+        if copy is None or not path.exists() or (status := path.stat()).st_size != copy.size:
+            return False
+        if status.st_mtime_ns == copy.changed_ns and not verify:
+            return True
+        if sha256(path) != copy.sha256:
+            return False
+        self.add(name, copy._replace(changed_ns=status.st_mtime_ns))
+        return True
 
 
 class Fetched(NamedTuple):
-    """What `fetch_files` did: number of files that it fetched and that were there, bytes of both."""
+    """What `fetch_files` did: number of files that it fetched and that were there, bytes of both, and failures."""
 
     fetched: int
     kept: int
     size: int
+    failed: Mapping[str, str] = {}  # why, by name
 
 
 def fetch_files(
-    files: Mapping[str, RemoteFile], folder: Path, *, workers: int = 4, label: str = "", exact: bool = False
+    files: Mapping[str, RemoteFile | str],
+    folder: Path,
+    *,
+    workers: int = 4,
+    label: str = "",
+    exact: bool = False,
+    verify: bool = False,
+    largest: int | None = None,
+    keep_going: bool = False,
 ) -> Fetched:
-    """Copy files into ``folder`` under these names, unless the copies are there; with a ``label`` show progress.
+    """Copy files, or URLs, into ``folder`` under these names, unless the copies are there; ``label`` shows progress.
 
-    With ``exact`` copies of other files are removed from the folder. Raises ``Failure`` with the URL of the first that
-    cannot be fetched; the others are complete or go on in mid-file.
+    With ``exact`` copies of other files are removed from the folder, ``verify`` reads every byte of copies that are
+    there, and a file of more than ``largest`` bytes is refused. Raises ``Failure`` with the URL of the first that
+    cannot be fetched, unless told to ``keep_going``; the others are complete or go on in mid-file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    record = read_record(folder / RECORD)
-    for name in record.keys() - files.keys() if exact else ():
+    record = FetchRecord(folder)
+    for name in record.copies.keys() - files.keys() if exact else ():
         (folder / name).unlink(missing_ok=True)
-        del record[name]
-    wanted = {name: file for name, file in files.items() if not _is_copy(folder / name, file, record.get(name))}
-    stop = Event()
-    shown = progress(label, len(wanted), "files") if label else nullcontext(lambda _: None)
+    stop, started = Event(), time.monotonic()
+
+    def fetch(name: str) -> tuple[bool, int]:
+        file, copy = files[name], record.copies.get(name)
+        if copy is not None and copy.is_of(file) and record.holds(name, folder / name, verify=verify):
+            return False, copy.size
+        remote = find_file(file) if isinstance(file, str) else file
+        if largest is not None and remote.size > largest:
+            raise Failure(f"{remote}: longer than {largest:,} bytes; --largest allows more")
+        record.add(name, _fetch_file(remote, folder / name, stop))
+        return True, remote.size
+
+    fetched = new_bytes = size = 0
+    failed: dict[str, str] = {}
+    shown = progress(label, len(files), "files") if label else nullcontext(lambda *_: None)
     with shown as advance, ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_fetch_file, file, folder, name, stop) for name, file in wanted.items()]
+        futures = {pool.submit(fetch, name): name for name in files}
         try:
-            for name, future in zip(wanted, futures, strict=True):
-                future.result()
-                record[name] = _both_ends(folder / name, wanted[name])
-                advance(1)
+            for future in as_completed(futures):
+                name = futures[future]
+                try:
+                    is_new, bytes_here = future.result()
+                except (Failure, OSError) as error:
+                    failed[name] = _why(error, folder / name, keep_going=keep_going)
+                else:
+                    fetched += is_new
+                    size += bytes_here
+                    new_bytes += bytes_here * is_new
+                advance(1, f"{new_bytes / 1e6 / max(1e-3, time.monotonic() - started):.1f} MB/s")
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-        finally:
-            write_json(folder / RECORD, record)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)
-    return Fetched(len(wanted), len(files) - len(wanted), sum(file.size for file in files.values()))
+    return Fetched(fetched, len(files) - fetched - len(failed), size, failed)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """What a command has transferred: name → both ends. Empty where there is no record of ours."""
-    try:
-        record = json.loads(read_small(path, RECORD_BYTES))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+def _why(error: Exception, target: Path, *, keep_going: bool) -> str:
+    """Why a file was not fetched. Raises the error, with the file's name, where it ends the command."""
+    if isinstance(error, OSError):
+        error = OSError(error.errno, os.strerror(error.errno or 0), str(target))
+        keep_going = keep_going and error.errno in PATH_ERRORS
+    if not keep_going:
+        raise error
+    return f"{target}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-def _both_ends(copy: Path, file: RemoteFile) -> list[Any]:
-    """What is recorded of a copy."""
-    status = copy.lstat()
-    return [file.url, file.size, file.version, status.st_size, status.st_mtime_ns]
-
-
-def _is_copy(path: Path, file: RemoteFile, recorded: list[Any] | None) -> bool:
-    """Whether neither the copy nor the file has changed; a store that tells no versions apart is asked again."""
-    return file.version is not None and path.exists() and _both_ends(path, file) == recorded
-
-
-def _fetch_file(file: RemoteFile, folder: Path, name: str, stop: Event) -> None:
-    target = folder / name
-    staged = folder / STAGING / hashlib.sha256(name.encode()).hexdigest()[:16] / target.name
-    try:
-        left = json.loads(read_small(manifest_path(staged)))["version"]
-    except (FileNotFoundError, ValueError, KeyError):
-        left = None
-    if left is None or left != file.version:  # complete, by a run that was killed here, but of another version
-        staged.unlink(missing_ok=True)
-    download_file(UrlRemote(file), file.name, staged, sleep=time.sleep, stop=stop, largest=file.size)
+def _fetch_file(file: RemoteFile, target: Path, stop: Event, *, again: bool = True) -> Copy:
+    """Copy one file, from where an earlier attempt at this version has come to; ``again`` where its bytes are wrong."""
+    version = hashlib.sha256(f"{file.url} {file.size} {file.version}".encode()).hexdigest()[:8]
+    partial = target.with_name(f".{target.name}.{version}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged.replace(target)
-    manifest_path(staged).unlink(missing_ok=True)
+    for other in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        if other != partial or file.version is None:
+            other.unlink()
+    info = _check_version(file)
+    reader = RangeReader(file.url, file.size)
+    with open_to_update(partial) as copy:
+        position = copy.seek(0, os.SEEK_END) // BLOCK_BYTES * BLOCK_BYTES
+        copy.truncate(copy.seek(position))
+        while position < file.size:
+            if stop.is_set():
+                raise Failure(f"{file}: interrupted")
+            position += copy.write(reader.read(position, min(position + BLOCK_BYTES, file.size)))
+        copy.flush()
+        os.fsync(copy.fileno())
+    _check_version(file)
+    digest = sha256(partial)
+    for algorithm, promised in _digests(info).items():
+        with partial.open("rb") as copy:
+            actual = digest if algorithm == "sha256" else hashlib.file_digest(copy, algorithm).hexdigest()
+        if actual != promised:
+            partial.unlink()
+            if again:
+                return _fetch_file(file, target, stop, again=False)
+            raise Failure(f"{file}: its bytes have {algorithm} {actual} where {promised} is promised; fetch it again")
+    partial.replace(target)
+    sync_directory(target.parent)
+    return Copy(file.url, file.size, file.version, target.stat().st_mtime_ns, digest)
+
+
+def _check_version(file: RemoteFile) -> dict[str, Any]:
+    """The store's ``info`` of a file. Raises ``Failure`` where it is no longer of the version that was listed."""
+    system = connect(file.place)[0]
+    info = persist(lambda: _look_up(system, file.path), file.url)
+    key, _, value = (file.version or "").partition(" ")
+    if _size(info, file.url) != file.size or str(info.get(key) or value) != value:
+        raise Failure(f"{file}: it changed since this command listed it; run the same command again")
+    return info
+
+
+def _digests(info: Mapping[str, Any]) -> dict[str, str]:
+    """Checksums of the whole file by hashlib's name, in hex: Google's and HTTP's MD5, the Hub's SHA-256.
+
+    An ETag of S3 is none: it may be that of parts, or of a file encrypted with a key of KMS.
+    """
+    if isinstance(md5 := info.get("md5Hash") or info.get("Content-MD5"), str):
+        return {"md5": base64.b64decode(md5).hex()}
+    lfs = info.get("lfs")
+    return {"sha256": lfs["sha256"]} if isinstance(lfs, dict) and "sha256" in lfs else {}
 
 
 @contextmanager

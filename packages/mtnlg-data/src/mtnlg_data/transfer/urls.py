@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_data.console import Failure, UsageFailure
-
-from .download import TransientError
+from mtnlg_data.console import Failure, IoFailure, UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/].*)", re.DOTALL)
 USER_AND_PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
@@ -40,9 +41,11 @@ DENIED = {
     "ClientAuthenticationError",
     "GatedRepoError",
 }
-DENIED_STATUSES = {401, 403}
+DENIED_STATUSES, GONE_STATUSES = {401, 403}, {404, 410}
 STATUS_KEYS = ("status", "status_code", "code")  # of aiohttp, Azure, gcsfs
-logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # else it prints tracebacks of what it raises
+for _library in ("gcsfs", "stamina"):  # else they print what they raise, and what they repeat
+    logging.getLogger(_library).addHandler(logging.NullHandler())
+MAX_ATTEMPTS, MAX_WAIT_SECONDS = 6, 60.0
 NOTHING = "no such file, folder or bucket"
 LONGEST_REASON = 200  # characters
 
@@ -103,6 +106,10 @@ def _check_no_secrets(url: str, scheme: str) -> None:
     )
 
 
+class TransientError(Exception):
+    """A failed attempt that may succeed when repeated."""
+
+
 @contextmanager
 def driver_errors(url: str) -> Iterator[None]:
     """Raise what a driver raises as ``TransientError``, or as ``Failure`` where another attempt would fail too."""
@@ -110,13 +117,14 @@ def driver_errors(url: str) -> Iterator[None]:
         yield
     except (Failure, TransientError):
         raise
-    except FileNotFoundError:
-        raise Failure(f"{url}: {NOTHING}") from None
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise Failure(f"{url}: {_reason(error)}") from error
-    except Exception as error:
-        if type(error).__name__ in NOT_THERE:
+    except Exception as raised:  # noqa: BLE001  (drivers raise anything)
+        cause = raised.__cause__  # fsspec's HTTP driver takes any failure to look a file up for one that is not there
+        is_http = isinstance(cause, TimeoutError) or type(cause).__module__.startswith("aiohttp")
+        error = cause if cause is not None and isinstance(raised, FileNotFoundError) and is_http else raised
+        if isinstance(error, FileNotFoundError) or type(error).__name__ in NOT_THERE or _status(error) in GONE_STATUSES:
             raise Failure(f"{url}: {NOTHING}") from None
+        if isinstance(error, (ValueError, TypeError, NotImplementedError)):
+            raise Failure(f"{url}: {_reason(error)}") from error
         if _is_denied(error):
             raise Failure(
                 f"{url}: access denied: {_first_line(error)}; "
@@ -125,15 +133,34 @@ def driver_errors(url: str) -> Iterator[None]:
         raise TransientError(_reason(error)) from error
 
 
-def _is_denied(error: Exception) -> bool:
+def persist(action: Callable[[], T], url: str) -> T:
+    """The result of an action on a URL, repeated while its failures may pass. Raises ``Failure`` where they do not."""
+    import stamina  # noqa: PLC0415  (only who gives a URL waits for it)
+
+    try:
+        attempts = stamina.retry_context(TransientError, attempts=MAX_ATTEMPTS, timeout=None, wait_max=MAX_WAIT_SECONDS)
+        for attempt in attempts:
+            with attempt, driver_errors(url):
+                return action()
+    except TransientError as error:
+        raise IoFailure(f"{url}: {error}, {MAX_ATTEMPTS} times; the same command tries again") from error
+    raise AssertionError
+
+
+def _status(error: BaseException) -> object:
+    """The HTTP status in a driver's error."""
+    return next((status for key in STATUS_KEYS if (status := getattr(error, key, None)) is not None), None)
+
+
+def _is_denied(error: BaseException) -> bool:
     by_gcsfs = type(error) is OSError and str(error).startswith("Forbidden: ")
     named = isinstance(error, PermissionError) or type(error).__name__ in DENIED
-    return by_gcsfs or named or any(getattr(error, key, None) in DENIED_STATUSES for key in STATUS_KEYS)
+    return by_gcsfs or named or _status(error) in DENIED_STATUSES
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(error)}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:LONGEST_REASON]

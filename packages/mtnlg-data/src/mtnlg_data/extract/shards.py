@@ -1,0 +1,193 @@
+"""Extract on a worker: a group of files to the shards of their sources.
+
+A group of small files, or a part of a large one (``grouping``), is read once, from its first byte to its last. It feeds
+one source or, for files of the Pile, several (one per subset), each with shards of its own. A shard that has reached
+``shard_characters`` of text is followed by another. Memory holds one row group per source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from mtnlg_data.document import shard_name, writing_documents
+from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
+from mtnlg_data.sources import Dropped, Record
+from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata
+from mtnlg_data.tally import recorded_tallies
+
+from .text import PARSE_ERRORS, ExtractSettings, extract_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from mtnlg_data.document import DocumentWriter
+    from mtnlg_data.sources import SourceFile
+    from mtnlg_data.tally import Summary, Tally
+
+    from .grouping import Group
+
+COPIES = ".copies"  # folder of the copies of files at URLs that are being read
+
+
+def extract_group(group: Group, output: Path, *, settings: ExtractSettings, versions: object) -> Summary:
+    """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` count for the key.
+
+    Of a file at a URL, a copy is read that goes afterwards. The summary has ``shards``, ``languages`` and
+    ``languages_kept``, the ``empty`` files, and columns that were ``left_out``.
+    """
+    del versions
+    languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
+    empty = []
+    with recorded_tallies(output) as tallies, ExitStack() as stack:
+        writers = []
+        for file, number in zip(group.pieces[0], group.numbers, strict=True):
+            closing = stack.enter_context(ExitStack())
+            writers.append(_ShardWriter(output, number, settings.shard_characters, tallies[file.source], closing))
+        for piece in group.pieces:
+            with piece[0].local(output.parent / COPIES / output.stem) as local:
+                for writer, file in zip(writers, piece, strict=True):
+                    writer.begin(replace(file, path=local.path))
+                if not _extract_piece(writers, languages, settings) and not local.reader.shared:
+                    empty.append(f"{local.source}/{local.name}")
+    names = [path.name for writer in writers for path in writer.paths]
+    by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
+    return {
+        **tallies.summary(),
+        **by_language,
+        "shards": names,
+        "files": [*names[1:], *tallies.files],
+        "empty": empty,
+        "left_out": [column for writer in writers for column in writer.left_out],
+    }
+
+
+def _extract_piece(
+    writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
+) -> bool:
+    """Extract a file, or its part, that the writers have begun; returns whether it holds anything."""
+    is_empty = True
+    for item in _read_items([writer.file for writer in writers], settings.largest):
+        is_empty = False
+        # A record whose subset could not be read is counted with the first source.
+        accepting = [writer for writer in writers if writer.accepts(item)] or writers[:1]
+        if isinstance(item, Record):
+            _extract_record(item, accepting, languages, settings)
+        else:
+            for writer in accepting:
+                writer.count_dropped(item)
+    return not is_empty
+
+
+def _read_items(piece: Sequence[SourceFile], max_bytes: int) -> Iterator[Record | Dropped]:
+    """Yield the records of a piece. Raises ``OSError`` with the file's name where the system cannot read it.
+
+    Anything else that a reader of a user raises costs the rest of the file.
+    """
+    file, *others = piece
+    reader, number = file.reader.together([other.reader for other in others]), -1
+    try:
+        for item in reader.read(file.here, file.part, max_bytes):
+            yield item
+            number = item.number if isinstance(item, Record) else number
+    except OSError as error:
+        if error.filename is None and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
+        raise
+    except Exception as error:  # noqa: BLE001  (a reader of a user may raise anything)
+        where = f"{file.here.name}: behind record {number}{file.part.place}"
+        yield Dropped("unreadable", where, f"{type(error).__name__}: {error}", ends_file=True)
+
+
+def _extract_record(
+    record: Record, writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
+) -> None:
+    try:
+        text, language, length, reason = extract_record(record, settings)
+    except PARSE_ERRORS as error:
+        file = writers[0].file
+        where = f"{file.here.name}: record {record.number}{file.part.place}"
+        for writer in writers:
+            writer.tally.fail("not_extracted", where, f"{type(error).__name__}: {error}")
+        return
+    code, score = language or (None, None)
+    if code is not None:
+        languages["languages"][code] += 1
+        languages["languages_kept"][code] += reason is None
+    given = record.metadata
+    metadata = given if isinstance(given, Metadata) else json_metadata(given)
+    for writer in writers:
+        key = writer.file.key(record.number)
+        document_id = record.id or key
+        if reason is not None:
+            below = score if reason == "language_score" else None
+            writer.tally.drop(length, reason, document_id, below, key=key)
+            writer.tally.show(reason, document_id, record.url or text, key=key)
+            continue
+        writer.tally.keep(length, len(text))
+        if metadata.lost is not None:
+            writer.tally.lose_metadata(metadata.lost)
+        columns = (document_id, writer.file.source, text, record.url, code, score, None, key, metadata.value)
+        writer.add(Document(*columns))
+
+
+class _ShardWriter:
+    """Writes the documents of one source into shards of bounded size; ``stack`` closes the last."""
+
+    file: SourceFile  # that is being read
+
+    def __init__(self, output: Path, number: int, most: int, tally: Tally, stack: ExitStack) -> None:
+        self.tally = tally
+        self.paths: list[Path] = []
+        self.left_out: list[tuple[str, str, str, str]] = []  # source, column, why, file
+        self._output = output
+        self._number = number
+        self._most = most
+        self._stack = stack
+        self._schema: pa.Schema | None = None
+        self._writer: DocumentWriter
+
+    def begin(self, file: SourceFile) -> None:
+        """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
+        self.file = file
+        of_file, field = file.reader.columns(file.here), getattr(file.reader, "field", "text")
+        schema = SCHEMA
+        if of_file is not None and has_strings(of_file, field):
+            schema = documents_schema(of_file, field)
+            columns = islice(left_out(of_file).items(), SHOWN_FIELDS)
+            self.left_out += [(file.source, name[:SHOWN_CHARACTERS], why, file.name) for name, why in columns]
+        if self._schema is None or not has_equal_columns(schema, self._schema):
+            self._schema = schema
+            self._open_next()
+
+    def accepts(self, item: Record | Dropped) -> bool:
+        """Whether a record of the file belongs to this source."""
+        return self.file.reader.wants(item)
+
+    def add(self, document: Document) -> None:
+        """Append a document, in a new shard where the current one is full."""
+        if self._writer.characters >= self._most:
+            self._open_next()
+        self._writer.add(document)
+
+    def count_dropped(self, item: Dropped) -> None:
+        """Count a record that yields no document."""
+        if item.what is None:
+            self.tally.drop(0, item.reason, item.where, key=f"{self.tally.source}/{item.where}")
+        else:
+            self.tally.fail(item.reason, item.where, item.what)
+        if item.ends_file:
+            self.tally.lose(item.where, item.what or item.reason)
+
+    def _open_next(self) -> None:
+        self._stack.close()
+        name = shard_name(self.tally.source, self._number, len(self.paths))
+        self.paths.append(self._output.with_name(name))
+        self._writer = self._stack.enter_context(writing_documents(self.paths[-1], self._schema))

@@ -1,0 +1,101 @@
+"""FineWeb's rules (Penedo et al. 2024, 3.6): lines are what stands between line feeds and is not blank.
+
+A sentence ends with a character of Unicode's property Sentence_Terminal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtnlg_data.settings import setting
+from mtnlg_data.text.characters import TERMINAL, character_table, code_before, count_characters, is_ascii, strip
+from mtnlg_data.text.compiled import jit
+from mtnlg_data.text.hashing import hash_span
+
+from .repetition import LINE_FEED, count_repeated, scratch
+from .rules import Rule, measure, per_word, share
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mtnlg_data.text.arrays import Texts
+    from mtnlg_data.text.batch import TextBatch
+
+    from .repetition import Scratch
+    from .settings import FilterSettings
+
+LINE_PUNCTUATION, SHORT_LINES, DUPLICATE_LINES, NEWLINES = range(4)
+BLANK, DELETE = 0x20, 0x7F
+SHORT_LINE = setting(30, "Length of a short line (FineWeb: 30).", unit="characters", ge=0)
+
+
+@measure(
+    "fineweb",
+    source="FineWeb",
+    words=True,
+    rules=[
+        Rule(
+            "fineweb_line_punctuation",
+            at_least=share(0.12, "Fewest lines that end with a sentence's punctuation (FineWeb: 0.12)."),
+        ),
+        Rule(
+            "fineweb_short_lines",
+            at_most=share(0.67, "Most lines of at most fineweb_short_line characters (FineWeb: 0.67)."),
+            settings={"fineweb_short_line": (int, SHORT_LINE)},
+        ),
+        Rule(
+            "fineweb_duplicate_line_characters",
+            at_most=share(0.1, "Most characters in repeated lines (FineWeb's paper: 0.1, its script: 0.01)."),
+        ),
+        Rule("fineweb_newlines", at_most=per_word(0.3, "Most line ends per word (FineWeb's script: 0.3).")),
+    ],
+)
+def fineweb(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
+    """What the rules compare."""
+    texts = batch.texts
+    begin = texts.bounds[0]
+    line_feeds = begin + np.flatnonzero(texts.data[begin : texts.bounds[-1]] == LINE_FEED)
+    counts = (batch.word_counts, line_feeds)
+    return _measure(texts, counts, settings.fineweb_short_line, character_table(), scratch(texts))
+
+
+@jit
+def _measure(
+    texts: Texts,
+    counts: tuple[NDArray[np.int64], NDArray[np.int64]],
+    short_line: int,
+    table: NDArray[np.uint8],
+    room: Scratch,
+) -> NDArray[np.float64]:
+    data, (words, line_feeds), feed = texts.data, counts, 0
+    measures = np.zeros((NEWLINES + 1, len(words)), np.float64)
+    for text in range(len(words)):
+        lines = terminal = short = feeds = 0
+        begin, end = texts.bounds[text], texts.bounds[text + 1]
+        ascii_only = is_ascii(data, begin, end)
+        while begin <= end:
+            stop = end
+            if feed < len(line_feeds) and line_feeds[feed] < end:
+                stop = line_feeds[feed]
+                feed += 1
+                feeds += 1
+            first, last = begin, stop
+            if begin < stop and not BLANK < data[begin] < DELETE:  # else the line is surely not blank
+                first, last = strip(data, begin, stop, table)
+            if first < last:
+                room.keys[lines] = hash_span(data, begin, stop)
+                room.numbers[lines] = stop - begin if ascii_only else count_characters(data, begin, stop)
+                terminal += table[code_before(data, stop)[0]] & TERMINAL != 0
+                short += room.numbers[lines] <= short_line
+                lines += 1
+            begin = stop + 1
+        if not lines:
+            continue
+        characters = end - texts.bounds[text] if ascii_only else count_characters(data, texts.bounds[text], end)
+        measures[LINE_PUNCTUATION, text] = terminal / lines
+        measures[SHORT_LINES, text] = short / lines
+        measures[DUPLICATE_LINES, text] = count_repeated(lines, room)[1] / (characters - feeds)
+        measures[NEWLINES, text] = feeds / max(1, words[text])
+    return measures

@@ -1,0 +1,126 @@
+"""Which files are of a source: those that its patterns match, here and at URLs, by name below a fixed folder."""
+
+from __future__ import annotations
+
+import glob
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtnlg_data.console import Failure
+from mtnlg_data.transfer.url_files import RemoteFile, list_files
+from mtnlg_data.transfer.urls import url_of
+
+from .reader import all_readers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder that it is in, is hidden: what a command keeps beside files that it fetched is."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def name_below(path: Path, base: Path) -> str:
+    """The path below ``base`` for the ids of documents; bytes of a file name that are not UTF-8 are escaped."""
+    return path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``Failure`` for what is no file and would be passed over in silence: a folder, a pipe, a dead link."""
+    if not path.is_file():
+        dead, kind = path.is_symlink() and not path.exists(), "a folder" if path.is_dir() else "a pipe or device"
+        raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
+
+
+def kinds_of_files(names: Collection[str], read: Callable[[str], bytes]) -> dict[str, str | None]:
+    """The reader of each file in a folder by the patterns of all readers; None where there is none.
+
+    Hidden files, manifests of others and files that a reader knows to hold no data are left out. ``read`` gives the
+    content of a file by its name.
+    """
+    readers = all_readers()
+    for reader in readers.values():
+        names = reader.select(names, read)
+    kinds = {
+        name: next((kind for kind, reader in readers.items() if any(fnmatch(name, p) for p in reader.patterns)), None)
+        for name in names
+        if not is_hidden(name)
+    }
+    manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
+    return {name: kind for name, kind in kinds.items() if name not in manifests}
+
+
+def matching_files(source: str, patterns: Sequence[str], folder: Path) -> dict[str, Path | RemoteFile]:
+    """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such.
+
+    Raises ``Failure`` for a pattern that matches no file, and for files that would be read twice or share an id.
+    """
+    files: dict[str, Path | RemoteFile] = {}
+    matched: dict[str, tuple[str, str]] = {}  # name and pattern of each file, by where it really is
+    for pattern in patterns:
+        url = url_of(pattern) or url_of(folder / pattern)
+        matches = _matches_here(source, pattern, folder) if url is None else _matches_at(url, source)
+        for name, path in matches.items():
+            place = path.url if isinstance(path, RemoteFile) else str(path.resolve())
+            first, by = matched.setdefault(place, (name, pattern))
+            if first != name:
+                raise Failure(
+                    f"{path}: source {source} reads it twice, as {first} by {by} and as {name} by {pattern}; let one "
+                    "of them match it"
+                )
+            if str(files.setdefault(name, path)) != str(path):
+                raise Failure(f"{path}: {files[name]} of source {source} has the same name; rename one of the two")
+    return files
+
+
+def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
+    """The files of this machine that match a pattern, by name."""
+    base, full_pattern = folder / _fixed_folder(Path(pattern)), folder / pattern
+    if full_pattern.is_dir():
+        raise Failure(f"{full_pattern}: a folder (source {source}); give a pattern of its files, such as *.jsonl")
+    inner = str(full_pattern.relative_to(base))
+    try:
+        matches, links = list(base.glob(inner)), _passed_links(base, inner)
+    except ValueError as error:
+        raise Failure(f"{full_pattern}: no pattern of files (source {source}): {error}") from None
+    if not full_pattern.suffix:  # such as own/**, which matches folders on the way
+        matches = [path for path in matches if not path.is_dir()]
+    if not is_hidden(inner):
+        matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
+    if links:
+        raise Failure(
+            f"{links[0]}: a link to a folder, which ** does not follow (source {source}); name it and the folders "
+            "beside it in patterns of their own"
+        )
+    if not matches:
+        raise Failure(f"{full_pattern}: no such file (source {source}); paths start at {folder}, --input takes another")
+    for path in matches:
+        check_regular(path)
+    return {name_below(path, base): path for path in matches}
+
+
+def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
+    """The files at a URL, by name."""
+    listed = list_files(url)
+    seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
+    if not seen:
+        raise Failure(f"{url}: no file there but hidden ones (source {source})")
+    return seen
+
+
+def _passed_links(base: Path, pattern: str) -> list[Path]:
+    """The links to folders that a ``**`` of the pattern meets and does not follow."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return []
+    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
+    return [folder for folder in base.glob(met) if folder.is_symlink()]
+
+
+def _fixed_folder(pattern: Path) -> Path:
+    """The deepest folder of a pattern that holds no wildcard."""
+    parts = pattern.parent.parts
+    fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    return Path(*parts[:fixed])

@@ -1,0 +1,182 @@
+"""Readers: one class per format, found by its name, or by a reference to a user's own.
+
+    @reader("lines", patterns=["*.txt", "*.txt.gz"])
+    class Lines(Reader):
+        comment: str = setting("#", "Lines that begin so are left out.")   # a key of [sources.NAME]
+
+        def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]: ...
+
+What a reader says of its format (patterns of file names, keys, how a file is read in parts) is said nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+
+from mtnlg_data.console import UsageFailure
+from mtnlg_data.registry import Registry, recipe_folder
+from mtnlg_data.settings import Settings, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from .record import Dropped, Record
+
+READERS = Registry(
+    "mtnlg_data.readers",
+    {
+        "warc": "mtnlg_data.sources.warc:Warc",
+        "jsonl": "mtnlg_data.sources.jsonl:Jsonl",
+        "pile": "mtnlg_data.sources.jsonl:Pile",
+        "parquet": "mtnlg_data.sources.tables:Parquet",
+        "arrow": "mtnlg_data.sources.tables:Arrow",
+    },
+)
+COMPRESSED = {".gz", ".zst", ".xz", ".bz2"}
+COMPRESSED_CHARACTERS = 4.0
+
+
+class Part(NamedTuple):
+    """Part ``number`` of so many ``parts`` of a file, from 0."""
+
+    number: int = 0
+    parts: int = 1
+
+    def of(self, size: int) -> tuple[int, int]:
+        """Its first byte, and the one behind its last, of so many bytes (or of anything else that is counted)."""
+        return self.number * size // self.parts, (self.number + 1) * size // self.parts
+
+    @property
+    def place(self) -> str:
+        """What follows a place in the part, in a message; nothing for a whole file."""
+        return f" of part {self.number + 1} of {self.parts}" if self.parts > 1 else ""
+
+
+WHOLE = Part()
+
+
+class Reader(Settings):
+    """Reads the files of one format; its fields are keys of ``[sources.NAME]``, and all have defaults.
+
+    No reader raises because of a file's content: a record that cannot be read is yielded as ``Dropped``. What one of a
+    user raises nevertheless costs the rest of its file.
+    """
+
+    name: ClassVar[str] = ""
+    #: Patterns of the names of files that the commands of stages read so.
+    patterns: ClassVar[Sequence[str]] = ()
+    #: Moves when its records do. None: a digest of the reader's code does instead.
+    version: ClassVar[int | None] = None
+    #: Whether it yields HTML pages, of which ``clean`` collapses white space by default.
+    pages: ClassVar[bool] = False
+    #: Whether a file has rows and a schema, and its beginning alone cannot be read, by which a plan samples others.
+    is_table: ClassVar[bool] = False
+    #: Whether records of a part are numbered from the beginning of the file, not of the part.
+    numbers_by_file: ClassVar[bool] = False
+    #: Whether a file that feeds several sources is read once, by ``together``.
+    shared: ClassVar[bool] = False
+
+    def code(self) -> object:
+        """What stands for its code in the key of what it has read."""
+        if self.version is not None:
+            return self.version
+        from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (only for readers without a version)
+
+        return code_digest(type(self))
+
+    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
+        """Yield the records of a file, or of its part; one longer than ``max_bytes`` is dropped unread."""
+        raise NotImplementedError
+
+    def parts(self, path: Path, most: int) -> int:
+        """In how many parts, ``most`` at most, a file is read; by default it is one unit of work whatever its size."""
+        del path, most
+        return 1
+
+    def columns(self, path: Path) -> pa.Schema | None:
+        """The columns of a table, which its documents keep; None for other files, and where it cannot be read."""
+        del path
+        return None
+
+    def rows(self, path: Path) -> int:
+        """How many rows a table has."""
+        raise NotImplementedError
+
+    def characters(self, name: str, size: int) -> float:
+        """Characters of text in a file of so many bytes, about, by which files are grouped."""
+        return size * (COMPRESSED_CHARACTERS if Path(name).suffix in COMPRESSED else 1.0)
+
+    @property
+    def finds_files(self) -> bool:
+        """Whether ``find`` takes the place of the source's ``paths``."""
+        return False
+
+    def find(self, folder: Path) -> list[tuple[str, Path]]:
+        """Name and path of the source's files, below ``folder``, where the reader's keys say which they are."""
+        del folder
+        return []
+
+    @classmethod
+    def select(cls, names: Collection[str], read: Callable[[str], bytes]) -> Collection[str]:
+        """Of all names in a folder, those of data; ``read`` gives the content of one."""
+        del read
+        return names
+
+    def wants(self, item: Record | Dropped) -> bool:
+        """Whether a record of a shared file is for the source of this reader."""
+        del item
+        return True
+
+    def together(self, others: Sequence[Reader]) -> Reader:
+        """The reader of a shared file that reads what this one and others want."""
+        del others
+        return self
+
+
+R = TypeVar("R", bound=Reader)
+
+
+def reader(name: str, patterns: Sequence[str] = ()) -> Callable[[type[R]], type[R]]:
+    """Name a class of readers, and the patterns of files that the commands of stages read with it."""
+
+    def register(cls: type[R]) -> type[R]:
+        cls.name, cls.patterns = name, tuple(patterns)
+        return cls
+
+    return register
+
+
+def load_reader(kind: str, folder: Path | None = None) -> type[Reader]:
+    """The class that a source's ``kind`` stands for. Raises ``UsageFailure`` where it is none."""
+    found = READERS.load(kind, folder)
+    if not (isinstance(found, type) and issubclass(found, Reader)):
+        raise UsageFailure(f"{kind}: not a reader, a subclass of mtnlg_data.Reader")
+    return found
+
+
+def open_reader(kind: str, options: Mapping[str, object], folder: Path | None = None) -> Reader:
+    """The reader of a source with these keys. Raises ``UsageFailure`` for one that it does not take."""
+    return _open_reader(kind, json.dumps(options), folder)
+
+
+@lru_cache(maxsize=64)
+def _open_reader(kind: str, options: str, folder: Path | None) -> Reader:
+    return validate(json.loads(options), load_reader(kind, folder), f"a source of kind {kind}")
+
+
+def yields_pages(kind: object) -> bool:
+    """Whether the reader of this kind yields HTML pages; of a recipe that is being read, which reports a wrong one."""
+    try:
+        return kind is not None and load_reader(str(kind), recipe_folder()).pages
+    except UsageFailure:
+        return False
+
+
+def all_readers() -> dict[str, type[Reader]]:
+    """Every reader that has a name."""
+    return {name: load_reader(name) for name in READERS.names()}

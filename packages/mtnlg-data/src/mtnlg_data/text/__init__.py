@@ -1,0 +1,1 @@
+"""Texts of a batch: their characters, words and hashes, and the compiled loops over them."""

@@ -1,0 +1,82 @@
+"""Texts as one array of UTF-8 bytes or code points, and the cut of many into batches that fit the caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .characters import code_points, count_characters
+from .compiled import jit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+SEPARATOR = "\n"
+BATCH_CHARACTERS = 1_000_000  # of texts, so that the arrays about them stay in the processor's caches
+BYTES_AT_A_TIME = 1 << 20  # the same, of texts in UTF-8
+
+
+class Texts(NamedTuple):
+    """UTF-8 bytes of several texts; text t is ``data[bounds[t]:bounds[t + 1]]``."""
+
+    data: NDArray[np.uint8]
+    bounds: NDArray[np.int64]
+
+
+def texts_of(column: pa.LargeStringArray) -> Texts:
+    """The texts of an Arrow column without nulls, not copied."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset) if offsets else np.zeros(1, np.int64)
+    return Texts(np.frombuffer(data or b"", np.uint8), bounds)
+
+
+def column_of(texts: Texts) -> pa.LargeStringArray:
+    """An Arrow column of these texts; ``bounds`` begins at 0."""
+    return pa.LargeStringArray.from_buffers(len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data))
+
+
+def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
+    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
+    first = 0
+    while first < batch.num_rows:
+        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
+        last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
+        yield batch.slice(first, last - first)
+        first = last
+
+
+def text_lengths(column: pa.LargeStringArray) -> NDArray[np.int64]:
+    """Characters of each text of a column without nulls."""
+    return _text_lengths(*texts_of(column))
+
+
+@jit
+def _text_lengths(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    lengths = np.empty(len(bounds) - 1, np.int64)
+    for text in range(len(lengths)):
+        lengths[text] = count_characters(data, bounds[text], bounds[text + 1])
+    return lengths
+
+
+def text_batches(texts: list[str]) -> Iterator[list[str]]:
+    """Split texts into consecutive batches of about ``BATCH_CHARACTERS`` characters."""
+    begin = characters = 0
+    for end, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            yield texts[begin:end]
+            begin, characters = end, 0
+    if begin < len(texts):
+        yield texts[begin:]
+
+
+def join_texts(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Code points of all texts with ``SEPARATOR`` between them, and bounds: text t begins at ``bounds[t]``."""
+    lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
+    return code_points(SEPARATOR.join(texts)), np.concatenate([[0], np.cumsum(lengths)])

@@ -1,0 +1,53 @@
+"""A batch of texts, and what is looked at in each, found once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .arrays import Texts, texts_of
+from .words import Split, Words, find_words, word_classes, word_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+
+class TextBatch:
+    """Texts of documents, an Arrow column without nulls, with the documents' URLs where they are known.
+
+    ``split`` says what a word is (`text.words`).
+    """
+
+    def __init__(self, column: pa.LargeStringArray, urls: Sequence[str | None] = (), split: Split = "unicode") -> None:
+        self.column = column
+        self.urls = urls
+        self.split = split
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self.column)
+
+    @cached_property
+    def texts(self) -> Texts:
+        """Their bytes, not copied."""
+        return texts_of(self.column)
+
+    @cached_property
+    def words(self) -> Words:
+        """Their words, with sums from which any n-gram's hash follows."""
+        return find_words(self.texts, self.split)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the words are found."""
+        return "words" in self.__dict__
+
+    @cached_property
+    def word_counts(self) -> NDArray[np.int64]:
+        """Number of words of each text."""
+        return np.diff(self.words.bounds if self.has_words else word_spans(*self.texts, word_classes(self.split))[2])

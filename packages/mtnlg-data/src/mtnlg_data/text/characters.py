@@ -1,0 +1,196 @@
+"""Characters of texts in UTF-8, or of arrays of code points: what each is, and where lines and white space end.
+
+The loops over texts are compiled by numba and look at arrays of bytes: no text becomes a Python string.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import sys
+import unicodedata
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .compiled import jit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+#: Kinds of characters. Those of scripts without spaces are words by themselves: of Han, kana, bopomofo, Yi, Tangut and
+#: Nushu; or of Thai, Lao, Burmese, Khmer and Tai, vowel signs and tone marks included.
+NO_WORD, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(4)
+SCRIPTS_WITHOUT_SPACES = {
+    EAST_ASIAN: "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48c\uf900-\ufaff\uff66-\uff9f"
+    "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff",
+    SOUTHEAST_ASIAN: "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\U00011700-\U0001174f",
+}
+#: Properties of characters, as bits.
+SPACE, IS_LETTER, MARK, TERMINAL, LINE_END, WORD, DIGIT, JOINER = (np.uint8(1 << bit) for bit in range(8))
+#: Code points and ranges of them, in hexadecimal. Marks are ASCII punctuation, control characters, the ends of
+#: sentences, and these, which CCNet normalises (Wenzek et al. 2020).
+MARKS = (
+    "AB B4 BB 2013 2014 2019 201C 201D 201E 2026 2236 2501 25BA 3001 3002 3008 3009 300A 300B 300C 300D 3010 3011 "
+    "FF01 FF05 FF08 FF09 FF0C FF0E FF11 FF1A FF1B FF1F FF5E"
+)
+#: Unicode 15.0's property Sentence_Terminal and three Khmer signs.
+TERMINALS = (
+    "21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 104A-104B 1362 1367-1368 166E 1735-1736 17D4-17D6 "
+    "17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F 203C-203D 2047-2049 "
+    "2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB "
+    "FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-11048 110BE-110C1 11141-11143 "
+    "111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 "
+    "1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 "
+    "16B37-16B38 16B44 16E98 1BC9F 1DA88"
+)
+JOINERS = "'\u2019.:\xb7,;"  # the frequent ones of Unicode's MidNumLet, MidLetter and MidNum (UAX #29)
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of ``str.splitlines``
+
+
+@cache
+def character_kinds() -> NDArray[np.uint8]:
+    r"""Table over all code points: ``LETTER`` where ``\w`` matches, or the kind of a script without spaces."""
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    kinds = np.full(len(everything), NO_WORD, np.uint8)
+    for match in re.finditer(r"\w+", everything):
+        kinds[match.start() : match.end()] = LETTER
+    for kind, ranges in SCRIPTS_WITHOUT_SPACES.items():
+        for match in re.finditer(f"[{ranges}]", everything):
+            code = match.start()
+            is_sign = kind == SOUTHEAST_ASIAN and unicodedata.category(match[0]) in {"Mn", "Mc"}
+            if kinds[code] == LETTER or is_sign:
+                kinds[code] = kind
+    return kinds
+
+
+@cache
+def character_table() -> NDArray[np.uint8]:
+    """Properties of every code point, as bits: ``SPACE`` to ``JOINER``."""
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    table = np.zeros(len(every), np.uint8)
+    for pattern, bit in ((r"\s+", SPACE), (r"\w+", WORD), (r"\d+", DIGIT)):
+        for match in re.finditer(pattern, every):
+            table[match.start() : match.end()] |= bit
+    table[[code for code in np.flatnonzero(table & WORD).tolist() if chr(code).isalpha()]] |= IS_LETTER
+    alone = character_kinds() > LETTER  # of scripts without spaces, where each letter is a word, with its signs
+    table[alone] &= ~WORD
+    table[alone & (table & IS_LETTER == 0)] |= JOINER
+    terminals = [*_listed(TERMINALS)]
+    table[terminals] |= TERMINAL
+    table[[*map(ord, string.punctuation), *range(32), *range(127, 160), *terminals, *_listed(MARKS)]] |= MARK
+    table[[*map(ord, LINE_ENDS)]] |= LINE_END
+    table[[*map(ord, JOINERS)]] |= JOINER
+    return table
+
+
+def _listed(codes: str) -> Iterator[int]:
+    for entry in codes.split():
+        first, _, last = entry.partition("-")
+        yield from range(int(first, 16), int(last or first, 16) + 1)
+
+
+@jit
+def code_at(data: NDArray[np.unsignedinteger[Any]], place: int) -> tuple[int, int]:
+    """Code point that begins at this byte, and its length in bytes; or the one at this place of an array of them."""
+    if data.itemsize > 1:
+        return int(data[place]), 1
+    first = int(data[place])
+    if first < 0x80:
+        return first, 1
+    if first < 0xE0:
+        return (first & 0x1F) << 6 | int(data[place + 1]) & 0x3F, 2
+    second = (int(data[place + 1]) & 0x3F) << 6 | int(data[place + 2]) & 0x3F
+    if first < 0xF0:
+        return (first & 0x0F) << 12 | second, 3
+    return (first & 0x07) << 18 | second << 6 | int(data[place + 3]) & 0x3F, 4
+
+
+@jit
+def code_before(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
+    """Code point that ends before this byte, and its length in bytes."""
+    begin = place - 1
+    while data[begin] & 0xC0 == 0x80:
+        begin -= 1
+    return code_at(data, begin)
+
+
+@jit
+def strip(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+    """Bounds of a text without the white space around it; equal ones where there is nothing else."""
+    begin = space_end(data, begin, end, table)
+    return begin, space_begin(data, begin, end, table)
+
+
+@jit
+def space_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+    """Where the white space that begins here ends, at ``end`` at the latest."""
+    while begin < end:
+        code, size = code_at(data, begin)
+        if not table[code] & SPACE:
+            break
+        begin += size
+    return begin
+
+
+@jit
+def space_begin(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+    """Where the white space that ends here begins, at ``begin`` at the earliest."""
+    while begin < end:
+        code, size = code_before(data, end)
+        if not table[code] & SPACE:
+            break
+        end -= size
+    return end
+
+
+@jit
+def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
+    """Whether these bytes are ASCII: characters of one byte each."""
+    part, bits = data[begin:end], np.uint8(0)  # indices from 0 on are looked up many at a time
+    for place in range(len(part)):
+        bits = np.uint8(bits | part[place])
+    return bool(bits < 0x80)
+
+
+@jit
+def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+    """End of the line that begins here, and where the next one begins, as ``str.splitlines`` has it."""
+    place = begin
+    while place < end:
+        if 32 <= data[place] < 0x80:  # no line ends here, as almost everywhere
+            place += 1
+            continue
+        code, size = code_at(data, place)
+        if table[code] & LINE_END:
+            is_pair = code == 13 and place + 1 < end and data[place + 1] == 10
+            return place, place + (2 if is_pair else size)
+        place += size
+    return end, end
+
+
+@jit
+def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
+    """Number of code points in these bytes."""
+    part, count = data[begin:end], np.uint32(0)  # narrow: more of them in a vector
+    for place in range(len(part)):
+        count = np.uint32(count + np.uint32(part[place] & 0xC0 != 0x80))
+    return int(count)
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The code points of a text."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def fold_case(text: str) -> str:
+    """Lower-case a text and keep its length, so that offsets into the folded text hold for the original.
+
+    ``str.lower`` alone turns "İ" into two characters and lower-cases "Σ" by its neighbours.
+    """
+    return text.replace("İ", "i").lower().replace("ς", "\N{GREEK SMALL LETTER SIGMA}")

@@ -1,0 +1,184 @@
+r"""Words of texts: one splitter, which a table of the classes of characters makes find one of these.
+
+    letters     runs of what Python's ``\w`` matches: letters and digits of any script, and "_"; where a script puts no
+                spaces between words, each of its characters
+    unicode     as letters, but a joiner may stand between two of a run (don't, 3.5), signs belong to the character
+                before them, and runs of one other mark are words too
+    whitespace  runs of all but white space
+    characters  each character but white space
+
+Of the words of a batch running sums are kept, from which count, characters and hash of any n-gram follow in constant
+time:
+
+    prefix[k] = sum_(i < k) b_i A**i     over the bytes b_i of all words up to word k, what lies between them left out
+    hash of words j to k = (prefix[k] - prefix[j]) A**-(bytes before j), modulo 2**64, A = CHARACTER_BASE
+
+So n-grams hash as the texts of their words joined, without the spaces between them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from .arrays import join_texts
+from .characters import IS_LETTER, JOINER, MARK, SPACE, WORD, character_kinds, character_table, code_at
+from .compiled import jit
+from .hashing import CHARACTER_BASE, LONGEST_SUM, fmix64_scalar, long_word_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .arrays import Texts
+
+Split = Literal["letters", "unicode", "whitespace", "characters"]
+#: Classes of characters: between words; of a run; a word by itself, and the signs after one; between two of a run, else
+#: a mark; a mark, which together with equal ones is a word.
+BETWEEN, IN_WORD, ALONE, SIGN, JOINING, SYMBOL = range(6)
+INVERSES = np.uint64(pow(int(CHARACTER_BASE), -1, 1 << 64)) ** np.arange(65, dtype=np.uint64)  # A**-n of n bytes
+Spans = tuple["NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int64]"]
+
+
+class Words(NamedTuple):
+    """Words of several texts; text t has words ``bounds[t]`` to ``bounds[t + 1]``.
+
+    ``prefix`` and ``characters`` are sums over all words before a word, and so have one entry more. ``inverse[k]`` is
+    the factor for the hash of an n-gram that begins with word k.
+    """
+
+    bounds: NDArray[np.int64]
+    prefix: NDArray[np.uint64]
+    inverse: NDArray[np.uint64]
+    characters: NDArray[np.int64]
+    has_letter: NDArray[np.bool_]
+    is_mark: NDArray[np.bool_]
+
+
+class HashedWords(NamedTuple):
+    """The words of a batch of strings, in order; text t has words ``bounds[t]`` to ``bounds[t + 1]``."""
+
+    hashes: NDArray[np.uint64]
+    starts: NDArray[np.int64]  # first character of each word in its text
+    ends: NDArray[np.int64]  # one past its last character
+    bounds: NDArray[np.int64]
+
+
+@cache
+def word_classes(split: Split) -> NDArray[np.uint8]:
+    """The class of every code point."""
+    kinds, table = character_kinds(), character_table()
+    if split == "letters":
+        return np.minimum(kinds, np.uint8(ALONE))  # LETTER is 1, as IN_WORD is
+    classes = np.full(len(table), IN_WORD if split == "whitespace" else ALONE, np.uint8)
+    if split == "unicode":
+        classes[:] = SYMBOL
+        classes[table & JOINER > 0] = SIGN
+        classes[table & (JOINER | MARK) == JOINER | MARK] = JOINING
+        classes[table & IS_LETTER > 0] = ALONE
+        classes[table & WORD > 0] = IN_WORD
+    classes[table & SPACE > 0] = BETWEEN
+    return classes
+
+
+@jit
+def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: NDArray[np.int64], classes: NDArray[np.uint8]) -> Spans:
+    """Begin and end of every word, and the words' bounds by text; of texts in UTF-8 or as code points."""
+    most = bounds[-1] - bounds[0] + 2
+    starts, ends, word_bounds = np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(len(bounds), np.int64)
+    count = np.uint64(0)
+    for text in range(len(bounds) - 1):
+        place, end = bounds[text], bounds[text + 1]
+        last = BETWEEN  # what a character must be to continue the word
+        while place < end:
+            code, size = code_at(data, place)
+            kind, following = int(classes[code]), place + size
+            if kind > ALONE:  # as few are
+                if kind == SIGN and last == ALONE:
+                    ends[count] = place = following
+                    continue
+                joins = kind != SYMBOL and last == IN_WORD and following < end
+                joins = joins and classes[code_at(data, following)[0]] == IN_WORD
+                kind = IN_WORD if joins else SYMBOL + int(code)
+            # No branch for each word, which no processor foresees: what is stored for none, the next overwrites.
+            is_word = kind != BETWEEN
+            starts[count] = place
+            count += np.uint64(is_word & ((kind != last) | (kind == ALONE)))
+            ends[count + np.uint64(not is_word)] = following
+            last, place = kind, following
+        word_bounds[text + 1] = count
+    return starts[:count].copy(), ends[1 : count + np.uint64(1)].copy(), word_bounds
+
+
+def find_words(texts: Texts, split: Split) -> Words:
+    """The words of these texts."""
+    return sum_words(texts, *word_spans(*texts, word_classes(split)))
+
+
+def sum_words(texts: Texts, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> Words:
+    """The words that begin and end at these bytes of the texts, found by whatever splitter."""
+    return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
+
+
+@jit
+def _sum_words(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], table: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    count = len(starts)
+    prefix, inverse = np.zeros(count + 1, np.uint64), np.empty(count, np.uint64)
+    characters = np.zeros(count + 1, np.int64)
+    has_letter, is_mark = np.empty(count, np.bool_), np.empty(count, np.bool_)
+    total, power, inverse_power = np.uint64(0), np.uint64(1), np.uint64(1)
+    for word in range(count):
+        inverse[word] = inverse_power
+        place, length, some, every = starts[word], 0, np.uint8(0), np.uint8(255)
+        while place < ends[word]:
+            code, size = code_at(data, place)
+            some, every = some | table[code], every & table[code]
+            length += 1
+            for byte in range(place, place + size):
+                total += np.uint64(data[byte]) * power
+                power *= CHARACTER_BASE
+            place += size
+        most, rest = divmod(place - starts[word], len(INVERSES) - 1)
+        for _ in range(most):
+            inverse_power *= INVERSES[-1]
+        inverse_power *= INVERSES[rest]
+        prefix[word + 1] = total
+        characters[word + 1] = characters[word] + length
+        has_letter[word], is_mark[word] = some & IS_LETTER != 0, every & MARK != 0
+    return prefix, inverse, characters, has_letter, is_mark
+
+
+def hashed_words(texts: Sequence[str]) -> HashedWords:
+    """Find and hash the words of these texts as they are, split by letters; fold the texts first to ignore case."""
+    codes, text_bounds = join_texts(texts)
+    hashes, starts, ends = hashed_spans(codes)
+    bounds = np.searchsorted(starts, text_bounds)
+    offsets = np.repeat(text_bounds[:-1], np.diff(bounds))
+    return HashedWords(hashes, starts - offsets, ends - offsets, bounds)
+
+
+def hashed_spans(codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Hash, start and end (one past the last code point) of every word, split by letters, in ``codes``."""
+    starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
+    return _hash_words(codes, starts, ends), starts, ends
+
+
+@jit
+def _hash_words(codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    hashes = np.empty(len(starts), np.uint64)
+    for word in range(len(starts)):
+        begin, end = starts[word], ends[word]
+        if end - begin > LONGEST_SUM:
+            hashes[word] = long_word_hash(codes[begin:end])
+            continue
+        total, power = np.uint64(0), np.uint64(1)
+        for place in range(begin, end):
+            total += np.uint64(codes[place]) * power
+            power *= CHARACTER_BASE
+        hashes[word] = fmix64_scalar(total)
+    return hashes
