@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, create_model
 
 from mtnlg_data.commands.setting_options import Leaf
-from mtnlg_data.recipe import own_factories, recipe_schema
-from mtnlg_data.recipe import Source
+from mtnlg_data.recipe import Source, own_factories, recipe_schema
 from mtnlg_data.sources.reader import all_readers
 from mtnlg_parallel.recipe import Recipe as TrainRecipe
 
