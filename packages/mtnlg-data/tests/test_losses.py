@@ -147,11 +147,12 @@ def test_an_output_folder_whose_own_copies_would_replace_the_input_is_refused(tm
     own = tmp_path / name
     own.mkdir()
     (own / "a.jsonl").write_bytes(LINES)
+    (good := tmp_path / "good.jsonl").write_bytes(LINES)
     assert CliRunner().invoke(app, ["extract", str(own / "a.jsonl"), "--out", str(tmp_path / "shards")]).exit_code == 0
     (tmp_path / "shards").rename(own / "shards")
     before = sorted(tmp_path.rglob("*"))
     for given in (own / "a.jsonl", own / "shards"):
-        result = CliRunner().invoke(app, ["dedup", str(given), "--out", str(tmp_path)])
+        result = CliRunner().invoke(app, ["score", str(given), "--positive", str(good), "--out", str(tmp_path)])
         assert f"--out {tmp_path} keeps copies of its inputs in {own}, where {given} is" in str(result.exception)
     assert sorted(tmp_path.rglob("*")) == before
 
