@@ -145,7 +145,7 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
     ("words", "error", "match"),
     [
         (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
-        (["dedup", "x.txt"], Failure, "x.txt: no file that ends in"),
+        (["dedup", "x.txt"], Failure, "x.txt: no file that a reader knows"),
         (["dedup", "x.jsonl", "--threshold", "2"], UsageFailure, "--threshold 2: Input should be less"),
         (
             ["decontaminate", "x.jsonl", "--texts", "x", "--minimum", "14"],

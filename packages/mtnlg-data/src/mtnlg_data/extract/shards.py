@@ -22,7 +22,7 @@ from mtnlg_data.tally import recorded_tallies
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -123,6 +123,7 @@ class _ShardWriter:
     """Writes the documents of one source into shards of bounded size; ``stack`` closes the last."""
 
     file: SourceFile  # that is being read
+    accepts: Callable[[Record | Dropped], bool]  # whether a record of it belongs to this source
 
     def __init__(self, output: Path, number: int, most: int, tally: Tally, stack: ExitStack) -> None:
         self.tally = tally
@@ -137,7 +138,7 @@ class _ShardWriter:
 
     def begin(self, file: SourceFile) -> None:
         """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
-        self.file = file
+        self.file, self.accepts = file, file.reader.wants
         of_file, field = file.reader.columns(file.here), getattr(file.reader, "field", "text")
         schema = SCHEMA
         if of_file is not None and has_strings(of_file, field):
@@ -147,10 +148,6 @@ class _ShardWriter:
         if self._schema is None or not has_equal_columns(schema, self._schema):
             self._schema = schema
             self._open_next()
-
-    def accepts(self, item: Record | Dropped) -> bool:
-        """Whether a record of the file belongs to this source."""
-        return self.file.reader.wants(item)
 
     def add(self, document: Document) -> None:
         """Append a document, in a new shard where the current one is full."""

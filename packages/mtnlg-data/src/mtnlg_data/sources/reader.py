@@ -99,7 +99,10 @@ class Reader(Settings):
         return 1
 
     def columns(self, path: Path) -> pa.Schema | None:
-        """The columns of a table, which its documents keep; None for other files, and where it cannot be read."""
+        """The columns of a table, which its documents keep; None for other files, and where it cannot be read.
+
+        The texts are in the column that the reader's field ``field`` names, or ``text``.
+        """
         del path
         return None
 
