@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -18,6 +17,7 @@ from mtnlg_data.tokens import encoding, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     import pytest
 

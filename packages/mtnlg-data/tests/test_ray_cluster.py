@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.engine import open_engine, ray_cluster
 
