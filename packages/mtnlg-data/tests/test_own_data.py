@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import invoke
+from typer.testing import CliRunner
 
 from mtnlg_data import (
     Clean,
@@ -22,23 +22,23 @@ from mtnlg_data import (
     Extract,
     Local,
     Quality,
+    Record,
     SourceFile,
-    Step,
     Tokenize,
     read_documents,
     run_step,
 )
+from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
 from mtnlg_data.report.file_inspection import inspect_table
-from mtnlg_data.sources import Record, read_records
+from mtnlg_data.sources import read_records
 from mtnlg_data.sources.record import Metadata
 from mtnlg_data.sources.tables import row_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
-
 
 OWN = "mtnlg"
 
@@ -61,21 +61,13 @@ def extract(
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
 
 
-def clean(source: str, *rules: str, **settings: object) -> Clean:
-    return Clean(sources={source: {"rules": rules}}, **settings)
+def cleaned(source: str, *rules: str, **settings: Any) -> Clean:  # noqa: ANN401
+    return Clean(sources={source: {"rules": list(rules)}}, **settings)
 
 
-def through(step: Step[Any, Any], shard: Path, out: Path) -> Path:
-    """The shard that the step leaves of this one."""
-    run_step(step, [shard], out, Local(1))
-    return out / shard.name
-
-
-def decontaminated(folder: Path, shard: Path) -> Path:
-    """Of a shard with the text 5, a part of which is cut."""
-    texts = write_lines(folder / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    step = Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50)
-    return through(step, shard, folder / "pure")
+def command(*words: object) -> None:
+    result = CliRunner().invoke(app, [*map(str, words), "--workers", "1"])
+    assert result.exit_code == 0, result.output
 
 
 def rows(shard: Path) -> list[dict[str, Any]]:
@@ -134,15 +126,18 @@ def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Pa
     ids = ["a-1", "17", "own/d.jsonl/2", "own/d.jsonl/3", "again", "again"]
     assert [row["id"] for row in documents] == ids
     assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
-    shard = tmp_path / "documents" / "own-00000.parquet"
-    shard = through(clean("own", "unicode", "short", shortest=1), shard, tmp_path / "clean")
-    summary = run_step(Deduplicate(alarm_share=1), [shard], tmp_path / "unique", Local(1))
+    engine, shards = Local(1), [tmp_path / "documents" / "own-00000.parquet"]
+    run_step(cleaned("own", "unicode", "short", shortest=1), shards, tmp_path / "clean", engine)
+    shards = [tmp_path / "clean" / shards[0].name]
+    summary = run_step(Deduplicate(alarm_share=1.0), shards, tmp_path / "unique", engine)
     (pair,) = summary["duplicates"]["samples"]
     assert {pair["kept"], pair["dropped"]} == {"a-1", "again"}
-    pure = decontaminated(tmp_path, tmp_path / "unique" / shard.name)
-    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shard.name).to_pylist()
+    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    shards = [tmp_path / "unique" / shards[0].name]
+    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), shards, tmp_path / "pure", engine)
+    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shards[0].name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
-    left = rows(pure)
+    left = rows(tmp_path / "pure" / shards[0].name)
     whole = [row for row in left if "#" not in row["key"]]
     metadata = {int(row["key"][-1]): row["metadata"] and json.loads(row["metadata"]) for row in whole}
     kept = 0 if 0 in metadata else 4
@@ -164,21 +159,25 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     assert [row["id"] for row in documents] == ["7", "7", "own/my.parquet/2", "9", "10", "11"]
     shard = tmp_path / "documents" / "own-00000.parquet"
     same(pq.read_table(shard), table)
+    engine = Local(1)
     languages = [row["language"] for row in documents]
-    unique = through(
-        Deduplicate(alarm_share=1), through(clean("own", "whitespace"), shard, tmp_path / "clean"), tmp_path / "unique"
-    )
+    run_step(cleaned("own", "whitespace"), [shard], tmp_path / "clean", engine)
+    run_step(Deduplicate(alarm_share=1.0), [tmp_path / "clean" / shard.name], tmp_path / "unique", engine)
+    unique = tmp_path / "unique" / shard.name
     duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
     left = [n for n in range(6) if n not in removed]
     assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
     same(pq.read_table(unique), table.take(left))
-    pure = decontaminated(tmp_path, unique)
-    pieces = pq.read_table(pure)
+    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), [unique], tmp_path / "pure", engine)
+    pieces = pq.read_table(tmp_path / "pure" / shard.name)
     same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
     assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
-    assert [row["key"] for row in rows(pure)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
+    assert [row["key"] for row in rows(tmp_path / "pure" / shard.name)][-2:] == [
+        f"own/my.parquet/5#{n}" for n in (0, 1)
+    ]
 
 
 def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         }
         for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
     ]
-    invoke("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
+    command("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short")
     again = find_inputs([str(tmp_path / "clean")], raw=True)
     assert not run_step(Extract(), again.files, tmp_path / "again", Local(1))["alarms"]
 
@@ -209,10 +208,10 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
     table = all_types()
     pq.write_table(table, tmp_path / "my.parquet")
-    words = ("--field", "body", "--rules", "short", "--shortest", 1, "--workers", 1)
-    invoke("clean", tmp_path / "my.parquet", "--out", tmp_path / "out", *words)
+    options = ("--field", "body", "--rules", "short", "--shortest", 1)
+    command("clean", tmp_path / "my.parquet", "--out", tmp_path / "out", *options)
     same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
-    invoke("dedup", tmp_path / "out", "--out", tmp_path / "unique", "--alarm-share", 1, "--workers", 1)
+    command("dedup", tmp_path / "out", "--out", tmp_path / "unique")
     unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
     assert len(unique) == 5
     assert {row["key"] for row in rows(tmp_path / "unique" / "documents-00000.parquet")} < {
@@ -220,30 +219,31 @@ def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> Non
     }
 
 
-def test_a_step_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
+def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
     engine, mine = Local(1), tmp_path / "mine.parquet"
     table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})
     pq.write_table(table, mine)
     names = [(row["id"], row["source"]) for row in rows(mine)]
     assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
     assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
-    summary = run_step(Deduplicate(alarm_share=1), [mine], tmp_path / "unique", engine)
+    summary = run_step(Deduplicate(alarm_share=1.0), [mine], tmp_path / "unique", engine)
     assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
     assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
-    kept = through(clean("mine", "short"), mine, tmp_path / "clean")
+    kept = tmp_path / "clean" / mine.name
+    run_step(cleaned("mine", "short"), [mine], tmp_path / "clean", engine)
     same(pq.read_table(kept), table.slice(0, 2))
     english = pa.table({"text": ["The harbour was quiet that morning. " * 9, "Le port était calme ce matin-là. " * 9]})
     pq.write_table(english, tmp_path / "two.parquet")
-    summary = run_step(clean("two", "language"), [tmp_path / "two.parquet"], tmp_path / "en", engine)
+    summary = run_step(cleaned("two", "language"), [tmp_path / "two.parquet"], tmp_path / "en", engine)
     assert summary["sources"]["two"]["dropped"] == {"other_language": 1}
-    tokenize = Tokenize(vocabulary=300, validation=0, sources={"mine": {"weight": 1.0}})
-    run_step(tokenize, [kept], tmp_path / "tokens", engine)
+    small = Tokenize(vocabulary=300, validation=0.0, sources={"mine": {"weight": 1.0}})
+    run_step(small, [kept], tmp_path / "tokens", engine)
     assert (tmp_path / "tokens" / "mine.bin").stat().st_size > 0
     pq.write_table(table.rename_columns(["id", "body", "year"]), tmp_path / "none.parquet")
     with pytest.raises(Failure, match=r"none\.parquet: no column 'text' of strings; it has id, body, year"):
-        through(clean("none"), tmp_path / "none.parquet", tmp_path / "c")
+        run_step(cleaned("none"), [tmp_path / "none.parquet"], tmp_path / "c", engine)
     with pytest.raises(Failure, match=r"gone\.parquet: no such shard"):
-        through(clean("gone"), tmp_path / "gone.parquet", tmp_path / "c")
+        run_step(cleaned("gone"), [tmp_path / "gone.parquet"], tmp_path / "c", engine)
 
 
 def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
     run_step(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
-    quality = Quality(sources={"own": {"filtered": True}, "good": {"curated": True}}, alpha=1)
-    summary = run_step(quality, shards, tmp_path / "kept", Local(1))
+    step = Quality(alpha=1.0, sources={"own": {"filtered": True}, "good": {"curated": True}})
+    summary = run_step(step, shards, tmp_path / "kept", Local(1))
     assert 0 < summary["sources"]["own"]["documents_out"] < 120
 
 
