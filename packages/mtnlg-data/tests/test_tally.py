@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 
 from mtnlg_data import tally
 from mtnlg_data.schema import SCHEMA, Document, document_columns
+from mtnlg_data.step import Outcome
 from mtnlg_data.summary import SHOWN_PER_FATE, merge_summaries, passthrough_summary, say_summary, stage_summary
-from mtnlg_data.tally import EXCERPT_CHARACTERS, Fates, Tallies, Tally, recorded_tallies
+from mtnlg_data.tally import EXCERPT_CHARACTERS, Tallies, Tally, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import pytest
 
 
 def tally_of(numbers: Sequence[int]) -> Tally:
@@ -74,9 +76,9 @@ def test_a_batch_is_counted_recorded_and_shown_as_its_documents(tmp_path: Path) 
             ]
             numbers = np.array([draw.randrange(-1, 2) for _ in documents])
             scores = np.array([draw.choice([np.nan, 0.25, 1 / 3]) for _ in documents])
-            lengths = np.array([len(document.text) for document in documents])
-            fates = Fates(numbers, reasons, scores, lengths, lengths[numbers < 0] // 2)
-            batches.count(document_columns(documents, SCHEMA), fates)
+            halves = [document._replace(text=document.text[: len(document.text) // 2]) for document in documents]
+            kept = document_columns([halves[row] for row in np.flatnonzero(numbers < 0)], SCHEMA)
+            batches.count(document_columns(documents, SCHEMA), Outcome(kept, numbers, reasons, scores))
             for document, number, score in zip(documents, numbers.tolist(), scores.tolist(), strict=True):
                 own, size, name, key = ones[document.source], len(document.text), document.id, document.key
                 shown = None if np.isnan(score) else score

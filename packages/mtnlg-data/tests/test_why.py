@@ -12,7 +12,6 @@ import pytest
 from command_line import invoke
 from typer.testing import CliRunner
 
-from mtnlg_data import tally
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
@@ -177,24 +176,6 @@ def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
     opened = {(folder, shard) for folder, shard, _ in reads}
     both = {("documents", f"{name}-00000.parquet") for name in ("az", "by")}
     assert opened == both | {("out", "by-00000.parquet")}
-
-
-def test_a_unit_holds_a_row_group_of_drops_and_leaves_no_file_without_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tally, "DROPS_PER_GROUP", 4)
-    with tally.recorded_tallies(tmp_path / "none.parquet") as none:
-        none["web"].keep(3)
-    assert none.files == []
-    assert list(tmp_path.iterdir()) == []
-    with tally.recorded_tallies(tmp_path / "ten.parquet") as ten:
-        for number in range(10):
-            ten["web"].drop(5, "short", str(number), number / 2, f"web/{number}")
-    assert ten.files == ten.summary()["files"] == ["dropped/ten.parquet"]
-    with pq.ParquetFile(tmp_path / ten.files[0]) as file:
-        assert file.num_row_groups == 3
-        rows = file.read().to_pylist()
-    assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
 
 
 @pytest.mark.parametrize("name", ["03-clean/books-00000.parquet", "02-quality/dropped/crawl-00000.parquet"])

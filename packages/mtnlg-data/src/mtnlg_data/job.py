@@ -2,6 +2,7 @@
 
     job.write(items)                    the documents of each shard, as ``Step.open`` decides
     job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
+    job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
 
 A task's key is the fingerprint of the step's version and of all that its function is given, so a changed setting redoes
 what was given it and nothing else. Tasks carry "module:name" and plain values to the workers.
@@ -21,10 +22,12 @@ import pyarrow.compute as pc
 
 from .document import number_shards, read_documents, shard_source, write_documents
 from .engine import StageFolder
+from .engine.units import verified_summary
+from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
 from .files import sha256
 from .fingerprint import fingerprint
 from .summary import COUNTS, passthrough_summary, stage_summary
-from .tally import Fates, recorded_tallies
+from .tally import recorded_tallies
 from .user_code import open_step
 
 if TYPE_CHECKING:
@@ -71,8 +74,8 @@ class Task:
     memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
 
     def file_digest(self, path: Path) -> str:
-        """Digest of a file that the task has written."""
-        return sha256(path)
+        """Digest of a file that the task has written; of rows a quick one, since no one forges them."""
+        return run_digest(path) if path.suffix == ROWS_SUFFIX else sha256(path)
 
 
 def run_task(task: Task) -> Summary:
@@ -159,19 +162,39 @@ class Job:
         ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
         ``files``. Work that is done already is not done again.
         """
-        reference = f"{work.__module__}:{work.__qualname__}"
-        code = [self.step.code(), reference]
-
-        def key(given: list[object]) -> str:
-            return fingerprint([code, *given])
-
-        tasks = [
-            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
-            for item, output in items
-        ]
+        tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
         summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
+
+    def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
+        """Whether ``map`` would find this done."""
+        return verified_summary(self._task(work, item, output, shared)) is not None
+
+    def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
+        reference = f"{work.__module__}:{work.__qualname__}"
+        key = fingerprint([[self.step.code(), reference], item, shared, output.name])
+        return Task(reference, item, shared, output, key, self.step.reference, memory)
+
+    def rows(
+        self,
+        name: str,
+        work: Work,
+        items: Sequence[object],
+        *,
+        label: str = "",
+        scratch: bool = False,
+        memory: int = 0,
+        **shared: object,
+    ) -> Rows:
+        """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
+
+        The rows go to the folder ``name`` of the state.
+        """
+        folder, label = self.state / name, label or name
+        outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
+        done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
@@ -194,12 +217,11 @@ class Job:
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
-        order = list(self.step.sources)
         summaries = [*(one.summary for one in done), *counts]
         details = self.details
         if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
             details = {"details": said}
-        return {**stage_summary(self.step.name, summaries, order, alarm_share), **details}
+        return {**stage_summary(self.step.name, summaries, list(self.step.sources), alarm_share), **details}
 
 
 def _counted(done: Sequence[Done]) -> Counter[str]:
@@ -240,7 +262,7 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
                 outcome = decide(batch)
                 counts.update(outcome.counts)
                 samples.extend(outcome.samples)
-                tallies.count(batch, Fates.of(batch, outcome))
+                tallies.count(batch, outcome)
                 yield outcome.documents
 
         write_documents(output, remaining())

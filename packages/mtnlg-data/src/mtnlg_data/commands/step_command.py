@@ -24,7 +24,7 @@ from .setting_options import Leaf, leaves, parse_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 InputPaths = Annotated[
     list[str],
