@@ -249,9 +249,9 @@ def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> No
     ran: list[str] = []
 
     class Recording(Local):
-        def imap(self, function: Any, units: Any) -> Any:  # noqa: ANN401
-            ran.extend(unit.work.rpartition(":")[2] for unit in units)
-            return super().imap(function, units)
+        def imap(self, tasks: Any) -> Any:  # noqa: ANN401
+            ran.extend(task.work.rpartition(":")[2] for task in tasks)
+            return super().imap(tasks)
 
     for options in ({}, {"shortest": 1000}):
         ran.clear()
@@ -261,7 +261,7 @@ def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("step", [Exact, Deduplicate, Decontaminate])
 def test_steps_that_compare_all_documents_have_the_same_settings_for_all(step: type[Step[Any, Any]]) -> None:
-    with pytest.raises(UsageFailure, match="where: .* compares all documents"):
+    with pytest.raises(UsageFailure, match=r"where: .* compares all documents"):
         step(where=Where(language={"zh": {"alarm_share": 0.9}}))
 
 

@@ -1,8 +1,8 @@
-"""The folder of a stage: the units that write into it, the list of its shards, and nothing of inputs that are gone.
+"""The folder of a stage: the tasks that write into it, the list of its shards, and nothing of inputs that are gone.
 
 A finished stage leaves ``stage.json``, which names its shards. Whoever takes the folder as input reads that list, not
-what happens to lie there. Outputs of units that are no longer part of the stage are removed when it finishes: of a
-source file that was taken down, no text stays. A file without a unit's manifest is the user's own, and stays.
+what happens to lie there. Outputs of tasks that are no longer part of the stage are removed when it finishes: of a
+source file that was taken down, no text stays. A file without a task's manifest is the user's own, and stays.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from mtnlg_data.console import Failure, say
 from mtnlg_data.files import read_small, sync_directory, write_json
 
-from .units import manifest_path, read_manifest, run_units
+from .tasks import manifest_path, read_manifest, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from .units import Engine, Runnable, Summary, U
+    from .tasks import Engine, Summary, Task
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 RECIPE = "recipe.toml"  # in the folder of a run
@@ -53,21 +53,15 @@ class StageFolder:
         if (left := read_list(path)) is not None and left.stage != stage:
             raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
 
-    def run(
-        self, function: Callable[[U], Summary], units: Sequence[U], label: str, *, scratch: bool = False
-    ) -> list[Summary]:
-        """Run units of the stage, as ``run_units`` does; of ``scratch`` ones ``finish`` removes the outputs."""
-        summaries = run_units(self._engine, function, units, label)
-        if scratch:
-            return summaries
-        self.keep(units)
-        for unit, summary in zip(units, summaries, strict=True):
-            self._outputs.update(unit.output.parent / name for name in summary.get("files", ()))
+    def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
+        """Run tasks of the stage, as ``run_tasks`` does; of ``scratch`` ones ``finish`` removes the outputs."""
+        summaries = run_tasks(self._engine, tasks, label)
+        if not scratch:
+            for task, summary in zip(tasks, summaries, strict=True):
+                self._outputs.update(
+                    task.output.parent / name for name in (task.output.name, *summary.get("files", ()))
+                )
         return summaries
-
-    def keep(self, units: Iterable[Runnable]) -> None:
-        """Count units as part of the stage that need not run, such as those of which only the result is read."""
-        self._outputs.update(unit.output for unit in units)
 
     def clear(self) -> None:
         """Remove what the stage left here before, if it did, and the folder if that empties it: no input is left."""
@@ -81,7 +75,7 @@ class StageFolder:
                 Path(folder).rmdir()
 
     def finish(self, shards: Iterable[Path] | None) -> None:
-        """List these shards as the stage's result, and remove the outputs of units that are not part of the stage.
+        """List these shards as the stage's result, and remove the outputs of tasks that are not part of the stage.
 
         None where the result is not shards but token stores, whose list is ``blend.json``.
         """
