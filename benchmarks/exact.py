@@ -36,11 +36,11 @@ from datatrove.pipeline.dedup.sentence_dedup import SentDedupConfig
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.text import TextNormConfig
+from mtnlg_data.exact.settings import ExactSettings
 
 from deduplication import make_corpus
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curations import run
 from mtnlg_data.dedup.runs import run_digest
+
+from curations import run
 from mtnlg_data.files import sha256
 from mtnlg_data.tokens.store import span_digest
 

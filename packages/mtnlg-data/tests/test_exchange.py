@@ -1,4 +1,4 @@
-"""The exchange by key range: nothing lost, nothing twice, in order, few rows at a time, and opens that grow as files do."""
+"""The exchange by key range: nothing lost or twice, in order, few rows at a time, opens linear in the files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ few_keys = st.integers(0, 6).map(lambda key: key << 61)
     fan_out=st.sampled_from([2, 4, 128]),
     span=st.tuples(st.integers(0, KEYS - 1), st.integers(0, KEYS - 1)).map(sorted),
 )
-def test_every_row_is_read_once_by_key_then_by_file(
+def test_every_row_is_read_once_by_key_then_by_file(  # noqa: PLR0917
     files: list[list[int]],
     ranges: int,
     size: int,
