@@ -230,6 +230,7 @@ def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str],
     than ``alarm_share`` of its documents.
     """
     tasks = [TaskSummary.model_validate(summary, strict=False) for summary in summaries]
+    order = [*order, *sorted({source for task in tasks for source in task.sources}.difference(order))]
     sources = {
         source: Counts.total(task.sources[source] for task in tasks if source in task.sources) for source in order
     }
