@@ -22,7 +22,7 @@ import numpy as np
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import DROPPED
 from mtnlg_data.exchange import MERGE_COPIES, RUN_BYTES, Numbering, Range, Rows, count_ranges
-from mtnlg_data.tally import SMALL_SOURCE, loss_alarm
+from mtnlg_data.summary import SMALL_SOURCE, loss_alarm
 
 from .candidates import collect_candidates
 from .clusters import FOREST_BYTES, check_memory, link_bands, write_band_rows, write_clusters

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 
 class FilterKeys(Settings):
