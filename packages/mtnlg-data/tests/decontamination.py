@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
-from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,13 @@ def run(
     for number, path in enumerate(paths):
         write_documents(path, batch_documents(rows[cuts[number] : cuts[number + 1]]))
     file = None
-    if texts is not None:
+    if texts:
         file = folder / "texts.jsonl"
         rows_of_tasks = enumerate(texts)
         lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
         file.write_text("".join(lines), encoding="utf-8")
-    summary = decontaminate_documents(paths, folder / "out", config, file, Local(1))
+    step = Decontaminate(config.model_copy(update={"texts": file}))
+    summary = run_step(step, paths, folder / "out", Local(1))
     left = [row for path in paths for row in pq.read_table(folder / "out" / path.name).to_pylist()]
     return summary, left
 

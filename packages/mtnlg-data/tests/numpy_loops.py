@@ -1,4 +1,4 @@
-"""What the compiled loops compute, by whole-array operations of NumPy and SciPy: another way to the same results."""
+"""What the compiled loops compute, by whole-array operations of NumPy: another way to the same results."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.decontaminate.ngrams import _bits_are_set
 from mtnlg_data.dedup.minhash import MIXES
-from mtnlg_data.dedup.union_find import UNLINKED, find_roots
 from mtnlg_data.quality.classifier import BUCKET_BITS, BUCKETS
 from mtnlg_data.text.arrays import join_texts
 from mtnlg_data.text.characters import LETTER
-from mtnlg_data.text.hashing import CHARACTER_BASE, WORD_BASE, fmix64, ngram_hashes
+from mtnlg_data.text.hashing import fmix64, ngram_hashes
 from mtnlg_data.text.words import hashed_spans
 
 if TYPE_CHECKING:
@@ -83,25 +80,6 @@ def band_keys_numpy(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.ui
     for row in range(by_band.shape[2]):
         total = fmix64(total + by_band[:, :, row] + np.uint64(1))
     return total
-
-
-def mix_words_numpy(words: NDArray[np.uint64], first: int) -> NDArray[np.uint64]:
-    """``runs.mix_words``."""
-    places = np.arange(first, first + len(words), dtype=np.uint64)
-    return np.array([fmix64(words ^ places * CHARACTER_BASE).sum(), fmix64(words + places * WORD_BASE).sum()])
-
-
-def unite_scipy(parent: NDArray[np.int64], links: NDArray[np.int64]) -> None:
-    """``union_find.unite``."""
-    nodes, ends = np.unique(links, return_inverse=True)
-    parent[nodes] = np.where(parent[nodes] == UNLINKED, nodes, parent[nodes])
-    roots, root_of = np.unique(find_roots(parent, nodes), return_inverse=True)
-    a, b = root_of[ends.reshape(-1, 2).T]
-    graph = coo_array((np.ones(len(links), np.bool_), (a, b)), shape=(len(roots), len(roots)))
-    count, labels = connected_components(graph, directed=False)
-    lowest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, labels, roots)
-    parent[roots] = lowest[labels]
 
 
 def intersection_size_numpy(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:

@@ -16,9 +16,9 @@ from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
     read_task_texts,
 )
-from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
+from mtnlg_data.job import run_step
+from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.characters import character_kinds, fold_case
 from mtnlg_data.text.hashing import ngram_hashes
 
@@ -216,7 +216,8 @@ def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
     monkeypatch.setattr("mtnlg_data.text.arrays.BATCH_CHARACTERS", 900)
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
-    decontaminate_documents(shards, tmp_path / "two", PAPER, tmp_path / "texts.jsonl", Backwards(1))
+    step = Decontaminate(texts=tmp_path / "texts.jsonl")
+    run_step(step, shards, tmp_path / "two", Backwards(1))
     for name in (name for shard in shards for name in (shard.name, f"cuts/{shard.name}")):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.dedup import stage
-from mtnlg_data.dedup.stage import deduplicate_documents
+from mtnlg_data.dedup import clusters, stage
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.deduplicate import Deduplicate, DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,10 +44,15 @@ def write_shards(folder: Path, documents: Sequence[Document], shards: int = 1) -
 
 
 def run(
-    shards: Sequence[Path], out: Path, settings: DeduplicateSettings = WORDS, priority: Sequence[str] = ("web",)
+    shards: Sequence[Path],
+    out: Path,
+    settings: DeduplicateSettings = WORDS,
+    priority: Sequence[str] = ("web",),
+    engine: Local | None = None,
 ) -> tuple[Summary, list[dict[str, Any]]]:
-    """The stage's summary and the ledger."""
-    summary = deduplicate_documents(shards, out, settings, priority, Local(1))
+    """The step's summary and the first part of the ledger."""
+    step = Deduplicate(settings, {source: {} for source in priority})
+    summary = run_step(step, shards, out, engine or Local(1))
     return summary, pq.read_table(out / LEDGER).to_pylist()
 
 
@@ -189,12 +194,12 @@ def test_a_source_that_would_lose_more_than_its_share_stops_the_run_until_a_pers
     line = r"drops 28\.6% of web: 4 of 14 documents, duplicate; more than deduplicate\.alarm_share = 0\.2; nothing is"
     with pytest.raises(Failure, match=line) as stopped:
         run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
-    assert [path.name for path in out.rglob("*.parquet") if "verification" not in path.parts] == [Path(LEDGER).name]
+    assert [path.name for path in out.rglob("*.parquet")] == [Path(LEDGER).name]
     advice = re.search(r"--set deduplicate.alarm_share=(\S+) ", str(stopped.value))
     assert advice
     engine = Counting()
     settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
-    summary = deduplicate_documents(shards, out, settings, ("books", "web"), engine)
+    summary, _ = run(shards, out, settings, ("books", "web"), engine)
     assert summary["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
     assert engine.functions == ["write_survivors", "write_survivors"]  # the search is not done again
 
@@ -217,51 +222,31 @@ def test_a_small_source_is_named_and_ends_no_run(tmp_path: Path) -> None:
     assert alarm["message"].startswith("deduplicate drops 66.7% of web: 2 of 3 documents, duplicate; more than")
 
 
-@pytest.mark.parametrize("texts", [[], ["", "."], ["one two three"]])
-def test_a_corpus_without_candidates_passes_through(tmp_path: Path, texts: list[str]) -> None:
+COMPOSED = " ".join(f"caf\u00e9{number}" for number in range(60))
+HAN = "".join(chr(0x4E00 + 37 * number % 8000) for number in range(300))
+
+
+@pytest.mark.parametrize(
+    ("texts", "removed", "settings"),
+    [
+        (["One two.", "one, TWO", "one two three", "two one", "", " ", "!?"], 1, {}),  # shorter than a shingle
+        ([sentence(0)] * 100 + [sentence(900)], 99, {}),
+        # Case and marks do not count; the composition of characters does, and the clean step composes them (ftfy).
+        ([COMPOSED, COMPOSED.upper().replace(" ", ", "), unicodedata.normalize("NFD", COMPOSED)], 1, {}),
+        ([HAN, HAN[:150] + "\u4e00" + HAN[151:]], 1, {}),  # words without spaces between them
+        ([HAN, HAN[:150] + "\u4e00" + HAN[151:]], 1, {"shingle": "character", "shingle_length": 3}),
+        ([""], 0, {}),
+        (["one two three"], 0, {}),
+        ([], 0, {}),
+    ],
+)
+def test_near_duplicates_are_removed(tmp_path: Path, texts: list[str], removed: int, settings: dict[str, Any]) -> None:
     path = tmp_path / "web-00000.parquet"
     write_documents(path, batch_documents(Document(str(n), "web", text) for n, text in enumerate(texts)))
-    summary, ledger = run([path], tmp_path / "out")
-    assert (summary["documents_out"], ledger) == (len(texts), [])
-    assert summary["duplicates"]["components"] == 0
-
-
-def removed_of(folder: Path, texts: Sequence[str], settings: DeduplicateSettings) -> set[str]:
-    """Indices of the removed texts."""
-    shards = write_shards(folder, [Document(str(number), "web", text) for number, text in enumerate(texts)])
-    _, ledger = run(shards, folder / "out", settings)
-    return {row["id"] for row in ledger}
-
-
-ALL_MAY_GO = DeduplicateSettings(alarm_share=1)
-
-
-def test_exact_copies_are_duplicates_of_jaccard_1_even_where_they_are_shorter_than_a_shingle(tmp_path: Path) -> None:
-    texts = ["One two.", "one, TWO", "one two three", "two one", "", " ", "!?"]
-    assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
-    (row,) = pq.read_table(tmp_path / "out" / LEDGER).to_pylist()
-    assert ({row["id"], row["kept"]}, row["score"]) == ({"0", "1"}, 1.0)
-
-
-def test_a_page_that_stands_a_hundred_times_is_kept_once(tmp_path: Path) -> None:
-    assert len(removed_of(tmp_path, [sentence(0)] * 100 + [sentence(900)], ALL_MAY_GO)) == 99
-    sizes = Counter(row["component"] for row in pq.read_table(tmp_path / "out" / LEDGER).to_pylist())
-    assert [*sizes.values()] == [99]
-
-
-def test_case_and_punctuation_do_not_count_and_the_composition_of_characters_does(tmp_path: Path) -> None:
-    """The clean stage composes characters (ftfy); here "é" of two code points differs from "é" of one."""
-    composed = " ".join(f"caf\u00e9{number}" for number in range(60))
-    texts = [composed, composed.upper().replace(" ", ", "), unicodedata.normalize("NFD", composed)]
-    assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
-
-
-def test_where_words_have_no_spaces_between_them_their_characters_find_a_near_duplicate(tmp_path: Path) -> None:
-    text = "".join(chr(0x4E00 + 37 * number % 8000) for number in range(300))
-    texts = [text, text[:150] + "\u4e00" + text[151:]]
-    assert len(removed_of(tmp_path, texts, ALL_MAY_GO)) == 1
-    characters = ALL_MAY_GO.model_copy(update={"shingle": "character", "shingle_length": 3})
-    assert len(removed_of(tmp_path, texts, characters)) == 1
+    summary, ledger = run([path], tmp_path / "out", DeduplicateSettings(alarm_share=1, **settings))
+    assert len({row["id"] for row in ledger}) == removed == len(texts) - summary["documents_out"]
+    assert summary["duplicates"]["components"] == len({row["component"] for row in ledger}) == min(1, removed)
+    assert {row["score"] == 1.0 for row in ledger} <= {texts[:1] != [HAN]}
 
 
 # --- what does not move it -------------------------------------------------------------------------------------------
@@ -281,7 +266,7 @@ class Backwards(Local):
 
 def test_neither_the_order_of_units_nor_of_shards_moves_a_byte(tmp_path: Path, shards: list[Path]) -> None:
     run(shards, tmp_path / "one")
-    deduplicate_documents(shards[::-1], tmp_path / "two", WORDS, ["web"], Backwards(1))
+    run(shards[::-1], tmp_path / "two", engine=Backwards(1))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(contents(tmp_path / "one")) == len(shards) + 1
 
@@ -306,9 +291,9 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     make_everything_small(monkeypatch)
     monkeypatch.setattr("mtnlg_data.text.arrays.BATCH_CHARACTERS", 500)
     engine = Counting()
-    again = deduplicate_documents(shards, tmp_path / "many", settings, ["web"], engine)
+    again, _ = run(shards, tmp_path / "many", settings, engine=engine)
     assert again["duplicates"] == once["duplicates"]
-    assert {"merge_files", "write_stars"} <= set(engine.functions)
+    assert "merge" in engine.functions
     assert engine.functions.count("link_bands") > 3 * settings.bands
     assert engine.functions.count("deduplicate_group") > 3
     parts = sorted((tmp_path / "many" / "dropped").glob("duplicates-*.parquet"))
@@ -321,14 +306,21 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
 
 
 def make_everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a few documents need what billions do: merges, rounds over links, many ranges and groups, spilled sets."""
+    """Let a few documents need what billions do: merges, many ranges and groups."""
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
-    monkeypatch.setattr("mtnlg_data.dedup.runs.RUN_BYTES", 200)
-    monkeypatch.setattr("mtnlg_data.dedup.runs.ROWS_PER_RANGE", 10)
-    monkeypatch.setattr("mtnlg_data.dedup.clusters.LINKS_REDUCED", 3)
-    monkeypatch.setattr("mtnlg_data.dedup.stage.FOREST_ROWS", 0)
+    monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 200)
+    monkeypatch.setattr("mtnlg_data.exchange.ROWS_PER_RANGE", 10)
     monkeypatch.setattr("mtnlg_data.dedup.stage.GROUP_BYTES", 12_000)
-    monkeypatch.setattr("mtnlg_data.dedup.verify.SPILL_BYTES", 1000)
+    monkeypatch.setattr(clusters, "LABELS_AT_A_TIME", 3)
+
+
+def test_more_documents_than_memory_holds_are_refused_before_any_work(
+    tmp_path: Path, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "FOREST_BYTES", 1 << 40)
+    with pytest.raises(Failure, match="use a larger one, or deduplicate parts"):
+        run(shards, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 class Counting(Local):
@@ -339,9 +331,9 @@ class Counting(Local):
         self.functions: list[str] = []
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        for result in super().imap(function, units):
-            self.functions.append(function.args[0].__name__)  # type: ignore[attr-defined]  # a partial of the engine
-            yield result
+        for unit, summary in super().imap(function, units):
+            self.functions.append(unit.work.rpartition(":")[2])  # type: ignore[attr-defined]
+            yield unit, summary
 
 
 class Killed(Exception):  # noqa: N818  (no error, an end)
@@ -369,11 +361,11 @@ def test_killed_after_any_number_of_units_it_goes_on_to_the_same_bytes(tmp_path:
     out, kills = tmp_path / "killed", 0
     while True:
         try:
-            again = deduplicate_documents(shards, out, settings, ["web"], KilledAfter(3))
+            again, _ = run(shards, out, settings, engine=KilledAfter(3))
             break
         except Killed:
             kills += 1
-    units = 6 * len(shards) + 6  # a range of copies, bands, clusters, a group, removals, the ledger
+    units = 5 * len(shards) + 6  # a range of copies, bands, clusters, a group, removals, the ledger
     assert kills == units // 4  # the unit at whose end the kill comes has its manifest already
     assert contents(out) == contents(tmp_path / "whole")
     assert again["duplicates"] == summary["duplicates"]
@@ -383,12 +375,11 @@ def test_a_damaged_state_file_is_found_and_made_again(tmp_path: Path, documents:
     settings = WORDS.model_copy(update={"bands": 2, "rows": 5})
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     run(shards, tmp_path / "whole", settings)
-    units = 5 * len(shards) + 5  # up to the ledger
+    units = 4 * len(shards) + 5  # up to the ledger
     with pytest.raises(Killed):
-        deduplicate_documents(shards, out, settings, ["web"], KilledAfter(units))
-    folders = (out / "state", out / "verification")
-    state = [path for folder in folders for path in folder.rglob("*.*") if path.suffix != ".json"]
-    assert len(state) == units + 1  # copies are in two files
+        run(shards, out, settings, engine=KilledAfter(units))
+    state = [path for path in (out / "state").rglob("*") if path.is_file() and path.suffix != ".json"]
+    assert len(state) == units + len(shards)  # of signatures are two files
     for path in state:
         shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)
         damaged = tmp_path / "damaged" / path.relative_to(out)
@@ -403,9 +394,10 @@ def test_the_bulk_of_the_state_goes_and_what_is_left_serves_another_threshold(
 ) -> None:
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     run(shards, out)
-    assert not (out / "verification").exists()
+    left = {path.parent.name for path in (out / "state").rglob("*.arrow")}
+    assert left == {"contents", "copies", "bands", "links", "clusters", "removals"}
     engine = Counting()
-    deduplicate_documents(shards, out, WORDS.model_copy(update={"threshold": 0.9}), ["web"], engine)
+    run(shards, out, WORDS.model_copy(update={"threshold": 0.9}), engine=engine)
     assert set(engine.functions) == {
         "collect_candidates",
         "deduplicate_group",

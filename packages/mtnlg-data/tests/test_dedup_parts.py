@@ -19,14 +19,13 @@ from numpy_loops import (
     intersection_size_numpy,
     minhash_numpy,
     shingle_ngrams_numpy,
-    unite_scipy,
 )
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from mtnlg_data.dedup.bands import _chains
 from mtnlg_data.dedup.candidates import shingle_sets
-from mtnlg_data.dedup.copies import CopyUnit, find_copies, source_ranks
+from mtnlg_data.dedup.clusters import link_bands, write_clusters
+from mtnlg_data.dedup.copies import find_copies, source_ranks
 from mtnlg_data.dedup.minhash import (
     band_keys,
     content_hashes,
@@ -37,19 +36,20 @@ from mtnlg_data.dedup.minhash import (
     permutations,
     shingle_ngrams,
 )
-from mtnlg_data.dedup.representatives import choose_representatives
-from mtnlg_data.dedup.runs import Corpus, merge_runs, write_runs
-from mtnlg_data.dedup.union_find import components, new_forest, reduce_links, unite
+from mtnlg_data.dedup.union_find import components, new_forest, unite
 from mtnlg_data.dedup.verify import (
     Candidates,
     ShingleSets,
     buckets,
+    choose_representatives,
     draw_pivots,
     intersection_size,
     jaccard,
     verify_buckets,
     verify_pairs,
 )
+from mtnlg_data.exchange import Numbering, Rows, write_rows
+from mtnlg_data.job import Done
 from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.characters import character_kinds, fold_case
 from mtnlg_data.text.hashing import hash_strings
@@ -142,50 +142,36 @@ def test_two_texts_share_the_key_of_a_band_exactly_where_all_its_rows_agree(one:
     assert (keys[0] == keys[1]).tolist() == agrees
 
 
-def write_files(folder: Path, files: Sequence[Sequence[int]]) -> list[Path]:
-    """Files of runs with these keys; the column ``place`` numbers all rows in order."""
-    paths, place = [], 0
-    for number, keys in enumerate(files):
-        paths.append(folder / f"{number}.arrow")
-        with write_runs(paths[-1]) as runs:
-            for begin in range(0, len(keys), 5):
-                part = np.array(keys[begin : begin + 5], np.uint64)
-                runs.add(part, {"place": np.arange(place, place := place + len(part))})
-    return paths
-
-
-@settings(max_examples=60)  # through files
+@settings(max_examples=40)  # through files
 @given(
-    files=st.lists(st.lists(st.integers(0, 6), max_size=40), max_size=4),
-    size=st.sampled_from([1, 40, 200, 10_000]),
-    last=st.integers(0, 6),
+    keys=st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=3),
+    size=st.sampled_from([16, 64, 9999]),
 )
-def test_a_merge_yields_the_rows_of_a_range_by_key_then_in_order_and_few_at_a_time(
-    files: list[list[int]], size: int, last: int, tmp_path_factory: pytest.TempPathFactory
+def test_clusters_are_scipys_components_of_shared_keys(
+    keys: list[list[int]], size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Document n has the n-th key of each list; a cluster goes by its lowest document, one of one is none."""
+    folder, numbering = tmp_path_factory.mktemp("clusters"), Numbering(12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mtnlg_data.dedup.runs.RUN_BYTES", size)
-        paths = write_files(tmp_path_factory.mktemp("runs"), files)
-        tables = list(merge_runs(paths, 1, last))
-    rows = [(key, place) for place, key in enumerate(itertools.chain(*files)) if 1 <= key <= last]
-    ours = [
-        pair for table in tables for pair in zip(*(table[name].to_pylist() for name in table.column_names), strict=True)
+        patch.setattr("mtnlg_data.exchange.RUN_BYTES", size)
+        with write_rows(Rows.path(folder, 0)) as rows:
+            for band, of_band in enumerate(keys):
+                rows.add(np.array(of_band, np.uint64) + np.uint64(10 * band), {"document": np.arange(len(of_band))})
+        (bands,) = Rows(folder, [None], "", print).ranges(1)
+        link_bands(bands, folder / "links")
+        write_clusters([Done(folder / "links", "")], Rows.path(folder / "roots", 0), numbering=numbering)
+        (roots,) = Rows(folder / "roots", [None], "", print).ranges(1)
+        found = dict(
+            zip(numbering.numbers(roots.column("sort", np.uint64)).tolist(), roots.column("root", int), strict=True)
+        )
+    pairs = [
+        pair for own in keys for pair in itertools.combinations(range(len(own)), 2) if own[pair[0]] == own[pair[1]]
     ]
-    assert ours == sorted(rows)
-    assert all(table.num_rows <= max(len(paths) * 8, size // 16) for table in tables)
-    for table in tables:  # a key is in several tables only where each of them has no other
-        keys = table["sort"].to_pylist()
-        assert len({*keys}) == 1 or all(sum(row[0] == key for row in rows) == keys.count(key) for key in {*keys})
-
-
-@given(keys=st.lists(st.integers(0, 5), max_size=30), cuts=st.sets(st.integers(0, 30)))
-def test_the_documents_of_a_key_form_one_chain_over_all_tables(keys: list[int], cuts: set[int]) -> None:
-    ordered, bounds = sorted(keys), [0, *sorted(cuts), len(keys)]
-    parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
-    columns = {"sort": np.array(ordered, np.uint64), "document": np.arange(len(keys))}
-    tables = [pa.table({name: column[part] for name, column in columns.items()}) for part in parts]
-    links = [tuple(link) for chain in _chains(tables) for link in chain.tolist()]
-    assert links == [(n, n + 1) for n in range(len(keys) - 1) if ordered[n] == ordered[n + 1]]
+    array = np.array(pairs, np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(pairs)), (array[:, 0], array[:, 1])), shape=(12, 12))
+    _, component = connected_components(graph, directed=False)
+    linked = {document for pair in pairs for document in pair}
+    assert found == {document: component.tolist().index(component[document]) for document in sorted(linked)}
 
 
 @given(texts=st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=8))
@@ -209,27 +195,19 @@ def test_the_rank_of_a_source_is_its_place_in_the_priority_and_others_share_the_
 def test_the_copy_that_stays_may_be_alone_in_what_is_read_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtnlg_data.dedup.runs.RUN_BYTES", 4 * 36)  # four rows
-    corpus, same = Corpus(tmp_path, 9, ""), np.full(9, 7, np.uint64)
-    contents, ranks = corpus.exchanged("contents", 1, 1), np.array([1] * 8 + [0], np.uint32)
-    with write_runs(contents.path(0)) as runs:
-        runs.add(same, {"high": same, "rank": ranks, "order": same, "document": np.arange(9)})
-    assert [len(table) for table in contents.read(0)] == [4, 4, 1]
-    find_copies(CopyUnit(corpus, 0, contents, tmp_path / "copies" / "0.arrow"))
-    copies = pa.concat_tables(merge_runs([tmp_path / "copies" / "0.arrow"], 0, (1 << 64) - 1))
-    assert corpus.numbers(copies["sort"].to_numpy()).tolist() == [*range(8)]
-    assert copies["kept"].to_pylist() == [8] * 8
-
-
-@given(links=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda link: link[0] != link[1])))
-def test_reduced_links_lead_from_each_node_to_the_lowest_that_it_is_connected_with(
-    links: list[tuple[int, int]],
-) -> None:
-    array = np.array(links, np.int64).reshape(-1, 2)
-    graph = coo_array((np.ones(len(links)), (array[:, 0], array[:, 1])), shape=(31, 31))
-    _, component = connected_components(graph, directed=False)
-    lowest = {node: int(np.flatnonzero(component == component[node])[0]) for node in range(31)}
-    assert reduce_links(array).tolist() == [[node, root] for node, root in sorted(lowest.items()) if node != root]
+    monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 4 * 40)  # four rows
+    numbering, same = Numbering(9), np.full(9, 7, np.uint64)
+    books, web = hash_strings(pa.array(["books", "web"]))
+    sources = np.array([web] * 8 + [books])
+    with write_rows(Rows.path(tmp_path, 0)) as runs:
+        runs.add(same, {"high": same, "source": sources, "order": same, "document": np.arange(9)})
+    (contents,) = Rows(tmp_path, [None], "", print).ranges(1)
+    assert [len(table) for table in contents.tables()] == [4, 4, 1]
+    find_copies(contents, Rows.path(tmp_path / "copies", 0), numbering=numbering, priority=["books"])
+    (copies,) = Rows(tmp_path / "copies", [None], "", print).ranges(1)
+    pairs = zip(*(copies.column(name, np.uint64).tolist() for name in ("sort", "other", "stays")), strict=True)
+    ours = [(key >> numbering.shift, other, stays) for key, other, stays in pairs]
+    assert sorted(ours) == sorted([*((n, 8, True) for n in range(8)), *((8, n, False) for n in range(8))])
 
 
 @given(keys=st.lists(st.integers(1, 5), max_size=40))
@@ -326,7 +304,7 @@ def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) 
     """In a bucket of two, and in a larger one whose third candidate is like neither."""
     sets_ = [np.arange(4, dtype=np.uint64), np.arange(5, dtype=np.uint64), np.arange(90, 99, dtype=np.uint64)]
     places, sets = np.arange(candidates), store_sets(sets_[:candidates])
-    group = Candidates(places, *no_order(candidates), [np.ones(candidates, np.uint64)], sets)
+    group = Candidates(places, *no_order(candidates), np.ones((candidates, 1), np.uint64), sets)
     for threshold, pairs in ((0.8, [[0, 1]]), (np.nextafter(0.8, 1), [])):
         assert np.sort(np.concatenate(list(verify_pairs(group, threshold, 11, 1)))).tolist() == pairs
 
@@ -353,35 +331,21 @@ def test_draws_depend_on_seed_band_key_and_round_and_on_nothing_else() -> None:
 # --- components ------------------------------------------------------------------------------------------------------
 
 
-@given(links=st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=10), min_size=1, max_size=4))
-def test_components_are_scipys_and_numbered_by_their_first_documents(links: list[list[tuple[int, int]]]) -> None:
-    parent, parent_scipy = new_forest(21), new_forest(21)
-    for batch in links:
-        unite(parent, np.array(batch, np.int64).reshape(-1, 2))
-        unite_scipy(parent_scipy, np.array(batch, np.int64).reshape(-1, 2))
-    everything = np.array(list(itertools.chain(*links)), np.int64).reshape(-1, 2)
-    graph = coo_array((np.ones(len(everything)), (everything[:, 0], everything[:, 1])), shape=(21, 21))
-    _, theirs = connected_components(graph, directed=False)
-    nodes, component = components(parent)
-    assert nodes.tolist() == sorted(set(everything.ravel().tolist()))
-    firsts = list(dict.fromkeys(theirs[nodes].tolist()))
-    assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
-    assert [part.tolist() for part in components(parent_scipy)] == [nodes.tolist(), component.tolist()]
-
-
-def test_components_of_graphs_with_deep_trees_are_scipys() -> None:
-    """Links in random order grow trees of many levels, where the root of a node is far above its parent."""
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        links = rng.integers(0, 60, (55, 2))
-        parent = new_forest(60)
-        for batch in np.array_split(links, 5):
-            unite(parent, batch)
-        graph = coo_array((np.ones(len(links)), (links[:, 0], links[:, 1])), shape=(60, 60))
+@pytest.mark.parametrize(("nodes", "links"), [(21, 0), (21, 3), (21, 12), (60, 55), (200, 190)])
+def test_components_are_scipys_and_numbered_by_lowest_node(nodes: int, links: int) -> None:
+    """Many links in random order grow trees of many levels, where the root of a node is far above its parent."""
+    rng = np.random.default_rng(nodes * links)
+    for _ in range(60):
+        pairs = rng.integers(0, nodes, (links, 2))
+        parent = new_forest(nodes)
+        for batch in np.array_split(pairs, 5):
+            unite(parent, *batch.T)
+        graph = coo_array((np.ones(links), (pairs[:, 0], pairs[:, 1])), shape=(nodes, nodes))
         _, theirs = connected_components(graph, directed=False)
-        nodes, component = components(parent)
-        firsts = list(dict.fromkeys(theirs[nodes].tolist()))
-        assert component.tolist() == [firsts.index(label) for label in theirs[nodes]]
+        linked, component = components(parent)
+        assert linked.tolist() == sorted({*pairs.ravel().tolist()})
+        firsts = list(dict.fromkeys(theirs[linked].tolist()))
+        assert component.tolist() == [firsts.index(label) for label in theirs[linked]]
 
 
 @given(candidates=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), min_size=1))
@@ -397,7 +361,7 @@ def test_the_lowest_rank_stays_then_the_lowest_hash_then_the_first_document(
         ranks.astype(np.uint32),
         orders.astype(np.uint64),
         np.ones_like(documents),
-        [],
+        np.empty((len(documents), 0), np.uint64),
         empty,
     )
     kept = choose_representatives(group, np.arange(len(candidates)), component)

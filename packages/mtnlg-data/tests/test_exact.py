@@ -18,19 +18,20 @@ from typer.testing import CliRunner
 
 from mtnlg_data import exchange
 from mtnlg_data.cli import app
-from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.dedup import runs as sorted_runs
+from mtnlg_data.console import UsageFailure
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact import runs
-from mtnlg_data.exact.scan import _orders
-from mtnlg_data.exact.settings import ExactSettings, Kind, TokenUnit
-from mtnlg_data.exact.stage import remove_repeats
+from mtnlg_data.exact.repeats import document_orders
 from mtnlg_data.exact.tokens import find_documents, find_lines, find_windows
+from mtnlg_data.job import run_step
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
+from mtnlg_data.step import Step, Where
+from mtnlg_data.steps.decontaminate import Decontaminate
+from mtnlg_data.steps.deduplicate import Deduplicate
+from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
 from mtnlg_data.tally import EXCERPT_CHARACTERS
 from mtnlg_data.text.arrays import texts_of
 
@@ -52,14 +53,14 @@ def run(
     for number in range(shards):
         paths.append(folder / "in" / f"all-{number:05d}.parquet")
         write_documents(paths[-1], batch_documents(documents[number::shards]))
-    summary = remove_repeats(paths, folder / "out", options, PRIORITY, Local(1))
+    summary = run_step(Exact(options, {source: {} for source in PRIORITY}), paths, folder / "out", Local(1))
     tables = [pq.read_table(folder / "out" / path.name) for path in paths]
     return {row["id"]: row["text"] for table in tables for row in table.select(["id", "text"]).to_pylist()}, summary
 
 
 def expected(documents: Sequence[Document], options: ExactSettings) -> dict[str, str | None]:
     """By brute force, None for a document that goes: each thing that an earlier document has, or an earlier place."""
-    orders = _orders(document_columns(documents, SCHEMA), PRIORITY).tolist()
+    orders = document_orders(document_columns(documents, SCHEMA), PRIORITY).tolist()
     equal: set[str] = set()
     lines: set[str] = set()
     windows: set[tuple[str, ...]] = set()
@@ -108,8 +109,8 @@ def test_what_stays_is_what_brute_force_leaves_however_shards_are_cut(
         shortest=1,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "KEYS_PER_RANGE", 16)  # so that there are several
-        patch.setattr(sorted_runs, "RUN_BYTES", 5 * 24)
+        patch.setattr(exchange, "ROWS_PER_RANGE", 16)  # so that there are several
+        patch.setattr(exchange, "RUN_BYTES", 5 * 32)
         patch.setattr(exchange, "FAN_OUT", 2)
         patch.setattr(os, "fsync", lambda _: None)
         left, _ = run(tmp_path_factory.mktemp("exact"), documents, options, shards)
@@ -222,21 +223,22 @@ def test_a_passage_of_a_script_without_spaces_is_found(tmp_path: Path) -> None:
     assert left == {"a": documents[0].text, "b": texts[2]}
 
 
-def test_what_one_shard_holds_a_thousand_times_is_compared_once(tmp_path: Path) -> None:
+def test_a_line_that_is_everywhere_stays_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read a few rows at a time, of one shard and of several."""
+    monkeypatch.setattr(exchange, "RUN_BYTES", 100 * 32)
     documents = [Document(f"{n}", "web", f"{prose(n)}\n{prose(0)}\n{prose(0)}") for n in range(1000)]
-    left, summary = run(tmp_path, documents, ExactSettings(kinds=("lines",)), shards=1)
-    assert sum(text.count(prose(0)) for text in left.values()) == 1
-    assert summary["exact"]["rules"][0]["count"] == 2000
-    manifest = json.loads(next((tmp_path / "out" / "state").glob("lines/*.arrow.json")).read_text())
-    assert manifest["summary"] | {"files": []} == {"heads": 1000, "tails": 2000, "files": []}
+    for shards in (1, 3):
+        left, summary = run(tmp_path / str(shards), documents, ExactSettings(kinds=("lines",)), shards)
+        assert sum(text.count(prose(0)) for text in left.values()) == 1
+        assert summary["exact"]["rules"][0]["count"] == 2000
 
 
 def test_windows_are_kept_only_where_their_anchors_recur(tmp_path: Path) -> None:
     """Of texts that share nothing no window is written; of a shared passage those around it at most."""
     documents = [Document(f"{n}", "web", f"{prose(2 * n, 500)} {prose(99)} {prose(2 * n + 1, 500)}") for n in range(4)]
     run(tmp_path, documents, ExactSettings(kinds=("substrings",)), shards=2)
-    manifests = [json.loads(path.read_text()) for path in (tmp_path / "out" / "state").glob("windows/*.arrow.json")]
-    windows = sum(manifest["summary"]["heads"] + manifest["summary"]["tails"] for manifest in manifests)
+    manifests = (tmp_path / "out" / "state" / "substrings").glob("*.arrow.json")
+    windows = sum(json.loads(path.read_text())["summary"]["rows"] for path in manifests)
     assert 4 * 11 <= windows <= 4 * (60 + 50)
 
 
@@ -247,14 +249,20 @@ def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> No
     ran: list[str] = []
 
     class Recording(Local):
-        def imap(self, function: Any, units: Any) -> Any:  # noqa: ANN401
-            ran.extend(type(unit).__name__ for unit in units)
-            return super().imap(function, units)
+        def imap(self, tasks: Any) -> Any:  # noqa: ANN401
+            ran.extend(task.work.rpartition(":")[2] for task in tasks)
+            return super().imap(tasks)
 
-    for options in (ExactSettings(kinds=("lines",)), ExactSettings(kinds=("lines",), shortest=1000)):
+    for options in ({}, {"shortest": 1000}):
         ran.clear()
-        remove_repeats(paths, tmp_path / "out", options, PRIORITY, Recording(1))
-    assert ran == ["CutUnit"]
+        run_step(Exact(kinds=["lines"], **options), paths, tmp_path / "out", Recording(1))
+    assert ran == ["write_shard"]
+
+
+@pytest.mark.parametrize("step", [Exact, Deduplicate, Decontaminate])
+def test_steps_that_compare_all_documents_have_the_same_settings_for_all(step: type[Step[Any, Any]]) -> None:
+    with pytest.raises(UsageFailure, match=r"where: .* compares all documents"):
+        step(where=Where(language={"zh": {"alarm_share": 0.9}}))
 
 
 def test_the_command_wants_kinds_and_its_page_has_rules_and_cuts(tmp_path: Path) -> None:
@@ -270,11 +278,6 @@ def test_the_command_wants_kinds_and_its_page_has_rules_and_cuts(tmp_path: Path)
     assert "Exact duplicates" in page
     assert re.search(r'exact line</th><td class="n">C4</td><td class="n">30</td><td class="n">9</td>', page)
     assert "<mark>&lt;b&gt;Cookies &amp; more" in page
-
-
-def test_nothing_to_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="give shards and kinds"):
-        remove_repeats([tmp_path / "x.parquet"], tmp_path / "out", ExactSettings(), (), Local(1))
 
 
 def test_a_run_has_the_stage_and_its_folder_while_its_recipe_asks_for_it(tmp_path: Path, corpus: Any) -> None:  # noqa: ANN401

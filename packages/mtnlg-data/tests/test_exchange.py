@@ -1,58 +1,79 @@
-"""The exchange by key range: nothing lost, nothing twice, and opens that grow as the files do."""
+"""The exchange by key range: nothing lost, nothing twice, in order, few rows at a time, and opens that grow as files do."""
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data import exchange
-from mtnlg_data.exchange import KEYS, Exchange, KeyRange, stable_order
+from mtnlg_data.exchange import KEYS, Exchange, Numbering, Range, Rows, merge, run_digest, stable_order, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
-def carry(files: int, ranges: int, keys: list[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], int, int]:
-    """What each range reads of these (file, key), the number of opens, and the most files that one unit opens."""
-    plan = Exchange(files, ranges)
-    held: dict[tuple[int, int, int], list[tuple[int, int]]] = {(0, n, 0): [] for n in range(files)}
-    for file, key in keys:
-        held[0, file, 0].append((file, key))
-    opened: Counter[KeyRange] = Counter()
-
-    def read(part: KeyRange) -> list[tuple[int, int]]:
-        opened[part] += len(part.files)
-        return [entry for file in part.files for entry in held[file] if part.first <= entry[1] <= part.last]
-
-    for level in plan.merges():
-        held |= {merged: read(part) for merged, part in level}
-    results = [read(plan.range(number)) for number in range(plan.ranges)]
-    return results, sum(opened.values()), max(len(part.files) for part in opened)
+def write(folder: Path, files: Sequence[Sequence[int]]) -> Rows:
+    """Rows with these keys, a few at a time; ``place`` numbers all in the order of the files."""
+    place = 0
+    for number, keys in enumerate(files):
+        with write_rows(Rows.path(folder, number)) as rows:
+            for part in (np.array(keys[begin : begin + 5], np.uint64) for begin in range(0, len(keys), 5)):
+                rows.add(part, {"place": np.arange(place, place := place + len(part))})
+    return Rows(folder, files, "", lambda merges: [merge(*each) for each in merges])
 
 
-@settings(max_examples=60)
+def rows_of(part: Range) -> list[tuple[int, int]]:
+    return [row for table in part.tables() for row in zip(*table.to_pydict().values(), strict=True)]
+
+
+few_keys = st.integers(0, 6).map(lambda key: key << 61)
+
+
+@settings(max_examples=60)  # through files
 @given(
-    st.integers(1, 150),
-    st.integers(1, 40),
-    st.lists(st.tuples(st.integers(0, 149), st.integers(0, KEYS - 1))),
-    st.data(),
+    files=st.lists(st.lists(few_keys | st.integers(0, KEYS - 1), max_size=30), min_size=1, max_size=9),
+    ranges=st.integers(1, 12),
+    size=st.sampled_from([1, 40, 200, 10_000]),
+    fan_out=st.sampled_from([2, 4, 128]),
+    span=st.tuples(st.integers(0, KEYS - 1), st.integers(0, KEYS - 1)).map(sorted),
 )
-def test_every_entry_reaches_the_one_reader_of_its_range_in_the_order_of_the_files(
-    files: int, ranges: int, entries: list[tuple[int, int]], data: st.DataObject
+def test_every_row_is_read_once_by_key_then_by_file(
+    files: list[list[int]],
+    ranges: int,
+    size: int,
+    fan_out: int,
+    span: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    fan_out = data.draw(st.sampled_from([2, 4, 128]))
-    keys = [(file % files, key) for file, key in entries]
+    """Of each range, and of keys that are no range."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "RUN_BYTES", size)
         patch.setattr(exchange, "FAN_OUT", fan_out)
-        results, _, most = carry(files, ranges, keys)
-    by_file = sorted(keys, key=lambda entry: entry[0])
-    width = KEYS // len(results)
-    assert results == [[entry for entry in by_file if entry[1] // width == n] for n in range(len(results))]
-    assert most <= fan_out
+        rows = write(tmp_path_factory.mktemp("rows"), files)
+        parts = rows.ranges(ranges)
+        read = [rows_of(part) for part in parts]
+        (between,) = rows.ranges(ranges, [(span[0], span[1])])
+        read_between = rows_of(between)
+        tables = [table["sort"].to_pylist() for part in parts for table in part.tables()]
+    all_rows = sorted((key, place) for place, key in enumerate(itertools.chain(*files)))
+    width = KEYS // len(parts)
+    assert read == [[row for row in all_rows if row[0] // width == number] for number in range(len(parts))]
+    assert read_between == [row for row in all_rows if span[0] <= row[0] <= span[1]]
+    assert max(len(part.keys.files) for part in parts) <= fan_out
+    keys = [key for key, _ in all_rows]
+    for table in tables:  # a key is in several tables only where each of them has no other
+        assert len(table) <= max(len(files) * 8, size // 16)
+        assert len({*table}) == 1 or all(keys.count(key) == table.count(key) for key in {*table})
 
 
-@pytest.mark.parametrize(("files", "levels"), [(100, 0), (1_000, 1), (16_000, 1), (32_000, 2)])
+@pytest.mark.parametrize(("files", "levels"), [(100, 0), (128, 0), (1_000, 1), (16_000, 1), (32_000, 2)])
 def test_opens_grow_as_files_do(files: int, levels: int) -> None:
     """At most ``FAN_OUT`` for each range and one for each file and level, where all by all would be files squared."""
     plan = Exchange(files, files)
@@ -63,23 +84,45 @@ def test_opens_grow_as_files_do(files: int, levels: int) -> None:
     assert max(len(part.files) for part in ranges) <= exchange.FAN_OUT
 
 
-def test_few_files_are_read_as_they_are() -> None:
-    plan = Exchange(128, 5)
-    assert list(plan.merges()) == []
-    assert [len(plan.range(number).files) for number in range(plan.ranges)] == [128] * 8
-
-
 @given(
     st.lists(st.integers(0, 9), max_size=70),
     st.sampled_from([(1, 0), (1 << 60, 0), ((1 << 60) + 1, 5), (1, KEYS - 10), ((KEYS - 1) // 9, 0)]),
 )
 @example([0, 9, 1], ((KEYS - 1) // 9, 0))
-def test_keys_are_sorted_and_equal_ones_stay_in_their_order(numbers: list[int], scale: tuple[int, int]) -> None:
+@example([3, 2, 1, 0, *range(9, -1, -1)], (1, KEYS - 10))
+def test_stable_order_matches_numpy(numbers: list[int], scale: tuple[int, int]) -> None:
     step, first = scale
     keys = np.array([first + step * number for number in numbers], np.uint64)
-    assert stable_order(keys).tolist() == np.argsort(keys, kind="stable").tolist()
+    for some in (keys, np.append(keys, np.array([0, KEYS - 1], np.uint64))):
+        assert stable_order(some).tolist() == np.argsort(some, kind="stable").tolist()
 
 
-def test_keys_that_differ_only_where_their_places_are_written_are_sorted() -> None:
-    keys = np.array([3, 2, 1, 0, KEYS - 1, KEYS - 2, KEYS - 1], np.uint64)
-    assert stable_order(keys).tolist() == [3, 2, 1, 0, 5, 4, 6]
+@pytest.mark.parametrize("total", [0, 1, 2, 5, 8, 1 << 33])
+def test_numbers_have_ascending_keys_and_spans_that_meet(total: int) -> None:
+    numbering = Numbering(total)
+    numbers = np.unique([0, total // 2, max(0, total - 1)])
+    assert numbering.numbers(numbering.keys(numbers)).tolist() == numbers.tolist()
+    spans = [numbering.span(number, 1) for number in numbers.tolist()]
+    for (first, last), key in zip(spans, numbering.keys(numbers).tolist(), strict=True):
+        assert first == key <= last < KEYS
+    assert numbering.span(0, total)[1] == (spans[-1][1] if total else -1)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "two words change places", "zeros cut off", "zeros added"])
+def test_digest_of_rows_changes_with_damage(tmp_path: Path, damage: str) -> None:
+    path, whole = tmp_path / "0.arrow", np.random.default_rng(1).bytes(3 << 20) + bytes(8)
+    path.write_bytes(whole)
+    before = run_digest(path)
+    damaged = {
+        "a bit": whole[:77777] + bytes([whole[77777] ^ 16]) + whole[77778:],
+        "two words change places": whole[8:16] + whole[:8] + whole[16:],
+        "zeros cut off": whole[:-1],
+        "zeros added": whole + b"\0\0",
+    }[damage]
+    path.write_bytes(damaged)
+    assert run_digest(path) != before
+
+
+def test_a_range_of_no_rows_has_an_empty_column(tmp_path: Path) -> None:
+    (part,) = write(tmp_path, [[], []]).ranges(1)
+    assert pa.array(part.column("place", np.int64)).to_pylist() == []

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from mtnlg_data.decontaminate.matches import sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
-from mtnlg_data.decontaminate.stage import decontaminate_documents
 from mtnlg_data.dedup.minhash import hash_shingles
-from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, read_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.decontaminate import Decontaminate
+from mtnlg_data.steps.deduplicate import Deduplicate
 from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def test_nine_in_ten_texts_with_two_percent_of_other_characters_are_found_and_no
         ]
     shard = tmp_path / "web-00000.parquet"
     write_documents(shard, batch_documents(documents))
-    deduplicate_documents([shard], tmp_path / "out", DeduplicateSettings(), ["web"], Local(1))
+    run_step(Deduplicate(), [shard], tmp_path / "out", Local(1))
     left = [name for batch in read_documents(tmp_path / "out" / shard.name) for name in batch["id"].to_pylist()]
     removed = 2 * pairs - len(left)
     assert len({name.partition("/")[0] for name in left}) == pairs  # none lost its twin to an unrelated text
@@ -108,7 +107,7 @@ def test_a_question_without_spaces_is_cut_out_with_what_surrounds_it(
     shard, task = tmp_path / "web-00000.parquet", tmp_path / "texts.jsonl"
     write_documents(shard, batch_documents(Document(str(n), "web", text) for n, text in enumerate(documents)))
     task.write_text(json.dumps({"task": "quiz", "id": "1", "text": question + "?"}) + "\n", encoding="utf-8")
-    decontaminate_documents([shard], tmp_path / "out", DecontaminateSettings(), task, Local(1))
+    run_step(Decontaminate(texts=task), [shard], tmp_path / "out", Local(1))
     left = {
         row["id"]: row["text"] for batch in read_documents(tmp_path / "out" / shard.name) for row in batch.to_pylist()
     }

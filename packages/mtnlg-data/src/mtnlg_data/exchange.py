@@ -1,9 +1,9 @@
-"""Exchange by key range: sorted files of many writers → one reader a range, with linearly many opens.
+"""Exchange by key range: sorted rows of many writers → one reader per range, with linearly many opens.
 
-A stage that sorts a corpus has F files, each sorted by a 64-bit key, and R ranges of these keys, and both grow with the
-corpus. Opening every file for every range would be F x R opens. Here no unit opens more than ``FAN_OUT`` files: first
-groups of files are merged, level by level, each level after the first within a ``FAN_OUT``-th of the keys of the one
-before, so that all units are of one size:
+A step that sorts a corpus has F files of rows, each written by one task, and R ranges of their 64-bit keys, and both
+grow with the corpus. Opening every file for every range would be F x R opens. Here no task opens more than ``FAN_OUT``
+files: first groups of files are merged, level by level, each level after the first within a ``FAN_OUT``-th of the keys
+of the one before, so that all tasks are of one size:
 
     level 0   the files as they were written, of all keys
     level l   a file for each group of ``FAN_OUT`` files of level l - 1, and each block of keys
@@ -11,23 +11,42 @@ before, so that all units are of one size:
 
 Up to ``FAN_OUT`` files need no merging. Beyond it each level opens every file once, and rewrites every byte once: one
 level is enough for 16,384 files, two for two million. The files of a level and of a range are named by numbers, so a
-unit carries the same few bytes however large the corpus is.
+task carries the same few bytes however large the corpus is.
+
+    rows = job.rows("bands", write_band_rows, items)      each task: ``with write_rows(output) as rows: rows.add(…)``
+    for tables in map(Range.tables, rows.ranges(8)): …    on workers
+
+A file is an Arrow file, read through a memory map. Each record batch is a *run*: rows that ascend by the column
+``sort``. Rows come out by key, and rows of one key in the order of their files. No reader holds more than about
+``RUN_BYTES`` of them, not even where all rows have one key.
 """
 
 from __future__ import annotations
 
+import mmap
+import zlib
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+
+from .engine.tasks import ROWS_SUFFIX
+from .files import atomic_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
 FAN_OUT = 128  # a power of two
-KEYS = 1 << 64
+KEY_BITS = 64
+KEYS = 1 << KEY_BITS
+RUN_BYTES = 1 << 25  # of a run, and of the rows that a reader yields at a time
+MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
+ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a task reads, about
 
 
 def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -47,6 +66,32 @@ def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     order = (packed & (np.uint64(1) << bits) - np.uint64(1)).astype(np.int64)
     ordered = keys[order]
     return order[np.argsort(ordered, kind="stable")] if (ordered[1:] < ordered[:-1]).any() else order
+
+
+class Numbering(NamedTuple):
+    """Things that are numbered from 0, with keys that ascend by number and span all keys."""
+
+    total: int
+
+    @property
+    def shift(self) -> int:
+        """Left shift that makes a key of a number."""
+        return KEY_BITS - max(1, (self.total - 1).bit_length())
+
+    def keys(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+        """The keys of these numbers."""
+        return numbers.astype(np.uint64) << np.uint64(self.shift)
+
+    def numbers(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The numbers of these keys."""
+        return (keys >> np.uint64(self.shift)).astype(np.int64)
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """First and last key of so many numbers from ``first`` on."""
+        return first << self.shift, (first + count << self.shift) - 1
+
+
+# --- which files hold which keys -------------------------------------------------------------------------------------
 
 
 class SortedFile(NamedTuple):
@@ -90,19 +135,211 @@ class Exchange:
         """Level by level: each file that is to be merged, and the keys and files that it is merged from."""
         for level, (groups, blocks) in enumerate(self._levels[1:], 1):
             yield [
-                (SortedFile(level, group, block), self._read(level - 1, blocks, block, group))
+                (SortedFile(level, group, block), self._read(level - 1, *_part(block, blocks), group))
                 for group in range(groups)
                 for block in range(blocks)
             ]
 
     def range(self, number: int) -> KeyRange:
         """The keys of a range, from 0 to ``ranges`` - 1, and the files of the last level that hold them."""
-        return self._read(len(self._levels) - 1, self.ranges, number, 0)
+        return self.between(*_part(number, self.ranges))
 
-    def _read(self, level: int, parts: int, part: int, group: int) -> KeyRange:
-        """Part ``part`` of ``parts`` of all keys, from the files of a level that make one group."""
+    def between(self, first: int, last: int) -> KeyRange:
+        """These keys, which need be no range, and the files of the last level that hold them."""
+        return self._read(len(self._levels) - 1, first, last, 0)
+
+    def _read(self, level: int, first: int, last: int, group: int) -> KeyRange:
+        """These keys, from the files of a level that make one group."""
         groups, blocks = self._levels[level]
-        block = part * blocks // parts
         members = range(group * FAN_OUT, min((group + 1) * FAN_OUT, groups))
-        files = tuple(SortedFile(level, member, block) for member in members)
-        return KeyRange(part * KEYS // parts, (part + 1) * KEYS // parts - 1, files)
+        own = range(first * blocks // KEYS, last * blocks // KEYS + 1)
+        return KeyRange(first, last, tuple(SortedFile(level, member, block) for block in own for member in members))
+
+
+def _part(number: int, parts: int) -> tuple[int, int]:
+    """First and last key of an even part of all."""
+    return number * KEYS // parts, (number + 1) * KEYS // parts - 1
+
+
+class Range(NamedTuple):
+    """The rows of one range of keys."""
+
+    folder: Path
+    keys: KeyRange
+    digest: str  # of all rows of the exchange
+
+    def fingerprint(self) -> object:
+        """Stands for its rows by their digest and the keys."""
+        return [self.digest, self.keys.first, self.keys.last]
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows by key, about ``RUN_BYTES`` at a time.
+
+        All rows of a key come in one table, unless they alone are more than one holds.
+        """
+        return read_rows([self.folder / f"{file.stem}{ROWS_SUFFIX}" for file in self.keys.files], *self.keys[:2])
+
+    def column(self, name: str, dtype: Any) -> NDArray[Any]:  # noqa: ANN401
+        """A column of all rows, which must fit into memory."""
+        return np.concatenate([np.empty(0, dtype), *(table[name].to_numpy() for table in self.tables())])
+
+
+class Rows(NamedTuple):
+    """The rows that several tasks have written, to be read by range of keys."""
+
+    folder: Path
+    written: Sequence[Any]  # by task, as ``merge`` returns them
+    digest: str
+    merge: Callable[[list[tuple[Range, Path]]], object]  # runs ``merge`` for each range and output
+
+    @staticmethod
+    def path(folder: Path, number: int) -> Path:
+        """The file that task ``number`` writes."""
+        return folder / f"{SortedFile(0, number, 0).stem}{ROWS_SUFFIX}"
+
+    def ranges(self, count: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Range]:
+        """At least so many ranges, the next power of two, for as many tasks: all keys, or these first and last keys."""
+        exchange = Exchange(len(self.written), count)
+        for level in exchange.merges():
+            self.merge([(self._range(keys), self.folder / f"{file.stem}{ROWS_SUFFIX}") for file, keys in level])
+        parts = map(exchange.range, range(exchange.ranges)) if spans is None else (exchange.between(*s) for s in spans)
+        return [self._range(keys) for keys in parts]
+
+    def _range(self, keys: KeyRange) -> Range:
+        return Range(self.folder, keys, self.digest)
+
+
+def count_ranges(rows: int) -> int:
+    """Number of ranges for so many rows, of which a task takes one."""
+    return -(-rows // ROWS_PER_RANGE) or 1
+
+
+# --- files of runs ---------------------------------------------------------------------------------------------------
+
+
+class RunWriter:
+    """Writes rows as runs of about ``RUN_BYTES``, each sorted by ``sort``; rows of one key stay in order."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+        self.rows = 0
+
+    def add(self, sort: NDArray[np.uint64], columns: Mapping[str, Any]) -> None:
+        """Add rows in any order."""
+        table = pa.table({"sort": sort, **columns})
+        self._tables.append(table)
+        self._bytes += table.nbytes
+        if self._bytes >= RUN_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows added so far as a run."""
+        if self._tables:
+            self.write(_sorted(pa.concat_tables(self._tables)))
+            self._tables, self._bytes = [], 0
+
+    def write(self, table: pa.Table) -> None:
+        """Write sorted rows as a run."""
+        if self._writer is None:
+            self._writer = self._stack.enter_context(pa.ipc.new_file(str(self._path), table.schema))
+        if table.num_rows:
+            self._writer.write_batch(table.combine_chunks().to_batches()[0])
+            self.rows += table.num_rows
+
+
+@contextmanager
+def write_rows(output: Path) -> Iterator[RunWriter]:
+    """A writer of the runs of this file; without rows the file is empty."""
+    with atomic_path(output) as partial, ExitStack() as stack:
+        writer = RunWriter(partial, stack)
+        yield writer
+        writer.flush()
+
+
+def merge(rows: Range, output: Path) -> dict[str, Any]:
+    """Write the rows of a range into one file, in order."""
+    with write_rows(output) as runs:
+        for table in rows.tables():
+            runs.write(table)
+    return {}
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    keys = table["sort"].combine_chunks().to_numpy() if table.num_rows else np.empty(0, np.uint64)
+    if (keys[1:] >= keys[:-1]).all():
+        return table
+    return table.combine_chunks().take(pa.array(stable_order(keys)))
+
+
+class _Run:
+    """What remains of a run."""
+
+    def __init__(self, batch: pa.RecordBatch, first: int, last: int) -> None:
+        self.batch = batch
+        self.keys: NDArray[np.uint64] = batch["sort"].to_numpy()
+        self.begin = int(np.searchsorted(self.keys, np.uint64(first)))
+        self.end = int(np.searchsorted(self.keys, np.uint64(last), side="right"))
+
+    def below(self, cut: np.uint64, window: int) -> int:
+        """Where the keys below ``cut`` end, which is at most ``window`` rows from here."""
+        return self.begin + int(np.searchsorted(self.keys[self.begin : min(self.begin + window, self.end)], cut))
+
+    def through(self, cut: np.uint64) -> int:
+        """Where the keys up to ``cut`` end."""
+        return self.begin + int(np.searchsorted(self.keys[self.begin : self.end], cut, side="right"))
+
+    def take(self, end: int) -> pa.RecordBatch:
+        """The rows up to ``end``, which do not remain."""
+        rows = self.batch.slice(self.begin, end - self.begin)
+        self.begin = end
+        return rows
+
+
+def read_rows(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Table]:
+    """The rows of these files with keys ``first`` to ``last``, as ``Range.tables`` gives them."""
+    runs: list[_Run] = []
+    mappings: list[mmap.mmap] = []
+    for path in paths:
+        if path.stat().st_size:  # a file without rows has no schema
+            with path.open("rb") as file:
+                mappings.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            reader = pa.ipc.open_file(pa.py_buffer(mappings[-1]))
+            runs += (_Run(reader.get_batch(number), first, last) for number in range(reader.num_record_batches))
+            _forget(mappings[-1:])  # which has been searched for the keys
+    runs = [run for run in runs if run.begin < run.end]
+    size = sum(run.batch.nbytes / run.batch.num_rows for run in runs) / len(runs) if runs else 1
+    limit = max(1, int(RUN_BYTES / max(1, size)))
+    while runs:
+        window = max(1, limit // len(runs))
+        cuts = [run.keys[run.begin + window] for run in runs if run.begin + window < run.end]
+        ends = [run.below(min(cuts), window) if cuts else run.end for run in runs]
+        taken = [run.take(end) for run, end in zip(runs, ends, strict=True) if end > run.begin]
+        if taken:
+            yield _sorted(pa.Table.from_batches(taken))
+            _forget(mappings)
+        else:  # more rows of one key than fit a window
+            for run in runs:
+                end = run.through(min(cuts))
+                while run.begin < end:
+                    yield pa.Table.from_batches([run.take(min(run.begin + limit, end))])
+                    _forget(mappings)
+        runs = [run for run in runs if run.begin < run.end]
+
+
+def _forget(mappings: Iterable[mmap.mmap]) -> None:
+    """Take back what was read of mapped files, which would count as memory; it is read again where it is needed."""
+    for mapping in mappings:
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def run_digest(path: Path) -> str:
+    """CRC-32 and size of a file that no one forges, but a disk may damage: four times as fast as SHA-256."""
+    crc = size = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            crc, size = zlib.crc32(part, crc), size + len(part)
+    return f"{crc:08x}-{size}"

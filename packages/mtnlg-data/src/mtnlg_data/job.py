@@ -2,6 +2,7 @@
 
     job.write(items)                    the documents of each shard, as ``Step.open`` decides
     job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
+    job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
 
 A task's key is the fingerprint of the step's version and of all that its function is given, so a changed setting redoes
 what was given it and nothing else. Tasks carry "module:name" and plain values to the workers.
@@ -9,23 +10,20 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from .document import number_shards, read_documents, shard_source, write_documents
-from .engine import StageFolder
-from .engine.units import verified_summary
-from .files import sha256
+from .engine import StageFolder, Task, verified_summary
+from .exchange import Rows, merge
 from .fingerprint import fingerprint
-from .tally import COUNTS, Fates, passthrough_summary, recorded_tallies, stage_summary
-from .user_code import open_step
+from .summary import COUNTS, order_sources, passthrough_summary, stage_summary
+from .tally import Fates, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .sources import SourceFile
     from .step import Step, StepReference
-    from .tally import Summary
+    from .summary import Summary
 
     Work = Callable[..., Summary]
 
@@ -56,33 +54,6 @@ class Done:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the summary here: workers that read the output need none."""
         return {"output": self.output, "key": self.key, "summary": {}}
-
-
-@dataclass(frozen=True)
-class Task:
-    """A call of a function of a module, on any worker."""
-
-    work: str  # "module:name"
-    item: object
-    shared: Mapping[str, object]
-    output: Path
-    key: str
-    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
-    memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
-
-    def file_digest(self, path: Path) -> str:
-        """Digest of a file that the task has written."""
-        return sha256(path)
-
-
-def run_task(task: Task) -> Summary:
-    """Call the function."""
-    module, _, name = task.work.partition(":")
-    if module not in sys.modules:
-        open_step(*task.origin)
-    task.output.parent.mkdir(parents=True, exist_ok=True)
-    result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
-    return result
 
 
 class Job:
@@ -161,7 +132,7 @@ class Job:
         """
         tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
-        summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
+        summaries = self.folder.run(tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
 
     def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
@@ -171,7 +142,27 @@ class Job:
     def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
         reference = f"{work.__module__}:{work.__qualname__}"
         key = fingerprint([[self.step.code(), reference], item, shared, output.name])
-        return Task(reference, item, shared, output, key, self.step.reference, memory)
+        return Task(reference, item, output, key, shared, memory, self.step.reference)
+
+    def rows(
+        self,
+        name: str,
+        work: Work,
+        items: Sequence[object],
+        *,
+        label: str = "",
+        scratch: bool = False,
+        memory: int = 0,
+        **shared: object,
+    ) -> Rows:
+        """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
+
+        The rows go to the folder ``name`` of the state.
+        """
+        folder, label = self.state / name, label or name
+        outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
+        done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
@@ -194,9 +185,20 @@ class Job:
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
-        order = list(self.step.sources)
         summaries = [*(one.summary for one in done), *counts]
-        return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
+        order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
+        details = self.details
+        if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
+            details = {"details": said}
+        return {**stage_summary(self.step.name, summaries, order, alarm_share), **details}
+
+
+def _counted(done: Sequence[Done]) -> Counter[str]:
+    """What the outcomes of all shards have counted."""
+    counts: Counter[str] = Counter()
+    for one in done:
+        counts.update(one.summary.get("counts", {}))
+    return counts
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-from mtnlg_data.engine import key_of
 
 from .matches import read_matches_to_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from mtnlg_data.document import UnitOutput
-    from mtnlg_data.steps.decontaminate import DecontaminateSettings
-
-    from .matches import Match, ScanUnit
+    from .matches import Match
 
 
 class Cut(NamedTuple):
@@ -36,28 +31,12 @@ class CutPlan(NamedTuple):
     reason: str | None
 
 
-@dataclass(frozen=True)
-class ShardCutPlans:
-    """The cut plans of one shard's documents; iterating computes them anew."""
-
-    scan: ScanUnit
-    count: UnitOutput
-    settings: DecontaminateSettings
-
-    def __iter__(self) -> Iterator[tuple[int, CutPlan]]:
-        """Row and plan of each document with matches to cut, in order."""
-        is_cut = np.load(self.count.path)
-        for row, length, matches in read_matches_to_cut(self.scan.output, is_cut):
-            kept, cuts = plan_cuts(length, matches, self.settings.shortest)
-            reason = "contaminated" if not kept else "split" if len(kept) > self.settings.most_splits else None
-            yield row, CutPlan(kept, cuts, reason)
-
-    @property
-    def key(self) -> str:
-        """Digest of the matches, the shard's name, the common n-grams and the settings."""
-        return key_of(
-            self.scan.key, self.scan.shard.path.name, self.count.key, self.settings.model_dump(exclude={"alarm_share"})
-        )
+def plan_shard(matches: Path, rare: Path, shortest: int, most_splits: int) -> Iterator[tuple[int, CutPlan]]:
+    """Row and plan of each document of a shard with matches to cut, in order, by the files of both."""
+    for row, length, own in read_matches_to_cut(matches, np.load(rare)):
+        kept, cuts = plan_cuts(length, own, shortest)
+        reason = "contaminated" if not kept else "split" if len(kept) > most_splits else None
+        yield row, CutPlan(kept, cuts, reason)
 
 
 def plan_cuts(length: int, matches: Sequence[Match], shortest: int) -> tuple[list[tuple[int, int]], list[Cut]]:

@@ -1,25 +1,22 @@
 """Occurrences of the tasks' n-grams in the documents, and which n-grams are too common to be cut (paper.md 4.4).
 
 write_ngrams      the n-grams of the task texts
-scan_shard        every match in a shard, as numbers; later steps decide from these and read no text
+scan_shard        every match in a shard, as numbers; later tasks decide from these and read no text
 count_documents   documents per n-gram over all shards, by sums of sums
 choose_rare       n-grams in ``common`` documents or more are not cut
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data import exchange
-from mtnlg_data.document import UnitOutput, read_documents
-from mtnlg_data.engine import Unit, key_of
+from mtnlg_data.document import read_documents
 from mtnlg_data.files import atomic_open, atomic_path
 from mtnlg_data.text.arrays import text_batches
 from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_points
@@ -33,7 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mtnlg_data.document import Shard
-    from mtnlg_data.engine import StageFolder, Summary
+    from mtnlg_data.fingerprint import File
+    from mtnlg_data.job import Done
+    from mtnlg_data.tally import Summary
 
 #: . ! ? as in the paper, and the marks of other scripts: Chinese and Japanese, Arabic and Urdu, Hindi, Armenian,
 #: Amharic, Tibetan, Khmer, Burmese.
@@ -71,50 +70,23 @@ class Match(NamedTuple):
     resume: int
 
 
-@dataclass(frozen=True)
-class NgramUnit(Unit):
-    """Unit: the file of task texts → their n-grams; none without a file."""
-
-    texts: Path | None
-    checksum: str | None
-    n: int
-    minimum: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("ngrams", self.checksum, self.n, self.minimum)
-
-
-def write_ngrams(unit: NgramUnit) -> Summary:
-    """Write the n-grams of the task texts, sorted."""
-    ngrams = task_ngrams(read_task_texts(unit.texts) if unit.texts else (), unit.n, unit.minimum)
+def write_ngrams(texts: File | None, output: Path, *, n: int, minimum: int) -> Summary:
+    """Write the n-grams of a file of task texts, sorted; none without a file."""
+    ngrams = task_ngrams(read_task_texts(texts.path) if texts else (), n, minimum)
     tasks, ids = ([[origin[part] for origin in origins] for origins in ngrams.values()] for part in (0, 1))
-    with atomic_path(unit.output) as partial:
+    with atomic_path(output) as partial:
         pq.write_table(pa.table([list(ngrams), tasks, ids], schema=NGRAM_SCHEMA), partial, compression="zstd")
     return {"ngrams": len(ngrams)}
 
 
-@dataclass(frozen=True)
-class ScanUnit(Unit):
-    """Unit: one shard → its matches, a table of ``MATCH_SCHEMA``."""
-
-    shard: Shard
-    ngrams: NgramUnit
-    window: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("scan", self.shard.checksum, self.ngrams.key, self.window)
-
-
-def scan_shard(unit: ScanUnit) -> Summary:
-    """Write the matches of one shard."""
-    ngrams = _load_ngrams(UnitOutput.of(unit.ngrams), unit.ngrams.minimum)
+def scan_shard(shard: Shard, output: Path, *, ngrams: Done, minimum: int, window: int) -> Summary:
+    """Write the matches of one shard, a table of ``MATCH_SCHEMA``."""
+    found = _load_ngrams(ngrams, minimum)
     first = matches = 0
-    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, MATCH_SCHEMA, compression="zstd") as writer:
-        for batch in read_documents(unit.shard.path, ["text"]) if len(ngrams) else ():
+    with atomic_path(output) as partial, pq.ParquetWriter(partial, MATCH_SCHEMA, compression="zstd") as writer:
+        for batch in read_documents(shard.path, ["text"]) if len(found) else ():
             for texts in text_batches(batch["text"].to_pylist()):
-                table = _match_table(texts, first, ngrams, unit.window)
+                table = _match_table(texts, first, found, window)
                 if table.num_rows:
                     writer.write(table)
                 matches += table.num_rows
@@ -123,8 +95,8 @@ def scan_shard(unit: ScanUnit) -> Summary:
 
 
 @lru_cache(maxsize=1)  # once per worker
-def _load_ngrams(ngrams: UnitOutput, minimum: int) -> NgramSet:
-    return NgramSet(pq.read_table(ngrams.path, columns=["ngram"])["ngram"].to_pylist(), minimum)
+def _load_ngrams(ngrams: Done, minimum: int) -> NgramSet:
+    return NgramSet(pq.read_table(ngrams.output, columns=["ngram"])["ngram"].to_pylist(), minimum)
 
 
 def _match_table(texts: list[str], first_row: int, ngrams: NgramSet, window: int) -> pa.Table:
@@ -161,85 +133,39 @@ def _ends_sentence(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
     return np.isin(codes, SENTENCE_ENDS) | (after_letter & np.isin(codes, code_points(" \n")))
 
 
-@dataclass(frozen=True)
-class CountUnit(Unit):
-    """Unit: ``FAN_OUT`` files of matches, or of counts, at most -> their sum: int64[2, n-grams found]."""
+def count_documents(files: Sequence[Done], output: Path, *, ngrams: Done) -> Summary:
+    """Add up files of matches, or of counts: int64[2, n-grams found], their numbers and in how many documents each is.
 
-    folder: Path
-    files: tuple[str, ...]
-    contents: str  # digest of their units' keys
-    ngrams: NgramUnit
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("count", self.contents)
-
-
-def count_documents(unit: CountUnit) -> Summary:
-    """Write the numbers of the n-grams found, and in how many documents each is; takes 8 bytes of memory per n-gram."""
-    documents = np.zeros(pq.read_metadata(unit.ngrams.output).num_rows, np.int64)
-    for name in unit.files:
-        for ngrams, counts in _counts(unit.folder / name):
-            documents[ngrams] += counts
+    Takes 8 bytes of memory per n-gram.
+    """
+    documents = np.zeros(pq.read_metadata(ngrams.output).num_rows, np.int64)
+    for own, counts in chain.from_iterable(map(_counts, files)):
+        documents[own] += counts
     found = np.flatnonzero(documents)
-    with atomic_open(unit.output) as file:
+    with atomic_open(output) as file:
         np.save(file, np.stack([found, documents[found]]))
     return {}
 
 
-def _counts(path: Path) -> Iterator[NDArray[np.int64]]:
-    """Different n-grams, and documents of each: as a unit has written them, or of each batch of matches."""
-    if path.suffix == ".npy":
-        yield np.load(path)
+def _counts(file: Done) -> Iterator[NDArray[np.int64]]:
+    """Different n-grams, and documents of each: as counted before, or of each batch of matches."""
+    if file.output.suffix == ".npy":
+        yield np.load(file.output)
         return
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=["ngram", "is_first"]):
+    with pq.ParquetFile(file.output) as matches:
+        for batch in matches.iter_batches(columns=["ngram", "is_first"]):
             ngrams = batch["ngram"].to_numpy()[batch["is_first"].to_numpy(zero_copy_only=False)]
             yield np.stack(np.unique(ngrams, return_counts=True))
 
 
-def run_counts(scans: Sequence[ScanUnit], stage: StageFolder) -> UnitOutput:
-    """Count the documents of each n-gram over all shards, ``FAN_OUT`` files a unit, in as many levels as it takes."""
-    units: Sequence[ScanUnit | CountUnit] = scans
-    level = 0
-    while level == 0 or len(units) > 1:
-        groups = [units[first : first + exchange.FAN_OUT] for first in range(0, len(units), exchange.FAN_OUT)]
-        counts = [
-            CountUnit(
-                stage.state,
-                tuple(unit.output.name for unit in group),
-                key_of([unit.key for unit in group]),
-                scans[0].ngrams,
-                stage.state / f"counts-{level}-{number:05d}.npy",
-            )
-            for number, group in enumerate(groups)
-        ]
-        stage.run(count_documents, counts, "decontaminate: count")
-        units, level = counts, level + 1
-    return UnitOutput.of(units[0])
-
-
-@dataclass(frozen=True)
-class RareUnit(Unit):
-    """Unit: the counts of all shards -> bool[n-grams], True where an n-gram is rare enough to be cut."""
-
-    counts: UnitOutput
-    ngrams: NgramUnit
-    common: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("rare", self.ngrams.key, self.counts.key, self.common)
-
-
-def choose_rare(unit: RareUnit) -> Summary:
-    """Write which n-grams are cut: a byte each."""
-    ngrams, documents = np.load(unit.counts.path)
-    is_cut = np.ones(pq.read_metadata(unit.ngrams.output).num_rows, np.bool_)
-    is_cut[ngrams] = documents < unit.common
-    with atomic_open(unit.output) as file:
+def choose_rare(counts: Done, output: Path, *, ngrams: Done, common: int) -> Summary:
+    """Write bool[n-grams], True where an n-gram is rare enough to be cut."""
+    found, documents = np.load(counts.output)
+    is_cut = np.ones(pq.read_metadata(ngrams.output).num_rows, np.bool_)
+    is_cut[found] = documents < common
+    with atomic_open(output) as file:
         np.save(file, is_cut)
-    return {"found": len(ngrams), "common": int((~is_cut).sum())}
+    return {"found": len(found), "common": int((~is_cut).sum())}
 
 
 def read_matches_to_cut(path: Path, is_cut: NDArray[np.bool_]) -> Iterator[tuple[int, int, list[Match]]]:

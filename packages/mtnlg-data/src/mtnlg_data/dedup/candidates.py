@@ -1,12 +1,11 @@
 """Candidates with everything that verification needs: who stays before whom, band keys, exact sets of shingle hashes.
 
-Runs are by a hash of the cluster's root, so that ranges of it, the groups, hold clusters whole and about as many bytes
+Rows are by a hash of the cluster's root, so that ranges of it, the groups, hold clusters whole and about as many bytes
 each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_rows
+from mtnlg_data.exchange import write_rows
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.hashing import fmix64
 
 from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures
-from .runs import CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,43 +28,42 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
+    from mtnlg_data.exchange import Numbering, Range
+    from mtnlg_data.job import Done
     from mtnlg_data.steps.deduplicate import ShingleKind
 
 
-@dataclass(frozen=True)
-class CandidateUnit(CorpusUnit):
-    """Unit: the candidates of one shard → runs by cluster."""
+def collect_candidates(
+    item: tuple[Shard, Done, Range, Range],
+    output: Path,
+    *,
+    numbering: Numbering,
+    shingle: tuple[ShingleKind, int],
+    priority: Sequence[str],
+) -> Summary:
+    """Write one shard's candidates by cluster; ``item`` has the shard, its contents, and its labels and copies.
 
-    shard: Shard
-    signatures: Path
-    labels: Exchanged
-    copies: Exchanged  # by the document that stays
-    kind: ShingleKind
-    length: int
-    priority: Sequence[str]
-    output: Path
-
-
-def collect_candidates(unit: CandidateUnit) -> Summary:
-    """Write one shard's candidates; the summary has their ``bytes``."""
-    tables = [*unit.labels.read_parts(unit.corpus, unit.shard.first, unit.shard.rows)]
-    documents = np.concatenate([np.empty(0, np.int64), *(unit.corpus.numbers(t["sort"].to_numpy()) for t in tables)])
-    roots = np.concatenate([np.empty(0, np.int64), *(table["root"].to_numpy() for table in tables)])
-    rows = documents - unit.shard.first
-    signatures = read_signatures(unit.signatures).take(pa.array(rows))
-    times = np.ones(unit.shard.rows, np.int64)
-    for table in unit.copies.read_documents(unit.corpus, unit.shard.first, unit.shard.rows) if len(rows) else ():
-        np.add.at(times, unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first, 1)
+    The summary has their ``bytes``.
+    """
+    shard, contents, labels, copies = item
+    roots = labels.column("root", np.int64)
+    documents = numbering.numbers(labels.column("sort", np.uint64))
+    rows = documents - shard.first
+    signatures = read_signatures(contents.output).take(pa.array(rows))
+    times = np.ones(shard.rows, np.int64)
+    for table in copies.tables() if len(rows) else ():
+        stays = ~table["stays"].to_numpy()
+        np.add.at(times, numbering.numbers(table["sort"].to_numpy()[stays]) - shard.first, 1)
     first = size = 0
-    with write_runs(unit.output) as runs:
-        for _, batch in read_rows(unit.shard.path, rows, ["text"]) if len(rows) else ():
+    with write_rows(output) as runs:
+        for _, batch in read_rows(shard.path, rows, ["text"]) if len(rows) else ():
             for texts in small_batches(batch):
-                values, bounds = shingle_sets(*hash_shingles(texts["text"], unit.kind, unit.length))
+                values, bounds = shingle_sets(*hash_shingles(texts["text"], *shingle))
                 part = slice(first, first := first + texts.num_rows)
                 of_part = signatures.slice(part.start, texts.num_rows)
                 columns = {
                     "document": documents[part],
-                    "rank": source_ranks(of_part["source"].to_numpy(), unit.priority),
+                    "rank": source_ranks(of_part["source"].to_numpy(), priority),
                     "order": of_part["order"],
                     "times": times[rows[part]],
                     "keys": of_part["keys"],

@@ -1,158 +1,113 @@
-"""Links → clusters of candidates: connected components, in memory or by rounds over ranges of documents.
+"""Band keys → links → clusters of candidates.
 
-Documents that are connected by shared band keys form a cluster, and a duplicate is always in the same cluster as its
-twin. A cluster goes by its lowest document, the root.
+With 20 bands of 13 rows, a pair of Jaccard similarity J shares a key with probability 1 - (1 - J**13)**20 (paper.md
+4.3). Documents that are no copies of another (``copies.py``) enter the exchange with the keys of all bands: the number
+of the band in the upper bits, the upper bits of the band's key below them. A task reads one range of these keys, of one
+band or of several, as a stream, so a key that millions of documents share takes no more memory than any other.
 
-Links are runs by document, each link under both of its ends. Up to ``FOREST_ROWS`` of them are united in one unit. More
-are contracted first, in rounds of two steps (Kiveris et al. 2014), in which a unit looks at the links of its range of
-documents, as a stream:
-
-    large star   a document links its neighbours above it to the lowest of its neighbours and itself
-    small star   a document links its neighbours below it, and itself, to the lowest of these
-
-Each step keeps what is connected. When neither changes a link, all links lead to roots.
+Documents that are connected by shared keys form a cluster, and a duplicate is always in the same cluster as its twin. A
+cluster goes by its lowest document, the root. One task unites all links: it holds ``FOREST_BYTES`` per document of the
+corpus, 2.6 GB for the paper's 320 million, and refuses before it begins where the machine has less.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import os
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from mtnlg_data.exchange import KEYS
+from mtnlg_data.console import Failure
+from mtnlg_data.exchange import KEY_BITS, stable_order, write_rows
+from mtnlg_data.files import atomic_path
 
-from .runs import LIBRARY_BYTES, Corpus, Exchanged, RunUnit, RunWriter, merge_runs, write_runs
-from .union_find import reduce_links
+from .minhash import read_signatures
+from .union_find import UNLINKED, find_all_roots, new_forest, unite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
+    from mtnlg_data.exchange import Numbering, Range
+    from mtnlg_data.job import Done
 
-FOREST_ROWS = 1 << 22  # ends of links that one unit unites
-LINK_MEMORY_BYTES = 100  # of a link while it is united with others
-LINKS_REDUCED = 1 << 19  # links that a unit reduces to a forest together before it writes them
-
-Step = Literal["large", "small", "label"]
-STEPS: tuple[Step, Step] = ("large", "small")  # of a round
-
-
-class LinkWriter:
-    """Writes links under both of their ends, a forest in place of each ``LINKS_REDUCED`` of them."""
-
-    def __init__(self, runs: RunWriter, corpus: Corpus) -> None:
-        self._runs = runs
-        self._corpus = corpus
-        self._waiting: list[NDArray[np.int64]] = []
-        self._count = 0
-
-    @property
-    def rows(self) -> int:
-        """Ends of links written."""
-        return self._runs.rows
-
-    def add(self, links: NDArray[np.int64]) -> None:
-        """Add links [links, 2]."""
-        while len(links):
-            part, links = np.split(links, [LINKS_REDUCED - self._count])
-            self._waiting.append(part)
-            self._count += len(part)
-            if self._count == LINKS_REDUCED:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write the links added so far."""
-        if self._count:
-            links = reduce_links(np.concatenate(self._waiting))
-            both = np.concatenate([links, links[:, ::-1]])
-            self._runs.add(self._corpus.keys(both[:, 0]), {"other": both[:, 1]})
-        self._waiting, self._count = [], 0
+FOREST_BYTES = 8  # per document of the corpus
+LINK = pa.schema([pa.field("one", pa.int64()), pa.field("other", pa.int64())])
+LABELS_AT_A_TIME = 1 << 20
 
 
-@contextmanager
-def write_links(output: Path, corpus: Corpus) -> Iterator[LinkWriter]:
-    """A writer of the links of this file."""
-    with write_runs(output) as runs:
-        links = LinkWriter(runs, corpus)
-        yield links
-        links.flush()
-        runs.flush()
+def write_band_rows(item: tuple[Shard, Done, Range], output: Path, *, numbering: Numbering) -> Summary:
+    """Write rows of one shard's documents by band and key, without copies of others; a band sorted at a time.
+
+    ``item`` has the shard, its contents and the copies of its documents.
+    """
+    shard, contents, copies = item
+    signatures = read_signatures(contents.output)
+    enters = signatures["count"].to_numpy() > 0
+    for table in copies.tables():
+        is_copy = table["stays"].to_numpy()
+        enters[numbering.numbers(table["sort"].to_numpy()[is_copy]) - shard.first] = False
+    rows = np.flatnonzero(enters)
+    keys = signatures["keys"].flatten().to_numpy().reshape(len(enters), signatures["keys"].type.list_size)
+    bits = np.uint64((keys.shape[1] - 1).bit_length())
+    with write_rows(output) as runs:
+        for band in range(keys.shape[1]):
+            upper = np.uint64(band) << np.uint64(KEY_BITS - bits) if bits else np.uint64(0)
+            of_band = keys[rows, band] >> bits | upper
+            order = stable_order(of_band)
+            runs.add(of_band[order], {"document": shard.first + rows[order]})
+    return {"documents": len(rows)}
 
 
-@dataclass(frozen=True)
-class StarUnit(RunUnit):
-    """Unit: the links of one range of documents → the links that a step makes of them; or each document's root."""
-
-    corpus: Corpus
-    step: Step
-    number: int  # of the range
-    links: Exchanged
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("star", self.corpus.digest, self.step, self.links.folder.name, self.number, self.links.ranges)
+def link_bands(bands: Range, output: Path) -> Summary:
+    """Write the links of one range of keys, in no order. The documents of a key form a chain."""
+    links = 0
+    with atomic_path(output) as partial, pa.ipc.new_file(str(partial), LINK) as file:
+        for chain in _chains(bands.tables()):
+            file.write_batch(pa.record_batch([*chain], LINK))
+            links += chain.shape[1]
+    return {"links": links}
 
 
-def write_stars(unit: StarUnit) -> Summary:
-    """Write one range of a step; ``changed`` of the summary counts the links that did not lead to roots already."""
-    first, last = unit.corpus.bounds(unit.number, unit.links.ranges)
-    documents = np.arange(first, last + 1, dtype=np.int64)
-    lowest, is_linked = documents.copy(), np.zeros(len(documents), np.bool_)
-    for table in unit.links.read(unit.number):
-        rows = unit.corpus.numbers(table["sort"].to_numpy()) - first
-        np.minimum.at(lowest, rows, table["other"].to_numpy())
-        is_linked[rows] = True
-    if unit.step == "label":
-        with write_runs(unit.output) as runs:
-            runs.add(unit.corpus.keys(documents[is_linked]), {"root": lowest[is_linked]})
-        return {"candidates": int(is_linked.sum())}
-    changed = 0
-    with write_links(unit.output, unit.corpus) as links:
-        for table in unit.links.read(unit.number):
-            document = unit.corpus.numbers(table["sort"].to_numpy())
-            other, low = table["other"].to_numpy(), lowest[document - first]
-            moved = other > document if unit.step == "large" else (other < document) & (other != low)
-            changed += int((moved & (low != document)).sum())
-            links.add(np.stack([other[moved], low[moved]], axis=1))
-        if unit.step == "small":
-            has_lower = lowest < documents
-            links.add(np.stack([documents[has_lower], lowest[has_lower]], axis=1))
-    return {"rows": links.rows, "changed": changed}
+def _chains(tables: Iterable[pa.Table]) -> Iterator[NDArray[np.int64]]:
+    """Links [2, links] from each document to the next of the same key."""
+    last_key, last_document = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for table in tables:
+        keys = np.concatenate([last_key, table["sort"].to_numpy()])
+        documents = np.concatenate([last_document, table["document"].to_numpy()])
+        same = keys[1:] == keys[:-1]
+        yield np.stack([documents[:-1][same], documents[1:][same]])
+        last_key, last_document = keys[-1:], documents[-1:]
 
 
-@dataclass(frozen=True)
-class ForestUnit(RunUnit):
-    """Unit: all links, where they fit into memory → each linked document's root, by document."""
+def write_clusters(links: Sequence[Done], output: Path, *, numbering: Numbering) -> Summary:
+    """Write each linked document's root, by document. Raises ``Failure`` where memory is too small for it."""
+    check_memory(numbering.total)
+    parent = new_forest(numbering.total)
+    for done in links:
+        with pa.memory_map(str(done.output)) as source, pa.ipc.open_file(source) as file:
+            for number in range(file.num_record_batches):
+                unite(parent, *(column.to_numpy() for column in file.get_batch(number)))
+    find_all_roots(parent)
+    with write_rows(output) as runs:
+        for first in range(0, len(parent), LABELS_AT_A_TIME):
+            roots = parent[first : first + LABELS_AT_A_TIME]
+            linked = np.flatnonzero(roots != UNLINKED)
+            runs.add(numbering.keys(first + linked), {"root": roots[linked]})
+    return {"candidates": runs.rows}
 
-    corpus: Corpus
-    links: Exchanged
-    rows: int  # of the links, each under both ends
-    output: Path
 
-    @property
-    def memory(self) -> int:
-        """All links, while they are united."""
-        return LIBRARY_BYTES + LINK_MEMORY_BYTES * self.rows // 2
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("forest", self.corpus.digest, self.links.folder.name)
-
-
-def write_forest(unit: ForestUnit) -> Summary:
-    """Write the roots of all linked documents."""
-    links = [np.empty((0, 2), np.int64)]
-    for number in range(unit.links.files):
-        for table in merge_runs([unit.links.path(number)], 0, KEYS - 1):
-            document, other = unit.corpus.numbers(table["sort"].to_numpy()), table["other"].to_numpy()
-            links.append(np.stack([document, other], axis=1)[other < document])
-    stars = reduce_links(np.concatenate(links))
-    roots = np.unique(stars[:, 1])
-    documents = np.concatenate([stars[:, 0], roots])
-    with write_runs(unit.output) as runs:
-        runs.add(unit.corpus.keys(documents), {"root": np.concatenate([stars[:, 1], roots])})
-    return {"candidates": len(documents)}
+def check_memory(documents: int) -> None:
+    """Raise ``Failure`` where this machine cannot hold the forest of so many documents."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if FOREST_BYTES * documents > memory // 2:
+        raise Failure(
+            f"deduplicate: {documents:,} documents take {FOREST_BYTES * documents / 1e9:.1f} GB in one process, and "
+            f"this machine has {memory / 1e9:.1f} GB, of which it may take half; use a larger one, or deduplicate "
+            "parts of the corpus first"
+        )

@@ -1,7 +1,7 @@
 """The ledger ``dropped/duplicates-*.parquet``, and the shards without what it removes.
 
 A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, which goes by the
-number of the document that it keeps. Rows are by component, then by document. A unit takes the removed documents of one
+number of the document that it keeps. Rows are by component, then by document. A task takes the removed documents of one
 shard and adds their names; another those whose twins are in one range of documents, adds the names of these, and writes
 its part of the ledger, which has components whole.
 """
@@ -9,22 +9,18 @@ its part of the ledger, which has components whole.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import DocumentFile, read_documents, read_rows, write_documents
-from mtnlg_data.engine import Unit
+from mtnlg_data.document import read_documents, read_rows, write_documents
+from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
 from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
 from mtnlg_data.text.arrays import text_lengths
 from mtnlg_data.text.hashing import fmix64
-
-from .runs import Corpus, CorpusUnit, Exchanged, write_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
+    from mtnlg_data.exchange import Numbering, Range
 
 REASON = "duplicate"
 NAMES = ["id", "key", "source"]
@@ -56,104 +53,62 @@ SAMPLES = 12
 SAMPLE_CHARACTERS = 600
 
 
-@dataclass(frozen=True)
-class NamesUnit(CorpusUnit):
-    """Unit: the removed documents of one shard → runs by the document that is kept, with their names and rows."""
-
-    shard: Shard
-    removals: Exchanged
-    output: Path
-
-
-def write_names(unit: NamesUnit) -> Summary:
-    """Write one shard's removed documents."""
-    with write_runs(unit.output) as runs:
-        for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
-            rows = unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first
-            names = pa.Table.from_batches([batch for _, batch in read_rows(unit.shard.path, rows, NAMES)])
-            shard = pa.repeat(unit.shard.path.name, len(rows))
-            columns = {**_columns(names), "score": table["score"], "shard": shard, "row": rows}
-            runs.add(unit.corpus.keys(table["kept"].to_numpy()), columns)
+def write_names(item: tuple[Shard, Range], output: Path, *, numbering: Numbering) -> Summary:
+    """Write the removed documents of one shard, with their names and rows, by the document that is kept."""
+    shard, removals = item
+    with write_rows(output) as runs:
+        for table in removals.tables():
+            rows = numbering.numbers(table["sort"].to_numpy()) - shard.first
+            columns = {"score": table["score"], "shard": pa.repeat(shard.path.name, len(rows)), "row": rows}
+            runs.add(numbering.keys(table["kept"].to_numpy()), {**_names(shard, rows), **columns})
     return {"removed": runs.rows}
 
 
-def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
-    return dict(zip(table.column_names, table.columns, strict=True))
+def _names(shard: Shard, rows: NDArray[np.int64]) -> dict[str, pa.ChunkedArray]:
+    """The names of these rows, which ascend."""
+    table = pa.Table.from_batches([batch for _, batch in read_rows(shard.path, rows, NAMES)])
+    return dict(zip(NAMES, table.columns, strict=True))
 
 
-class _Names:
-    """Names and places of kept documents. Asked for in their order, a shard is opened once."""
-
-    def __init__(self, shards: Sequence[Shard], stack: ExitStack) -> None:
-        self._shards = shards
-        self._firsts = [shard.first for shard in shards]
-        self._stack = stack
-        self._open: tuple[int, DocumentFile] | None = None
-
-    def of(self, documents: NDArray[np.int64]) -> pa.Table:
-        """One row for each of these documents, which ascend."""
-        shard_of = np.searchsorted(self._firsts, documents, "right") - 1
-        tables = []
-        for number in np.unique(shard_of).tolist():
-            rows = documents[shard_of == number] - self._firsts[number]
-            names = pa.Table.from_batches([batch for _, batch in self._file(number).read_rows(rows, NAMES)])
-            columns = {f"kept_{name}": column for name, column in _columns(names).items()}
-            shard = pa.repeat(self._shards[number].path.name, len(rows))
-            tables.append(pa.table({**columns, "kept": columns["kept_id"], "kept_shard": shard, "kept_row": rows}))
-        return pa.concat_tables(tables).combine_chunks()
-
-    def _file(self, number: int) -> DocumentFile:
-        if self._open is None or self._open[0] != number:
-            self._stack.close()
-            self._open = number, self._stack.enter_context(DocumentFile(self._shards[number].path))
-        return self._open[1]
+def _twins(shards: Sequence[Shard], documents: NDArray[np.int64]) -> pa.Table:
+    """Names and places of kept documents, which ascend: a row for each."""
+    shard_of = np.searchsorted([shard.first for shard in shards], documents, "right") - 1
+    tables = []
+    for number in np.unique(shard_of).tolist():
+        shard = shards[number]
+        rows = documents[shard_of == number] - shard.first
+        names = {f"kept_{name}": column for name, column in _names(shard, rows).items()}
+        places = {"kept_shard": pa.repeat(shard.path.name, len(rows)), "kept_row": rows}
+        tables.append(pa.table({**names, "kept": names["kept_id"], **places}))
+    return pa.concat_tables(tables).combine_chunks()
 
 
-@dataclass(frozen=True)
-class LedgerUnit(Unit):
-    """Unit: the removed documents whose twins are in one range of documents → a part of the ledger."""
+def write_ledger(item: tuple[Range, Sequence[Shard]], output: Path, *, numbering: Numbering) -> Summary:
+    """Write the part of the ledger whose twins are in one range of documents; ``item`` has the shards that it is in.
 
-    corpus: Corpus
-    number: int  # of the range
-    shards: Sequence[Shard]  # that the range is in
-    removed: Exchanged
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("ledger", self.removed.digest, self.number, self.removed.ranges)
-
-
-def write_ledger(unit: LedgerUnit) -> Summary:
-    """Write a part; the summary counts what it removes, and clusters by size, and has pairs to review."""
+    The summary counts what the part removes, and clusters by size, and has pairs to review.
+    """
+    named, shards = item
     removed: Counter[str] = Counter()
-    cluster_sizes: Counter[int] = Counter()
+    components, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     samples: list[tuple[int, dict[str, Any]]] = []
-    last, size = -1, 0  # component of the last row, and how many rows it has so far
-    with (
-        atomic_path(unit.output) as partial,
-        pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer,
-        ExitStack() as stack,
-    ):
-        names = _Names(unit.shards, stack)
-        for rows in unit.removed.read(unit.number):
-            component = unit.corpus.numbers(rows["sort"].to_numpy())
+    with atomic_path(output) as partial, pq.ParquetWriter(partial, LEDGER_SCHEMA, compression="zstd") as writer:
+        for rows in named.tables():
+            component = numbering.numbers(rows["sort"].to_numpy())
             kept, place, counts = np.unique(component, return_inverse=True, return_counts=True)
-            twins = names.of(kept).take(pa.array(place))
-            columns = {**_columns(rows), **_columns(twins), "reason": pa.repeat(REASON, len(rows))}
-            columns["component"] = component
+            twins = _twins(shards, kept).take(pa.array(place))
+            more = {"reason": pa.repeat(REASON, len(rows)), "component": component}
+            columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), **more}
+            columns |= dict(zip(twins.column_names, twins.columns, strict=True))
             table = pa.table([columns[name] for name in LEDGER_SCHEMA.names], LEDGER_SCHEMA)
             writer.write_table(table)
             removed.update(table["source"].to_pylist())
             samples = _lowest([*samples, *_sample_rows(table)])
-            if kept[0] == last:
-                counts[0] += size
-            elif size:
-                cluster_sizes[size + 1] += 1
-            cluster_sizes.update((counts[:-1] + 1).tolist())
-            last, size = int(kept[-1]), int(counts[-1])
-    if size:
-        cluster_sizes[size + 1] += 1
-    return {"removed": dict(removed), "cluster_sizes": sorted(cluster_sizes.items()), "samples": samples}
+            components.append(kept)
+            sizes.append(counts)
+    _, place = np.unique(np.concatenate(components), return_inverse=True)  # a large one may be in several tables
+    members = 1 + np.bincount(place, np.concatenate(sizes)).astype(np.int64)
+    return {"removed": dict(removed), "cluster_sizes": sorted(Counter(members.tolist()).items()), "samples": samples}
 
 
 def ledger_summary(parts: Iterable[Summary]) -> Summary:
@@ -191,15 +146,8 @@ def sampled_rows(entries: Iterable[Mapping[str, Any]], shard: str) -> tuple[int,
     return tuple(sorted({row for name, row in sides if name == shard}))
 
 
-def sample_pairs(
-    entries: Iterable[Mapping[str, Any]], survivors: Iterable[tuple[SurvivorUnit, Summary]]
-) -> list[dict[str, Any]]:
-    """Both texts of sampled ledger rows, the least similar pair first."""
-    texts = {
-        (unit.shard.path.name, row): text
-        for unit, summary in survivors
-        for row, text in zip(unit.sampled, summary["samples"], strict=True)
-    }
+def sample_pairs(entries: Iterable[Mapping[str, Any]], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
+    """Both texts of sampled ledger rows, by shard and row, the least similar pair first."""
     return [
         {
             "kept": entry["kept"],
@@ -212,34 +160,25 @@ def sample_pairs(
     ]
 
 
-@dataclass(frozen=True)
-class SurvivorUnit(Unit):
-    """Unit: one shard → its documents that stay."""
+def write_survivors(item: tuple[Shard, Range, Sequence[int]], output: Path, *, numbering: Numbering) -> Summary:
+    """Write one shard without its removed documents.
 
-    corpus: Corpus
-    removals: Exchanged
-    shard: Shard
-    sampled: tuple[int, ...]  # rows to be shown, which follow from the removals
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("survivors", self.shard.checksum, self.shard.path.name, self.removals.digest)
-
-
-def write_survivors(unit: SurvivorUnit) -> Summary:
-    """Write one shard without its removed documents; tallies its sources, and returns the begins of sampled texts."""
+    ``item`` has the shard, its removals, and the rows whose texts are to be shown. The summary has the tallies of the
+    shard's sources and the begins of these texts.
+    """
+    shard, removals, shown = item
+    stays = np.ones(shard.rows, np.bool_)
+    stays[numbering.numbers(removals.column("sort", np.uint64)) - shard.first] = False
     tallies, samples = Tallies(), list[str]()
-    write_documents(unit.output, _surviving_batches(unit, tallies, samples))
+    write_documents(output, _surviving_batches(shard, stays, np.array(shown, np.int64), tallies, samples))
     return {**tallies.summary(), "samples": samples}
 
 
-def _surviving_batches(unit: SurvivorUnit, tallies: Tallies, samples: list[str]) -> Iterator[pa.RecordBatch]:
-    sampled = np.array(unit.sampled, np.int64)
-    document_stays = np.ones(unit.shard.rows, np.bool_)
-    for table in unit.removals.read_documents(unit.corpus, unit.shard.first, unit.shard.rows):
-        document_stays[unit.corpus.numbers(table["sort"].to_numpy()) - unit.shard.first] = False
+def _surviving_batches(
+    shard: Shard, document_stays: NDArray[np.bool_], sampled: NDArray[np.int64], tallies: Tallies, samples: list[str]
+) -> Iterator[pa.RecordBatch]:
     first = 0
-    for batch in read_documents(unit.shard.path):
+    for batch in read_documents(shard.path):
         stays = document_stays[first : first + batch.num_rows]
         lengths = text_lengths(batch["text"])
         sources = batch["source"].dictionary_encode()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -30,13 +29,12 @@ import pyarrow as pa
 from datasketch import MinHash
 
 from mtnlg_data.document import read_documents
+from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
 from mtnlg_data.text.arrays import small_batches, texts_of
 from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds, code_at, code_before, code_points, fold_case
 from mtnlg_data.text.compiled import jit, wide_vectors
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, hash_strings
-
-from .runs import RunUnit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,67 +50,58 @@ MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told a
 ASCII = 128  # first code point, and first byte, that is none of it
 
 
-@dataclass(frozen=True)
-class SignatureUnit(RunUnit):
-    """Unit: one shard → an Arrow file of its documents' band keys, content hashes, shingle counts and ranks to be.
+def write_signatures(
+    item: tuple[Shard, int], output: Path, *, shingle: tuple[ShingleKind, int], bands: int, rows: int, seed: int
+) -> Summary:
+    """Write rows of one shard's documents by content hash; ``item`` has the shard and the number of its first document.
 
-    A row is a document: ``keys`` of all bands, ``low`` and ``high`` of its content hash, the ``count`` of its shingles
-    with repeats, the hash of its ``source``, and the hash of its key, which decides the ``order`` within one.
+    Beside them goes a file with ``keys`` of all bands, the ``count`` of shingles with repeats, the hash of the
+    ``source``, and the hash of the key, which decides the ``order`` within one. The summary counts the documents of
+    each source.
     """
-
-    shard: Shard
-    kind: ShingleKind
-    length: int
-    bands: int
-    rows: int
-    seed: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("signatures", self.shard.checksum, self.kind, self.length, self.bands, self.rows, self.seed)
-
-
-def write_signatures(unit: SignatureUnit) -> Summary:
-    """Write one shard's signatures; the summary counts the documents of each source."""
-    a, b = permutations(unit.bands * unit.rows, unit.seed)
-    keys = np.empty((unit.shard.rows, unit.bands), np.uint64)
-    contents = np.empty((2, unit.shard.rows), np.uint64)
-    names = np.empty((2, unit.shard.rows), np.uint64)
-    counts = np.empty(unit.shard.rows, np.uint32)
+    shard, first = item
+    a, b = permutations(bands * rows, seed)
+    keys = np.empty((shard.rows, bands), np.uint64)
+    contents = np.empty((2, shard.rows), np.uint64)
+    names = np.empty((2, shard.rows), np.uint64)
+    counts = np.empty(shard.rows, np.uint32)
     sources: Counter[str] = Counter()
     row = 0
-    for batch in read_documents(unit.shard.path, ["source", "key", "text"]):
+    for batch in read_documents(shard.path, ["source", "key", "text"]):
         of_batch = batch["source"].dictionary_encode()
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
         names[0, row : row + batch.num_rows] = hash_strings(of_batch.dictionary)[of_batch.indices.to_numpy()]
         names[1, row : row + batch.num_rows] = hash_strings(batch["key"])
         for part in small_batches(batch):
-            shingles, bounds = hash_shingles(part["text"], unit.kind, unit.length)
+            shingles, bounds = hash_shingles(part["text"], *shingle)
             signatures = minhash(shingles, bounds, a, b)
-            rows = slice(row, row := row + part.num_rows)
-            counts[rows] = np.diff(bounds)
-            contents[:, rows] = content_hashes(shingles, bounds)
-            for empty in np.flatnonzero(counts[rows] == 0).tolist():
+            own = slice(row, row := row + part.num_rows)
+            counts[own] = np.diff(bounds)
+            contents[:, own] = content_hashes(shingles, bounds)
+            for empty in np.flatnonzero(counts[own] == 0).tolist():
                 digest = blake2b(part["text"][empty].as_buffer(), digest_size=16).digest()
-                contents[:, rows.start + empty] = np.frombuffer(digest, np.uint64)
-            keys[rows] = band_keys(signatures, unit.bands)
-    columns = [pa.FixedSizeListArray.from_arrays(keys.reshape(-1), unit.bands), *contents, counts, *names]
-    table = pa.record_batch(
-        [pa.array(column) for column in columns], ["keys", "low", "high", "count", "source", "order"]
-    )
-    with atomic_path(unit.output) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
+                contents[:, own.start + empty] = np.frombuffer(digest, np.uint64)
+            keys[own] = band_keys(signatures, bands)
+    columns = {"count": counts, "source": names[0], "order": names[1]}
+    band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
+    table = pa.record_batch({"keys": band_columns, **columns})
+    beside = signatures_path(output)
+    with atomic_path(beside) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
         writer.write_batch(table)
-    return {"documents": dict(sorted(sources.items()))}
+    with write_rows(output) as runs:
+        document = first + np.arange(shard.rows)
+        runs.add(contents[0], {"high": contents[1], "source": names[0], "order": names[1], "document": document})
+    return {"documents": dict(sorted(sources.items())), "files": [beside.name]}
 
 
-def read_signatures(path: Path) -> pa.RecordBatch:
-    """The rows that ``write_signatures`` wrote, in the mapped file."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+def signatures_path(contents: Path) -> Path:
+    """The file of signatures beside that of rows by content hash."""
+    return contents.with_name(f"signatures-{contents.name}")
 
 
-def signature_bytes(documents: int, bands: int) -> int:
-    """Bytes on disk of the signatures of this many documents."""
-    return documents * (8 * bands + 36)
+def read_signatures(contents: Path) -> pa.RecordBatch:
+    """The signatures beside these rows, in the mapped file."""
+    return pa.ipc.open_file(pa.memory_map(str(signatures_path(contents)))).get_batch(0)
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:

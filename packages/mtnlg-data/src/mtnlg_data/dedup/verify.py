@@ -1,25 +1,30 @@
-"""Candidates → pairs whose Jaccard similarity of exact shingle sets reaches the threshold (paper.md 4.3).
+"""Candidates → pairs whose Jaccard similarity reaches the threshold, and what is removed for them (paper.md 4.3).
 
 A bucket, the candidates of one band key, also contains false positives. In each of at most 11 rounds a pivot is drawn
 from the rest of the bucket; every candidate that reaches the threshold with it is its duplicate and leaves the bucket
 together with it. Buckets of up to 12 candidates are thus compared in full. The draw is a hash of (seed, band, key,
 round), so it is independent of order, groups and restarts. A candidate of which the corpus has many exact copies is as
 likely drawn as all of them: it is the one that most near duplicates come from.
+
+In each component of verified pairs the document from the best source stays; of several from that source, the one with
+the lowest hash of its key, so that the result does not depend on shards or order. (Of equal hashes, the first
+document's.)
 """
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.exchange import stable_order
+from mtnlg_data.exchange import stable_order, write_rows
 from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import fmix64
+
+from .union_find import components, new_forest, unite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,19 +32,18 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-GROUP_BYTES = 1 << 27  # of the candidates of a group, more or less
-SPILL_BYTES = GROUP_BYTES  # the sets of a group that has a larger cluster go to disk, and so do its band keys
+    from mtnlg_data.engine import Summary
+    from mtnlg_data.exchange import Numbering, Range
 
-FAULT_BYTES = 1 << 21  # of a mapped file that the kernel may map at a time, however few are read
+GROUP_BYTES = 1 << 27  # of the candidates of a group, about; one has at least a cluster
 
 
 class ShingleSets(NamedTuple):
-    """Set i is ``values[starts[i]:ends[i]]``, ascending; ``mapping`` is the file that the values are in, if any."""
+    """Set i is ``values[starts[i]:ends[i]]``, ascending."""
 
     values: NDArray[np.uint64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
-    mapping: mmap.mmap | None = None
 
 
 class Candidates(NamedTuple):
@@ -49,84 +53,74 @@ class Candidates(NamedTuple):
     ranks: NDArray[np.uint32]
     orders: NDArray[np.uint64]
     times: NDArray[np.int64]  # that its text stands in the corpus
-    keys: Iterable[NDArray[np.uint64]]  # of each band, once
+    keys: NDArray[np.uint64]  # [candidates, bands]
     sets: ShingleSets
 
 
+def deduplicate_group(
+    group: Range, output: Path, *, numbering: Numbering, threshold: float, rounds: int, seed: int
+) -> Summary:
+    """Verify one group's pairs, choose what each component keeps, and write what is removed, by document."""
+    candidates = gather_candidates(group.tables(), group.folder)
+    parent = new_forest(len(candidates.documents))
+    for pairs in verify_pairs(candidates, threshold, rounds, seed):
+        unite(parent, *pairs.T)
+    rows, component = components(parent)
+    kept = rows[choose_representatives(candidates, rows, component)][component]
+    pairs = np.stack([rows, kept], axis=1)[kept != rows]
+    removed, twins = candidates.documents[pairs].T
+    with write_rows(output) as runs:
+        score = jaccard(pairs, candidates.sets).astype(np.float32)
+        runs.add(numbering.keys(removed), {"kept": np.ascontiguousarray(twins), "score": score})
+    return {"removed": len(removed)}
+
+
+def choose_representatives(
+    candidates: Candidates, rows: NDArray[np.int64], component: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Index in ``rows`` of the candidate that each component keeps; components are numbered from 0."""
+    documents, ranks, orders = candidates.documents[rows], candidates.ranks[rows], candidates.orders[rows]
+    order = np.lexsort((documents, orders, ranks, component))
+    return order[np.searchsorted(component[order], np.arange(component.max(initial=-1) + 1))]
+
+
 def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
-    """Collect a group's candidates; ``scratch`` is a folder to spill band keys and sets to."""
+    """Collect a group's candidates. Their band keys and sets are mapped from files that have no name in ``scratch``.
+
+    So a cluster of millions takes disk, and memory only while there is some to spare.
+    """
     columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "rank": [], "order": [], "times": []}
-    sizes = [np.empty(0, np.int64)]
-    keys: list[Column] = []
-    values = Column(scratch, SPILL_BYTES)
-    for table in tables:
-        for name, parts in columns.items():
-            parts.append(table[name].to_numpy())
-        bands = table.schema.field("keys").type.list_size
-        keys = keys or [Column(scratch, SPILL_BYTES // bands) for _ in range(bands)]
-        for chunk in table["keys"].chunks:
-            for column, of_band in zip(keys, chunk.flatten().to_numpy().reshape(-1, bands).T, strict=True):
-                column.append(of_band)
-        for chunk in table["shingles"].chunks:
-            numbers, bounds = texts_of(chunk)
-            sizes.append(np.diff(bounds) // 8)
-            values.append(numbers[bounds[0] : bounds[-1]].view(np.uint64))
+    sizes, bands = [np.empty(0, np.int64)], 1
+    with tempfile.TemporaryFile(dir=scratch) as keys, tempfile.TemporaryFile(dir=scratch) as values:
+        for table in tables:
+            for name, parts in columns.items():
+                parts.append(table[name].to_numpy())
+            bands = table.schema.field("keys").type.list_size
+            for chunk in table["keys"].chunks:
+                keys.write(chunk.flatten().to_numpy().data)
+            for chunk in table["shingles"].chunks:
+                numbers, bounds = texts_of(chunk)
+                sizes.append(np.diff(bounds) // 8)
+                values.write(numbers[bounds[0] : bounds[-1]].data)
+        of_keys, of_sets = (_mapped(file) for file in (keys, values))
     ends = np.cumsum(np.concatenate(sizes))
-    starts = np.concatenate([[0], ends])[:-1]
     documents, ranks, orders, times = (
         np.concatenate([np.empty(0, dtype), *parts])
         for dtype, parts in zip((np.int64, np.uint32, np.uint64, np.int64), columns.values(), strict=True)
     )
-    sets = ShingleSets(values.array(), starts, ends, values.mapping)
-    return Candidates(documents, ranks, orders, times, _in_turn(keys), sets)
+    sets = ShingleSets(of_sets, np.append(0, ends)[:-1], ends)
+    return Candidates(documents, ranks, orders, times, of_keys.reshape(-1, bands), sets)
 
 
-def _in_turn(columns: list[Column]) -> Iterator[NDArray[np.uint64]]:
-    """The numbers of each column, of which none is kept."""
-    while columns:
-        yield columns.pop(0).array()
-
-
-class Column:
-    """Numbers that are appended to, in memory up to so many bytes, and then in a file that is mapped."""
-
-    def __init__(self, scratch: Path, limit: int) -> None:
-        self.mapping: mmap.mmap | None = None  # once there is an array
-        self._scratch = scratch
-        self._limit = limit
-        self._parts: list[NDArray[np.uint64]] = []
-        self._bytes = 0
-        self._file: IO[bytes] | None = None
-
-    def append(self, numbers: NDArray[np.uint64]) -> None:
-        """Append numbers, which may be part of a mapped file."""
-        self._bytes += numbers.nbytes
-        self._parts.append(numbers.copy())
-        if self._bytes > self._limit:
-            self._file = self._file or tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  (the map outlives it)
-            for part in self._parts:
-                self._file.write(part.data)
-            self._parts = []
-
-    def array(self) -> NDArray[np.uint64]:
-        """All numbers; nothing can be appended then."""
-        if self._file is None:
-            numbers, end = np.empty(self._bytes // 8, np.uint64), self._bytes // 8
-            while self._parts:  # from the last, so that each goes as it is copied
-                part = self._parts.pop()
-                numbers[end - len(part) : end] = part
-                end -= len(part)
-            return numbers
-        with self._file as file:
-            file.flush()
-            self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(self.mapping, np.uint64)
+def _mapped(file: IO[bytes]) -> NDArray[np.uint64]:
+    file.flush()
+    return np.asarray(np.memmap(file, np.uint64, "r+")) if file.tell() else np.empty(0, np.uint64)
 
 
 def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Yield verified pairs [pairs, 2], some at a time: (pivot, duplicate), as rows of the group."""
     pairs_of_two = [np.empty((0, 2), np.int64)]
-    for band, keys in enumerate(candidates.keys):
+    for band, keys in enumerate(map(np.ascontiguousarray, candidates.keys.T)):
         members, sizes = buckets(keys)
         pairs_of_two.append(members[np.repeat(sizes == 2, sizes)].reshape(-1, 2))
         large, of_large = members[np.repeat(sizes > 2, sizes)], sizes[sizes > 2]
@@ -189,30 +183,10 @@ def verify_buckets(  # noqa: PLR0917  (all of a band)
         rest, sizes = rest[~is_duplicate], sizes - found
 
 
-def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
-    """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty.
-
-    Of mapped sets no more than about ``SPILL_BYTES`` count as memory at a time.
-    """
-    values, starts, ends, mapping = sets
-    if mapping is None:
-        return _jaccard(pairs, values, starts, ends)
-    read = np.zeros(len(pairs), np.int64)
-    for one in pairs.T:
-        read += 8 * (ends[one] - starts[one])
-        read[1:] += FAULT_BYTES * (np.diff(starts[one] // (FAULT_BYTES // 8)) != 0)
-    read = np.cumsum(read) // SPILL_BYTES
-    similarities = []
-    for part in np.split(pairs, np.flatnonzero(np.diff(read)) + 1):
-        similarities.append(_jaccard(part, values, starts, ends))
-        mapping.madvise(mmap.MADV_DONTNEED)
-    return np.concatenate(similarities)
-
-
 @jit
-def _jaccard(
-    pairs: NDArray[np.int64], values: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
+    """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty."""
+    values, starts, ends = sets
     similarities = np.empty(len(pairs), np.float64)
     for pair in range(len(pairs)):
         a, b = pairs[pair, 0], pairs[pair, 1]

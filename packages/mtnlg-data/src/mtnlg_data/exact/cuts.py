@@ -6,7 +6,7 @@ paragraphs stay apart, and the words of a line in it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOW = (1 << 32) - 1
 
 
-def merge_spans(spans: NDArray[np.uint32]) -> NDArray[np.int64]:
+def merge_spans(spans: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Spans (row, first byte, last byte exclusive) that overlap or touch as one; by row and place."""
     rows, begins, ends = spans.astype(np.int64).T
     begins, ends = rows << 32 | begins, rows << 32 | ends

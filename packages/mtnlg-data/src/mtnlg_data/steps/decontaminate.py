@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from mtnlg_data.console import Failure
+from mtnlg_data.engine import CUTS
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 
 if TYPE_CHECKING:
-    from mtnlg_data.job import Job
+    from mtnlg_data.document import Shard
+    from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.step import Decide
 
 
 class DecontaminateSettings(Settings):
@@ -71,8 +73,28 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         memory = 400_000_000 + corpus.group + 2200 * texts
         return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
 
-    def apply(self, job: Job) -> Summary:
-        """Match, plan, cut."""
-        from mtnlg_data.decontaminate.stage import decontaminate_documents  # noqa: PLC0415
+    def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
+        """Cut the matches of the shard, which ``item`` has."""
+        from mtnlg_data.decontaminate.stage import cut_matches  # noqa: PLC0415  (numba)
 
-        return decontaminate_documents(job.paths, job.out, self.settings, self.settings.texts, job.engine)
+        del shard
+        return cut_matches(item, shared["found"], self.settings)
+
+    def run(self, job: Job) -> list[Done]:
+        """Match, plan, cut."""
+        from mtnlg_data.decontaminate.stage import effects, find_matches, write_ledger  # noqa: PLC0415  (numba)
+
+        matches, found = find_matches(job, self.settings)
+        ledger = job.map(
+            "ledger",
+            write_ledger,
+            [(item, job.out / CUTS / item[0].path.name) for item in zip(job.shards, matches, strict=True)],
+            found=found,
+            shortest=self.settings.shortest,
+            most_splits=self.settings.most_splits,
+        )
+        done = job.write(matches, name="cut", found=found)
+        by_name = [sorted(parts, key=lambda one: one.output.name) for parts in (ledger, done)]
+        counted, written = ([one.summary for one in parts] for parts in by_name)
+        job.details["decontamination"] = effects(counted, written, found.rare.summary["common"])
+        return done

@@ -10,9 +10,8 @@ from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 
 if TYPE_CHECKING:
-    from mtnlg_data.job import Job
+    from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
-    from mtnlg_data.tally import Summary
 
 
 ShingleKind = Literal["word", "character"]
@@ -66,8 +65,8 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
             kept=kept,
         )
 
-    def apply(self, job: Job) -> Summary:
+    def run(self, job: Job) -> list[Done]:
         """Search, verify, remove."""
-        from mtnlg_data.dedup.stage import deduplicate_documents  # noqa: PLC0415
+        from mtnlg_data.dedup.stage import deduplicate  # noqa: PLC0415  (numba)
 
-        return deduplicate_documents(job.paths, job.out, self.settings, list(self.sources), job.engine)
+        return deduplicate(job, self.settings)

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from mtnlg_data.exact.settings import ExactSettings
-from mtnlg_data.settings import Settings
+from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Role, Step
 
 if TYPE_CHECKING:
-    from mtnlg_data.job import Job
+    from mtnlg_data.document import Shard
+    from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.step import Decide
+
+#: documents   equal texts, whatever their white space (Dolma: Soldaini et al. 2024, arXiv 2402.00159)
+#: lines       equal lines, whatever their case and the white space around them (C4: Raffel et al. 2020, JMLR 21/140, by
+#:             the code that made it: tensorflow/datasets, c4_utils.remove_duplicate_text)
+#: substrings  passages of 50 tokens and more that occur twice (Lee et al. 2022, arXiv 2107.06499)
+Kind = Literal["documents", "lines", "substrings"]
+TokenUnit = Literal["word", "character"]
+
+
+class ExactSettings(Settings):
+    """Which repeats are removed; of each the copy in the best source stays, there the one of the lowest key's hash."""
+
+    kinds: tuple[Kind, ...] = setting(
+        (), "What stays once: documents (equal but for white space), lines (but for case), substrings."
+    )
+    shortest_line: int = setting(
+        30, "Shorter lines may recur (C4 has none of under five words by then).", unit="characters", ge=1
+    )
+    substring_unit: TokenUnit = setting(
+        "word", "Tokens of a substring: runs of letters and digits, and of each mark; or every character but space."
+    )
+    substring_length: int = setting(50, "Tokens from which on a passage may not recur (Lee et al.: 50).", ge=2)
+    shortest: int = setting(
+        200, "Documents that have lost lines or substrings, and are shorter now, are dropped.", unit="characters", ge=1
+    )
+    alarm_share: float = setting(
+        0.5, "Say so where a source loses a larger share of its documents.", unit="share", keyed=False, ge=0, le=1
+    )
 
 
 class Exact(Step[ExactSettings, Settings]):
@@ -39,8 +67,18 @@ class Exact(Step[ExactSettings, Settings]):
         core_seconds = (0.0074 + sum(seconds[kind] for kind in kinds)) * corpus.text / 1e6
         return Cost(core_seconds, 390_000_000 + corpus.group + memory, corpus.disk + state)
 
-    def apply(self, job: Job) -> Summary:
-        """Find what recurs, and cut it."""
-        from mtnlg_data.exact.stage import remove_repeats  # noqa: PLC0415
+    def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
+        """Cut what recurs, which ``item`` has by kind."""
+        from mtnlg_data.exact.stage import cut_repeats  # noqa: PLC0415  (numba)
 
-        return remove_repeats(job.paths, job.out, self.settings, list(self.sources), job.engine)
+        del shared
+        return cut_repeats(shard, item, self.settings.shortest)
+
+    def run(self, job: Job) -> list[Done]:
+        """Find what recurs, and cut it."""
+        from mtnlg_data.exact.stage import effects, find_repeats  # noqa: PLC0415  (numba)
+
+        found = find_repeats(job, self.settings)
+        done = job.write([found[shard.path] for shard in job.through], name="cut")
+        job.details["exact"] = effects([one.summary for one in done], self.settings)
+        return done

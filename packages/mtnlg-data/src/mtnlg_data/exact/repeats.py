@@ -1,0 +1,155 @@
+"""What recurs over all shards, by hash: an external sort by the exchange of ``mtnlg_data.exchange``.
+
+    shards → things by hash → repeats by shard                 documents, lines, windows
+    shards → anchors by hash → those that recur, by shard      windows are looked at only around these
+
+Of equals the document of the best source stays, then that with the lowest hash of its key (another hash than fuzzy
+deduplication takes). That depends neither on the cut into shards nor on the order of the arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from mtnlg_data.document import read_documents
+from mtnlg_data.exchange import stable_order, write_rows
+from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.hashing import hash_strings
+
+from .tokens import anchor_keys, find_documents, find_lines, find_windows, windows_with
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from mtnlg_data.document import Shard
+    from mtnlg_data.engine import Summary
+    from mtnlg_data.exchange import Numbering, Range
+
+SOURCE_BIT = np.uint64(48)  # of a document's order: above, the rank of its source; below, the hash of its key
+KEY_BITS = np.uint64(16)
+PLACE = pa.binary(16)  # of a thing, four numbers: shard, row of its document, first and last byte (exclusive)
+
+
+def write_things(
+    item: tuple[Shard, int, Range | None],
+    output: Path,
+    *,
+    kind: str,
+    measure: Sequence[Any],
+    priority: Sequence[str],
+) -> Summary:
+    """Write what one shard has of a kind: documents, lines or windows, by hash.
+
+    ``item`` has the shard, its number and, for windows, its anchors that recur.
+    """
+    shard, number, anchors = item
+    repeated = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
+    with write_rows(output) as things:
+        for first, batch in _batches(shard, ["text", "source", "key"]):
+            if kind == "documents":
+                found = find_documents(batch["text"])
+            elif kind == "lines":
+                found = find_lines(batch["text"], *measure)
+            else:
+                texts = texts_of(batch["text"])
+                found = windows_with(find_windows(texts, *measure), texts, measure[1], repeated)
+            places = np.empty((len(found.keys), 4), np.uint32)
+            places[:, 0] = number
+            for column, values in enumerate((first + found.texts, found.begins, found.ends), 1):
+                places[:, column] = values
+            place = pa.Array.from_buffers(PLACE, len(places), [None, pa.py_buffer(places)])
+            things.add(found.keys, {"order": document_orders(batch, priority)[found.texts], "place": place})
+    return {"rows": things.rows}
+
+
+def write_anchors(item: tuple[Shard, int], output: Path, *, measure: Sequence[Any]) -> Summary:
+    """Write the anchors of one shard, each once, by hash; ``again`` says whether the shard has it more than once."""
+    shard, number = item
+    windows = (find_windows(texts_of(batch["text"]), *measure) for _, batch in _batches(shard, ["text"]))
+    keys = np.concatenate([np.empty(0, np.uint64), *map(anchor_keys, windows)])
+    distinct, counts = np.unique(keys, return_counts=True)
+    with write_rows(output) as anchors:
+        anchors.add(distinct, {"again": counts > 1, "shard": np.full(len(distinct), number, np.uint32)})
+    return {"rows": anchors.rows}
+
+
+def _batches(shard: Shard, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Small batches of the shard's documents, each with the row of its first."""
+    first = 0
+    for batch in read_documents(shard.path, columns):
+        for part in small_batches(batch):
+            yield first, part
+            first += part.num_rows
+
+
+def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> NDArray[np.uint64]:
+    """Order of each document in the corpus; sources outside ``priority`` share the last rank."""
+    rank = {source: place for place, source in enumerate(priority)}
+    sources = batch["source"].dictionary_encode()
+    ranks = np.array([rank.get(source, len(rank)) for source in sources.dictionary.to_pylist()], np.uint64)
+    return np.asarray(ranks.take(sources.indices) << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS)
+
+
+def write_repeats(things: Range, output: Path, *, shards: Numbering) -> Summary:
+    """Write the repeats of one range of hashes, by shard: of equal things all but the one that stays."""
+    with write_rows(output) as repeats:
+        for table in _repeats(things.tables()):
+            repeats.add(shards.keys(places(table)[:, 0]), {"place": table["place"]})
+    return {"repeated": repeats.rows}
+
+
+def places(table: pa.Table) -> NDArray[np.uint32]:
+    """Shard, row, first and last byte of each thing."""
+    column = table["place"].combine_chunks()
+    return np.frombuffer(column.buffers()[1], np.uint32).reshape(-1, 4)[column.offset :][: len(column)]
+
+
+def _repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Of the rows of each key all but that of the lowest order, the first of several."""
+    stays: list[pa.Table] = []  # the row of the last key that stays so far
+    for table in tables:
+        rows = pa.concat_tables([*stays, table])
+        keys, orders = rows["sort"].to_numpy(), rows["order"].to_numpy()
+        (again,) = np.nonzero(~(_begins(keys) & np.append(_begins(keys)[1:], True)))
+        again = again[stable_order(orders[again])]
+        again = again[stable_order(keys[again])]
+        first = _begins(keys[again])
+        yield rows.take(pa.array(again[~first]))
+        in_last = again[first & (keys[again] == keys[-1])]
+        stays = [rows.slice(in_last[0] if len(in_last) else len(keys) - 1, 1)]
+
+
+def write_recurring(anchors: Range, output: Path, *, shards: Numbering) -> Summary:
+    """Write the anchors of one range of hashes that recur, by each shard that has them."""
+    with write_rows(output) as recurring:
+        for rows in _whole_keys(anchors.tables()):
+            keys = rows["sort"].to_numpy()
+            begins = _begins(keys)
+            recurs = rows["again"].to_numpy() | ~begins | ~np.append(begins[1:], True)
+            recurring.add(shards.keys(rows["shard"].to_numpy()[recurs]), {"hash": keys[recurs]})
+    return {"repeated": recurring.rows}
+
+
+def _whole_keys(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of these tables in others that have all rows of a key together: at most one per shard."""
+    remaining: list[pa.Table] = []
+    for table in tables:
+        rows = pa.concat_tables([*remaining, table])
+        keys = rows["sort"].to_numpy()
+        last = int(np.searchsorted(keys, keys[-1]))
+        yield rows.slice(0, last)
+        remaining = [rows.slice(last)]
+    yield from remaining
+
+
+def _begins(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of ascending keys differs from the one before."""
+    begins = np.ones(len(keys), np.bool_)
+    begins[1:] = keys[1:] != keys[:-1]
+    return begins
