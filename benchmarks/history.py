@@ -110,7 +110,6 @@ WITHOUT = {
     "curation": "the peer is one worker, beside which two need two idle cores",
     "curation_peer": "minutes, and its peer reads WARC by libraries of its own",
     "curation_scale": "hours; the peer is the plan",
-    "deduplication_state": "the peer is the plan",
     "failures": "a simulation",
     "conformance": "engines: as a plain loop or not",
     "gpu": "needs a GPU",

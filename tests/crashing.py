@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curations import run
-from mtnlg_data.dedup.runs import run_digest
+from mtnlg_data.exchange import run_digest
 from mtnlg_data.files import sha256
 from mtnlg_data.tokens.store import span_digest
 
@@ -110,7 +110,7 @@ class Disk:
 def check(out: Path) -> None:
     """Check that every unit's manifest matches the files beside it, a token store's by the digest of its spans.
 
-    Files that deduplication's units hand on have a digest of their own, which ends with their length.
+    Files of rows that tasks hand on have a digest of their own, which ends with their length.
 
     What leads to the stores goes when their stage ends.
     """

@@ -294,6 +294,7 @@ def test_the_ledger_is_the_same_whatever_the_parts_of_bands_and_the_groups_of_cl
     again, _ = run(shards, tmp_path / "many", settings, engine=engine)
     assert again["duplicates"] == once["duplicates"]
     assert "merge" in engine.functions
+    assert {name for name, bytes_ in engine.memory.items() if bytes_} == {"write_clusters", "deduplicate_group"}
     assert engine.functions.count("link_bands") > 3 * settings.bands
     assert engine.functions.count("deduplicate_group") > 3
     parts = sorted((tmp_path / "many" / "dropped").glob("duplicates-*.parquet"))
@@ -329,10 +330,12 @@ class Counting(Local):
     def __init__(self) -> None:
         super().__init__(1)
         self.functions: list[str] = []
+        self.memory: dict[str, int] = {}
 
     def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
         for unit, summary in super().imap(function, units):
-            self.functions.append(unit.work.rpartition(":")[2])  # type: ignore[attr-defined]
+            self.functions.append(name := unit.work.rpartition(":")[2])  # type: ignore[attr-defined]
+            self.memory[name] = unit.memory
             yield unit, summary
 
 

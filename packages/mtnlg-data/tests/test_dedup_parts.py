@@ -161,12 +161,10 @@ def test_clusters_are_scipys_components_of_shared_keys(
         link_bands(bands, folder / "links")
         write_clusters([Done(folder / "links", "")], Rows.path(folder / "roots", 0), numbering=numbering)
         (roots,) = Rows(folder / "roots", [None], "", print).ranges(1)
-        found = dict(
-            zip(numbering.numbers(roots.column("sort", np.uint64)).tolist(), roots.column("root", int), strict=True)
-        )
-    pairs = [
-        pair for own in keys for pair in itertools.combinations(range(len(own)), 2) if own[pair[0]] == own[pair[1]]
-    ]
+        documents = numbering.numbers(roots.column("sort", np.uint64)).tolist()
+        found = dict(zip(documents, roots.column("root", np.int64).tolist(), strict=True))
+    twos = [(own, *pair) for own in keys for pair in itertools.combinations(range(len(own)), 2)]
+    pairs = [(one, other) for own, one, other in twos if own[one] == own[other]]
     array = np.array(pairs, np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(pairs)), (array[:, 0], array[:, 1])), shape=(12, 12))
     _, component = connected_components(graph, directed=False)

@@ -13,15 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mtnlg_data.dedup.plan import deduplication_state_bytes
 
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.dedup.clusters import FOREST_ROWS, ForestUnit
-from mtnlg_data.dedup.representatives import GroupUnit
-from mtnlg_data.dedup.runs import Corpus
 from mtnlg_data.engine import open_engine, ray_cluster
 from mtnlg_data.quality.training import Samples, TrainingUnit
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,12 +197,6 @@ def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and
 
 
 def test_units_that_hold_much_ask_for_what_the_plan_has(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path, 10, "")
-    links = corpus.exchanged("links", 1, 1)
-    steps = deduplication_state_bytes(1 << 25, DeduplicateSettings(), candidate_share=1.0)
-    memory = {step.step: step.memory for step in steps}
-    assert ForestUnit(corpus, links, FOREST_ROWS, tmp_path).memory <= memory["clusters"]  # which a range of stars takes
-    assert GroupUnit(corpus, 0, links, 0.8, 11, 1, tmp_path).memory == memory["verify"]
     training = TrainingUnit(Samples(tmp_path, 1, 2, "", 1_600_000), 1, 0.1, 5, tmp_path)
     assert training.memory == pytest.approx(2 * 4000 * 1_600_000, rel=0.05)
 

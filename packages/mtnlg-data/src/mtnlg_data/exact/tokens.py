@@ -25,9 +25,8 @@ from mtnlg_data.text.words import word_classes, word_spans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mtnlg_data.steps.exact import TokenUnit
     from mtnlg_data.text.arrays import Texts
-
-    from .settings import TokenUnit
 
 LINE_FEED, BLANK = 10, np.uint8(32)
 
