@@ -11,8 +11,7 @@ about 1060 tokens (339e9 tokens are 320e6 documents), sequences of 2048, 270e9 t
 Both sides read the same files from the page cache. Every round opens both; megatron-core gets an empty cache folder,
 since a change of weights, seed or length makes it rebuild its index. *start* is the time to the first sample. Then both
 read the same random samples: megatron-core as it returns them (tokens, labels, loss mask and position ids; no attention
-mask), ours as an array, and ours converted to int64 tensors of tokens and labels. Reads are also timed without our
-checksum file, as megatron-core has none.
+mask), ours as an array, and ours converted to int64 tensors of tokens and labels.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import numpy as np
 from mtnlg_data.files import write_json
 from mtnlg_data.sources.corpus import CORPUS
 from mtnlg_data.stream import open_stream
-from mtnlg_data.tokens.store import TokenStore, crc_path, writing_store
+from mtnlg_data.tokens.store import TokenStore, writing_store
 from record import conditions, option_parser, ratios, spread, write_result
 
 with warnings.catch_warnings():
@@ -119,17 +118,11 @@ def measure(folder: Path, scale: float, rounds: int, reads: int) -> dict[str, ob
         order = ["ours", "theirs"] if number % 2 else ["theirs", "ours"]
         by_side = {side: timed(times, f"start {side}", sides[side]) for side in order}
         ours, megatron = by_side["ours"], by_side["theirs"]
-        for prefix in (folder / dataset.name for dataset in CORPUS):
-            crc_path(prefix).rename(f"{crc_path(prefix)}.away")
-        unchecked = open_stream(folder, SEQUENCE, samples=samples)
-        for prefix in (folder / dataset.name for dataset in CORPUS):
-            Path(f"{crc_path(prefix)}.away").rename(crc_path(prefix))
         numbers = np.random.default_rng(number).integers(0, samples, reads).tolist()
         ways: dict[str, Callable[[], list[Any]]] = {
             "read theirs": lambda m=megatron, w=numbers: [m[n] for n in w],  # type: ignore[misc]
             "read ours": lambda o=ours, w=numbers: [o[n] for n in w],  # type: ignore[misc]
             "read ours as tensors": lambda o=ours, w=numbers: [tensors(o[n]) for n in w],  # type: ignore[misc]
-            "read ours unchecked": lambda u=unchecked, w=numbers: [u[n] for n in w],  # type: ignore[misc]
         }
         for side in ways if number % 2 else reversed(ways):
             timed(times, side, ways[side])

@@ -36,10 +36,11 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import UnitOutput, batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.job import Done
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens.encoder import Encoder, batch_slices, open_encoder
-from mtnlg_data.tokens.encoding import EncodeUnit, encode_groups
+from mtnlg_data.tokens.encoding import Encoding, encode_groups
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
     (numbered,) = number_shards([shard])
     groups = tuple(range(len(text_bytes(shard))))
     eod = tokenizer.get_vocab_size() - 1
-    unit = EncodeUnit(numbered, groups, UnitOutput(path, ""), eod, SEED, "gigatoken", shard.with_suffix(".encoded"))
+    how, encoded = Encoding(Done(path, ""), eod, SEED, "gigatoken"), shard.with_suffix(".encoded")
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)
@@ -97,7 +98,7 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
         "ours by tokenizers": lambda: encode_all(plain, part),
         "ours by gigatoken, cold": lambda: encode_all(open_encoder(path, "gigatoken"), texts),
         "ours by gigatoken, warm": lambda: encode_all(warm, texts),
-        "stage by gigatoken": lambda: encode_groups(unit),
+        "stage by gigatoken": lambda: encode_groups((numbered, groups), encoded, how),
     }
 
 

@@ -37,9 +37,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def units() -> ModuleType:
-    """``echo_units.py``, as a module that a spawned worker can import too."""
-    return importlib.import_module("echo_units")
+def tasks() -> ModuleType:
+    """``echo_tasks.py``, as a module that a spawned worker can import too."""
+    return importlib.import_module("echo_tasks")
 
 
 #: Samples of published files, where they are beside the repository.

@@ -148,7 +148,7 @@ def test_inspect_opens_every_file_that_a_run_leaves(out: Path) -> None:
         == "table"
     )
     assert kinds["02-quality/classifier.npy"] == "array"
-    assert kinds["tokens/books.crc"] == "store"
+    assert kinds["tokens/books.bin"] == "store"
     ledger = str(out / "04-deduplicate" / "dropped" / "duplicates-00000.parquet")
     assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
 

@@ -1,4 +1,4 @@
-"""Units that are done and whole are skipped, all others run, and workers end with their parent."""
+"""Tasks that are done and whole are skipped, all others run, and workers end with their parent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_units
+from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from mtnlg_data.engine import Summary, Unit
+    from mtnlg_data.engine import Summary
 
 
 def ran(folder: Path) -> list[str]:
@@ -27,56 +27,59 @@ def ran(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_summaries_come_in_the_order_of_the_units_and_a_second_run_does_nothing(
+def test_summaries_come_in_the_order_of_the_tasks_and_a_second_run_does_nothing(
     tmp_path: Path,
-    units: ModuleType,
+    tasks: ModuleType,
     workers: int,
 ) -> None:
     with closing(Local(workers)) as engine:
         for _ in range(2):
-            summaries = run_units(engine, units.echo, units.units_in(tmp_path, "cab"), "echo")
+            summaries = run_tasks(engine, tasks.tasks_in(tmp_path, "cab"), "echo")
             assert [summary["word"] for summary in summaries] == ["c", "a", "b"]
     assert ran(tmp_path) == ["a", "b", "c"]
 
 
-def test_the_memory_that_a_unit_has_freed_is_given_back(tmp_path: Path, units: ModuleType) -> None:
+def test_the_memory_that_a_task_has_freed_is_given_back(
+    tmp_path: Path, tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 100 MB in small pieces glibc would keep all that lies below the piece that is still in use."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def scatter(unit: Unit) -> Summary:
+    def scatter(word: str, output: Path) -> Summary:
         pieces = [bytes(1000) for _ in range(100_000)]
         stays.append(pieces[-1])
         taken.append(resident())
-        summary: Summary = units.echo(unit)
-        return summary
+        output.write_text(word)
+        return {}
 
     stays: list[bytes] = []
     taken: list[int] = []
-    run_units(Local(1), scatter, units.units_in(tmp_path, "a"), "scatter")
+    monkeypatch.setattr(tasks, "echo", scatter)
+    run_tasks(Local(1), tasks.tasks_in(tmp_path, "a"), "scatter")
     assert resident() < taken[0] - 80_000_000
 
 
-def test_a_unit_with_another_key_or_another_checksum_or_no_manifest_runs_again(
-    tmp_path: Path, units: ModuleType
+def test_a_task_with_another_key_or_another_checksum_or_no_manifest_runs_again(
+    tmp_path: Path, tasks: ModuleType
 ) -> None:
     engine = Local(1)
-    run_units(engine, units.echo, units.units_in(tmp_path, "abcd"), "echo")
+    run_tasks(engine, tasks.tasks_in(tmp_path, "abcd"), "echo")
     (tmp_path / "log").unlink()
     (tmp_path / "1").write_bytes(b"flipped")
     manifest_path(tmp_path / "2").write_text("{")
-    run_units(engine, units.echo, units.units_in(tmp_path, "xbcd"), "echo")
+    run_tasks(engine, tasks.tasks_in(tmp_path, "xbcd"), "echo")
     assert ran(tmp_path) == ["b", "c", "x"]
     assert (tmp_path / "1").read_bytes() == b"b"
     assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
 
 
-def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, units: ModuleType) -> None:
+def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, tasks: ModuleType) -> None:
     with closing(Local(2)) as engine:
         with pytest.raises(Failure, match=r"a worker died .* at one of .*1"):
-            run_units(engine, units.die_at_b, units.units_in(tmp_path, "abc"), "echo")
-        run_units(engine, units.echo, units.units_in(tmp_path, "abc"), "echo")
+            run_tasks(engine, tasks.tasks_in(tmp_path, "abc", "die_at_b"), "echo")
+        run_tasks(engine, tasks.tasks_in(tmp_path, "abc"), "echo")
     assert {"a", "b", "c"} <= set(ran(tmp_path))
 
 
@@ -84,9 +87,9 @@ UNGUARDED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from echo_units import echo, units_in
-from mtnlg_data.engine import Local, run_units
-run_units(Local(2), echo, units_in(Path(sys.argv[2]), "abc"), "echo")
+from echo_tasks import tasks_in
+from mtnlg_data.engine import Local, run_tasks
+run_tasks(Local(2), tasks_in(Path(sys.argv[2]), "abc"), "echo")
 """
 
 
@@ -104,22 +107,22 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, units: ModuleType, workers: int) -> None:
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, tasks: ModuleType, workers: int) -> None:
     with closing(Local(workers)) as engine, pytest.raises(OSError, match=r"No space left on device: .*/0'$"):
-        run_units(engine, units.fill_the_disk, units.units_in(tmp_path, "a"), "echo")
+        run_tasks(engine, tasks.tasks_in(tmp_path, "a", "fill_the_disk"), "echo")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_panic_of_a_library_is_one_line_that_names_the_output(
-    tmp_path: Path, units: ModuleType, workers: int
+    tmp_path: Path, tasks: ModuleType, workers: int
 ) -> None:
     with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: a library gave up on it: a$"):
-        run_units(engine, units.panic, units.units_in(tmp_path, "a"), "echo")
+        run_tasks(engine, tasks.tasks_in(tmp_path, "a", "panic"), "echo")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_at_once_with_their_parent(tmp_path: Path, units: ModuleType, how: signal.Signals) -> None:
-    command = [sys.executable, str(units.__file__), str(tmp_path)]
+def test_workers_end_at_once_with_their_parent(tmp_path: Path, tasks: ModuleType, how: signal.Signals) -> None:
+    command = [sys.executable, str(tasks.__file__), str(tmp_path)]
     # The workers inherit the write end of this pipe, so it reads as closed only once all of them are gone.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         while not all((tmp_path / name).exists() for name in "01"):
@@ -171,12 +174,12 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path]
         pass
 
 
-def test_a_manifest_that_is_a_pipe_or_a_link_ends_the_command_in_one_line(tmp_path: Path, units: ModuleType) -> None:
-    (unit,) = units.units_in(tmp_path, "a")
-    os.mkfifo(manifest_path(unit.output))
+def test_a_manifest_that_is_a_pipe_or_a_link_ends_the_command_in_one_line(tmp_path: Path, tasks: ModuleType) -> None:
+    (task,) = tasks.tasks_in(tmp_path, "a")
+    os.mkfifo(manifest_path(task.output))
     with pytest.raises(Failure, match=r"0\.json: not a regular file"):
-        run_units(Local(1), units.echo, [unit], "echo")
-    manifest_path(unit.output).unlink()
-    manifest_path(unit.output).symlink_to("/dev/zero")
+        run_tasks(Local(1), [task], "echo")
+    manifest_path(task.output).unlink()
+    manifest_path(task.output).symlink_to("/dev/zero")
     with pytest.raises(Failure, match=r"0\.json: not a regular file"):
-        run_units(Local(1), units.echo, [unit], "echo")
+        run_tasks(Local(1), [task], "echo")

@@ -18,12 +18,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace, Whitespace
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import Shard, UnitOutput
+from mtnlg_data.fingerprint import fingerprint
+from mtnlg_data.job import Done
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoder as encoder_module
 from mtnlg_data.tokens.encoder import batch_slices, open_encoder
-from mtnlg_data.tokens.encoding import EncodeUnit
-from mtnlg_data.tokens.tokenizer import EOD, read_tokenizer, train_tokenizer
+from mtnlg_data.tokens.encoding import Encoding
+from mtnlg_data.tokens.tokenizer import EOD, check_tokenizer, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,7 +191,7 @@ def test_without_gigatoken_a_line_names_the_extra(tmp_path: Path, monkeypatch: p
     with pytest.raises(Failure, match=line):
         open_encoder(tmp_path / "tokenizer.json", "gigatoken")
     with pytest.raises(Failure, match=line):
-        TokenizeSettings(vocabulary=300, library="gigatoken").check()
+        check_tokenizer(TokenizeSettings(vocabulary=300, library="gigatoken"))
 
 
 def test_a_tokenizer_that_gigatoken_does_not_support_is_one_line(tmp_path: Path) -> None:
@@ -257,14 +258,15 @@ def test_gigatoken_encodes_unasked_where_its_ids_are_those_of_tokenizers(
 
 def test_without_gigatoken_tokenizers_encodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_module, "find_spec", lambda _: None)
-    TokenizeSettings(vocabulary=300).check()
+    check_tokenizer(TokenizeSettings(vocabulary=300))
     assert open_encoder(path, "auto")(TEXTS)[0].tolist() == open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
 
 
-def test_the_library_is_in_no_key(tmp_path: Path) -> None:
-    shard = Shard(tmp_path / "web-00000.parquet", 0, 1, "sum")
-    units = {EncodeUnit(shard, (0,), UnitOutput(tmp_path, "key"), 1, 2, each, tmp_path).key for each in LIBRARIES}
-    assert len(units) == 1
+def test_the_library_is_in_no_key() -> None:
+    settings = [TokenizeSettings(vocabulary=400, library=each) for each in LIBRARIES]
+    tokenizer = Done(Path("tokenizer.json"), "key")
+    assert len({fingerprint(each) for each in settings}) == 1
+    assert len({fingerprint(Encoding(tokenizer, 1, 2, each)) for each in LIBRARIES}) == 1
 
 
 def tokenizer_json(**parts: Any) -> str:  # noqa: ANN401  (JSON)

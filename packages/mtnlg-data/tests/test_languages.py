@@ -8,28 +8,20 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mtnlg_data.clean.stage import clean_documents
 
+from mtnlg_data import Clean, Extract, Local, Record, SourceFile, load_recipe, read_documents, run_step
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
-from mtnlg_data.engine import Local
+from mtnlg_data.document import batch_documents, shard_name, write_documents
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
 from mtnlg_data.extract.text import ExtractSettings, extract_record
-from mtnlg_data.job import run_step
-from mtnlg_data.recipe import load_recipe
-from mtnlg_data.report.counts import languages as languages_section
-from mtnlg_data.report.summary_schema import Summary as ReadSummary
 from mtnlg_data.schema import Document
-from mtnlg_data.sources import Record, SourceFile
-from mtnlg_data.steps.clean import CleanSettings
-from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.tally import Summary
 
 GERMAN = (
     "Der alte Hafen war schon immer ein Ort, an dem sich die Leute aus der Stadt trafen und von der See erzählten. "
@@ -41,11 +33,8 @@ def texts(corpus: ModuleType, sentences: ModuleType) -> dict[str, list[str]]:
     """Twenty texts of each language."""
     random = Random(1)
     without_spaces = {code: [sentences.text(code, random, 300) for _ in range(20)] for code in ("zh", "ja", "th")}
-    return {
-        "en": [" ".join(corpus.text(number)[:600].split()) for number in range(20)],
-        "de": [GERMAN * 3] * 20,
-        **without_spaces,
-    }
+    english = [" ".join(corpus.text(number)[:600].split()) for number in range(20)]
+    return {"en": english, "de": [GERMAN.strip() * 3] * 20, **without_spaces}
 
 
 @pytest.fixture(scope="session")
@@ -57,16 +46,8 @@ def model(texts: dict[str, list[str]], language_models: ModuleType, tmp_path_fac
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:
-    return [
-        row for shard in sorted(out.glob("*.parquet")) for batch in read_documents(shard) for row in batch.to_pylist()
-    ]
-
-
-def extract_texts(folder: Path, texts: dict[str, list[str]], corpus: ModuleType, settings: ExtractSettings) -> Summary:
-    """The texts as a page each, in one file."""
-    records = [corpus.record(page(text).encode()) for own in texts.values() for text in own]
-    (folder / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
-    return run_step(Extract(settings), [SourceFile("web", folder / "c.warc.gz", "c", "warc")], folder / "out", Local(1))
+    shards = sorted(out.glob("*.parquet"))
+    return [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
 
 
 def page(text: str) -> str:
@@ -76,34 +57,44 @@ def page(text: str) -> str:
 # --- extract ---------------------------------------------------------------------------------------------------------
 
 
-def test_english_alone_is_wanted_by_default(tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType) -> None:
-    summary = extract_texts(tmp_path, texts, corpus, ExtractSettings())
-    assert {row["language"] for row in rows_of(tmp_path / "out")} == {"en"}
-    assert summary["languages"] == dict.fromkeys(texts, 20)
-    assert summary["languages_kept"] == {**dict.fromkeys(texts, 0), "en": 20}
-    assert summary["sources"]["web"]["dropped"] == {"other_language": 80}
-
-
-def test_pages_of_several_languages_are_extracted_in_one_run_each_with_its_stop_words(
-    tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType
+@pytest.mark.parametrize(
+    ("codes", "by_model", "kept"),
+    [
+        (None, False, ["en"]),  # the default
+        (("de", "th", "zh"), False, ["de", "zh", "th"]),
+        ((), False, ["en", "de", "zh", "ja", "th"]),
+        (("en_X", "zh_X"), True, ["en", "zh"]),
+    ],
+)
+def test_pages_of_wanted_languages_are_kept_each_with_its_stop_words(  # noqa: PLR0917
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    texts: dict[str, list[str]],
+    corpus: ModuleType,
+    codes: tuple[str, ...] | None,
+    by_model: bool,
+    kept: list[str],
 ) -> None:
-    summary = extract_texts(tmp_path, texts, corpus, ExtractSettings(languages=("de", "th", "zh")))
+    settings: dict[str, Any] = {} if codes is None else {"languages": codes}
+    if by_model:
+        settings |= {"language_model": request.getfixturevalue("model"), "min_language_score": 0.65}
+    records = [corpus.record(page(text).encode()) for own in texts.values() for text in own]
+    (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
+    file = SourceFile("web", tmp_path / "c.warc.gz", "c", "warc")
+    summary: Summary = run_step(Extract(**settings), [file], tmp_path / "out", Local(1))
     rows = rows_of(tmp_path / "out")
-    assert [row["text"] for row in rows] == [text.strip() for code in ("de", "zh", "th") for text in texts[code]]
-    assert [row["language"] for row in rows] == ["de"] * 20 + ["zh"] * 20 + ["th"] * 20
-    assert all(0.9 < row["language_score"] <= 1 for row in rows)
-    assert summary["languages_kept"] == {"de": 20, "zh": 20, "th": 20, "en": 0, "ja": 0}
-    written = json.dumps({"seconds": 0, "stages": [{**summary, "seconds": 0}], **summary})
-    drawn = languages_section(ReadSummary.model_validate_json(written))
-    assert drawn.index("de") < drawn.index("en")
-    assert "20 of 20" in drawn
-
-
-def test_every_language_is_wanted_where_none_is_named(
-    tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType
-) -> None:
-    extract_texts(tmp_path, texts, corpus, ExtractSettings(languages=()))
-    assert len(rows_of(tmp_path / "out")) == 100
+    named = {code: f"{code}_X" if by_model else code for code in texts}
+    assert [row["text"] for row in rows] == [text.strip() for code in kept for text in texts[code]]
+    assert [row["language"] for row in rows] == [named[code] for code in kept for _ in range(20)]
+    assert all(0.65 <= row["language_score"] <= 1 for row in rows)
+    assert summary["languages"] == {named[code]: 20 for code in texts}
+    assert summary["languages_kept"] == {named[code]: 20 * (code in kept) for code in texts}
+    dropped = {"other_language": 100 - len(rows)} if len(rows) < 100 else {}
+    assert summary["sources"]["web"]["dropped"] == dropped
+    if by_model:
+        identify = open_identifier(settings["language_model"])
+        scores = [row["language_score"] for row in rows]
+        assert scores == pytest.approx([identify(row["text"]).score for row in rows], abs=1e-6)
 
 
 def test_a_page_with_too_little_of_its_language_is_dropped_for_its_score(texts: dict[str, list[str]]) -> None:
@@ -118,22 +109,13 @@ def test_a_page_with_too_little_of_its_language_is_dropped_for_its_score(texts: 
         assert extract_record(record, settings).reason == reason
 
 
-def test_a_model_tells_the_language_of_the_extracted_text(
-    tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType, model: Path
-) -> None:
-    settings = ExtractSettings(languages=("en_X", "zh_X"), language_model=model, min_language_score=0.65)
-    summary = extract_texts(tmp_path, texts, corpus, settings)
-    rows = rows_of(tmp_path / "out")
-    assert [row["text"] for row in rows] == [text.strip() for code in ("en", "zh") for text in texts[code]]
-    assert {row["language"] for row in rows} == {"en_X", "zh_X"}
-    identify = open_identifier(model)
-    for row in rows:
-        assert row["language_score"] == pytest.approx(identify(row["text"]).score, abs=1e-6)
-        assert row["language_score"] >= 0.65
-    assert summary["languages_kept"] == {"en_X": 20, "zh_X": 20, "de_X": 0, "ja_X": 0, "th_X": 0}
+def test_a_model_reads_the_text_and_not_the_menu(texts: dict[str, list[str]], model: Path) -> None:
     menu = page(texts["en"][0]).replace("Home", texts["zh"][0] * 3)  # most of the HTML is Chinese, none of its text
+    settings = ExtractSettings(languages=("en_X", "zh_X"), language_model=model)
     found = extract_record(Record(0, menu.encode(), "", "utf-8"), settings)
     assert (found.text, found.language and found.language.code) == (texts["en"][0], "en_X")
+    for text in ("", "\n", "\ud800 \x00"):
+        assert isinstance(open_identifier(model)(text), Language)
 
 
 def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
@@ -141,53 +123,48 @@ def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
 ) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": own[15] + "\nend"} for own in texts.values()])
     file = SourceFile("own", tmp_path / "a.jsonl", "a.jsonl", "jsonl")
-    run_step(Extract(ExtractSettings(languages=("en_X",), language_model=model)), [file], tmp_path / "out", Local(1))
+    run_step(Extract(languages=("en_X",), language_model=model), [file], tmp_path / "out", Local(1))
     assert [row["language"] for row in rows_of(tmp_path / "out")] == [f"{code}_X" for code in texts]
 
 
 # --- clean -----------------------------------------------------------------------------------------------------------
 
 
-def clean(
-    folder: Path, documents: list[Document], settings: CleanSettings
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def clean(folder: Path, documents: list[Document], **settings: Any) -> tuple[dict[str, int], list[dict[str, Any]]]:  # noqa: ANN401
     shard = folder / shard_name("web", 0)
     write_documents(shard, batch_documents(documents))
-    summary = clean_documents([shard], folder / "clean", settings, {"web": ["language"]}, Local(1))
+    step = Clean(sources={"web": {"rules": ["language"]}}, **settings)
+    summary = run_step(step, [shard], folder / "clean", Local(1))
     return summary["sources"]["web"]["dropped"], rows_of(folder / "clean")
 
 
 def test_clean_keeps_wanted_languages_of_a_score_as_they_were_recorded(tmp_path: Path) -> None:
-    documents = [
-        Document("0", "web", "whatever", language="zh", language_score=0.7),
-        Document("1", "web", "whatever", language="th", language_score=0.5),
-        Document("2", "web", "whatever", language="en", language_score=1.0),
-    ]
-    dropped, rows = clean(tmp_path, documents, CleanSettings(languages=("zh", "th"), min_language_score=0.65))
+    recorded = [("zh", 0.7), ("th", 0.5), ("en", 1.0)]
+    documents = [Document(code, "web", "x", language=code, language_score=score) for code, score in recorded]
+    dropped, rows = clean(tmp_path, documents, languages=("zh", "th"), min_language_score=0.65)
     assert dropped == {"language_score": 1, "other_language": 1}
-    assert [(row["id"], row["language"], row["language_score"]) for row in rows] == [("0", "zh", pytest.approx(0.7))]
+    assert [(row["id"], row["language_score"]) for row in rows] == [("zh", pytest.approx(0.7))]
 
 
 def test_clean_finds_the_language_where_none_is_recorded(
     tmp_path: Path, texts: dict[str, list[str]], model: Path
 ) -> None:
     documents = [Document(code, "web", own[12]) for code, own in texts.items()]
-    dropped, rows = clean(tmp_path, documents, CleanSettings(languages=("zh", "de")))
+    dropped, rows = clean(tmp_path, documents, languages=("zh", "de"))
     assert dropped == {"other_language": 3}
     assert [(row["id"], row["language"]) for row in rows] == [("de", "de"), ("zh", "zh")]
     assert all(row["language_score"] > 0.9 for row in rows)
-    by_model = CleanSettings(languages=("th_X",), language_model=model)
-    assert [row["id"] for row in clean(tmp_path, documents, by_model)[1]] == ["th"]
+    assert [row["id"] for row in clean(tmp_path, documents, languages=("th_X",), language_model=model)[1]] == ["th"]
 
 
 def test_another_model_at_the_same_path_is_another_key(
     tmp_path: Path, texts: dict[str, list[str]], language_models: ModuleType
 ) -> None:
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
-    keys: list[object] = []
+    keys: list[str] = []
     for number in (0, 1, 0):
-        path = language_models.train(tmp_path / f"{len(keys)}.bin", {"a": texts["en"][:1], "b": texts["de"][:number]})
-        keys.append(ExtractSettings(languages=("a",), language_model=path).key())
+        path = language_models.train(tmp_path / "lid.bin", {"a": texts["en"][:1], "b": texts["de"][:number]})
+        keys.append(Extract(languages=("a",), language_model=path, sources={"web": {}}).run_key())
     assert keys[0] == keys[2] != keys[1]
 
 
@@ -199,11 +176,11 @@ RECIPE = '[sources.own]\nkind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n[tok
 def test_in_a_recipe_clean_wants_what_extract_does_unless_it_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RECIPE + 'languages = ["zh"]\nlanguage_model = "m/lid.bin"\n')
     recipe = load_recipe(tmp_path)
-    for settings in (recipe.resolved_extract, recipe.resolved_clean):
+    for settings in (recipe.step("extract").settings, recipe.step("clean").settings):
         assert (settings.languages, settings.language_model) == (("zh",), tmp_path / "m" / "lid.bin")
     other = load_recipe(tmp_path, ['clean.languages=["th"]', "clean.min_language_score=0.5"])
-    assert (other.clean.languages, other.extract.languages) == (("th",), ("zh",))
-    assert (other.clean.min_language_score, other.extract.min_language_score) == (0.5, 0.0)
+    scores = [(s.settings.languages, s.settings.min_language_score) for s in map(other.step, ("clean", "extract"))]
+    assert scores == [(("th",), 0.5), (("zh",), 0.0)]
 
 
 def test_a_code_that_cld2_does_not_have_is_one_line(tmp_path: Path) -> None:
@@ -219,12 +196,11 @@ def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, language_mo
     codes = ["eng_Latn", "enm_Latn", *(f"x{number}" for number in range(60))]
     by_label = {code: [code] for code in codes}
     path = language_models.train(tmp_path / "lid.bin", by_label, getattr(language_models, loss), 1e5)
-    ExtractSettings(languages=tuple(codes), language_model=path).check_model()
+    Extract(languages=tuple(codes), language_model=path).check()
     line = r"lid\.bin: has no language 'en'; set languages to some of its 62, such as eng_Latn, enm_Latn$"
-    with pytest.raises(Failure, match=line):
-        run_step(Extract(ExtractSettings(languages=("en",), language_model=path)), [], tmp_path, Local(1))
-    with pytest.raises(Failure, match=line):
-        clean_documents([], tmp_path, CleanSettings(languages=("en",), language_model=path), {}, Local(1))
+    for step in (Extract(languages=("en",), language_model=path), Clean(languages=("en",), language_model=path)):
+        with pytest.raises(Failure, match=line):
+            step.check()
 
 
 def test_a_file_that_is_no_model_and_a_missing_extra_are_one_line_each(
@@ -232,20 +208,10 @@ def test_a_file_that_is_no_model_and_a_missing_extra_are_one_line_each(
 ) -> None:
     path = tmp_path / "lid.bin"
     path.write_text(json.dumps({}))
-    settings = ExtractSettings(language_model=path)
     if find_spec("fasttext") is not None:
-        with pytest.raises(Failure, match=r"lid\.bin.*language_model must be a fastText \.bin"):
-            settings.check_model()
-        missing = ExtractSettings(language_model=tmp_path / "none.bin")
-        with pytest.raises(Failure, match=r"none\.bin.*language_model must be a fastText \.bin"):
-            missing.check_model()
+        for name in ("lid.bin", "none.bin"):
+            with pytest.raises(Failure, match=rf"{name}.*language_model must be a fastText \.bin"):
+                Extract(language_model=tmp_path / name).check()
     monkeypatch.setattr(language, "find_spec", lambda _: None)
-    with pytest.raises(
-        Failure, match=r'lid\.bin: a fastText model needs fastText: pip install "mtnlg-data\[fasttext\]"'
-    ):
-        settings.check_model()
-
-
-def test_a_text_of_nothing_that_the_model_knows_has_some_language(model: Path) -> None:
-    for text in ("", "\n", "\ud800 \x00"):
-        assert isinstance(open_identifier(model)(text), Language)
+    with pytest.raises(Failure, match=r'lid\.bin: a fastText model needs fastText: pip install "mtnlg-data\[fast'):
+        Extract(language_model=path).check()

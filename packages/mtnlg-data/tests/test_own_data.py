@@ -13,32 +13,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from mtnlg_data import Local, SourceFile, clean_documents, filter_documents, read_documents
-from mtnlg_data.commands import standalone
+from mtnlg_data import (
+    Clean,
+    Decontaminate,
+    Deduplicate,
+    Extract,
+    Local,
+    Quality,
+    Record,
+    SourceFile,
+    Tokenize,
+    read_documents,
+    run_step,
+)
+from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
-from mtnlg_data.decontaminate.stage import decontaminate_documents
-from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import CHARACTERS_PER_GROUP
-from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.job import run_step
 from mtnlg_data.report.file_inspection import inspect_table
-from mtnlg_data.sources import Record, read_records
+from mtnlg_data.sources import read_records
 from mtnlg_data.sources.record import Metadata
 from mtnlg_data.sources.tables import row_bytes
-from mtnlg_data.steps.clean import CleanSettings
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from mtnlg_data.steps.extract import Extract
-from mtnlg_data.steps.quality import QualitySettings
-from mtnlg_data.steps.tokenize import TokenizeSettings
-from mtnlg_data.tokens.stage import tokenize_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from mtnlg_data.steps.clean import Rule
 
 OWN = "mtnlg"
 
@@ -57,8 +57,17 @@ def extract(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
     file = SourceFile("own", path, path.name, kind, {"field": field})
-    summary = run_step(Extract(ExtractSettings()), [file], folder / "documents", Local(1))
+    summary = run_step(Extract(), [file], folder / "documents", Local(1))
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
+
+
+def cleaned(source: str, *rules: str, **settings: Any) -> Clean:  # noqa: ANN401
+    return Clean(sources={source: {"rules": list(rules)}}, **settings)
+
+
+def command(*words: object) -> None:
+    result = CliRunner().invoke(app, [*map(str, words), "--workers", "1"])
+    assert result.exit_code == 0, result.output
 
 
 def rows(shard: Path) -> list[dict[str, Any]]:
@@ -118,16 +127,14 @@ def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Pa
     assert [row["id"] for row in documents] == ids
     assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
     engine, shards = Local(1), [tmp_path / "documents" / "own-00000.parquet"]
-    clean_documents(shards, tmp_path / "clean", CleanSettings(shortest=1), {"own": ("unicode", "short")}, engine)
+    run_step(cleaned("own", "unicode", "short", shortest=1), shards, tmp_path / "clean", engine)
     shards = [tmp_path / "clean" / shards[0].name]
-    settings = DeduplicateSettings(alarm_share=1)
-    summary = deduplicate_documents(shards, tmp_path / "unique", settings, ["own"], engine)
+    summary = run_step(Deduplicate(alarm_share=1.0), shards, tmp_path / "unique", engine)
     (pair,) = summary["duplicates"]["samples"]
     assert {pair["kept"], pair["dropped"]} == {"a-1", "again"}
     texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
     shards = [tmp_path / "unique" / shards[0].name]
-    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
-    decontaminate_documents(shards, tmp_path / "pure", few, texts, engine)
+    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), shards, tmp_path / "pure", engine)
     cuts = pq.read_table(tmp_path / "pure" / "cuts" / shards[0].name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
     left = rows(tmp_path / "pure" / shards[0].name)
@@ -154,9 +161,8 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     same(pq.read_table(shard), table)
     engine = Local(1)
     languages = [row["language"] for row in documents]
-    clean_documents([shard], tmp_path / "clean", CleanSettings(), {"own": ("whitespace",)}, engine)
-    settings = DeduplicateSettings(alarm_share=1)
-    deduplicate_documents([tmp_path / "clean" / shard.name], tmp_path / "unique", settings, ["own"], engine)
+    run_step(cleaned("own", "whitespace"), [shard], tmp_path / "clean", engine)
+    run_step(Deduplicate(alarm_share=1.0), [tmp_path / "clean" / shard.name], tmp_path / "unique", engine)
     unique = tmp_path / "unique" / shard.name
     duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
@@ -165,8 +171,7 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
     same(pq.read_table(unique), table.take(left))
     texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    few = DecontaminateSettings(n=5, minimum=5, window=0, shortest=50)
-    decontaminate_documents([unique], tmp_path / "pure", few, texts, engine)
+    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), [unique], tmp_path / "pure", engine)
     pieces = pq.read_table(tmp_path / "pure" / shard.name)
     same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
     assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
@@ -187,7 +192,7 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
         files.append(SourceFile("own", path, path.name, kind))
-    summary = run_step(Extract(ExtractSettings(shard_characters=len(TEXTS[0]))), files, tmp_path / "out", Local(1))
+    summary = run_step(Extract(shard_characters=len(TEXTS[0])), files, tmp_path / "out", Local(1))
     assert summary["alarms"] == [
         {
             "source": "own",
@@ -195,21 +200,18 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
         }
         for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
     ]
-    standalone.clean(
-        find_inputs([str(tmp_path / "out")]), tmp_path / "clean", CleanSettings(), Local(1), rules=("short",)
-    )
+    command("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short")
     again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not run_step(Extract(ExtractSettings()), again.files, tmp_path / "again", Local(1))["alarms"]
+    assert not run_step(Extract(), again.files, tmp_path / "again", Local(1))["alarms"]
 
 
 def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
     table = all_types()
     pq.write_table(table, tmp_path / "my.parquet")
-    inputs = find_inputs([str(tmp_path / "my.parquet")], field="body")
-    standalone.clean(inputs, tmp_path / "out", CleanSettings(shortest=1), Local(1), rules=("short",))
+    options = ("--field", "body", "--rules", "short", "--shortest", 1)
+    command("clean", tmp_path / "my.parquet", "--out", tmp_path / "out", *options)
     same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
-    again = find_inputs([str(tmp_path / "out")])
-    standalone.dedup(again, tmp_path / "unique", DeduplicateSettings(alarm_share=1), Local(1))
+    command("dedup", tmp_path / "out", "--out", tmp_path / "unique")
     unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
     assert len(unique) == 5
     assert {row["key"] for row in rows(tmp_path / "unique" / "documents-00000.parquet")} < {
@@ -224,26 +226,24 @@ def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> N
     names = [(row["id"], row["source"]) for row in rows(mine)]
     assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
     assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
-    settings = DeduplicateSettings(alarm_share=1)
-    summary = deduplicate_documents([mine], tmp_path / "unique", settings, [], engine)
+    summary = run_step(Deduplicate(alarm_share=1.0), [mine], tmp_path / "unique", engine)
     assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
     assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
     kept = tmp_path / "clean" / mine.name
-    clean_documents([mine], tmp_path / "clean", CleanSettings(), {"mine": ("short",)}, engine)
+    run_step(cleaned("mine", "short"), [mine], tmp_path / "clean", engine)
     same(pq.read_table(kept), table.slice(0, 2))
     english = pa.table({"text": ["The harbour was quiet that morning. " * 9, "Le port était calme ce matin-là. " * 9]})
     pq.write_table(english, tmp_path / "two.parquet")
-    rules: dict[str, tuple[Rule, ...]] = {"two": ("language",)}
-    summary = clean_documents([tmp_path / "two.parquet"], tmp_path / "en", CleanSettings(), rules, engine)
+    summary = run_step(cleaned("two", "language"), [tmp_path / "two.parquet"], tmp_path / "en", engine)
     assert summary["sources"]["two"]["dropped"] == {"other_language": 1}
-    small = TokenizeSettings(vocabulary=300, validation=0)
-    tokenize_documents({"mine": [kept]}, tmp_path / "tokens", small, {"mine": 1.0}, engine)
+    small = Tokenize(vocabulary=300, validation=0.0, sources={"mine": {"weight": 1.0}})
+    run_step(small, [kept], tmp_path / "tokens", engine)
     assert (tmp_path / "tokens" / "mine.bin").stat().st_size > 0
     pq.write_table(table.rename_columns(["id", "body", "year"]), tmp_path / "none.parquet")
     with pytest.raises(Failure, match=r"none\.parquet: no column 'text' of strings; it has id, body, year"):
-        clean_documents([tmp_path / "none.parquet"], tmp_path / "c", CleanSettings(), {"none": ()}, engine)
-    with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
-        clean_documents([tmp_path / "gone.parquet"], tmp_path / "c", CleanSettings(), {"gone": ()}, engine)
+        run_step(cleaned("none"), [tmp_path / "none.parquet"], tmp_path / "c", engine)
+    with pytest.raises(Failure, match=r"gone\.parquet: no such shard"):
+        run_step(cleaned("gone"), [tmp_path / "gone.parquet"], tmp_path / "c", engine)
 
 
 def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
@@ -251,11 +251,10 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
-    run_step(Extract(ExtractSettings()), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
+    run_step(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
-    before = {name: {"documents_out": n, "characters_out": n} for name, n in (("own", 120), ("good", 40))}
-    settings = QualitySettings(alpha=1)
-    summary = filter_documents(shards, tmp_path / "kept", settings, ["own"], ["good"], before=before, engine=Local(1))
+    step = Quality(alpha=1.0, sources={"own": {"filtered": True}, "good": {"curated": True}})
+    summary = run_step(step, shards, tmp_path / "kept", Local(1))
     assert 0 < summary["sources"]["own"]["documents_out"] < 120
 
 

@@ -177,7 +177,7 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
     assert {path.name for path in out.iterdir() if path.is_dir()} == {
         *("01-extract", "03-clean", "03-long", "03-fix", "04-deduplicate", "04-mask", "04-tiny", "04-mean")
     }
-    assert summary["mean"] > 60
+    assert stage(summary, "mean")["details"]["mean"] > 60
     (dropped,) = (out / "03-fix" / "dropped").glob("*.parquet")
     assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
 

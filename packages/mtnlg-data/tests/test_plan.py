@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from mtnlg_data.dedup.plan import deduplication_state_bytes
 from mtnlg_data.exact.plan import exact_state_bytes
+from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.planning.schedule import COSTS, MEASURED_COSTS, START_SECONDS, Step, schedule, steps_of
 from typer.testing import CliRunner
 
@@ -21,7 +22,6 @@ from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact.settings import ExactSettings
 from mtnlg_data.exact.stage import remove_repeats
 from mtnlg_data.exchange import KeyRange, SortedFile
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus

@@ -16,7 +16,6 @@ import pytest
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.engine import open_engine, ray_cluster
-from mtnlg_data.quality.training import Samples, TrainingUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,10 +33,10 @@ sys.stdin.read()
 ENGINE = """
 import json, os, sys
 from pathlib import Path
-from echo_units import echo, units_in
-from mtnlg_data.engine import open_engine, run_units
+from echo_tasks import tasks_in
+from mtnlg_data.engine import open_engine, run_tasks
 with open_engine("ray", 1, *sys.argv[2:]) as engine:
-    run_units(engine, echo, units_in(Path(sys.argv[1]), "a"), "echo")
+    run_tasks(engine, tasks_in(Path(sys.argv[1]), "a"), "echo")
     import ray
     token = os.environ.get("RAY_AUTH_TOKEN_PATH")
     print(json.dumps({"address": ray.get_runtime_context().gcs_address, "token": token}), flush=True)
@@ -50,7 +49,7 @@ from ray._raylet import GcsClient
 GcsClient(address=sys.argv[1]).internal_kv_keys(b"", namespace=b"fun", timeout=10)
 """
 NO_RAY = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-# For the workers too: echo_units, and the code under test where it is not installed.
+# For the workers too: echo_tasks, and the code under test where it is not installed.
 NO_RAY["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 
@@ -129,27 +128,27 @@ def machines() -> Iterator[Machines]:
 OUTCOMES = """
 import json, sys
 from pathlib import Path
-import echo_units as units
-from mtnlg_data.engine import open_engine, ray_cluster, run_units
+import echo_tasks
+from mtnlg_data.engine import open_engine, ray_cluster, run_tasks
 folder = Path(sys.argv[1])
 outcomes = {}
-def outcome(name, function, work):
+def outcome(name, work):
     try:
-        outcomes[name] = run_units(engine, function, work, "echo")
+        outcomes[name] = run_tasks(engine, work, "echo")
     except Exception as error:
         outcomes[name] = f"{type(error).__name__}: {error}"
-def work(name, words):
-    (folder / name).mkdir()
-    return units.units_in(folder / name, words)
+def work(name, words, function, memory=0):
+    (folder / name).mkdir(exist_ok=True)
+    return echo_tasks.tasks_in(folder / name, words, function, memory)
 with open_engine("ray", 1, sys.argv[2]) as engine:
-    small, large = work("resources", "ab")
-    outcome("resources", units.tell_resources, [small, units.Large(large.output, "b")])
-    outcome("full", units.fill_the_disk, work("full", "a"))
-    outcome("panic", units.panic, work("panic", "a"))
-    outcome("dies", units.die_at_b, work("dies", "abc"))
-    run_units(engine, units.echo, units.units_in(folder / "dies", "abc"), "echo")
-    ray_cluster.code_digest = lambda module: "of another version"
-    outcome("version", units.echo, work("version", "a"))
+    small, large = work("resources", "ab", "tell_resources"), work("resources", "ab", "tell_resources", 3 << 20)
+    outcome("resources", [small[0], large[1]])
+    outcome("full", work("full", "a", "fill_the_disk"))
+    outcome("panic", work("panic", "a", "panic"))
+    outcome("dies", work("dies", "abc", "die_at_b"))
+    run_tasks(engine, work("dies", "abc", "echo"), "echo")
+    ray_cluster._package_digest = lambda: "of another version"
+    outcome("version", work("version", "a", "echo"))
 print(json.dumps(outcomes), flush=True)
 """
 
@@ -166,7 +165,7 @@ def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_i
     assert outcomes["dies"].startswith(f"Failure: {tmp_path}/dies/1: its worker died again and again: ")
     assert "\n" not in outcomes["dies"]
     assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
-    assert "has another mtnlg-data, or library of its results, than where the run began" in outcomes["version"]
+    assert "has another mtnlg-data than where the run began" in outcomes["version"]
     assert not list((tmp_path / "version").iterdir())
 
 
@@ -184,32 +183,26 @@ def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and
 
         def remote(self, *_: object) -> None: ...
 
-    (unit,) = importlib.import_module("echo_units").units_in(tmp_path, "a")
-    large = importlib.import_module("echo_units").Large(unit.output, "a")
+    (small,), (large,) = (importlib.import_module("echo_tasks").tasks_in(tmp_path, "a", memory=n) for n in (0, 3 << 20))
     for is_own in (False, True):
         engine = object.__new__(ray_cluster.Ray)
         vars(engine).update(_run=Task(), _is_own=is_own, _largest_memory=1 << 20, _announced=set())
-        for each in (unit, large, large):
+        for each in (small, large, large):
             engine._submit(None, each)
     assert asked == [0, 3 << 20, 3 << 20, 0, 1 << 20, 1 << 20]
     line = f"{large.output}: waits for a machine with 0.0 GB; none of the cluster has that\n"
     assert capsys.readouterr().err == line, "once; a cluster of its own gives what it has"
 
 
-def test_units_that_hold_much_ask_for_what_the_plan_has(tmp_path: Path) -> None:
-    training = TrainingUnit(Samples(tmp_path, 1, 2, "", 1_600_000), 1, 0.1, 5, tmp_path)
-    assert training.memory == pytest.approx(2 * 4000 * 1_600_000, rel=0.05)
-
-
 #: Runs units that wait for a file ``go`` on a cluster, and prints their summaries.
 WAITING = """
 import json, sys
 from pathlib import Path
-from echo_units import units_in, wait_for_go
-from mtnlg_data.engine import open_engine, run_units
+from echo_tasks import tasks_in
+from mtnlg_data.engine import open_engine, run_tasks
 with open_engine("ray", None, sys.argv[2]) as engine:
     print(json.dumps({}), flush=True)
-    print(json.dumps(run_units(engine, wait_for_go, units_in(Path(sys.argv[1]), sys.argv[3]), "echo")), flush=True)
+    print(json.dumps(run_tasks(engine, tasks_in(Path(sys.argv[1]), sys.argv[3], "wait_for_go"), "echo")), flush=True)
 """
 
 

@@ -15,7 +15,7 @@ from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import merge as merge_module
 from mtnlg_data.tokens.merge import merge
-from mtnlg_data.tokens.store import TokenStore, bin_path, crc_path, idx_path, writing_store
+from mtnlg_data.tokens.store import TokenStore, bin_path, idx_path, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def test_every_stretch_of_a_merged_store_has_a_proportional_share_of_each(tmp_pa
 def test_merging_one_store_copies_it_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "one", [[1, 2], [], [3]], 65_536)
     merge([tmp_path / "one"], tmp_path / "again")
-    for path in (bin_path, idx_path, crc_path):
+    for path in (bin_path, idx_path):
         assert path(tmp_path / "one").read_bytes() == path(tmp_path / "again").read_bytes()
 
 

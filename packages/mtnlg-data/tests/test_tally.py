@@ -1,4 +1,4 @@
-"""Summaries of a stage: counts that add up, lengths, and examples that depend on neither order nor shards."""
+"""Counts of a stage: they add up, and examples and records depend on neither the order, the shards nor the batches."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
+from mtnlg_data import tally
 from mtnlg_data.schema import SCHEMA, Document, document_columns
-from mtnlg_data.tally import (
-    EXCERPT_CHARACTERS,
-    SHOWN_PER_FATE,
-    Fates,
-    Tallies,
-    Tally,
-    passthrough_summary,
-    recorded_tallies,
-    say_summary,
-    stage_summary,
-)
+from mtnlg_data.summary import SHOWN_PER_FATE, merge_summaries, passthrough_summary, say_summary, stage_summary
+from mtnlg_data.tally import EXCERPT_CHARACTERS, Fates, Tallies, Tally, recorded_tallies
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    import pytest
 
-
-def tally_of(numbers: list[int]) -> Tally:
+def tally_of(numbers: Sequence[int]) -> Tally:
     tally = Tally("web")
     for number in numbers:
         name, text = f"web/x.jsonl/{number}", f"{number} " * 400
@@ -41,20 +33,18 @@ def tally_of(numbers: list[int]) -> Tally:
     return tally
 
 
-def test_the_examples_are_the_same_for_any_order_and_any_shards() -> None:
+def test_examples_do_not_depend_on_order_or_shards() -> None:
     numbers = list(range(300))
     whole = stage_summary("clean", [tally_of(numbers).summary()], ["web"])
     random.Random(1).shuffle(numbers)
     parts = [tally_of(numbers[begin : begin + 70]).summary() for begin in range(0, 300, 70)]
     assert stage_summary("clean", reversed(parts), ["web"]) == whole
-    fates = [example["fate"] for example in whole["shown"]]
-    assert fates == ["kept"] * SHOWN_PER_FATE + ["short"] * SHOWN_PER_FATE
-    assert all(len(example["text"]) == EXCERPT_CHARACTERS for example in whole["shown"])
-    scores = [example.get("score") for example in whole["shown"]]
-    assert scores == [0.25] * SHOWN_PER_FATE + [None] * SHOWN_PER_FATE
+    shown = [(one["fate"], len(one["text"]), one.get("score")) for one in whole["shown"]]
+    kept, short = (("kept", EXCERPT_CHARACTERS, 0.25), ("short", EXCERPT_CHARACTERS, None))
+    assert shown == [kept] * SHOWN_PER_FATE + [short] * SHOWN_PER_FATE
 
 
-def test_lengths_count_the_documents_that_are_left_in_octaves() -> None:
+def test_lengths_are_counted_in_octaves_and_pass_through() -> None:
     tally = Tally("web")
     for length in (0, 1, 511, 512, 1023, 1024):
         tally.keep(2 * length, length)
@@ -66,7 +56,15 @@ def test_lengths_count_the_documents_that_are_left_in_octaves() -> None:
     assert after["characters_in"] == clean["characters_out"]
 
 
-def test_a_batch_is_counted_recorded_and_shown_as_its_documents_one_by_one(tmp_path: Path) -> None:
+def test_keys_of_a_step_go_to_the_top_and_its_shards_nowhere() -> None:
+    stage = {**stage_summary("x", [tally_of(range(4)).summary()], ["web"]), "shards": ["a"], "own": {"a": [None]}}
+    summary = merge_summaries([stage, {**stage, "name": "y", "details": {"own": 1}}])
+    assert [*summary] == ["version", "seconds", "stages", "own"]
+    assert [one.get("details") for one in summary["stages"]] == [None, {"own": 1}]
+    assert not any("shards" in one or "own" in one for one in summary["stages"])
+
+
+def test_a_batch_is_counted_recorded_and_shown_as_its_documents(tmp_path: Path) -> None:
     reasons, draw = ("short", "other"), random.Random(1)
     with recorded_tallies(tmp_path / "batch.parquet") as batches, recorded_tallies(tmp_path / "one.parquet") as ones:
         for first, last in ((0, 90), (90, 100)):
@@ -79,17 +77,14 @@ def test_a_batch_is_counted_recorded_and_shown_as_its_documents_one_by_one(tmp_p
             lengths = np.array([len(document.text) for document in documents])
             fates = Fates(numbers, reasons, scores, lengths, lengths[numbers < 0] // 2)
             batches.count(document_columns(documents, SCHEMA), fates)
-            for source in ("web", "books"):  # as a batch's drops are ordered
-                for document, number, score in zip(documents, numbers.tolist(), scores.tolist(), strict=True):
-                    if document.source != source:
-                        continue
-                    size, name, key = len(document.text), document.id, document.key
-                    shown = None if np.isnan(score) else score
-                    if number < 0:
-                        ones[source].keep(size, size // 2)
-                    else:
-                        ones[source].drop(size, reasons[number], name, shown, key)
-                    ones[source].show(reasons[number] if number >= 0 else "kept", name, document.text, shown, key)
+            for document, number, score in zip(documents, numbers.tolist(), scores.tolist(), strict=True):
+                own, size, name, key = ones[document.source], len(document.text), document.id, document.key
+                shown = None if np.isnan(score) else score
+                if number < 0:
+                    own.keep(size, size // 2)
+                else:
+                    own.drop(size, reasons[number], name, shown, key)
+                own.show(reasons[number] if number >= 0 else "kept", name, document.text, shown, key)
     summaries = [json.loads(json.dumps({**tallies.summary(), "files": []})) for tallies in (batches, ones)]
     assert summaries[0] == summaries[1]
     rows = [pq.read_table(tmp_path / "dropped" / f"{name}.parquet").to_pylist() for name in ("batch", "one")]
@@ -97,9 +92,25 @@ def test_a_batch_is_counted_recorded_and_shown_as_its_documents_one_by_one(tmp_p
     assert {row["score"] for row in rows[0]} == {None, 0.25, float(np.float32(1 / 3))}
 
 
-def test_a_first_run_that_loses_half_as_short_is_told_with_source_stage_reason_share_and_setting(
-    capsys: pytest.CaptureFixture[str],
+def test_drops_are_held_by_the_row_group_and_none_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tally, "DROPS_PER_GROUP", 4)
+    with recorded_tallies(tmp_path / "none.parquet") as none:
+        none["web"].keep(3)
+    assert none.files == []
+    assert list(tmp_path.iterdir()) == []
+    with recorded_tallies(tmp_path / "ten.parquet") as ten:
+        for number in range(10):
+            ten["web"].drop(5, "short", str(number), number / 2, f"web/{number}")
+    assert ten.files == ten.summary()["files"] == ["dropped/ten.parquet"]
+    with pq.ParquetFile(tmp_path / ten.files[0]) as file:
+        assert file.num_row_groups == 3
+        rows = file.read().to_pylist()
+    assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
+
+
+def test_a_loss_is_alarmed_with_source_stage_reason_share_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
     tallies = Tallies()
     for number in range(799):
         tallies["docs"].drop(300, "short") if number < 412 else tallies["docs"].keep(900)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from two_sources import TRAIN, WEIGHTS, corpus, plain, texts, tokenize
+from two_sources import TRAIN, WEIGHTS, corpus, plain, texts, tokenize, tokenize_shards
 
 from mtnlg_data import document, exchange
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.steps.tokenize import TokenizeSettings
@@ -25,13 +25,15 @@ from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens import encoding, placed_store, stage
 from mtnlg_data.tokens import store as store_module
 from mtnlg_data.tokens.blend import held_out, read_blend
+from mtnlg_data.tokens.encoding import EncodedSource
 from mtnlg_data.tokens.placed_store import PlacedStore, allocate_store
-from mtnlg_data.tokens.stage import tokenize_documents, unigram_entropy
+from mtnlg_data.tokens.stage import unigram_entropy
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import EOD, document_key
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -55,7 +57,7 @@ def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_
         with writing_store(tmp_path / source.name, blend.vocabulary) as writer:
             for ids in expected:
                 writer.add(np.array(ids))
-        for suffix in ("bin", "idx", "crc"):
+        for suffix in ("bin", "idx"):
             one_by_one = (tmp_path / f"{source.name}.{suffix}").read_bytes()
             assert (tmp_path / "out" / f"{source.name}.{suffix}").read_bytes() == one_by_one
         assert (source.documents, source.tokens, source.sha256) == (len(own), store.tokens, store.checksum())
@@ -126,7 +128,7 @@ def test_workers_and_the_order_and_number_of_shards_change_no_byte_of_a_store(tm
     tokenize(tmp_path / "a", tmp_path / "a" / "out")
     with contextlib.closing(Local(2)) as two:
         backwards = {source: paths[::-1] for source, paths in corpus(tmp_path / "b").items()}
-        tokenize_documents(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
+        tokenize_shards(dict(reversed(backwards.items())), tmp_path / "b" / "out", TRAIN, WEIGHTS, two)
     given_settings = TokenizeSettings(tokenizer=str(tmp_path / "a" / "out" / "tokenizer.json"), validation=0.1)
     tokenize(tmp_path / "c", tmp_path / "c" / "out", given_settings, shards=1)
     a, b, c = (contents(tmp_path / folder / "out") for folder in "abc")
@@ -141,11 +143,10 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
     monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 100)
-    monkeypatch.setattr(placed_store, "READ_BYTES", 4096)
     monkeypatch.setattr(exchange, "FAN_OUT", 2)
 
 
-STORE_FILES = ("web.bin", "web.idx", "web.crc", "code.bin", "code.idx", "code.crc", "tokenizer.json", "blend.json")
+STORE_FILES = ("web.bin", "web.idx", "code.bin", "code.idx", "tokenizer.json", "blend.json")
 
 
 def test_row_groups_ranges_and_merges_change_no_byte_of_a_store(
@@ -154,33 +155,30 @@ def test_row_groups_ranges_and_merges_change_no_byte_of_a_store(
     whole = tokenize(tmp_path, tmp_path / "whole")
     in_pieces(monkeypatch)
     (tmp_path / "pieces").mkdir()
-    merged: list[encoding.MergeUnit] = []
-    ranges: list[placed_store.RangeUnit] = []
-    note(monkeypatch, "merge_encoded", merged)
-    note(monkeypatch, "write_range", ranges)
+    merged = note(monkeypatch, encoding, "merge_encoded")
+    ranges = note(monkeypatch, placed_store, "write_range")
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
-    assert len({unit.output.name[0] for unit in merged}) >= 2  # levels
+    assert len({output.name[0] for _, output in merged}) >= 2  # levels
     assert len(ranges) > 8
-    assert max(len(keys.files) for keys in [unit.keys for unit in merged] + [unit.keys for unit in ranges]) == 2
+    assert max(len(work[1].files) for work, _ in merged + ranges) == 2
     for name in STORE_FILES:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
     assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
 
 
-def note(monkeypatch: pytest.MonkeyPatch, function: str, units: list[Any]) -> None:
-    """Note the units that a function of the stage is called with."""
-    original = getattr(stage, function)
+def note(monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str) -> list[tuple[Any, Path]]:
+    """Note what a function of tasks is called with."""
+    original, calls = getattr(module, function), []
 
-    def noted(unit: Any) -> object:  # noqa: ANN401
-        units.append(unit)
-        return original(unit)
+    def noted(work: Any, output: Path) -> object:  # noqa: ANN401
+        calls.append((work, output))
+        return original(work, output)
 
-    monkeypatch.setattr(stage, function, noted)
+    monkeypatch.setattr(module, function, noted)
+    return calls
 
 
-def test_a_store_checked_in_spans_has_the_checksums_of_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checksum_of_a_store_of_several_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bytewise = TokenizeSettings(vocabulary=260, validation=0.1)
     whole = tokenize(tmp_path, tmp_path / "whole", bytewise)
     monkeypatch.setattr(store_module, "SPAN_BYTES", 4096)
@@ -236,7 +234,7 @@ def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
 
 
 def test_ranges_of_a_lost_or_another_store_are_written_again(tmp_path: Path) -> None:
-    placed = PlacedStore(tmp_path / "stores" / "a", 3, 9, 400)
+    placed = PlacedStore(tmp_path / "stores" / "a", EncodedSource(tmp_path, "", 400), 3, 9, 0.1)
     allocate_store(placed)
     work = tmp_path / "stores" / "range-0000000"
     work.write_text("{}")
@@ -262,11 +260,11 @@ def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".encoded"}}
     assert tokenize(tmp_path, out) == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx", "code.crc"):
+    for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx"):
         (out / name).unlink()
         assert tokenize(tmp_path, out) == first
         assert contents(out) == before, name
-    for name in ("code.idx", "code.crc", "state/encoded/web/0-0000000-0000000.encoded"):
+    for name in ("code.idx", "state/encoded/web/0-0000000-0000000.encoded"):
         kept = (out / name).read_bytes()
         (out / name).write_bytes(kept[:-1] + b"?")
         assert tokenize(tmp_path, out) == first
@@ -278,12 +276,12 @@ def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_
 
 
 def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="source code: weight None in the blend"):
+    with pytest.raises(UsageFailure, match=r"sources\.code: weight"):
         tokenize(tmp_path, tmp_path / "out", weights={"web": 1.0})
     path = tmp_path / "none-00000.parquet"
     write_documents(path, [])
     with pytest.raises(Failure, match="source none has no document left to tokenize"):
-        tokenize_documents({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
+        tokenize_shards({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
 
 
 def test_a_store_shorter_than_one_sample_of_the_papers_length_is_an_alarm(tmp_path: Path) -> None:

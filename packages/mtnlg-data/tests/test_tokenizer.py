@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,14 @@ from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import gpt2
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.tokens.tokenizer import EOD, draw_sample, read_samples, sample_units, tokenizer_files, train_tokenizer
+from mtnlg_data.tokens.tokenizer import (
+    EOD,
+    check_tokenizer,
+    draw_sample,
+    sample_limits,
+    tokenizer_files,
+    train_tokenizer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +110,7 @@ def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch
     for name, content in files.items():
         (served / name).write_bytes(content if name == "encoder.json" else b"another file")
     with pytest.raises(Failure, match=r"vocab\.bpe: not GPT-2's file; give a folder with encoder\.json and vocab\.bpe"):
-        TokenizeSettings(tokenizer="gpt2").check()
+        check_tokenizer(TokenizeSettings(tokenizer="gpt2"))
     (served / "vocab.bpe").write_bytes(files["vocab.bpe"])
     (served / "encoder.json").unlink()  # it is here
     found = tokenizer_files(TokenizeSettings(tokenizer="gpt2"))
@@ -161,11 +169,11 @@ def test_an_end_token_that_only_the_configuration_names_is_not_passed_over_for_a
     words.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
     with pytest.raises(Failure, match=r"tokenizer_config\.json .* ends texts with '\[DONE\]'; set tokenize\.eod"):
-        TokenizeSettings(tokenizer=str(tmp_path)).check()
-    TokenizeSettings(tokenizer=str(tmp_path), eod="[DONE]").check()
+        check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
+    check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), eod="[DONE]"))
     words.add_special_tokens(["</s>"])  # a known name that it has is taken as before
     words.save(str(tmp_path / "tokenizer.json"))
-    TokenizeSettings(tokenizer=str(tmp_path)).check()
+    check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +185,9 @@ def test_an_end_token_that_is_added_is_announced(
     Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(config)
-    TokenizeSettings(tokenizer=str(tmp_path)).check()
+    check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
     assert f"has no token {EOD}; it is added as number 2, and tokenize.eod names another" in capsys.readouterr().err
-    TokenizeSettings(tokenizer=str(tmp_path), eod="quick").check()
+    check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), eod="quick"))
     assert not capsys.readouterr().err
 
 
@@ -250,10 +258,11 @@ def test_a_bounded_sample_takes_from_each_source_in_proportion_to_its_weight(tmp
         weights = {"a": 0.6, "b": 0.3, "few": 0.1}
         settings = TokenizeSettings(vocabulary=300, seed=seed, sample_bytes=sample_bytes)
         sizes = {shard.path: sum(text_bytes(shard.path)) for own in paths.values() for shard in own}
-        units = sample_units(paths, sizes, weights, settings, tmp_path)
-        for unit in units:
-            draw_sample(unit)
-        return Counter(text[:1] for text in read_samples(unit.output for unit in units))
+        limits = sample_limits(paths, sizes, weights, settings)
+        for number, limit in enumerate(limits):
+            draw_sample(limit, tmp_path / f"{number}.sample", seed)
+        samples = [pq.read_table(tmp_path / f"{number}.sample")["text"] for number in range(len(limits))]
+        return Counter(text[:1] for sample in samples for text in sample.to_pylist())
 
     everything = counts(1, 10**9)
     assert everything == {"a": 4000, "b": 4000, "f": 20}

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mtnlg_data.extract.stage import ExtractUnit
 
 from mtnlg_data.engine import Local, code_digest, library_version
-from mtnlg_data.extract.stage import ExtractUnit
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.pipeline import STAGES, curate
 from mtnlg_data.recipe import load_recipe

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from mtnlg_data.commands.standalone import clean
+from command_line import invoke
 from typer.testing import CliRunner
 
 from mtnlg_data import tally
 from mtnlg_data.cli import app
-from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
-from mtnlg_data.steps.clean import CleanSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,9 +101,7 @@ def write_named(folder: Path, corpus: ModuleType) -> Path:
     texts = [corpus.text(n) for n in range(3)] + ["Too short a text."] * 3 + [corpus.text(n) for n in (7, 8, 9)]
     names = ["a", "b", "c", "s1", "s2", "s3", "twice", "twice", 77]
     corpus.write_jsonl(folder / "x.jsonl", [{"id": n, "text": t} for n, t in zip(names, texts, strict=True)])
-    with closing(Local(1)) as engine:
-        inputs = find_inputs([f"web={folder / 'x.jsonl'}"])
-        clean(inputs, folder / "out", CleanSettings(), engine, rules=["short"])
+    invoke("clean", f"web={folder / 'x.jsonl'}", "--out", folder / "out", "--rules", "short", "--workers", 1)
     return folder / "out"
 
 
@@ -174,9 +170,8 @@ def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
     for part, names in enumerate(("az", "by")):
         rows = [{"id": name, "text": corpus.text(ord(name))} for name in names]
         corpus.write_jsonl(tmp_path / "in" / f"{part}.jsonl", rows)
-    with closing(Local(1)) as engine:
-        inputs = find_inputs([f"{name}={tmp_path / 'in' / f'{part}.jsonl'}" for part, name in enumerate(("az", "by"))])
-        clean(inputs, tmp_path / "out", CleanSettings(), engine, rules=["short"])
+    inputs = [f"{name}={tmp_path / 'in' / f'{part}.jsonl'}" for part, name in enumerate(("az", "by"))]
+    invoke("clean", *inputs, "--out", tmp_path / "out", "--rules", "short", "--workers", 1)
     reads = request.getfixturevalue("reads")
     assert fates(tmp_path / "out", "b") == {"extract": "kept", "clean": "kept"}
     opened = {(folder, shard) for folder, shard, _ in reads}

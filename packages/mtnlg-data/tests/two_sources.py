@@ -8,16 +8,17 @@ from tokenizers import Tokenizer
 
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.tokenize import TokenizeSettings
-from mtnlg_data.tokens.stage import tokenize_documents
+from mtnlg_data.steps.tokenize import Tokenize, TokenizeSettings
 from mtnlg_data.tokens.tokenizer import EOD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.engine import Engine
+    from mtnlg_data.tally import Summary
 
 TRAIN = TokenizeSettings(vocabulary=400, validation=0.1)
 WEIGHTS = {"web": 0.75, "code": 0.25}
@@ -41,7 +42,18 @@ def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
 def tokenize(
     folder: Path, out: Path, settings: TokenizeSettings = TRAIN, weights: Mapping[str, float] = WEIGHTS, shards: int = 3
 ) -> Summary:
-    return tokenize_documents(corpus(folder, shards), out, settings, weights, Local(1))
+    return tokenize_shards(corpus(folder, shards), out, settings, weights, Local(1))
+
+
+def tokenize_shards(
+    shards: Mapping[str, Sequence[Path]],
+    out: Path,
+    settings: TokenizeSettings,
+    weights: Mapping[str, float],
+    engine: Engine,
+) -> Summary:
+    step = Tokenize(settings, {name: {"weight": weights[name]} for name in shards if name in weights})
+    return run_step(step, [path for paths in shards.values() for path in paths], out, engine)
 
 
 def plain(path: Path, text: str) -> list[int]:

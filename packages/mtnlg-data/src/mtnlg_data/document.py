@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .engine import Unit
 
 #: Limits of a row group, which is what a reader holds in memory: rows, or characters of texts and metadata, whichever
 #: comes first.
@@ -264,21 +263,6 @@ def text_bytes(path: Path) -> list[int]:
     text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
     (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
     return [file.row_group(group).column(column).total_uncompressed_size for group in range(file.num_row_groups)]
-
-
-class UnitOutput(NamedTuple):
-    """Output file and key of a unit, for the units that read it.
-
-    A reader that held the whole unit instead would pickle all of that unit's inputs to every worker.
-    """
-
-    path: Path
-    key: str
-
-    @classmethod
-    def of(cls, unit: Unit) -> UnitOutput:
-        """The output of this unit."""
-        return cls(unit.output, unit.key)
 
 
 class Shard(NamedTuple):

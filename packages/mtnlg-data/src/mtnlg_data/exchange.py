@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from .engine.tasks import ROWS_SUFFIX
 from .files import atomic_path
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 FAN_OUT = 128  # a power of two
 KEY_BITS = 64
 KEYS = 1 << KEY_BITS
-ROWS_SUFFIX = ".arrow"
 RUN_BYTES = 1 << 25  # of a run, and of the rows that a reader yields at a time
 MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
 ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a task reads, about

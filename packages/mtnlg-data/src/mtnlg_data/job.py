@@ -10,23 +10,20 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from .document import number_shards, read_documents, shard_source, write_documents
-from .engine import StageFolder
-from .exchange import ROWS_SUFFIX, Rows, merge, run_digest
-from .files import sha256
+from .engine import StageFolder, Task, verified_summary
+from .exchange import Rows, merge
 from .fingerprint import fingerprint
-from .tally import COUNTS, Fates, order_sources, passthrough_summary, recorded_tallies, stage_summary
-from .user_code import open_step
+from .summary import COUNTS, order_sources, passthrough_summary, stage_summary
+from .tally import Fates, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .sources import SourceFile
     from .step import Step, StepReference
-    from .tally import Summary
+    from .summary import Summary
 
     Work = Callable[..., Summary]
 
@@ -57,33 +54,6 @@ class Done:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the summary here: workers that read the output need none."""
         return {"output": self.output, "key": self.key, "summary": {}}
-
-
-@dataclass(frozen=True)
-class Task:
-    """A call of a function of a module, on any worker."""
-
-    work: str  # "module:name"
-    item: object
-    shared: Mapping[str, object]
-    output: Path
-    key: str
-    origin: tuple[str, Path | None]  # reference of the step, which loads the module where that is a file
-    memory: int = 0  # bytes that Ray keeps free for it; 0 where that is no more than a core's share
-
-    def file_digest(self, path: Path) -> str:
-        """Digest of a file that the task has written; of rows a quick one, since no one forges them."""
-        return run_digest(path) if path.suffix == ROWS_SUFFIX else sha256(path)
-
-
-def run_task(task: Task) -> Summary:
-    """Call the function."""
-    module, _, name = task.work.partition(":")
-    if module not in sys.modules:
-        open_step(*task.origin)
-    task.output.parent.mkdir(parents=True, exist_ok=True)
-    result: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
-    return result
 
 
 class Job:
@@ -160,19 +130,19 @@ class Job:
         ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
         ``files``. Work that is done already is not done again.
         """
-        reference = f"{work.__module__}:{work.__qualname__}"
-        code = [self.step.code(), reference]
-
-        def key(given: list[object]) -> str:
-            return fingerprint([code, *given])
-
-        tasks = [
-            Task(reference, item, shared, output, key([item, shared, output.name]), self.step.reference, memory)
-            for item, output in items
-        ]
+        tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
-        summaries = self.folder.run(run_task, tasks, label, scratch=scratch)
+        summaries = self.folder.run(tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
+
+    def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
+        """Whether ``map`` would find this done."""
+        return verified_summary(self._task(work, item, output, shared)) is not None
+
+    def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
+        reference = f"{work.__module__}:{work.__qualname__}"
+        key = fingerprint([[self.step.code(), reference], item, shared, output.name])
+        return Task(reference, item, output, key, shared, memory, self.step.reference)
 
     def rows(
         self,
@@ -217,7 +187,18 @@ class Job:
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
         summaries = [*(one.summary for one in done), *counts]
         order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
-        return {**stage_summary(self.step.name, summaries, order, alarm_share), **self.details}
+        details = self.details
+        if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
+            details = {"details": said}
+        return {**stage_summary(self.step.name, summaries, order, alarm_share), **details}
+
+
+def _counted(done: Sequence[Done]) -> Counter[str]:
+    """What the outcomes of all shards have counted."""
+    counts: Counter[str] = Counter()
+    for one in done:
+        counts.update(one.summary.get("counts", {}))
+    return counts
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from .console import MISTAKES, Failure, Failures, IoFailure, error_line
 from .document import shard_source
 from .engine import StageFolder, checksum, lock_folder, open_engine, read_list
 from .engine.folder_lock import LOCK
-from .engine.stage_folder import ACCOUNT, STATE
+from .engine.stage_folder import ACCOUNT, RECIPE, STATE
 from .files import read_small, write_json, write_text
 from .fingerprint import fingerprint
 from .job import Job
-from .tally import merge_summaries, say_summary
+from .summary import merge_summaries, say_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .sources import SourceFile
     from .step import Step
-    from .tally import Summary
+    from .summary import Summary
 
-RECIPE, TOKENS = "recipe.toml", "tokens"  # in the folder of the run: what it runs, and what training reads
+TOKENS = "tokens"  # in the folder of the run: what training reads
 WRITTEN = (RECIPE, "summary.json", "report.html")
 LARGEST_ACCOUNT = 1 << 28
 

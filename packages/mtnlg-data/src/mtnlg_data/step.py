@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .document import Shard
     from .job import Done, Job
     from .planning.corpus_size import CorpusSize
-    from .tally import Summary
+    from .summary import Summary
 
     Decide = Callable[[pa.RecordBatch], "Outcome"]
 
@@ -165,6 +165,8 @@ class Step(Generic[S, K]):
         self.only, self.except_, self.where = only, except_, where or Where()
         self.reference = reference or (self.own_reference(), None)
         self._code: list[object] | None = None
+        if (self.where.source or self.where.language) and not self.varies:
+            raise UsageFailure(f"{self.name}: where: it compares all documents, which have the same settings")
         self.bind(sources or {})
 
     def bind(self, sources: Mapping[str, Mapping[str, Any]]) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.engine import StageFolder, listed_shards, lock_folder
+from mtnlg_data.engine.stage_folder import RECIPE
 from mtnlg_data.files import write_json
 from mtnlg_data.job import Job
-from mtnlg_data.pipeline import RECIPE
 from mtnlg_data.report import write_report
 from mtnlg_data.steps.extract import Extract
-from mtnlg_data.tally import merge_summaries, say_summary
+from mtnlg_data.summary import merge_summaries, say_summary
 from mtnlg_data.transfer.url_files import fetch_files
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.engine import Engine
     from mtnlg_data.step import Step
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
     from .setting_options import Leaf
     from .stage_inputs import Inputs

@@ -59,7 +59,7 @@ def why(
 def merge_stores(
     stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin, .idx and .crc.")],
+    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin and .idx.")],
     as_json: AsJson = False,
 ) -> None:
     """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""

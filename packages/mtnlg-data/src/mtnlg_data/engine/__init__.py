@@ -1,6 +1,6 @@
-"""Engines run units of work: in processes of this machine, or on a Ray cluster.
+"""Engines run tasks: in processes of this machine, or on a Ray cluster.
 
-A stage passes its units to ``run_units`` together with an engine. What a unit writes depends on its key alone, so the
+A step passes its tasks to ``run_tasks`` together with an engine. What a task writes depends on its key alone, so the
 engine and the workers may change in the middle of a run without changing a byte.
 """
 
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from mtnlg_data.console import Failure, UsageFailure
 
-from .code_digest import code_digest, library_version
 from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list
-from .units import Engine, Summary, U, Unit, checksum, key_of, manifest_path, run_units
+from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list, stage_folders
+from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks, verified_summary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -30,18 +29,16 @@ __all__ = [
     "Local",
     "StageFolder",
     "Summary",
-    "U",
-    "Unit",
+    "Task",
     "checksum",
-    "code_digest",
-    "key_of",
-    "library_version",
     "listed_shards",
     "lock_folder",
     "manifest_path",
     "open_engine",
     "read_list",
-    "run_units",
+    "run_tasks",
+    "stage_folders",
+    "verified_summary",
 ]
 
 EngineName = Literal["local", "ray"]

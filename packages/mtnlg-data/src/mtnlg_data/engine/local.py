@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure
 
+from .tasks import run_task
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from .units import Summary, U
+    from .tasks import Summary, Task
 
 #: A worker is one core. Set before the libraries that start threads of their own are imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-#: Units submitted for each worker: enough that none waits for its next.
-UNITS_PER_WORKER = 2
+#: Tasks submitted for each worker: enough that none waits for its next.
+TASKS_PER_WORKER = 2
 #: Exit status of a worker that, while it imported the script of its parent, was to start workers of its own.
 UNGUARDED_STATUS = 75
 
@@ -36,9 +38,9 @@ def available_cores() -> int:
 
 
 class Local:
-    """An engine over worker processes; with one worker, units run in this process, for debuggers and small jobs.
+    """An engine over worker processes; with one worker, tasks run in this process, for debuggers and small jobs.
 
-    The workers start with the first units and live until ``close``, so that a run pays once, not once a stage, for the
+    The workers start with the first tasks and live until ``close``, so that a run pays once, not once a stage, for the
     seconds that each takes to import the libraries (``with open_engine("local", 8) as engine``).
     """
 
@@ -49,31 +51,31 @@ class Local:
         self._processes: list[BaseProcess] = []
 
     def close(self) -> None:
-        """Let the workers finish their units, and end them."""
+        """Let the workers finish their tasks, and end them."""
         self._stop_workers(wait=True)
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """Yield units as they finish. Raises ``Failure`` where a worker is killed; the next run resumes."""
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        """Yield tasks as they finish. Raises ``Failure`` where a worker is killed; the next run resumes."""
         if self.workers == 1:
-            for unit in units:
-                yield unit, function(unit)
+            for task in tasks:
+                yield task, run_task(task)
             return
-        waiting = iter(units)
-        first = list(islice(waiting, UNITS_PER_WORKER * self.workers))
+        waiting = iter(tasks)
+        first = list(islice(waiting, TASKS_PER_WORKER * self.workers))
         if not first:
             return
         pool = self._pool or self._start_workers()
         futures = {}
         try:
-            futures = {pool.submit(function, unit): unit for unit in first}
+            futures = {pool.submit(run_task, task): task for task in first}
             self._processes = self._processes or multiprocessing.active_children()
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
                     summary = future.result()
-                    unit = futures.pop(future)
+                    task = futures.pop(future)
                     for following in islice(waiting, 1):
-                        futures[pool.submit(function, following)] = following
-                    yield unit, summary
+                        futures[pool.submit(run_task, following)] = following
+                    yield task, summary
         except BrokenProcessPool:
             self._stop_workers(wait=False)
             if any(process.exitcode == UNGUARDED_STATUS for process in self._processes):
@@ -81,7 +83,7 @@ class Local:
                     f"{sys.argv[0]}: its workers import this script, and began its work again; "
                     'put what it does under: if __name__ == "__main__":'
                 ) from None
-            names = ", ".join(sorted(unit.output.name for unit in futures.values()))
+            names = ", ".join(sorted(task.output.name for task in futures.values()))
             raise Failure(
                 f"a worker died (out of memory?) at one of {names}; the same command goes on with what is left"
             ) from None
@@ -99,7 +101,7 @@ class Local:
         return self._pool
 
     def _stop_workers(self, *, wait: bool) -> None:
-        """End the workers; without ``wait`` they are cut off in mid-unit, which leaves no partial output."""
+        """End the workers; without ``wait`` they are cut off in mid-task, which leaves no partial output."""
         pool, self._pool = self._pool, None
         lifeline, self._lifeline = self._lifeline, None
         if pool is not None and wait:

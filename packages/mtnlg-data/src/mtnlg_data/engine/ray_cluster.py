@@ -4,9 +4,9 @@ Who can speak to a Ray cluster can run code on it, and what it answers is unpick
 an address that was given, never one that happens to run. Without an address Ray is started on this machine: on loopback
 alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0097).
 
-Ray carries units to workers and summaries back; documents go through the folder. What all units of a call share is in
-Ray's object store, once. Units are submitted as workers become free, two for each CPU that the cluster has now, so
-machines that join get work, and an autoscaler sees that there is some. A unit whose worker or machine dies is run again
+Ray carries tasks to workers and summaries back; documents go through the folder. What all tasks of a call share is in
+Ray's object store, once. Tasks are submitted as workers become free, two for each CPU that the cluster has now, so
+machines that join get work, and an autoscaler sees that there is some. A task whose worker or machine dies is run again
 elsewhere, which is safe: it writes aside and renames.
 """
 
@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mtnlg_data.console import Failure, UsageFailure, say
 
-from .local import ONE_THREAD, UNITS_PER_WORKER
+from .local import ONE_THREAD, TASKS_PER_WORKER
+from .tasks import run_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from .units import Summary, U
+    from .tasks import Summary, Task
 
-OBJECT_STORE_BYTES = 100_000_000  # Ray's minimum is 75 MiB; only units and summaries pass through it
+OBJECT_STORE_BYTES = 100_000_000  # Ray's minimum is 75 MiB; only tasks and summaries pass through it
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # send nothing anywhere
     "RAY_task_oom_retries": "3",  # Ray's default is to retry for ever
@@ -42,14 +43,14 @@ RAY_SETTINGS = {
 }
 PACKAGE = Path(__file__).parents[1]
 SECONDS_BETWEEN_LOOKS = 5.0  # at the machines of the cluster
-RETRIES = 3  # of a unit whose worker or machine died; machines that are taken away with notice do not count
+RETRIES = 3  # of a task whose worker or machine died; machines that are taken away with notice do not count
 TOKEN = secrets.token_hex(32)  # one a process, since Ray remembers the first that it reads
 
 
 class Ray:
     """An engine on the cluster at ``address``, else at RAY_ADDRESS, or else on one started here with ``workers`` CPUs.
 
-    On a cluster that was joined ``workers`` is the most units at a time; None takes what machines there are. Raises
+    On a cluster that was joined ``workers`` is the most tasks at a time; None takes what machines there are. Raises
     ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure`` where no
     cluster answers.
     """
@@ -82,58 +83,58 @@ class Ray:
         self._ray.shutdown()
         self._private.close()
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        """Yield units as they finish. Raises ``Failure`` where the workers of a unit keep dying."""
-        waiting = iter(units)
-        shared = self._ray.put((Path.cwd(), _package_digest(), function))
-        running: dict[Any, U] = {}
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        """Yield tasks as they finish. Raises ``Failure`` where the workers of a task keep dying."""
+        waiting = iter(tasks)
+        shared = self._ray.put((Path.cwd(), _package_digest()))
+        running: dict[Any, Task] = {}
         try:
             while True:
                 free = self._most_at_a_time() - len(running)
-                running.update((self._submit(shared, unit), unit) for unit in islice(waiting, max(0, free)))
+                running.update((self._submit(shared, task), task) for task in islice(waiting, max(0, free)))
                 if not running:
                     return
                 for reference in self._finished(list(running)):
-                    unit = running.pop(reference)
-                    yield unit, self._result(reference, unit)
+                    task = running.pop(reference)
+                    yield task, self._result(reference, task)
         finally:
             for reference in running:
                 self._ray.cancel(reference)
 
     def _most_at_a_time(self) -> int:
-        """How many units may be with the cluster: more than it can run now, so that no worker waits."""
+        """How many tasks may be with the cluster: more than it can run now, so that no worker waits."""
         if time.monotonic() >= self._next_look:
             machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._cpus = int(sum(machine.get("CPU", 0) for machine in machines))
             self._largest_memory = int(max((machine.get("memory", 0) for machine in machines), default=0))
             self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
-        return self._most or UNITS_PER_WORKER * max(1, self._cpus)
+        return self._most or TASKS_PER_WORKER * max(1, self._cpus)
 
-    def _submit(self, shared: Any, unit: U) -> Any:  # noqa: ANN401  (ray.ObjectRef)
-        memory = unit.memory
+    def _submit(self, shared: Any, task: Task) -> Any:  # noqa: ANN401  (ray.ObjectRef)
+        memory = task.memory
         if memory > self._largest_memory:
             if self._is_own:  # no other machine will come
                 memory = self._largest_memory
             elif memory not in self._announced:
-                say(f"{unit.output}: waits for a machine with {memory / 1e9:.1f} GB; none of the cluster has that")
+                say(f"{task.output}: waits for a machine with {memory / 1e9:.1f} GB; none of the cluster has that")
                 self._announced.add(memory)
-        return self._run.options(num_cpus=1, memory=memory, max_retries=RETRIES).remote(shared, unit)
+        return self._run.options(num_cpus=1, memory=memory, max_retries=RETRIES).remote(shared, task)
 
     def _finished(self, running: list[Any]) -> list[Any]:
         """All that have finished, or the first to do so before it is time to look at the machines again."""
         done, _ = self._ray.wait(running, num_returns=len(running), timeout=0)
         return done or self._ray.wait(running, timeout=SECONDS_BETWEEN_LOOKS)[0]  # type: ignore[no-any-return]
 
-    def _result(self, reference: Any, unit: U) -> Summary:  # noqa: ANN401  (ray.ObjectRef)
+    def _result(self, reference: Any, task: Task) -> Summary:  # noqa: ANN401  (ray.ObjectRef)
         errors = self._ray.exceptions
         try:
             return cast("Summary", self._ray.get(reference))
         except errors.RayTaskError as error:
             if not isinstance(error.cause, errors.RayError):
                 raise error.cause from None
-            raise Failure(f"{unit.output}: {_first_line(error.cause)}") from None
+            raise Failure(f"{task.output}: {_first_line(error.cause)}") from None
         except errors.RayError as error:
-            raise Failure(f"{unit.output}: its worker died again and again: {_first_line(error)}") from None
+            raise Failure(f"{task.output}: its worker died again and again: {_first_line(error)}") from None
 
 
 def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
@@ -180,16 +181,16 @@ def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any: 
 
 @cache
 def _package_digest() -> str:
-    """Digest of this package's code: what a unit returns is read by the driver's."""
+    """Digest of this package's code: what a task returns is read by the driver's."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(f"{path.relative_to(PACKAGE)}".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _run_on_machine(shared: tuple[Path, str, Callable[[U], Summary]], unit: U) -> Summary:
-    """Run a unit in the driver's working directory, so that its relative paths mean the same files."""
-    folder, digest, function = shared
+def _run_on_machine(shared: tuple[Path, str], task: Task) -> Summary:
+    """Run a task in the driver's working directory, so that its relative paths mean the same files."""
+    folder, digest = shared
     machine = os.uname().nodename
     if _package_digest() != digest:
         raise Failure(f"{machine}: has another mtnlg-data than where the run began")
@@ -197,4 +198,4 @@ def _run_on_machine(shared: tuple[Path, str, Callable[[U], Summary]], unit: U) -
         os.chdir(folder)
     except OSError as error:
         raise Failure(f"{folder}: {error.strerror} on {machine}; Ray needs a folder that all see") from None
-    return function(unit)
+    return run_task(task)

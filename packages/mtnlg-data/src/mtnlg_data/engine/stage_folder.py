@@ -1,14 +1,15 @@
-"""The folder of a stage: the units that write into it, the list of its shards, and nothing of inputs that are gone.
+"""The folder of a stage: the tasks that write into it, the list of its shards, and nothing of inputs that are gone.
 
 A finished stage leaves ``stage.json``, which names its shards. Whoever takes the folder as input reads that list, not
-what happens to lie there. Outputs of units that are no longer part of the stage are removed when it finishes: of a
-source file that was taken down, no text stays. A file without a unit's manifest is the user's own, and stays.
+what happens to lie there. Outputs of tasks that are no longer part of the stage are removed when it finishes: of a
+source file that was taken down, no text stays. A file without a task's manifest is the user's own, and stays.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,15 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from mtnlg_data.console import Failure, say
 from mtnlg_data.files import read_small, sync_directory, write_json
 
-from .units import manifest_path, read_manifest, run_units
+from .tasks import manifest_path, read_manifest, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from .units import Engine, Runnable, Summary, U
+    from .tasks import Engine, Summary, Task
 
 LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
-ACCOUNT = "account.json"  # by which a run knows a finished stage (``stage_runner``)
+RECIPE = "recipe.toml"  # in the folder of a run
+ACCOUNT = "account.json"  # by which a run knows a finished stage (``pipeline``)
 STATE = "state"  # folder of what a stage keeps for its reruns, in its own
 DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
@@ -51,21 +53,15 @@ class StageFolder:
         if (left := read_list(path)) is not None and left.stage != stage:
             raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
 
-    def run(
-        self, function: Callable[[U], Summary], units: Sequence[U], label: str, *, scratch: bool = False
-    ) -> list[Summary]:
-        """Run units of the stage, as ``run_units`` does; of ``scratch`` ones ``finish`` removes the outputs."""
-        summaries = run_units(self._engine, function, units, label)
-        if scratch:
-            return summaries
-        self.keep(units)
-        for unit, summary in zip(units, summaries, strict=True):
-            self._outputs.update(unit.output.parent / name for name in summary.get("files", ()))
+    def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
+        """Run tasks of the stage, as ``run_tasks`` does; of ``scratch`` ones ``finish`` removes the outputs."""
+        summaries = run_tasks(self._engine, tasks, label)
+        if not scratch:
+            for task, summary in zip(tasks, summaries, strict=True):
+                self._outputs.update(
+                    task.output.parent / name for name in (task.output.name, *summary.get("files", ()))
+                )
         return summaries
-
-    def keep(self, units: Iterable[Runnable]) -> None:
-        """Count units as part of the stage that need not run, such as those of which only the result is read."""
-        self._outputs.update(unit.output for unit in units)
 
     def clear(self) -> None:
         """Remove what the stage left here before, if it did, and the folder if that empties it: no input is left."""
@@ -79,7 +75,7 @@ class StageFolder:
                 Path(folder).rmdir()
 
     def finish(self, shards: Iterable[Path] | None) -> None:
-        """List these shards as the stage's result, and remove the outputs of units that are not part of the stage.
+        """List these shards as the stage's result, and remove the outputs of tasks that are not part of the stage.
 
         None where the result is not shards but token stores, whose list is ``blend.json``.
         """
@@ -113,6 +109,19 @@ def read_list(folder: Path) -> StageList | None:
     except (OSError, ValueError, TypeError):
         return None
     return left if names_are_plain else None
+
+
+def stage_folders(folder: Path) -> list[tuple[Path, StageList]]:
+    """The finished stages in the folder of a run, in the order of its recipe's steps; by name without a recipe."""
+    paths = sorted(path for path in folder.iterdir() if path.is_dir())
+    stages = [(path, left) for path in paths if (left := read_list(path)) is not None]
+    try:
+        steps = tomllib.loads(read_small(folder / RECIPE).decode()).get("steps")
+    except (FileNotFoundError, ValueError):
+        steps = None
+    if not isinstance(steps, list):
+        return stages
+    return sorted((stage for stage in stages if stage[1].stage in steps), key=lambda stage: steps.index(stage[1].stage))
 
 
 def listed_shards(folder: Path) -> list[Path] | None:

@@ -18,8 +18,6 @@ import pycld2
 from pydantic import model_validator
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import library_version
-from mtnlg_data.files import sha256
 from mtnlg_data.settings import Settings, setting
 
 if TYPE_CHECKING:
@@ -76,29 +74,12 @@ class LanguageSettings(Settings):
                 f"such as {', '.join(near[:LABELS_SHOWN])}"
             )
 
-    def key(self) -> tuple[object, ...]:
-        """What the languages found and the documents wanted depend on, for the keys of units."""
-        model = self.language_model
-        version = model and library_version("fasttext-predict")
-        return (
-            self.languages,
-            self.min_language_score,
-            model and _model_digest(model, model.stat().st_mtime_ns),
-            version,
-        )
-
     def refuse(self, language: Language | None) -> str | None:
         """Why a document of this language is not wanted; None where it is."""
         if self.languages and (language is None or language.code not in self.languages):
             return "other_language"
         score = (language and language.score) or 0.0
         return "language_score" if score < self.min_language_score else None
-
-
-@lru_cache(maxsize=4)
-def _model_digest(model: Path, changed: int) -> str:
-    del changed
-    return sha256(model)
 
 
 def open_identifier(model: Path | None) -> Callable[[str], Language]:

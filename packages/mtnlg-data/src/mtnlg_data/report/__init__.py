@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mtnlg_data.files import write_text
+from mtnlg_data.summary import read_summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +22,7 @@ def write_report(folder: Path) -> Path:
 
     Raises ``Failure`` where there is no summary, or one that no curation wrote.
     """
-    from .page import page  # noqa: PLC0415  (imports pyarrow, which those who take only `markup` do not need)
-    from .summary_schema import read_summary  # noqa: PLC0415
+    from .page import page  # noqa: PLC0415  (jinja2)
 
     summary = read_summary(folder / "summary.json")
     path = folder / "report.html"

@@ -15,15 +15,15 @@ from mtnlg_data.engine import listed_shards, read_list
 from mtnlg_data.files import read_small
 from mtnlg_data.schema import holds_documents
 from mtnlg_data.sources.matching import check_regular
-from mtnlg_data.tally import summary_line
+from mtnlg_data.summary import parse_stages, summary_line
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
 from mtnlg_data.tokens.tokenizer import read_tokenizer
+from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import check_local, url_of
 
 from .file_inspection import headline, inspect_file, inspect_table, read_schema
-from .summary_schema import parse_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,9 +80,12 @@ def _inspect_url(url: str, documents: int, characters: int) -> Inspection:
 
 def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
     """A run or a single stage with its output; or only the stores or shards of a folder without summary."""
-    output = _inspect_output(path / "tokens" if (path / "tokens").is_dir() else path, documents, characters)
-    if (path / "summary.json").exists():
-        stages = parse_stages(read_small(path / "summary.json"), path / "summary.json")
+    summary, results = path / "summary.json", path / "tokens"
+    if not results.is_dir():
+        results = (last_stage(path) if summary.exists() else None) or path
+    output = _inspect_output(results, documents, characters)
+    if summary.exists():
+        stages = parse_stages(read_small(summary), summary)
         return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if output is None else [output]}
     if output is None:
         raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")

@@ -1,77 +1,146 @@
-"""The report's page: the template, its headline figures, and its sections."""
+"""The page of a report: ``sections.html`` has a macro per section, this module what they show."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
-from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import charts, counts, examples
-from .markup import brief, duration, escape, short
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mtnlg_data.summary import Counts
+
+from .excerpts import around_ngram, beginning, by_fate, side_by_side, similar_pairs
+from .numbers import brief, count, duration, less, percent, short, signed
 
 if TYPE_CHECKING:
-    from .summary_schema import Summary
+    from collections.abc import Iterable, Mapping
 
-ARROW = "\N{RIGHTWARDS ARROW}"
+    from mtnlg_data.summary import RunSummary, Stage
+
+#: In the order in which data flows. The first word of each names its macro and its anchor; without data it is left out.
+SECTIONS = (
+    *("Alarms", "Funnel", "Lengths", "Languages", "Quality", "Filters", "Duplicates", "Exact duplicates"),
+    *("Decontamination", "Blend", "Details", "Sample documents", "Files not read to their end", "Unreadable records"),
+)
+LANGUAGES_SHOWN = 8
+OCTAVES_PER_TICK = 3
+DETAIL_CHARACTERS = 400  # of a value
+CLUSTER_SIZES = ((2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, None))
 
 
-def page(summary: Summary, name: str) -> str:
+def page(summary: RunSummary, name: str) -> str:
     """The report as one HTML page that loads nothing else. Equal summaries give equal pages."""
-    folder = files(__package__)
-    template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    sections = [(title, title.split()[0].lower(), body) for title, body in _sections(summary) if body]
-    return template.substitute(
-        style=folder.joinpath("style.css").read_text(encoding="utf-8"),
-        charts_style=charts.STYLE,
-        title=escape(name),
-        lede=_lede(summary),
-        nav=" ".join(f'<a href="#{anchor}">{title}</a>' for title, anchor, _ in sections),
-        headline=_headline(summary),
-        sections="\n".join(
-            f'<section id="{anchor}">\n<h2>{title}</h2>\n{body}\n</section>' for title, anchor, body in sections
-        ),
-        versions=f"mtnlg-data {version('mtnlg-data')}",
+    macros = _environment().get_template("sections.html").module
+    anchors = {title: title.split()[0].lower() for title in SECTIONS}
+    bodies = {title: getattr(macros, anchor)(summary) for title, anchor in anchors.items()}
+    sections = [(title, anchors[title], body) for title, body in bodies.items() if body.strip()]
+    slowest = max(summary.stages, key=lambda stage: stage.seconds)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(summary=summary, title=name, sections=sections, slowest=slowest, version=version("mtnlg-data"))
     )
 
 
-def _sections(summary: Summary) -> list[tuple[str, str]]:
-    """Title and body of every section, in the order in which data flows; a section without data is empty."""
-    return [
-        ("Alarms", counts.alarms(summary)),
-        ("Funnel", counts.funnel(summary)),
-        ("Lengths", counts.lengths(summary)),
-        ("Languages", counts.languages(summary)),
-        ("Quality", examples.quality(summary.quality) if summary.quality else ""),
-        ("Filters", counts.rules(summary.filters)),
-        ("Duplicates", examples.duplicates(summary.duplicates) if summary.duplicates else ""),
-        ("Exact duplicates", examples.exact(summary.exact) if summary.exact else ""),
-        ("Decontamination", examples.decontamination(summary.decontamination) if summary.decontamination else ""),
-        ("Blend", counts.blend(summary)),
-        ("Sample documents", examples.documents(summary)),
-        ("Files not read to their end", counts.lost_files(summary)),
-        ("Unreadable records", counts.unreadable(summary)),
-    ]
+@cache
+def _environment() -> Environment:
+    """Jinja's, which escapes every value that is not the output of a macro."""
+    environment = Environment(
+        loader=PackageLoader("mtnlg_data", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    numbers = (brief, count, duration, less, percent, short, signed)
+    texts = (around_ngram, beginning, by_fate, side_by_side, similar_pairs)
+    views = (cluster_classes, flows, in_words, languages, lengths, of_stages, pieces, ranked, table_rows, totals)
+    environment.filters |= {function.__name__: function for function in (*numbers, *texts, *views)}
+    return environment
 
 
-def _lede(summary: Summary) -> str:
-    names = [escape(stage.name) for stage in summary.stages]
-    stages = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
-    sources = f"{len(summary.sources)} sources" if len(summary.sources) > 1 else "one source"
-    return f"The documents of {sources}, {stages}: what was kept, what was dropped, and why."
+def in_words(name: str) -> str:
+    """A name of code as words."""
+    return name.replace("_", " ")
 
 
-def _headline(summary: Summary) -> str:
-    first, last = summary.stages[0], summary.stages[-1]
-    figures = [
-        (f"{brief(first.documents_in)} {ARROW} {brief(last.documents_out)}", "documents in and kept"),
-        (f"{short(first.characters_in)} {ARROW} {short(last.characters_out)}", "characters in and kept"),
-    ]
-    if summary.tokens:
-        tokens = sum(source.tokens for source in summary.tokens.values())
-        figures.append((short(tokens), f"tokens from {len(summary.tokens)} sources"))
-    slowest = max(summary.stages, key=lambda stage: stage.seconds)
-    longest = f", of which {escape(slowest.name)} {duration(slowest.seconds)}" if len(summary.stages) > 1 else ""
-    figures.append((duration(summary.seconds), f"run time{longest}"))
-    terms = "\n".join(f"<div><dt>{caption}</dt><dd>{figure}</dd></div>" for figure, caption in figures)
-    return f'<dl class="headline">\n{terms}\n</dl>'
+def ranked(counts: Mapping[str, int] | None) -> list[tuple[str, int]]:
+    """Names and counts above zero, the largest first."""
+    return sorted(((name, n) for name, n in (counts or {}).items() if n), key=lambda item: (-item[1], item[0]))
+
+
+def totals(stage: Stage) -> Counts:
+    """Counts of all sources."""
+    return Counts.total(stage.sources.values())
+
+
+def pieces(counts: Counts) -> int:
+    """Documents that cuts have added."""
+    return counts.documents_out - counts.documents_in + sum(counts.dropped.values())
+
+
+def flows(summary: RunSummary, source: str | None = None) -> list[tuple[str, Any]]:
+    """Names of the stages that have this source, with its counts; of all with those of all sources."""
+    if source is None:
+        return [(stage.name, stage) for stage in summary.stages]
+    return [(stage.name, stage.sources[source]) for stage in summary.stages if source in stage.sources]
+
+
+def of_stages(summary: RunSummary, field: str) -> list[tuple[str, Any]]:
+    """What the stages list under a field, each with the name of its stage."""
+    return [(stage.name, one) for stage in summary.stages for one in getattr(stage, field)]
+
+
+class Lengths(NamedTuple):
+    """Histograms over the same octaves: ticks, and of each source its name, layers and number of documents."""
+
+    ticks: list[tuple[float, str]]
+    charts: list[tuple[str, list[tuple[list[int], str]], int]]
+
+
+def lengths(summary: RunSummary) -> Lengths:
+    """Lengths of documents after the first and after the last stage of every source that has any."""
+    stages = {source: [counts for _, counts in flows(summary, source)] for source in summary.sources}
+    present = {octave.bit_length() for each in stages.values() for counts in each for octave in counts.lengths}
+    octaves = [1 << bits >> 1 for bits in range(min(present, default=0), max(present, default=0) + 1)]
+    ticks = [(place / len(octaves), count(octaves[place])) for place in range(0, len(octaves), OCTAVES_PER_TICK)]
+    charts = []
+    for source, (first, *others) in stages.items():
+        layers = [(first, "soft"), (others[-1], "strong")] if others else [(first, "strong")]
+        drawn = [([counts.lengths.get(octave, 0) for octave in octaves], kind) for counts, kind in layers]
+        if any(counts.lengths for counts in (first, *others)):
+            charts.append((source, drawn, layers[-1][0].documents_out))
+    return Lengths(ticks, charts)
+
+
+def languages(summary: RunSummary) -> list[tuple[str, int, int]]:
+    """Name, records and documents of the languages with most documents, and of all others; "un": none was detected."""
+    kept = summary.languages_kept
+    found = sorted(summary.languages.items(), key=lambda item: (-kept.get(item[0], 0), -item[1], item[0]))
+    rows = [("unknown" if name == "un" else name, n, kept.get(name, 0)) for name, n in found]
+    shown, others = rows[:LANGUAGES_SHOWN], rows[LANGUAGES_SHOWN:]
+    rest = (f"{len(others)} others", sum(n for _, n, _ in others), sum(k for *_, k in others))
+    return [*shown, *([rest] if others else [])]
+
+
+def cluster_classes(sizes: Mapping[int, int]) -> list[tuple[str, int]]:
+    """Clusters by size, in the classes of ``CLUSTER_SIZES``, up to the last that is not empty."""
+    rows = []
+    for low, high in CLUSTER_SIZES:
+        name = f"{low}+" if high is None else str(low) if low == high else f"{low}\N{EN DASH}{high}"
+        rows.append((name, sum(n for size, n in sizes.items() if low <= size and (high is None or size <= high))))
+    last = max(place for place, (_, n) in enumerate(rows) if n or place == 0)
+    return rows[: last + 1]
+
+
+def table_rows(details: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Key and text of every value that a step of a user gave; of a value within another by both keys."""
+    for key, value in details.items():
+        if isinstance(value, dict) and value:
+            yield from ((f"{key}.{inner}", text) for inner, text in table_rows(value))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield key, text if len(text) <= DETAIL_CHARACTERS else f"{text[:DETAIL_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"

@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import DocumentFile, named_damage
-from mtnlg_data.engine import CUTS, DROPPED, read_list
+from mtnlg_data.engine import CUTS, DROPPED, read_list, stage_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from mtnlg_data.engine.stage_folder import StageList
 
     Matches = Callable[[pa.RecordBatch | pa.Table], pa.ChunkedArray]
 
@@ -43,10 +45,8 @@ class StageFiles(NamedTuple):
     incomplete: bool
 
     @classmethod
-    def of(cls, folder: Path) -> StageFiles | None:
-        """The stage of a folder; None where none has finished there."""
-        if (left := read_list(folder)) is None:
-            return None
+    def of(cls, folder: Path, left: StageList) -> StageFiles:
+        """The stage that left this list in a folder."""
         listed = [folder / name for name in left.shards or ()]
         shards = [shard for shard in listed if shard.exists()]
         return cls(left.stage, folder, shards, incomplete=len(shards) < len(listed) or left.shards is None)
@@ -58,18 +58,20 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     ``folder`` is that of a run or of a single stage. Raises ``Failure`` where no stage has finished in it, and where no
     document is called so, with ids that are nearly the same.
     """
-    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    stages = [stage for path in (*below, folder) if (stage := StageFiles.of(path)) is not None]
+    found = stage_folders(folder) if folder.is_dir() else []
+    if (own := read_list(folder)) is not None:
+        found.append((folder, own))
+    stages = [StageFiles.of(*stage) for stage in found]
     if not stages:
         raise Failure(f"{folder}: no stage has finished here; give the folder of a run, or of a single stage")
-    found = _look_up(stages, name)
-    by_id = {row["key"] for _, row in found if row["id"] == name}
-    keys = by_id or {row["key"] for _, row in found}
+    matches = _look_up(stages, name)
+    by_id = {row["key"] for _, row in matches if row["id"] == name}
+    keys = by_id or {row["key"] for _, row in matches}
     if not keys:
         near = ", ".join(_near_names(stages, name)) or "none"
         raise Failure(f"{folder}: no document {name}; nearest: {near} ({HINT})")
     documents: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for number, row in found:
+    for number, row in matches:
         whole = PIECE.sub("", row["key"])
         if row["key"] in keys or whole in keys:
             documents.setdefault(whole if whole in keys else row["key"], []).append((number, row))

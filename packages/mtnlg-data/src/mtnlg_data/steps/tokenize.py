@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from mtnlg_data.document import shard_source
 from mtnlg_data.fingerprint import file_digest
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
@@ -52,7 +51,9 @@ class TokenizeSettings(Settings):
         0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
     )
     seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
-    library: Library = setting("auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.")
+    library: Library = setting(
+        "auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.", keyed=False
+    )
     sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
 
     @model_validator(mode="after")
@@ -128,7 +129,6 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
 
     def apply(self, job: Job) -> Summary:
         """Encode, shuffle, write the stores."""
-        from mtnlg_data.tokens.stage import tokenize_documents  # noqa: PLC0415
+        from mtnlg_data.tokens.stage import tokenize  # noqa: PLC0415
 
-        by_source = {name: [path for path in job.paths if shard_source(path) == name] for name in self.sources}
-        return tokenize_documents(by_source, job.results, self.settings, self.weights, job.engine)
+        return tokenize(self, type(job)(self, job.paths, job.results, job.engine))

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.document import DocumentFile, Shard, UnitOutput
-from mtnlg_data.engine import Unit
+from mtnlg_data.document import DocumentFile
 from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import atomic_open
 from mtnlg_data.tally import Tallies
@@ -32,9 +30,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.document import Shard
     from mtnlg_data.exchange import KeyRange, SortedFile
+    from mtnlg_data.job import Done
     from mtnlg_data.steps.tokenize import Library
+    from mtnlg_data.tally import Summary
 
 TOKENS_PER_BATCH = 1 << 24  # in memory while files are merged
 COUNT = struct.Struct("<Q")
@@ -101,12 +101,28 @@ class EncodedFile:
         return documents
 
 
-def read_sorted(folder: Path, keys: KeyRange, dtype: np.dtype[Any]) -> Iterator[Encoded]:
+class EncodedSource(NamedTuple):
+    """The encoded files of a source, before its first merge."""
+
+    folder: Path
+    contents: str  # fingerprint of what wrote them
+    vocabulary: int
+
+    def fingerprint(self) -> object:
+        """All but the place."""
+        return self[1:]
+
+    def file(self, file: SortedFile) -> EncodedFile:
+        """A file of the exchange, opened."""
+        return EncodedFile(encoded_path(self.folder, file), dtype_for(self.vocabulary))
+
+
+def read_sorted(source: EncodedSource, keys: KeyRange) -> Iterator[Encoded]:
     """The documents of a range in the order of their keys, about ``TOKENS_PER_BATCH`` tokens at a time.
 
     Equal keys keep the order of the files and of their rows.
     """
-    files = [EncodedFile(encoded_path(folder, file), dtype) for file in keys.files]
+    files = [*map(source.file, keys.files)]
     tokens = sum(int(file.counts([keys.first, keys.last + 1])[0, 1]) for file in files)
     for first, last in keys.split(max(1, -(-tokens // TOKENS_PER_BATCH))):
         all_keys, ids, sizes = map(np.concatenate, zip(*(file.read(first, last) for file in files), strict=True))
@@ -114,35 +130,33 @@ def read_sorted(folder: Path, keys: KeyRange, dtype: np.dtype[Any]) -> Iterator[
         yield Encoded(all_keys[order], *take_documents(ids, sizes, order))
 
 
-@dataclass(frozen=True)
-class EncodeUnit(Unit):
-    """Unit: some row groups of one shard -> their documents, encoded and sorted by key."""
+class Encoding(NamedTuple):
+    """How to encode; the library is in no key, since the ids are the same from all."""
 
-    shard: Shard
-    groups: tuple[int, ...]
-    tokenizer: UnitOutput
+    tokenizer: Done
     eod: int  # follows from the tokenizer
     seed: int
     library: Library
-    output: Path
 
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("encoding", self.shard.checksum, self.groups, self.tokenizer.key, self.seed)
+    def fingerprint(self) -> object:
+        """What the ids and their order depend on."""
+        return [self.tokenizer, self.seed]
 
 
-def encode_groups(unit: EncodeUnit) -> Summary:
-    """Encode row groups; returns their tallies and the number of ``tokens``."""
-    tokenizer = load_tokenizer(unit.tokenizer.path)
-    eod, dtype = np.array(unit.eod), dtype_for(vocabulary_size(tokenizer))
-    encode = open_encoder(unit.tokenizer.path, unit.library)
+def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding) -> Summary:
+    """Encode row groups of a shard, sorted by key; returns their tallies and the number of ``tokens``."""
+    shard, groups = work
+    tokenizer = load_tokenizer(how.tokenizer.output)
+    eod, dtype = np.array(how.eod), dtype_for(vocabulary_size(tokenizer))
+    encode = open_encoder(how.tokenizer.output, how.library)
     tallies = Tallies()
     keys: list[int] = []
     ids, sizes = [np.empty(0, dtype)], [np.empty(0, np.int64)]
-    with DocumentFile(unit.shard.path) as file:
-        for group in unit.groups:
+    with DocumentFile(shard.path) as file:
+        for group in groups:
             batch = file.read(group, ["key", "source", "text"])
             texts = batch["text"].to_pylist()
-            keys += [document_key(unit.seed, key) for key in batch["key"].to_pylist()]
+            keys += [document_key(how.seed, key) for key in batch["key"].to_pylist()]
             for source, text in zip(batch["source"].to_pylist(), texts, strict=True):
                 tallies[source].keep(len(text))
             for bounds in batch_slices(texts):
@@ -152,51 +166,19 @@ def encode_groups(unit: EncodeUnit) -> Summary:
     all_keys = np.array(keys, np.uint64)
     order = stable_order(all_keys)
     documents = Encoded(all_keys[order], *take_documents(np.concatenate(ids), np.concatenate(sizes), order))
-    return {**tallies.summary(), "tokens": write_encoded(unit.output, [documents])}
+    return {**tallies.summary(), "tokens": write_encoded(output, [documents])}
 
 
-@dataclass(frozen=True)
-class MergeUnit(Unit):
-    """Unit: some keys of some files of encoded documents -> one file of the exchange's next level."""
-
-    folder: Path
-    keys: KeyRange
-    contents: str  # digest of the keys of all units that encoded the source
-    vocabulary: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("merge", self.contents, self.keys, self.vocabulary)
+def merge_encoded(work: tuple[EncodedSource, KeyRange], output: Path) -> Summary:
+    """Merge some keys of some files into one of the exchange's next level; returns the number of tokens."""
+    return {"tokens": write_encoded(output, read_sorted(*work))}
 
 
-def merge_encoded(unit: MergeUnit) -> Summary:
-    """Merge files; returns the number of tokens."""
-    documents = read_sorted(unit.folder, unit.keys, dtype_for(unit.vocabulary))
-    return {"tokens": write_encoded(unit.output, documents)}
-
-
-@dataclass(frozen=True)
-class CountUnit(Unit):
-    """Unit: the files that hold some even ranges of keys -> documents and tokens of each, int64[ranges, 2]."""
-
-    folder: Path
-    keys: KeyRange  # of all these ranges
-    ranges: int
-    contents: str
-    vocabulary: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("counts", self.contents, self.keys, self.ranges, self.vocabulary)
-
-
-def count_ranges(unit: CountUnit) -> Summary:
-    """Count the documents and tokens of each range."""
-    parts = unit.keys.split(unit.ranges)
-    bounds = [*(first for first, _ in parts), unit.keys.last + 1]
-    counts = np.zeros((unit.ranges, 2), np.int64)
-    for file in unit.keys.files:
-        counts += EncodedFile(encoded_path(unit.folder, file), dtype_for(unit.vocabulary)).counts(bounds)
-    with atomic_open(unit.output) as output:
-        np.save(output, counts)
+def count_ranges(work: tuple[EncodedSource, KeyRange, int], output: Path) -> Summary:
+    """Count the documents and tokens of each of so many even ranges of keys: int64[ranges, 2]."""
+    source, keys, ranges = work
+    bounds = [*(first for first, _ in keys.split(ranges)), keys.last + 1]
+    counts = sum(source.file(file).counts(bounds) for file in keys.files)
+    with atomic_open(output) as file:
+        np.save(file, counts)
     return {}

@@ -6,15 +6,13 @@ r"""Token stores: the ids of many documents in Megatron's pair of files, ``<pref
     int32[n] tokens of each sequence | int64[n] byte offset of each in .bin | int64[m] first sequence of each document
 
 We write one sequence per document, so m = n + 1, and also read several per document, as megatron-core may write.
-``<prefix>.crc`` holds the checksums (see ``checked_file``) of ``.bin`` and then of ``.idx``, and every read is checked
-against it; a store without one, such as megatron-core's, is read unchecked. A store exists when its ``.idx`` does: the
-other two files are put in place first.
+A store exists when its ``.idx`` does: the tokens are put in place first. ``TokenStore.checksum`` tells whether it is
+what was written; a ``.crc`` beside it, of an earlier version, is not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 import struct
 import tempfile
 from contextlib import contextmanager
@@ -22,10 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from mtnlg_data.console import Failure, IoFailure
+from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open, atomic_path
 
-from .checked_file import CRC, CheckedFile, ChecksumWriter, block_count
+from .file_reader import FileReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +42,7 @@ DTYPE_CODES: dict[int, type[np.integer[Any]]] = {
     8: np.uint16,
 }
 SIZES_PER_BATCH = 1 << 20
-SPAN_BYTES = 1 << 30  # whole blocks of checksums
+SPAN_BYTES = 1 << 30
 READ_BYTES = 1 << 20
 
 
@@ -56,11 +54,6 @@ def bin_path(prefix: Path) -> Path:
 def idx_path(prefix: Path) -> Path:
     """The index: sizes and offsets of the documents."""
     return prefix.with_name(f"{prefix.name}.idx")
-
-
-def crc_path(prefix: Path) -> Path:
-    """The file of checksums."""
-    return prefix.with_name(f"{prefix.name}.crc")
 
 
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
@@ -75,7 +68,7 @@ def pack_header(documents: int, dtype: np.dtype[Any]) -> bytes:
 
 
 def span_digest(paths: Sequence[Path]) -> str:
-    """SHA-256 of the SHA-256 digests of each ``SPAN_BYTES`` of these files, in hex: units share a large one."""
+    """SHA-256 of the SHA-256 digests of each ``SPAN_BYTES`` of these files, in hex."""
     digests = b""
     for path in paths:
         with path.open("rb") as file:
@@ -90,7 +83,7 @@ def span_digest(paths: Sequence[Path]) -> str:
 class StoreWriter:
     """Appends documents in their final order; made by ``writing_store``."""
 
-    def __init__(self, tokens: ChecksumWriter, sizes: BinaryIO, vocabulary: int) -> None:
+    def __init__(self, tokens: BinaryIO, sizes: BinaryIO, vocabulary: int) -> None:
         self._tokens = tokens
         self._sizes = sizes
         self._vocabulary = vocabulary
@@ -119,32 +112,23 @@ class StoreWriter:
 def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
     """Write a store in one pass and constant memory; nothing is put in place until all documents are written.
 
-    Sizes and checksums are kept in unnamed temporary files beside the store until then.
+    Sizes are kept in an unnamed temporary file beside the store until then.
     """
     folder = prefix.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as sizes, tempfile.TemporaryFile(dir=folder) as checksums:
+    with tempfile.TemporaryFile(dir=folder) as sizes:
         with atomic_path(bin_path(prefix)) as partial:
-            with partial.open("wb") as file:
-                tokens = ChecksumWriter(file, checksums)
+            with partial.open("wb") as tokens:
                 writer = StoreWriter(tokens, sizes, vocabulary)
                 yield writer
-                tokens.finish()
-            for path in (idx_path(prefix), crc_path(prefix)):
-                path.unlink(missing_ok=True)  # never leave an index beside the tokens of another run
-        with atomic_open(idx_path(prefix)) as file:
-            index = ChecksumWriter(file, checksums)
+            idx_path(prefix).unlink(missing_ok=True)  # never leave an index beside the tokens of another run
+        with atomic_open(idx_path(prefix)) as index:
             _write_index(index, sizes, writer.documents, dtype_for(vocabulary))
-            index.finish()
-            checksums.seek(0)
-            with atomic_open(crc_path(prefix)) as crc_file:
-                shutil.copyfileobj(checksums, crc_file)
 
 
-def _write_index(index: ChecksumWriter, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
+def _write_index(index: BinaryIO, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:
     index.write(pack_header(documents, dtype))
-    for batch in _size_batches(sizes):
-        index.write(batch.tobytes())
+    index.writelines(batch.tobytes() for batch in _size_batches(sizes))
     offset = 0
     for batch in _size_batches(sizes):
         ends = offset + np.cumsum(batch, dtype=np.int64) * dtype.itemsize
@@ -164,38 +148,20 @@ def _size_batches(sizes: BinaryIO) -> Iterator[NDArray[np.int32]]:
 class TokenStore:
     """A token store open for reading, ours or Megatron's, by any number of processes; opening takes constant time.
 
-    Everything is read by position and, where there is a ``.crc``, checked: where a file was cut short or changed, even
-    after the store was opened, the read raises ``Failure`` naming it. Pickles as its prefix.
+    Everything is read by position: where a file was cut short, even after the store was opened, the read raises
+    ``Failure`` naming it. Pickles as its prefix.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        self._idx, self._bin = CheckedFile(idx_path(prefix)), CheckedFile(bin_path(prefix))
-        sizes_match = self._check_reads()
+        self._idx, self._bin = FileReader(idx_path(prefix)), FileReader(bin_path(prefix))
         self._sequences, self.documents, self.dtype = _read_header(self._idx)
         expected = self._expected_bin_size()
         if self._bin.size != expected:
             raise Failure(
                 f"{self._bin.path}: holds {self._bin.size} bytes where its index says {expected}; write the store again"
             )
-        if not sizes_match:  # .bin and .idx agree with each other
-            raise Failure(f"{crc_path(prefix)}: the checksums of another store; remove it, or write the store again")
         self.tokens = expected // self.dtype.itemsize
-
-    def _check_reads(self) -> bool:
-        """Check reads against ``.crc`` from now on, if there is one; False where it is of files of other sizes."""
-        try:
-            checksums = CheckedFile(crc_path(self.prefix))
-        except IoFailure:  # there may be one
-            raise
-        except Failure:
-            return True
-        bin_blocks, idx_blocks = block_count(self._bin.size), block_count(self._idx.size)
-        if checksums.size != CRC.size * (bin_blocks + idx_blocks):
-            return False
-        self._bin.check_against(checksums, 0)
-        self._idx.check_against(checksums, bin_blocks)
-        return True
 
     def _expected_bin_size(self) -> int:
         """Bytes of ``.bin`` by the end of its last sequence. Raises ``Failure`` where the index contradicts itself."""
@@ -266,7 +232,7 @@ class TokenStore:
         return np.frombuffer(self._idx.read(begin + first * size, begin + last * size), dtype).astype(np.int64)
 
 
-def _read_header(index: CheckedFile) -> tuple[int, int, np.dtype[Any]]:
+def _read_header(index: FileReader) -> tuple[int, int, np.dtype[Any]]:
     """Sequences, documents and token type, where the counts agree with the size of the file. Raises ``Failure``."""
     path = index.path
     if index.size < HEADER.size:

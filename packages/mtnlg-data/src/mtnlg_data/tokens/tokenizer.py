@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +25,8 @@ from tokenizers.trainers import BpeTrainer
 
 from mtnlg_data.console import Failure, say
 from mtnlg_data.document import read_documents, read_rows
-from mtnlg_data.engine import Unit
-from mtnlg_data.files import atomic_path, read_small, sha256, write_json, write_text
+from mtnlg_data.files import atomic_path, read_small, write_json, write_text
+from mtnlg_data.fingerprint import File
 from mtnlg_data.transfer.url_files import local_path
 
 from . import tokenizer_file
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mtnlg_data.document import Shard
-    from mtnlg_data.engine import Summary
+    from mtnlg_data.job import Done
     from mtnlg_data.steps.tokenize import TokenizeSettings
+    from mtnlg_data.tally import Summary
 
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
@@ -68,90 +68,61 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
             open_encoder(path, settings.library)
 
 
-@dataclass(frozen=True)
-class SampleUnit(Unit):
-    """Unit: one shard -> the texts of its documents whose hash(seed, key) is below ``limit``."""
-
-    shard: Path
-    checksum: str
-    seed: int
-    limit: int
-    output: Path
-
-    def _key_parts(self) -> tuple[object, ...]:
-        return ("vocabulary sample", self.checksum, self.seed, self.limit)
-
-
-def draw_sample(unit: SampleUnit) -> Summary:
-    """Write the texts that the tokenizer is trained on."""
-    keys = (key for batch in read_documents(unit.shard, ["key"]) for key in batch["key"].to_pylist())
-    rows = [row for row, key in enumerate(keys) if document_key(unit.seed, key) < unit.limit]
+def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
+    """Write the texts that the tokenizer is trained on: of a shard those whose hash(seed, key) is below a limit."""
+    shard, limit = work
+    keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
+    rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
     schema = pa.schema([pa.field("text", pa.large_string())])
-    with atomic_path(unit.output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        for _, batch in read_rows(unit.shard, np.array(rows, np.int64), ["text"]):
+    with atomic_path(output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for _, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
             writer.write_table(pa.table([batch["text"].cast(pa.large_string())], schema))
     return {}
 
 
-def sample_units(
+def sample_limits(
     shards: Mapping[str, Sequence[Shard]],
     sizes: Mapping[Path, int],
     weights: Mapping[str, float],
     settings: TokenizeSettings,
-    folder: Path,
-) -> list[SampleUnit]:
-    """Samples of all shards, source by source: about ``sample_bytes`` x weight of each, or all that it has.
+) -> list[tuple[Shard, int]]:
+    """What ``draw_sample`` takes of each shard: about ``sample_bytes`` x weight of each source, or all that it has.
 
     ``sizes`` are the bytes of text of each shard.
     """
     total_weight = sum(weights[source] for source in shards)
-    limits = {}
-    for source, own in shards.items():
-        size = sum(sizes[shard.path] for shard in own)
+    limits = []
+    for source in sorted(shards):
+        size = sum(sizes[shard.path] for shard in shards[source])
         share = weights[source] / total_weight * settings.sample_bytes / max(1, size)
-        limits[source] = min(1 << 64, int(share * (1 << 64)))
-    ordered = [(shard, limits[source]) for source in sorted(shards) for shard in shards[source]]
-    return [
-        SampleUnit(shard.path, shard.checksum, settings.seed, limit, sample_path(folder, number))
-        for number, (shard, limit) in enumerate(ordered)
-    ]
+        limits += [(shard, min(1 << 64, int(share * (1 << 64)))) for shard in shards[source]]
+    return limits
 
 
-def sample_path(folder: Path, number: int) -> Path:
-    """The sample of a shard, by its number."""
-    return folder / f"{number:07d}.sample"
-
-
-@dataclass(frozen=True)
-class TokenizerUnit(Unit):
-    """Unit: the settings, and the samples of all shards where a tokenizer is trained -> tokenizer.json."""
+class Vocabulary(NamedTuple):
+    """The settings, and the samples where a tokenizer is trained."""
 
     settings: TokenizeSettings
-    samples: Path  # the folder of ``files`` of them
-    files: int
-    contents: str  # digest of their units' keys
-    output: Path
+    samples: Sequence[Done]
 
-    def _key_parts(self) -> tuple[object, ...]:
+    def fingerprint(self) -> object:
+        """What the tokenizer depends on."""
         settings = self.settings
-        if settings.vocabulary is None:
-            return ("vocabulary", settings.eod, [sha256(file) for file in tokenizer_files(settings)])
-        return ("vocabulary", settings.vocabulary, settings.eod, self.contents)
+        return [settings.vocabulary, settings.eod, self.samples, [*map(File, tokenizer_files(settings))]]
 
 
-def write_tokenizer(unit: TokenizerUnit) -> Summary:
+def write_tokenizer(work: Vocabulary, output: Path) -> Summary:
     """Train or read the tokenizer; returns its vocabulary size and the id of its end token.
 
     An end token that its name does not show has its id in generation_config.json, as in Hugging Face's folders.
     """
-    settings = unit.settings
+    settings = work.settings
     if settings.vocabulary is None:
         tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod)
     else:
-        texts = read_samples(sample_path(unit.samples, number) for number in range(unit.files))
-        tokenizer = train_tokenizer(texts, settings.vocabulary, settings.eod)
-    write_text(unit.output, tokenizer.to_str(pretty=True))
-    name, ends = _end_token(tokenizer, settings.eod), unit.output.with_name(GENERATION)
+        tokenizer = train_tokenizer(_read_samples(work.samples), settings.vocabulary, settings.eod)
+    write_text(output, tokenizer.to_str(pretty=True))
+    name, ends = _end_token(tokenizer, settings.eod), output.with_name(GENERATION)
     eod = tokenizer.token_to_id(name)
     if known := name == _end_token(tokenizer, None):
         ends.unlink(missing_ok=True)
@@ -160,10 +131,10 @@ def write_tokenizer(unit: TokenizerUnit) -> Summary:
     return {"vocabulary": vocabulary_size(tokenizer), "eod": eod, "files": [] if known else [GENERATION]}
 
 
-def read_samples(paths: Iterable[Path]) -> Iterator[str]:
+def _read_samples(samples: Iterable[Done]) -> Iterator[str]:
     """The texts of samples, in order."""
-    for path in paths:
-        with pq.ParquetFile(path) as file:
+    for sample in samples:
+        with pq.ParquetFile(sample.output) as file:
             for batch in file.iter_batches():
                 yield from batch["text"].to_pylist()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, UsageFailure, progress, say
-from mtnlg_data.engine import lock_folder, manifest_path, read_list
+from mtnlg_data.engine import lock_folder, manifest_path, read_list, stage_folders
 from mtnlg_data.files import read_small, sha256, write_json
 
 from .url_files import RemoteFile, find_file, list_files
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 def last_stage(folder: Path) -> Path | None:
     """The folder with the last shards of a run or of a single stage; None where there are none."""
-    stages = [folder] if read_list(folder) is not None else sorted(path for path in folder.iterdir() if path.is_dir())
+    stages = [folder] if read_list(folder) is not None else [path for path, _ in stage_folders(folder)]
     return next((stage for stage in reversed(stages) if _shards(stage)), None)
 
 

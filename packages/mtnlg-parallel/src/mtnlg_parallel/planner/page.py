@@ -7,14 +7,14 @@ many GPUs, and what each switch of the program is worth.
 from __future__ import annotations
 
 from importlib.metadata import version
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from mtnlg_data.report import charts
-from mtnlg_data.report.charts import Bar, bars
-from mtnlg_data.report.markup import NARROW, count, escape, figure, percent, row, short, table
+from mtnlg_data.report.numbers import NARROW, count, percent, short
 from mtnlg_model.files import write_text
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.record.curves import Scale
+from mtnlg_parallel.record.markup import Bar, bars, escape, figure, row, table
 from mtnlg_parallel.record.page import document, section
 
 from .interval import interval_of
@@ -38,7 +38,8 @@ BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 WIDTH, HEIGHT, SIDE, TOP, FLOOR = 800, 300, 60, 40, 240  # of the picture of step times
 STYLE: Final = (
-    charts.STYLE + ".bars{max-width:none}.kinds i{display:inline-block;width:.8em;height:.8em;margin:0 .4em 0 1.2em}"
+    files("mtnlg_data.report").joinpath("bars.css").read_text(encoding="utf-8")
+    + ".bars{max-width:none}.kinds i{display:inline-block;width:.8em;height:.8em;margin:0 .4em 0 1.2em}"
     ".weights{background:var(--accent)}.optimizer{background:var(--soft)}.gradients{background:var(--second)}"
     ".activations{background:#6f9460}.buffers{background:var(--muted)}"
     ".kinds span{white-space:nowrap}.step.less{fill:var(--paper);stroke:var(--accent);stroke-width:1.5}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from rich.table import Table
 
-from mtnlg_data.report.markup import NARROW, duration
+from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.console import UsageFailure, output
 
 from .cluster import load_cluster

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from mtnlg_data.report.markup import NARROW, escape, short
+from mtnlg_data.report.numbers import NARROW, short
+
+from .markup import escape
 
 if TYPE_CHECKING:
     from array import array

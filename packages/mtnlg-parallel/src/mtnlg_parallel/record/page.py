@@ -17,13 +17,14 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_data.report.markup import brief, count, decimal, duration, escape, figure, percent, row, short, table
+from mtnlg_data.report.numbers import brief, count, duration, percent, short
 from mtnlg_model.console import say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 
 from .curves import STYLE, Chart, Curve, Marks, standalone
 from .history import StepSeconds, account, read_events
+from .markup import decimal, escape, figure, row, table
 from .metrics import Follower
 from .run_dir import LOSS, REPORT, SUMMARY
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from mtnlg_data.report.markup import NARROW, duration
+from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
 from mtnlg_model.console import Failure, print_json
 from mtnlg_parallel.recipe import load_recipe

@@ -1,0 +1,365 @@
+"""summary.json: what a curation kept and dropped, by stage and source; written by its run, read by its report.
+
+    a task's counts (``tally``)  →  ``stage_summary``  →  ``merge_summaries``  →  summary.json  →  ``read_summary``
+
+A stage has the fields of ``Stage``. What a step of ours says beside them stands once at the top, where ``RunSummary``
+describes it; what a user's step says is its ``details``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self
+from zlib import crc32
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .console import Failure, say
+from .files import read_small
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
+ERRORS_SHOWN = 20
+SHOWN_PER_FATE = 2  # example documents of each fate, by source
+KEPT = "kept"  # the fate of a document that is not dropped; else the reason
+SMALL_SOURCE = 100  # documents; where fewer are mostly dropped, that is no sign of a mistake
+Summary = dict[str, Any]  # any of the objects here, as JSON
+
+
+class Part(BaseModel):
+    """Base of the models here: immutable, strict, unknown keys ignored. None stands for a key that is left out."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Counts(Part):
+    """Documents and characters of one source before and after a stage, and the number dropped for each reason."""
+
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+    failed: int = 0  # of those dropped, the ones that could not be read
+    dropped: dict[str, int] = {}
+    lengths: dict[int, int] = {}  # documents out, by the shortest length of their octave
+    metadata_lost: dict[str, int] | None = None  # documents kept without their metadata, by reason
+
+    @classmethod
+    def total(cls, parts: Iterable[Counts]) -> Self:
+        """The sum of these."""
+        numbers: Counter[str] = Counter(dict.fromkeys((*COUNTS, "failed"), 0))
+        tables: dict[str, Counter[Any]] = {"dropped": Counter(), "lengths": Counter(), "metadata_lost": Counter()}
+        for part in parts:
+            for name in numbers:
+                numbers[name] += getattr(part, name)
+            for name, table in tables.items():
+                table.update(getattr(part, name) or {})
+        added = {name: dict(sorted(table.items())) for name, table in tables.items()}
+        return cls.model_validate({**numbers, **added, "metadata_lost": added["metadata_lost"] or None})
+
+
+class ReadError(Part):
+    """A record or file that could not be read: its place in the input, and the error."""
+
+    source: str = ""
+    where: str
+    what: str
+
+
+class Alarm(Part):
+    """A source of which a stage dropped more than its setting expects, or left too little."""
+
+    source: str
+    message: str
+
+
+class Example(Part):
+    """The beginning of a document and its fate."""
+
+    source: str
+    fate: str
+    id: str
+    key: str = ""
+    text: str
+    score: float | None = None
+
+
+class TaskSummary(Part):
+    """What a task has counted of its sources."""
+
+    sources: dict[str, Counts]
+    errors: list[ReadError] = []
+    lost: list[ReadError] = []  # files read in part or not at all
+    shown: list[Example] = []
+
+
+class Stage(Part):
+    """One stage: counts over all sources and for each, alarms, unreadable records, and sample documents."""
+
+    name: str
+    seconds: float
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+    sources: dict[str, Counts]
+    alarms: list[Alarm] = []
+    errors: list[ReadError] = []
+    files_lost: int = 0
+    lost: list[ReadError] = []
+    shown: list[Example] = []
+    failure: str | None = None  # what of the files could not be read, if that is more than the settings allow
+    details: dict[str, Any] | None = None  # what a user's step says of its work
+    shards: list[str] | None = Field(None, exclude=True)  # for the next stage alone
+
+
+class Quality(Part):
+    """The classifier's accuracy on held-out documents, and histograms of scores: counts between ``edges``."""
+
+    accuracy: float | None = None
+    auc: float | None = None
+    trained_on: int | None = None
+    held_out: int | None = None
+    edges: list[float] = []
+    candidates: list[float] = []
+    kept: list[float] = []
+    positives: list[float] = []
+
+
+class FilterRule(Part):
+    """A rule of filter or exact: where it was published, its threshold, and how many documents or lines it took."""
+
+    rule: str
+    published: str
+    threshold: float | None = None
+    effect: str
+    count: int
+
+
+class DuplicatePair(Part):
+    """A document dropped as a near duplicate, and the one kept in its place."""
+
+    kept: str
+    dropped: str
+    jaccard: float
+    text_kept: str
+    text_dropped: str
+
+
+class Duplicates(Part):
+    """Clusters of near duplicates by size, the share removed from each source, and sample pairs."""
+
+    components: int = 0
+    cluster_sizes: dict[int, int] = {}
+    removed_share: dict[str, float] = {}
+    samples: list[DuplicatePair] = []
+
+
+class ExactCut(Part):
+    """A line or passage that was removed since it occurs elsewhere, and the document that it was in."""
+
+    rule: str
+    document: str
+    text: str
+
+
+class Exact(Part):
+    """The effect of each rule of exact deduplication, and sample cuts."""
+
+    rules: list[FilterRule] = []
+    cuts: list[ExactCut] = []
+
+
+class Cut(Part):
+    """An n-gram of task texts found in a document, with the text around it."""
+
+    document: str
+    tasks: list[str]
+    ngram: str
+    text: str
+
+
+class Decontamination(Part):
+    """Documents cut and dropped for holding task texts, cuts by task, and sample cuts."""
+
+    documents_cut: int = 0
+    documents_dropped: int = 0
+    cuts_by_task: dict[str, int] = {}
+    ngrams_common: int = 0
+    samples: list[Cut] = []
+
+
+class SourceTokens(Part):
+    """Size and weight of a source in the blend."""
+
+    documents: int
+    tokens: int
+    weight: float
+
+
+class RunSummary(Part):
+    """summary.json."""
+
+    seconds: float
+    stages: list[Stage] = Field(min_length=1)
+    languages: dict[str, int] = {}  # records read, by language
+    languages_kept: dict[str, int] = {}  # documents extracted from them
+    quality: Quality | None = None
+    filters: list[FilterRule] = []
+    duplicates: Duplicates | None = None
+    exact: Exact | None = None
+    decontamination: Decontamination | None = None
+    tokens: dict[str, SourceTokens] = {}
+    vocabulary: int | None = None
+    unigram_entropy_nats: float | None = None
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, in the order of their first occurrence in the stages."""
+        return list(dict.fromkeys(source for stage in self.stages for source in stage.sources))
+
+
+def order_sources(summaries: Iterable[Summary], order: Sequence[str]) -> list[str]:
+    """The sources in ``order``, then all others of these tasks' summaries by name."""
+    sources = {source for summary in summaries for source in summary["sources"]}
+    return [*order, *sorted(sources.difference(order))]
+
+
+def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str], alarm_share: float = 1.0) -> Summary:
+    """Add up the summaries of a stage's tasks, sources in this order; ``seconds`` is left for the caller to set.
+
+    ``alarms`` has a ``loss_alarm`` for each source that loses more than ``alarm_share`` of its documents.
+    """
+    tasks = [TaskSummary.model_validate(summary, strict=False) for summary in summaries]
+    sources = {
+        source: Counts.total(task.sources[source] for task in tasks if source in task.sources) for source in order
+    }
+    losses = (
+        loss_alarm(name, source, counts.documents_in, counts.dropped, alarm_share) for source, counts in sources.items()
+    )
+    lost = [file for task in tasks for file in task.lost]
+    stage = {
+        "name": name,
+        "seconds": 0.0,
+        **{count: sum(getattr(counts, count) for counts in sources.values()) for count in COUNTS},
+        "sources": sources,
+        "alarms": [alarm for alarm in losses if alarm is not None],
+        "errors": [error for task in tasks for error in task.errors][:ERRORS_SHOWN],
+        "files_lost": len(lost),
+        "lost": lost[:ERRORS_SHOWN],
+        "shown": _choose_examples((example for task in tasks for example in task.shown), order),
+    }
+    return Stage.model_validate(stage, strict=False).model_dump(mode="json", exclude_none=True)
+
+
+def loss_alarm(
+    stage: str, source: str, documents: int, dropped: Mapping[str, int], alarm_share: float
+) -> dict[str, str] | None:
+    """Source and message of a stage that drops more than this share of the source's documents; None where it does not.
+
+    ``dropped`` counts by reason. The message names the share, the foremost reason and the setting.
+    """
+    lost = sum(dropped.values())
+    if lost <= alarm_share * documents:
+        return None
+    reason, most = max(dropped.items(), key=lambda item: (item[1], item[0]))
+    mostly = reason if most == lost else f"{most:,} of them as {reason}"
+    message = (
+        f"{stage} drops {lost / documents:.1%} of {source}: {lost:,} of {documents:,} documents, {mostly}; "
+        f"more than {stage}.alarm_share = {alarm_share:g}"
+    )
+    return {"source": source, "message": message}
+
+
+def _choose_examples(shown: Iterable[Example], order: Sequence[str]) -> list[Example]:
+    """The examples of lowest CRC-32 of each source and fate: sources in this order, fates by name."""
+    chosen: dict[tuple[int, str], list[Example]] = {}
+    for example in sorted(shown, key=lambda example: (crc32(example.key.encode()), example.key)):
+        chosen.setdefault((order.index(example.source), example.fate), []).append(example)
+    return [example for _, group in sorted(chosen.items()) for example in group[:SHOWN_PER_FATE]]
+
+
+def read_failure(stage: Summary, max_failed: float) -> str | None:
+    """Why a stage that read source files must not pass for a success, in one line; None where nothing was lost.
+
+    That is a file that ended early or held nothing, or more than this share of a source's records unreadable.
+    """
+    unreadable = []
+    for source, counts in stage["sources"].items():
+        failed, total = counts["failed"], counts["documents_in"]
+        if failed > max_failed * total:
+            share = f"({failed / total:.1%}), more than max_failed = {max_failed:.1%}"
+            unreadable.append(f"{source}: {failed:,} of {total:,} records could not be read {share}")
+    named = stage["lost"] or (stage["errors"] if unreadable else [])
+    more = f" (and {stage['files_lost'] - 1} more)" if stage["files_lost"] > 1 else ""
+    return "; ".join([f"{one['where']}: {one['what']}{more}" for one in named[:1]] + unreadable) or None
+
+
+def passthrough_summary(source: str, before: Summary) -> Summary:
+    """The summary of a source that skips a stage; ``before`` are its counts after the stage before."""
+    counts = {count: before[count.replace("_in", "_out")] for count in COUNTS}
+    return {"sources": {source: {**counts, "lengths": before.get("lengths", {})}}}
+
+
+def merge_summaries(summaries: Sequence[Summary]) -> Summary:
+    """The summaries of all stages, in their order, as the object of ``summary.json``."""
+    fields = Stage.model_fields
+    stages = [{k: v for k, v in stage.items() if k in fields and not fields[k].exclude} for stage in summaries]
+    top = {key: value for stage in summaries for key, value in stage.items() if key not in fields}
+    return {"version": 1, "seconds": round(sum(stage["seconds"] for stage in stages), 3), "stages": stages, **top}
+
+
+def say_summary(summary: Summary, note: str) -> None:
+    """Print a stage's line, with this note, and its alarms."""
+    say(f"{summary_line(summary)} ({note})")
+    for alarm in summary["alarms"]:
+        say(f"WARNING: {alarm['message']}")
+
+
+def summary_line(summary: Summary) -> str:
+    """One line for a person: what a stage kept, what it dropped and why."""
+    stage = Stage.model_validate(summary, strict=False)
+    kept, total = stage.documents_out, stage.documents_in
+    # Decontamination may write more documents than it reads: a cut makes two of one.
+    documents = f"kept {kept:,} of {total:,} documents" if kept <= total else f"made {kept:,} of {total:,} documents"
+    share = f" ({kept / total:.1%})" if 0 < kept <= total else ""
+    counts = Counts.total(stage.sources.values())
+    why, lost = (
+        ", ".join(f"{name} {n:,}" for name, n in Counter(table).most_common())
+        for table in (counts.dropped, counts.metadata_lost)
+    )
+    millions = f"{stage.characters_in / 1e6:.1f} → {stage.characters_out / 1e6:.1f} M characters"
+    dropped = f"; dropped: {why}" if why else ""
+    without = f"; kept without their metadata: {lost}" if lost else ""
+    return f"{stage.name}: {documents}{share}, {millions}{dropped}{without}"
+
+
+def read_summary(path: Path) -> RunSummary:
+    """Read a summary. Raises ``Failure`` where it is missing, or not what a curation writes."""
+    try:
+        content = read_small(path)
+    except FileNotFoundError:
+        raise Failure(f"{path}: no such file; mtnlg-data run, or a single stage, writes it") from None
+    return parse_summary(content, path)
+
+
+def parse_summary(content: bytes, place: object) -> RunSummary:
+    """The summary in a file's bytes. Raises ``Failure`` naming the place and the first key that is wrong."""
+    try:
+        return RunSummary.model_validate_json(content)
+    except ValidationError as error:
+        detail: Any = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in detail["loc"])
+        what = f"{key}: {detail['msg']}" if key else detail["msg"]
+        raise Failure(f"{place}: no summary of a curation: {what}; run the curation again, which writes it") from None
+
+
+def parse_stages(content: bytes, place: object) -> list[Summary]:
+    """The stages of such a summary with all their keys. Raises ``Failure`` as `parse_summary`."""
+    parse_summary(content, place)
+    stages: list[Summary] = json.loads(content)["stages"]
+    return stages

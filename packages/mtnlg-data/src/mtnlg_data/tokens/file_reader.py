@@ -1,0 +1,47 @@
+"""Files read by position, here or at a URL."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mtnlg_data.console import Failure
+from mtnlg_data.transfer.url_files import RangeReader
+from mtnlg_data.transfer.urls import url_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FileReader:
+    """A file, here or at a URL, open for reading by position, by any number of threads; closed when garbage-collected.
+
+    Not a memory map: where the file is cut short, a map ends the process with a bus error, and a read by position does
+    not. Raises ``Failure`` where there is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if (url := url_of(path)) is not None:
+            reader = RangeReader(url)
+            self.size, self.read = reader.size, reader.read
+            return
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}; a token store is a pair of .bin and .idx") from None
+        weakref.finalize(self, os.close, handle)
+        self.size, self.read = os.fstat(handle).st_size, partial(_read, path, handle)
+
+
+def _read(path: Path, handle: int, first: int, last: int) -> bytes:
+    """Bytes ``first`` to ``last``. Raises ``Failure`` where they are missing."""
+    content = b""
+    while len(content) < last - first:  # one read moves at most 2 GiB
+        more = os.pread(handle, last - first - len(content), first + len(content))
+        if not more:
+            raise Failure(f"{path}: ends before byte {last}; it was cut short after it was opened")
+        content += more
+    return content
