@@ -23,10 +23,10 @@ from mtnlg_data.text.characters import character_kinds, fold_case
 from mtnlg_data.text.hashing import ngram_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine.tasks import Summary, Task
 
 # --- the paper's figures ---------------------------------------------------------------------------------------------
 
@@ -204,8 +204,8 @@ def test_what_is_too_short_to_be_kept_is_not_searched_on() -> None:
 class Backwards(Local):
     """Runs the last unit first."""
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        yield from super().imap(function, list(units)[::-1])
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        yield from super().imap(list(tasks)[::-1])
 
 
 def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(

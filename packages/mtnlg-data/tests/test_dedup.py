@@ -23,9 +23,9 @@ from mtnlg_data.schema import Document
 from mtnlg_data.steps.deduplicate import Deduplicate, DeduplicateSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine.tasks import Summary, Task
 
 WORDS = DeduplicateSettings(shingle_length=1)
 LEDGER = "dropped/duplicates-00000.parquet"
@@ -260,8 +260,8 @@ def shards(tmp_path: Path, documents: list[Document]) -> list[Path]:
 class Backwards(Local):
     """Runs the last unit first."""
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        yield from super().imap(function, list(units)[::-1])
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        yield from super().imap(list(tasks)[::-1])
 
 
 def test_neither_the_order_of_units_nor_of_shards_moves_a_byte(tmp_path: Path, shards: list[Path]) -> None:
@@ -332,11 +332,11 @@ class Counting(Local):
         self.functions: list[str] = []
         self.memory: dict[str, int] = {}
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        for unit, summary in super().imap(function, units):
-            self.functions.append(name := unit.work.rpartition(":")[2])  # type: ignore[attr-defined]
-            self.memory[name] = unit.memory
-            yield unit, summary
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        for task, summary in super().imap(tasks):
+            self.functions.append(name := task.work.rpartition(":")[2])
+            self.memory[name] = task.memory
+            yield task, summary
 
 
 class Killed(Exception):  # noqa: N818  (no error, an end)
@@ -350,8 +350,8 @@ class KilledAfter(Counting):
         super().__init__()
         self.left = units
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        for result in super().imap(function, units):
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        for result in super().imap(tasks):
             if not self.left:
                 raise Killed
             self.left -= 1
