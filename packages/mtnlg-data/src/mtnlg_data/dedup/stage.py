@@ -115,9 +115,8 @@ def _find_candidates(
     signed = list(zip(shards, contents.written, own_copies, strict=True))
     bands = job.rows("bands", write_band_rows, signed, numbering=numbering)
     ranges = bands.ranges(count_ranges(settings.bands * numbering.total))
-    links = job.map(
-        "bands", link_bands, [(one, job.state / "links" / f"{n:05d}.arrow") for n, one in enumerate(ranges)]
-    )
+    chains = [(one, job.state / "links" / f"{number:05d}.arrow") for number, one in enumerate(ranges)]
+    links = job.map("bands", link_bands, chains)
     memory = LIBRARY_BYTES + FOREST_BYTES * numbering.total
     labels = job.rows("clusters", write_clusters, [links], memory=memory, numbering=numbering)
     items = list(zip(shards, contents.written, labels.ranges(1, spans), own_copies, strict=True))
