@@ -9,39 +9,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 from object_store import command
 
 from mtnlg_data.engine import lock_folder
 
+if TYPE_CHECKING:
+    import pytest
+
 CONTENT = bytes(range(256)) * 300
-FETCH = {
-    "urls": """
-from pathlib import Path
-from mtnlg_data.transfer.url_files import local_path
-print(local_path(Path(URL)))
-""",
-    "gpt2": """
-import hashlib
-from pathlib import Path
-from mtnlg_data.tokens import gpt2
-served = Path(URL.removeprefix("file://"))
-gpt2.FILES = {served.name: hashlib.sha256(served.read_bytes()).hexdigest()}
-print(gpt2.fetch_gpt2(f"file://{served.parent}")[0])
-""",
-}
 
 
-@pytest.mark.parametrize("what", FETCH)
-def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path, what: str) -> None:
+def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path) -> None:
     served = tmp_path / "served.bin"
     served.write_bytes(CONTENT)
     url = f"file://{served}"
-    cache = tmp_path / "cache" / "mtnlg-data" / what
-    cache /= hashlib.sha256(url.encode()).hexdigest()[:16] if what == "urls" else ""
-    words = [sys.executable, "-c", f"URL = {url!r}\n{FETCH[what]}"]
+    cache = tmp_path / "cache" / "mtnlg-data" / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    code = "import pathlib, mtnlg_data.transfer.url_files as files\n"
+    code += f"print(files.local_path(pathlib.Path({url!r})))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", code]
     with (
         lock_folder(cache),
         subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second,

@@ -205,20 +205,6 @@ def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path
     assert not run_step(Extract(), again.files, tmp_path / "again", Local(1))["alarms"]
 
 
-def test_the_command_of_a_stage_gives_back_a_parquet_file(tmp_path: Path) -> None:
-    table = all_types()
-    pq.write_table(table, tmp_path / "my.parquet")
-    options = ("--field", "body", "--rules", "short", "--shortest", 1)
-    command("clean", tmp_path / "my.parquet", "--out", tmp_path / "out", *options)
-    same(pq.read_table(tmp_path / "out" / "documents-00000.parquet"), table)
-    command("dedup", tmp_path / "out", "--out", tmp_path / "unique")
-    unique = pq.read_table(tmp_path / "unique" / "documents-00000.parquet")
-    assert len(unique) == 5
-    assert {row["key"] for row in rows(tmp_path / "unique" / "documents-00000.parquet")} < {
-        f"documents/my.parquet/{n}" for n in range(6)
-    }
-
-
 def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
     engine, mine = Local(1), tmp_path / "mine.parquet"
     table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})

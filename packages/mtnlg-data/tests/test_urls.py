@@ -70,25 +70,6 @@ def test_a_fault_costs_another_request_and_no_byte(store: Store, tmp_path: Path,
     assert store.asked("GET", "/a.bin") == 3
 
 
-def test_a_file_that_never_comes_whole_is_not_there_and_goes_on_in_the_middle(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(url_files, "BLOCK_BYTES", len(CONTENT) // 4)
-    store.put(f"{store.bucket}/a.bin", CONTENT)
-    store.faults["GET", "/a.bin"] = [object_store.passed, object_store.passed, *[object_store.shortened] * 20]
-    files = list_files(f"s3://{store.bucket}/a.bin")
-    with pytest.raises(
-        IoFailure, match=rf"s3://{store.bucket}/a.bin: .* bytes came where .* 6 times; the same command"
-    ):
-        fetch_files(files, tmp_path)
-    assert not (tmp_path / "a.bin").exists()
-    store.faults.clear()
-    store.requests.clear()
-    fetch_files(files, tmp_path)
-    assert (tmp_path / "a.bin").read_bytes() == CONTENT
-    assert store.asked("GET", "/a.bin") == 2  # of four blocks two were here
-
-
 @pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT[::-1]], ids=["size", "content"])
 def test_a_file_that_changed_since_it_was_listed_is_refused(store: Store, tmp_path: Path, other: bytes) -> None:
     store.put(f"{store.bucket}/a.bin", CONTENT)
@@ -115,27 +96,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     with pytest.raises(Failure, match="it changed"):
         fetch_files(files, tmp_path)
     assert not (tmp_path / "a.bin").exists()
-
-
-def test_a_complete_copy_that_a_kill_left_is_not_taken_for_another_version(store: Store, tmp_path: Path) -> None:
-    store.put(f"{store.bucket}/a.bin", CONTENT)
-    url = f"s3://{store.bucket}/a.bin"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "replace", _killed_at(Path.replace, "a.bin", tmp_path))
-        with pytest.raises(KeyboardInterrupt):
-            fetch_files(list_files(url), tmp_path)
-    store.put(f"{store.bucket}/a.bin", CONTENT[::-1])
-    fetch_files(list_files(url), tmp_path)
-    assert (tmp_path / "a.bin").read_bytes() == CONTENT[::-1]
-
-
-def _killed_at(replace: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
-    def replacing(self: Path, target: Path) -> Path:
-        if Path(target) == folder / name:
-            raise KeyboardInterrupt
-        return Path(replace(self, target))
-
-    return replacing
 
 
 MISTAKES = [

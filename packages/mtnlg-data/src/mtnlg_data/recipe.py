@@ -40,9 +40,8 @@ from .console import UsageFailure, say
 from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Reader, SourceFile
-from .sources.corpus import DATASETS
 from .sources.matching import matching_files
-from .sources.reader import load_reader, open_reader
+from .sources.reader import load_reader, open_reader, source_defaults
 from .step import Step, Where
 from .steps import OWN_STEPS
 from .transfer.url_files import local_path
@@ -333,13 +332,11 @@ def _local(path: Path, start: Path) -> Path:
 
 
 def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> Any:  # noqa: ANN401  (whatever TOML holds)
-    """Fill in what steps know of a source of this name, and the subset of a dataset of the Pile."""
+    """Fill in what steps and the reader know of a source of this name."""
     if not isinstance(table, dict):
         return table
     table = {"kind": "warc", **table} if "snapshot" in table else table
     filled: dict[str, Any] = {}
     for cls, _, _ in factories.values():
         filled |= cls.source_defaults(name, table)
-    if name in DATASETS and table.get("kind") == "pile":
-        filled["subset"] = DATASETS[name].subset
-    return filled | table
+    return filled | source_defaults(table.get("kind"), name) | table

@@ -22,6 +22,7 @@ import zstandard
 
 from mtnlg_data.settings import setting
 
+from .corpus import DATASETS
 from .reader import COMPRESSED, WHOLE, Part, Reader, reader
 from .record import Dropped, Record, json_metadata, name_fields
 
@@ -98,6 +99,11 @@ class Pile(Lines):
     subset: str | tuple[str, ...] | None = setting(
         None, "Of the Pile: the pile_set_name, or several, of the documents to read; all if not given."
     )
+
+    @classmethod
+    def source_defaults(cls, name: str) -> dict[str, object]:
+        """The subset of a dataset of the paper."""
+        return {"subset": DATASETS[name].subset} if name in DATASETS else {}
 
     @property
     def subsets(self) -> tuple[str, ...] | None:

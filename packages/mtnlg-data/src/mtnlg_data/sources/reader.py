@@ -111,6 +111,12 @@ class Reader(Settings):
         """Characters of text in a file of so many bytes, about, by which files are grouped."""
         return size * (COMPRESSED_CHARACTERS if Path(name).suffix in COMPRESSED else 1.0)
 
+    @classmethod
+    def source_defaults(cls, name: str) -> dict[str, object]:
+        """Keys that a source of this name has, where its table does not give them."""
+        del name
+        return {}
+
     @property
     def finds_files(self) -> bool:
         """Whether ``find`` takes the place of the source's ``paths``."""
@@ -170,11 +176,20 @@ def _open_reader(kind: str, options: str, folder: Path | None) -> Reader:
 
 
 def yields_pages(kind: object) -> bool:
-    """Whether the reader of this kind yields HTML pages; of a recipe that is being read, which reports a wrong one."""
+    """Whether the reader of this kind, in the recipe that is being read, yields HTML pages."""
+    return _reader_in_recipe(kind).pages
+
+
+def source_defaults(kind: object, name: str) -> dict[str, object]:
+    """Keys of the reader of this kind, in the recipe that is being read, for a source of this name."""
+    return _reader_in_recipe(kind).source_defaults(name)
+
+
+def _reader_in_recipe(kind: object) -> type[Reader]:
     try:
-        return kind is not None and load_reader(str(kind), recipe_folder()).pages
-    except UsageFailure:
-        return False
+        return Reader if kind is None else load_reader(str(kind), recipe_folder())
+    except UsageFailure:  # which the recipe reports
+        return Reader
 
 
 def all_readers() -> dict[str, type[Reader]]:
