@@ -67,7 +67,7 @@ class Measuring(Local):
             files = Counter(path.rpartition("/")[0] for path in paths)
             self.units[name] += 1
             self.most[name] = max([self.most[name], *files.values()])
-            yield task, summary
+            yield unit, summary
 
 
 def measured(folder: Path, shards: int) -> Measuring:
