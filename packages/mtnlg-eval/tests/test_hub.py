@@ -10,7 +10,9 @@ import pytest
 from mtnlg_eval.cli import _parse_revisions
 from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.scoring.harness import Evaluation, read_hub_texts, task_manager
+from mtnlg_eval.scoring.cells import TaskOptions
+from mtnlg_eval.scoring.harness import Evaluation
+from mtnlg_eval.tasks.paper_task import read_hub_texts, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import read_task
 from mtnlg_model.console import Failure, UsageFailure
@@ -76,7 +78,7 @@ def test_a_row_of_the_hub_that_is_wrong_is_named(
     path, name, split, row = HUB["boolq"]
     monkeypatch.setitem(HUB, "boolq", (path, name, split, row | {"label": -1}))
     with pytest.raises(Failure, match="aps/super_glue validation row 1: label = -1: unknown label"):
-        task_manager(None).load(["boolq"])
+        task_manager(None).load(["boolq"])  # none is left
 
 
 def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
 
     monkeypatch.setattr(datasets, "load_dataset", recorded)
     for revisions in ({"boolq": "3de24cf8022e"}, None):
-        Evaluation(["boolq"], ["0"], None, style=style, revisions=revisions)
+        Evaluation(["boolq"], ["0"], TaskOptions(style=style, revisions=revisions or {}))
     assert asked == ["3de24cf8022e", None]
     assert hub
 
