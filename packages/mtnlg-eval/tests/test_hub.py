@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import datasets
 import pytest
 
+from mtnlg_eval import hub as hub_module
 from mtnlg_eval.cli import _parse_revisions
 from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
@@ -150,3 +153,28 @@ def test_a_revision_of_rows_that_are_not_of_the_hub_is_refused(tmp_path: Path) -
     ):
         with pytest.raises(UsageFailure, match=line):
             check_revisions(revisions, ["boolq", "hans"], data)
+
+
+def test_a_hub_that_does_not_answer_is_said_once_and_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_module, "SECONDS", 0.01)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    stuck = threading.Event()  # as a name whose resolution never ends
+
+    def urlopen(*_: object, **__: object) -> None:
+        stuck.wait()
+        raise OSError
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    hub_module.reach_hub.cache_clear()
+    assert not hub_module.reach_hub()
+    assert not hub_module.reach_hub()
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
+    assert capsys.readouterr().err.count("no answer; only what was fetched before is used") == 1
+    assert datasets.config.HF_HUB_OFFLINE
+    stuck.set()
+    hub_module.reach_hub.cache_clear()

@@ -6,6 +6,7 @@ A hub that does not answer costs a command ten seconds, once: from then on only 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.
 
 @cache
 def reach_hub() -> bool:
-    """Whether the hub answers; if not, its libraries look into their caches alone, unless they are imported already."""
+    """Whether the hub answers; if not, its libraries look into their caches alone."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in {"", "0"}:
         return False
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -42,6 +43,9 @@ def reach_hub() -> bool:
     if errors:
         say(f"{address}: {errors[0]}; only what was fetched before is used")
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        for name in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
+            if module := sys.modules.get(name):
+                vars(module)["HF_HUB_OFFLINE"] = True
     return not errors
 
 
