@@ -109,7 +109,7 @@ def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page)
     for number, row in enumerate(rows):
         task, shots = TASKS[number // len(SHOTS)], SHOTS[number % len(SHOTS)]
         score = scores[task.name, shots]
-        assert row[0] == (f"{task.title}acc" if shots == "0" else "")
+        assert row[0] == (f"{task.title} acc" if shots == "0" else "")
         assert row[1] == (f"few ({task.few})" if shots == "few" else shots)
         low, high = (100 * bound for bound in wilson_interval(score.score * 14, 14))
         assert row[2:4] == [f"{100 * score.score:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
@@ -131,7 +131,7 @@ def test_several_checkpoints_make_curves_and_the_table_shows_the_newest(made: Mo
         made.write_results(run, [*results, wic])
     parsed = made.read(run)
     assert "Score against training tokens" in parsed.text
-    assert parsed.row("WiCacc")[2] == "80.0"
+    assert parsed.row("WiC acc")[2] == "80.0"
     described = [attributes for _, attributes in parsed.elements if attributes.get("role") == "img"]
     assert len(described) == 6 + len(["boolq by shots", "boolq by tokens", "wic by tokens"])
 

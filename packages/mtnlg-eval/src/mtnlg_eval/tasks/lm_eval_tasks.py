@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from mtnlg_eval.hub import reach_hub
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.console import Failure, UsageFailure, say
 
 from .shots import max_shots_that_fit
 from .sources import load_hub_task, read_task
@@ -52,6 +52,9 @@ STOCK = {
     "wic": "super_glue/wic/default.yaml",
 }
 """Files of lm-eval's tasks."""
+
+CLOZE = "_continuation"
+"""Ends lm-eval's name of the cloze form of a multiple-choice task."""
 
 ORIGINAL_LAMBADA = "lambada/lambada_standard.yaml"
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
@@ -133,6 +136,8 @@ def load_lm_eval_tasks(
             manager = manager or lm_eval_manager(place, defaults=True)
             if name not in manager.task_index:
                 raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
+            if (cloze := f"{name}{CLOZE}") in manager.task_index and cloze not in names:
+                say(f"{name}: lm-eval has a cloze form of it, {cloze}; scored too, it stands beside it on the page")
         reach_hub()
         try:
             loaded = manager.load([what])

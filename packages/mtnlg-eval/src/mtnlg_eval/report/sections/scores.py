@@ -125,7 +125,7 @@ def _table(evaluation: Evaluation, differs: dict[str, list[str]]) -> Table:
         cells = main.by_shots(task)
         metric = next(iter(cells.values())).first.metric
         for n, (asked, cell) in enumerate(cells.items()):
-            name = Markup('<strong>{}</strong><br><span class="quiet">{}</span>').format(title_of(task), metric)
+            name = Markup('<strong>{}</strong> <span class="quiet">{}</span>').format(title_of(task), metric)
             rows.append(Row([name if not n else "", *_cells(task, asked, cell, evaluation)], "" if n else "first"))
         if notes := [*differs.get(task, []), *_draws(cells)]:
             rows.append(Row([lines(notes)], "notes"))
