@@ -157,8 +157,7 @@ def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_j
         print_checkpoints(list(summaries), [cells_of(summary, out) for summary in summaries.values()])
     else:
         for summary in summaries.values():
-            counts = dict.fromkeys(count for scores in summary["tasks"].values() for count in scores)
-            print_scores(summary, list(counts))
+            print_scores(summary)
     _fail_if_missing(gaps, asked)
 
 

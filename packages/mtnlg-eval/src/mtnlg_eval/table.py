@@ -24,8 +24,9 @@ MOST_DIGITS = 5
 GROUP = {"is_share": True, "between_draws": None}
 
 
-def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
+def print_scores(summary: Mapping[str, Any]) -> None:
     """Print the scores with their intervals, and below them what differs from the paper's setting."""
+    shots = list(dict.fromkeys(count for scores in summary["tasks"].values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("task", no_wrap=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_model.console import Failure, output
+from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json, write_text
 
 from .page import page
-from .results import build_results, console_summary
+from .results import build_results, print_summary
 from .run_files import read_run
 from .samples import write_samples
 
@@ -37,9 +37,7 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     path = folder / "report.html"
     write_text(path, page(run))
     if show:
-        console = output()
-        for line in console_summary(run):
-            console.print(line)
+        print_summary(run)
     if run.studies.errors:
         raise Failure(f"{'; '.join(run.studies.errors)}; {path} was written without it")
     return path

@@ -7,24 +7,18 @@ from importlib.metadata import version
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
+from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import collected
-from mtnlg_eval.table import MOST_DIGITS
-from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME, title_of
+from mtnlg_eval.table import print_scores
+from mtnlg_eval.tasks.published import TASKS
+from mtnlg_model.console import output
 
-from .markup import DASH, NARROW, count, decimal, duration, short
+from .markup import NARROW, count, decimal, duration, short
 from .run_files import epochs_read
 from .sections.studies import chapters_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from mtnlg_eval.results.compare import Cell
+    from collections.abc import Sequence
 
     from .run_files import Curation, Evaluation, Run, SourceCounts, Stage, Training
 
@@ -109,17 +103,17 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
     return content | {"published": published, "seconds": evaluation.seconds}
 
 
-def console_summary(run: Run) -> Iterator[RenderableType]:
-    """What the command prints: a line per part, the table of scores, and the studies."""
+def print_summary(run: Run) -> None:
+    """Print a line per part, the table of scores, and the studies."""
     spent = f"{run.name}: {duration(total_seconds(run))} in curation, training and scoring"
-    lines = (spent, _data_line(run), _training_lines(run))
-    for line, style in zip(lines, ("bold", "", ""), strict=True):
-        if line:
-            yield Text(line.replace(NARROW, " "), style=style)  # on a terminal a narrow space is not printable
+    for line in filter(None, (spent, _data_line(run), _training_lines(run))):
+        output().print(line.replace(NARROW, " "))  # on a terminal a narrow space is not printable
     if run.evaluation is not None:
-        yield _score_table(run.evaluation)
+        main = run.evaluation.main
+        tasks = {task: {n: cell.summary for n, cell in main.by_shots(task).items()} for task in main.tasks()}
+        print_scores({"name": main.model.name, "tasks": tasks, "groups": group_means(main.results), "not_run": []})
     if chapters := chapters_shown(run.studies):
-        yield Text(f"studies:    {', '.join(chapter.title for chapter in chapters)}")
+        output().print(f"studies:    {', '.join(chapter.title for chapter in chapters)}")
 
 
 def _data_line(run: Run) -> str:
@@ -140,35 +134,3 @@ def _training_lines(run: Run) -> str:
         f"training:   loss {decimal(run.training.loss, 2)} nats per token{unigram}\n"
         f"layout:     tp {shape.tp} x pp {shape.pp} x dp {shape.dp}, {short(run.training.tokens_per_second)} tokens/s"
     )
-
-
-def _score_table(evaluation: Evaluation) -> Table:
-    name = evaluation.main.model.name
-    caption = f"{name}, percent where it is a share (95 % interval); MT-NLG's as published"
-    table = Table(box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
-    table.add_column("task", no_wrap=True)
-    cells = {task: evaluation.main.by_shots(task) for task in evaluation.main.tasks()}
-    asked = sorted({n for own in cells.values() for n in own}, key=lambda n: (n == "few", len(n), n))
-    wide = len(asked) <= len(SHOTS)
-    for shots in asked:
-        table.add_column(f"{shots}-shot", justify="right", no_wrap=True)
-        if wide and shots in SHOTS:
-            table.add_column("MT-NLG", justify="right", style="dim", no_wrap=True)
-    table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
-    for task, own in cells.items():
-        mtnlg = TASKS_BY_NAME[task].figures["MT-NLG"] if task in TASKS_BY_NAME else None
-        texts: list[str] = []
-        for shots in asked:
-            texts.append(_cell(own[shots], wide) if shots in own else DASH)
-            if wide and shots in SHOTS:
-                texts.append(decimal(mtnlg.at(shots), 2) if mtnlg else "")
-        rows = sorted({cell.first.rows.count for cell in own.values()})
-        table.add_row(title_of(task), *texts, "/".join(map(str, rows)) or DASH)
-    return table
-
-
-def _cell(cell: Cell, wide: bool) -> str:
-    if not cell.first.is_share:
-        return f"{cell.value:.4g}"
-    value, low, high = (100 * number for number in cell.estimate)
-    return f"{value:.1f} ({low:.0f}{DASH}{high:.0f})" if wide else f"{value:.1f}"

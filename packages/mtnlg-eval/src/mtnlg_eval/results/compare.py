@@ -67,6 +67,28 @@ class Cell:
         truncated = max(result.truncated for result in self.results)
         return self.first.model_copy(update={"shots": shots, "truncated": truncated}).differs
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the console prints of a cell, and `evaluate` returns."""
+        first, estimate = self.first, self.estimate
+        return {
+            "results": [result.name for result in self.results],
+            "metrics": {key: fmean(result.metrics[key].value for result in self.results) for key in first.metrics},
+            "metric": first.metric,
+            "is_share": first.is_share,
+            "value": estimate.value,
+            "interval_95": [estimate.low, estimate.high],
+            "between_draws": self.between_draws,
+            "seeds": [result.shots.seed for result in self.results if result.shots.seed is not None],
+            "rows": first.rows.count,
+            "rows_digest": first.rows.digest,
+            "failed": [row.model_dump() for row in first.rows.failed],
+            "shots": first.shots.count,
+            "shots_shown": self.shown,
+            "truncated": max(result.truncated for result in self.results),
+            "differs": self.differs,
+        }
+
     @cached_property
     def values(self) -> NDArray[np.float64]:
         """Score of each row, the mean over the seeds; empty where the score is no mean of rows."""

@@ -142,7 +142,7 @@ class Evaluation:
             **model.identity,
             "style": self.options.style,
             "tasks": {
-                task: {shots: _summary(ScoredCell(tuple(results))) for shots, results in by_shots.items()}
+                task: {shots: ScoredCell(tuple(results)).summary for shots, results in by_shots.items()}
                 for task, by_shots in self.scores.items()
             },
             "groups": group_means(
@@ -345,25 +345,3 @@ class Evaluation:
             lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
             provenance=provenance(self._layout, time.monotonic() - self._started, source.revision),
         )
-
-
-def _summary(cell: ScoredCell) -> dict[str, Any]:
-    """What the console prints of a cell, and `evaluate` returns."""
-    first, estimate = cell.first, cell.estimate
-    return {
-        "results": [result.name for result in cell.results],
-        "metrics": {key: fmean(result.metrics[key].value for result in cell.results) for key in first.metrics},
-        "metric": first.metric,
-        "is_share": first.is_share,
-        "value": estimate.value,
-        "interval_95": [estimate.low, estimate.high],
-        "between_draws": cell.between_draws,
-        "seeds": [result.shots.seed for result in cell.results if result.shots.seed is not None],
-        "rows": first.rows.count,
-        "rows_digest": first.rows.digest,
-        "failed": [row.model_dump() for row in first.rows.failed],
-        "shots": first.shots.count,
-        "shots_shown": cell.shown,
-        "truncated": max(result.truncated for result in cell.results),
-        "differs": cell.differs,
-    }
