@@ -30,7 +30,14 @@ PAPER: dict[str, Any] = {
     "asked": 15,
     "shown": 15.0,
 }
-PAPER |= {"pool": "train", "modes": ("any", "drawn"), "truncated": 0, "context": 2048, "failed": []}
+PAPER |= {
+    "pool": "train",
+    "modes": ("any", "drawn"),
+    "truncated": 0,
+    "context": 2048,
+    "failed": [],
+    "label_tokens": [1, 1],
+}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,7 @@ PAPER |= {"pool": "train", "modes": ("any", "drawn"), "truncated": 0, "context":
         ({"pool": "scored rows"}, ["shots from the scored rows"]),
         ({"modes": ("any", "negative")}, ["shots of non-entailment only"]),
         ({"context": 256}, ["context of 256 tokens, not 2,048"]),
+        ({"label_tokens": [1, 2]}, ["label words of 1 and 2 tokens"]),
         ({"failed": ["row 3: why"]}, ["1 rows left out, the first row 3: why"]),
     ],
 )

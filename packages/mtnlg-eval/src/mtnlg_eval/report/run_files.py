@@ -6,7 +6,7 @@ ignored, and a part that has not been run is None. results/folder.py reads the s
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/results/*.json, eval/not_run/*.json       mtnlg-eval run, for any number of checkpoints and styles
-    eval/samples/*.jsonl                           its rows (attachments/samples.py)
+    eval/samples/*.jsonl                           its rows (samples.py)
 """
 
 from __future__ import annotations

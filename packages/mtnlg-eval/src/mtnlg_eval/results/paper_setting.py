@@ -30,11 +30,13 @@ def differences(  # noqa: C901  (a list of what may differ)
     truncated: int,
     context: int,
     failed: list[str],
+    label_tokens: list[int],
 ) -> list[str]:
     """What differs from the paper's setting, a few words each, what matters most first.
 
     ``asked`` and ``shown`` are examples in a prompt, ``modes`` the source and labels of HANS's, ``truncated`` prompts
-    that lost their beginning, ``context`` the longest prompt in tokens, ``failed`` rows left out.
+    that lost their beginning, ``context`` the longest prompt in tokens, ``failed`` rows left out,
+    ``label_tokens`` the tokens of each label word.
     """
     published = TASKS_BY_NAME.get(task)
     found: list[str] = [] if published else [OWN_TASK]
@@ -56,6 +58,8 @@ def differences(  # noqa: C901  (a list of what may differ)
         found.append(MODES.get(modes, ", ".join(modes)))
     if context != PAPER_CONTEXT:
         found.append(f"context of {context:,} tokens, not {PAPER_CONTEXT:,}")
+    if len(set(label_tokens)) > 1:
+        found.append(f"label words of {' and '.join(map(str, label_tokens))} tokens")
     if failed:
         found.append(f"{len(failed)} rows left out, the first {failed[0]}")
     return found + ([UNKNOWN[task]] if task in UNKNOWN else [])

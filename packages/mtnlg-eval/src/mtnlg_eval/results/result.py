@@ -105,7 +105,8 @@ class Result(Record):
 
     ``metric`` names the score. ``values`` has each row's, in the order of the rows' digests, so that results with equal
     ``rows.digest`` pair row by row, and ``clusters`` the number of each row's group; both are empty where the score is
-    no mean of rows. ``groups`` are lm-eval's that the task was run for. ``lm_eval`` holds lm-eval's own sections.
+    no mean of rows. ``groups`` are lm-eval's that the task was run for, ``label_tokens`` the tokens of each label word
+    where all rows have the same. ``lm_eval`` holds lm-eval's own sections.
     """
 
     version: Literal[2] = 2
@@ -121,6 +122,7 @@ class Result(Record):
     values: list[float]
     clusters: list[int]
     groups: list[str] = Field(default_factory=list)
+    label_tokens: list[int] = Field(default_factory=list)
     lm_eval: dict[str, Any]
     provenance: Provenance
 
@@ -175,6 +177,7 @@ class Result(Record):
             modes=(shots.source, shots.labels),
             truncated=self.truncated,
             context=self.model.context,
+            label_tokens=self.label_tokens,
             failed=[f"row {row.number}: {row.why}" for row in rows.failed],
         )
 

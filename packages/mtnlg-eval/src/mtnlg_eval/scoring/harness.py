@@ -342,6 +342,7 @@ class Evaluation:
             values=list(map(float, values)) if means else [],
             clusters=clusters if means else [],
             groups=source.groups,
+            label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
             lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
             provenance=provenance(self._layout, time.monotonic() - self._started, source.revision),
         )

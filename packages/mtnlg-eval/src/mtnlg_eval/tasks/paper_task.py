@@ -156,6 +156,12 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self._choice_tokens[doc["id"]] = self._continuation_tokens(requests)
         return requests
 
+    @property
+    def label_tokens(self) -> list[int]:
+        """Tokens of each label word, once a prompt is built; [] where rows have choices of their own."""
+        same = isinstance(self.config.doc_to_choice, list)
+        return next(iter(self._choice_tokens.values()), []) if same else []
+
     def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
         """Score of each choice, the highest being the answer; for LAMBADA the loglikelihood of the word."""
         logps = np.array([logp for logp, _ in results])
