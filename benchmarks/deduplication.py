@@ -35,11 +35,11 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-from mtnlg_data.dedup.stage import deduplicate_documents
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
+from mtnlg_data.steps.deduplicate import Deduplicate
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def jaccard(one: str, other: str) -> float:
 
 def ours(shard: Path, out: Path) -> set[str]:
     """Deduplicate by mtnlg_data; return the ids of the survivors."""
-    deduplicate_documents([shard], out, DeduplicateSettings(), ["web"], Local(1))
+    run_step(Deduplicate(), [shard], out, Local(1))
     return set(pq.read_table(out / shard.name, columns=["id"])["id"].to_pylist())
 
 

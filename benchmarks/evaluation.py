@@ -1,26 +1,20 @@
-"""An evaluation's time: against lm-eval's hf backend, outside the model, and in a pipeline of 280 GPUs.
+"""An evaluation's time against lm-eval's hf backend.
 
     python benchmarks/evaluation.py --data ROWS --gpt2 FOLDER [--documents 2] [--rounds 3] [--threads 1]
-                                    [--part driver|whole|fixed_order …] [--shots 0|few …] [--family gpt2|llama]
+                                    [--part whole|texts|fixed_order …] [--shots 0|few …] [--family gpt2|llama]
                                     [--out FILE]
 
 ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. Prompts are the paper's, at no shots
 and at GPT-3's K. Without ``--part`` and ``--shots`` all are measured; parts measured apart are added to FILE:
 
-    driver       CPU seconds of a whole run with an engine that answers at once: prompts, tokens, batches, answers
-                 stored, results and samples written. Seconds a row of ROWS times the rows of the published splits.
-                 Examples are drawn from ROWS too: the texts of larger pools, each encoded once, are not counted.
-                 ``pipeline`` has the share of the time in which a stage computes: 530B at tp 8 x pp 35 over those rows,
-                 a stage taking 2 FLOPs a parameter and token at 40 % of an A100's 312 TFLOP/s. ``waves``: each task by
-                 itself, 4 batches a stage, drained; ``rolling``: one line for all, with batches as large and as many
-                 in flight as the sharded engine has them; ``rolling_with_driver``: none ready before the driver is.
     whole        The work of a command (rows, prompts, scores, results): lm-eval's own with its hf backend over ours, on
                  the same weights, tasks, rows and threads, with ``--documents`` rows of every task, in alternating
                  order. Every answer is compared. Loading modules and models does not count.
+    texts        Greedy texts of 32 tokens after ``--documents`` prompts of every task: hf over ours.
     fixed_order  On a GPU alone: time with sums in fixed order over the free order, and how many scores have other bits
                  in other batches, in both.
 
-The model for `whole` and `fixed_order` is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the
+The model is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the
 1.3B model's 24 of 2,048 in bf16; with ``--family llama`` of a Llama's parts, three heads of queries to one of keys.
 Ratios are medians over rounds: of CPU time, on a GPU of time.
 """
@@ -33,30 +27,30 @@ Ratios are medians over rounds: of CPU time, on a GPU of time.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
-from collections import defaultdict, deque
 from contextlib import nullcontext
 from functools import partial
-from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 import torch
 from lm_eval import evaluator
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring import decoder_lm
 from mtnlg_eval.scoring.answer_store import AnswerStore
+from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM
-from mtnlg_eval.scoring.harness import FEW_SHOTS, Evaluation, load_task
-from mtnlg_eval.scoring.packing import take_batch
-from mtnlg_eval.sharded.coordinator import BATCHES_PER_STAGE, PIPELINE_SHARE
-from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.scoring.harness import Evaluation
+from mtnlg_eval.scoring.open_model import open_model
+from mtnlg_eval.tasks.paper_task import task_manager
+from mtnlg_eval.tasks.published import TASKS_BY_NAME
+from mtnlg_eval.tasks.shots import sample_rows
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import PRESETS, ModelConfig
@@ -72,17 +66,18 @@ if TYPE_CHECKING:
 
     Order = Callable[[torch.device], AbstractContextManager[None]]
 
-    from mtnlg_eval.scoring.packing import Batch
+    from lm_eval.api.model import TemplateLM
+
+    from mtnlg_eval.scoring.packing import Request
+    from mtnlg_eval.tasks.paper_task import PaperTask
 
 VOCABULARY = 50_257
 GPU = torch.cuda.is_available()
 LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 CLOCK = time.perf_counter if GPU else time.process_time
-PARTS = ("driver", "whole", "fixed_order")
+PARTS = ("whole", "texts", "fixed_order")
 SHOTS = ("0", "few")
-STAGES, GPUS_A_STAGE, PARAMETERS, FLOPS = 35, 8, 530e9, 0.4 * 312e12
-WAVE = 4 * STAGES
 
 
 def model_config(layers: int, hidden: int, heads: int) -> ModelConfig:
@@ -121,122 +116,38 @@ def write_checkpoint(gpt2: Path, folder: Path, config: ModelConfig) -> Checkpoin
     return Checkpoint.open(save(decoder, folder, 1, first_step, folder / "tokenizer.json"))
 
 
-class PlannedRow(NamedTuple):
-    """What `take_batch` needs to know of a row."""
-
-    length: int
-
-
-class Stub:
-    """An engine that answers at once, and records the rows of its batches."""
-
-    capacity, row_multiple, batch_share = 2, 32, 1
-
-    def __init__(self) -> None:
-        self._sizes: deque[int] = deque()
-        self.rows: list[PlannedRow] = []
-
-    def submit(self, batch: Batch) -> None:
-        """Take a batch."""
-        starts = [span.start for span in batch.spans if span.parent < 0]
-        ends = [*starts[1:], batch.spans[-1].start + batch.spans[-1].length]
-        self.rows += [PlannedRow(end - start) for start, end in zip(starts, ends, strict=True)]
-        self._sizes.append(len(batch.scored))
-
-    def collect(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Zeros."""
-        n = self._sizes.popleft()
-        return torch.zeros(n), torch.zeros(n, dtype=torch.bool)
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def generate(self, batches: object) -> Iterator[list[list[int]]]:
-        """Of no task here."""
-        raise NotImplementedError
+def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> tuple[PaperTask, list[int]]:
+    """A task with its shots, and the numbers of the rows that a limit samples."""
+    task: PaperTask = task_manager(data).load([name])["tasks"][name]
+    rows = sample_rows([doc["id"] for doc in task.eval_docs], documents)
+    return task.with_shots(lm, TASKS_BY_NAME[name].few if shots == "few" else 0), rows
 
 
-def drive(checkpoint: Checkpoint, data: Path, shots: str, rounds: int) -> dict[str, dict[str, Any]]:
-    """Of each task its rows, the CPU seconds of a run in every round, and what was planned."""
-    driven: defaultdict[str, dict[str, Any]] = defaultdict(lambda: {"seconds": []})
-    for name in [task.name for task in TASKS] * rounds:
-        with tempfile.TemporaryDirectory() as out:
-            evaluation = Evaluation([name], [shots], data)
-            lm = DecoderLM.open(checkpoint, Path(out) / "scores.sqlite")
-            engine = lm.engine = Stub()
-            started = time.process_time()
-            evaluation.run(lm, checkpoint, Path(out), None)
-            driven[name]["seconds"].append(time.process_time() - started)
-            lm.store.close()
-        driven[name] |= {"rows": len(evaluation.tasks[name].rows.scored), "planned": engine.rows}
-    return driven
+def texts(checkpoint: Checkpoint, hf: HFLM, options: Namespace) -> dict[str, Any]:
+    """Time of greedy texts, lm-eval's hf backend over ours, and how many are the same."""
+    lm, requests = DecoderLM.open(checkpoint), list[Instance]()
+    for name in TASKS_BY_NAME:
+        task, rows = load(name, options.data, options.documents, lm, "0")
+        task.build_all_requests(samples=rows)
+        prompts = dict.fromkeys(instance.args[0][-2000:] for instance in task.instances)
+        requests += [Instance("generate_until", {}, (text, {"max_gen_toks": 32}), 0) for text in prompts]
+    given: dict[str, list[str]] = {}
 
+    def run(side: str, model: TemplateLM) -> None:
+        lm.store = AnswerStore("benchmark")
+        given[side] = model.generate_until(requests)
 
-def driver(driven: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """CPU seconds of the published suite."""
-    scale = {task.name: task.rows / driven[task.name]["rows"] for task in TASKS}
-    totals = [
-        sum(seconds * scale[name] for name, seconds in zip(driven, each, strict=True))
-        for each in zip(*(about["seconds"] for about in driven.values()), strict=True)
-    ]
-    by_task = {name: round(statistics.median(about["seconds"]) * scale[name], 1) for name, about in driven.items()}
-    return {
-        "seconds": round(statistics.median(totals), 1),
-        "seconds_least_most": [round(min(totals), 1), round(max(totals), 1)],
-        "seconds_by_task": by_task,
-        "rows_measured": sum(about["rows"] for about in driven.values()),
-        "rows_published": sum(task.rows for task in TASKS),
-    }
-
-
-def pipeline(driven: dict[str, dict[str, Any]], driver_seconds: dict[str, float]) -> dict[str, Any]:
-    """Efficiency of a pipeline with the published suite's rows."""
-    second = 2 * PARAMETERS / STAGES / (GPUS_A_STAGE * FLOPS)  # of a stage, for a token
-    suite: dict[str, list[PlannedRow]] = {}
-    for task in TASKS:
-        planned, scale = driven[task.name]["planned"], task.rows / driven[task.name]["rows"]
-        suite[task.name] = [planned[n % len(planned)] for n in range(round(len(planned) * scale))]
-    batches = batch_seconds(chain.from_iterable(suite.values()), TOKENS_PER_BATCH // PIPELINE_SHARE, second)
-    waves = []
-    for rows in suite.values():
-        alone = batch_seconds(rows, TOKENS_PER_BATCH, second)
-        waves += [alone[start : start + WAVE] for start in range(0, len(alone), WAVE)]
-    work, window = sum(batches), BATCHES_PER_STAGE * STAGES
-    # Each batch is ready when the driver has done the same share of its work.
-    ready = [done / work * sum(driver_seconds.values()) for done in accumulate(batches)]
-    return {
-        "batches": len(batches),
-        "forward_seconds": round(work),
-        "waves": round(work / sum(makespan(wave, [0.0] * len(wave), WAVE) for wave in waves), 4),
-        "rolling": round(work / makespan(batches, [0.0] * len(batches), window), 4),
-        "rolling_with_driver": round(work / makespan(batches, ready, window), 4),
-    }
-
-
-def batch_seconds(rows: Iterable[PlannedRow], budget: int, second: float) -> list[float]:
-    """Seconds that a stage takes for each batch of these rows."""
-    line = deque(rows)
-    batches = iter(partial(take_batch, line, budget), [])  # type: ignore[arg-type]  # rows of which only lengths matter
-    return [second * sum(row.length for row in batch) for batch in batches]
-
-
-def makespan(seconds: Sequence[float], ready: Sequence[float], window: int) -> float:
-    """When the last stage ends, if each stage takes ``seconds[n]`` for batch n and ``window`` batches are in flight.
-
-    Batch n starts once it is ``ready``, its stage is free, and batch n - window has left the last stage.
-    """
-    free, left = [0.0] * STAGES, list[float]()
-    for n, (own, start) in enumerate(zip(seconds, ready, strict=True)):
-        now = max(start, left[n - window] if n >= window else 0.0)
-        for stage in range(STAGES):
-            now = free[stage] = max(now, free[stage]) + own
-        left.append(now)
-    return left[-1]
+    sides = {"mtnlg_eval": partial(run, "mtnlg_eval", lm), "hf": partial(run, "hf", hf)}
+    seconds = time_rounds(sides, options.rounds, CLOCK)
+    same = sum(own == their for own, their in zip(given["mtnlg_eval"], given["hf"], strict=True))
+    about = {"texts": len(requests), "same": same, "seconds": seconds}
+    return {**exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])), **about}
 
 
 def whole(checkpoint: Checkpoint, hf: HFLM, options: Namespace, shots: str) -> dict[str, Any]:
     """Time of all tasks, lm-eval's own over ours, and the largest difference of their answers."""
     lm, data, documents = DecoderLM.open(checkpoint), options.data, options.documents
+    model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
 
     def keep(side: str, task: str, samples: Iterable[dict[str, Any]]) -> None:
@@ -249,19 +160,17 @@ def whole(checkpoint: Checkpoint, hf: HFLM, options: Namespace, shots: str) -> d
     def ours() -> None:
         lm.store = AnswerStore("benchmark")
         with tempfile.TemporaryDirectory() as out:
-            Evaluation(list(FEW_SHOTS), [shots], data, documents).run(lm, checkpoint, Path(out), None)
+            Evaluation(list(TASKS_BY_NAME), [shots], TaskOptions(data, documents)).run(lm, model, Path(out), None)
             folder = ResultFolder(Path(out))
             for result in folder.results():
                 lines = folder.samples(result).read_text(encoding="utf-8").splitlines()
                 keep("mtnlg_eval", result.task, map(json.loads, lines))
 
     def theirs() -> None:
-        for name, few in FEW_SHOTS.items():
-            task = load_task(name, data)
-            task.take(documents)
-            task.lm = hf
-            task.set_shots(few if shots == "few" else 0)
-            keep("hf", name, evaluator.evaluate(hf, {"tasks": {name: task}}, bootstrap_iters=0)["samples"][name])
+        for name in TASKS_BY_NAME:
+            task, rows = load(name, data, documents, hf, shots)
+            evaluated = evaluator.evaluate(hf, {"tasks": {name: task}}, samples={name: rows}, bootstrap_iters=0)
+            keep("hf", name, evaluated["samples"][name])
 
     seconds = time_rounds({"mtnlg_eval": ours, "hf": theirs}, options.rounds, CLOCK)
     pairs = [(answers["mtnlg_eval"][key], answer) for key, answer in answers["hf"].items()]
@@ -278,14 +187,12 @@ def whole(checkpoint: Checkpoint, hf: HFLM, options: Namespace, shots: str) -> d
 def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int) -> dict[str, Any]:
     """Cost of the fixed order of sums, and how many scores differ when order and size of the batches do."""
     lm = DecoderLM.open(checkpoint)
-    requests = []
-    for name, few in FEW_SHOTS.items():
-        task = load_task(name, data)
-        task.take(documents)
-        task.lm = lm
-        task.set_shots(few)
-        task.build_all_requests()
-        requests += list(dict.fromkeys(lm.requests_of(task.instances)))
+    requests: list[Request] = []
+    for name in TASKS_BY_NAME:
+        task, rows = load(name, data, documents, lm, "few")
+        task.build_all_requests(samples=rows)
+        requests += [request for instance in task.instances for request in lm._encode_request(instance)]  # noqa: SLF001
+    requests = list(dict.fromkeys(requests))
 
     module, fixed = vars(decoder_lm), decoder_lm.__dict__["fixed_order"]
 
@@ -355,14 +262,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if "driver" in parts:
-            tiny = write_checkpoint(options.gpt2, folder / "tiny", model_config(1, 16, 1))
-            for shots in options.shots or SHOTS:
-                driven = drive(tiny, options.data, shots, options.rounds)
-                seconds = driver(driven)
-                result[f"driver, {shots} shots"] = seconds
-                result[f"pipeline, {shots} shots"] = pipeline(driven, seconds["seconds_by_task"])
-        if {"whole", "fixed_order"} & set(parts):
+        if parts:
             config = model_config(LAYERS, HIDDEN, HEADS)
             family, of_family = options.family, "" if options.family == "gpt2" else f", {options.family}"
             sizes = f"{LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}"
@@ -370,9 +270,11 @@ def main() -> None:
             checkpoint = write_checkpoint(
                 options.gpt2, folder / "model", as_llama(config) if family == "llama" else config
             )
+        hf = open_hf(checkpoint, folder / "hf")
+        result["clock"] = CLOCK.__name__
+        if "texts" in parts:
+            result[f"texts{of_family}"] = texts(checkpoint, hf, options)
         if "whole" in parts:
-            hf = open_hf(checkpoint, folder / "hf")
-            result["clock"] = CLOCK.__name__
             for shots in options.shots or SHOTS:
                 result[f"{shots} shots{of_family}"] = whole(checkpoint, hf, options, shots)
         if "fixed_order" in parts and GPU:

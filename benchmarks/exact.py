@@ -36,12 +36,12 @@ from datatrove.pipeline.dedup.sentence_dedup import SentDedupConfig
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.text import TextNormConfig
-from mtnlg_data.exact.settings import ExactSettings
 
 from deduplication import make_corpus
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
-from mtnlg_data.exact.stage import remove_repeats
+from mtnlg_data.job import run_step
+from mtnlg_data.steps.exact import Exact
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def corpus(articles: list[str], count: int) -> list[Document]:
 
 def ours(kind: str, shard: Path, out: Path) -> Path:
     """Deduplicate by mtnlg_data; return the folder of what is left."""
-    settings = ExactSettings.model_validate({"kinds": [kind], "shortest_line": 1, "shortest": 1}, strict=False)
-    remove_repeats([shard], out, settings, ["web"], Local(1))
+    run_step(Exact(kinds=[kind], shortest_line=1, shortest=1), [shard], out, Local(1))
     return out
 
 

@@ -77,11 +77,11 @@ class Costs(Local):
         self._out = out
         self._count = count
 
-    def imap(self, function: Callable[[Any], Any], units: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def imap(self, units: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Run units in this process."""
         for unit in units:
             before = self._count()
-            summary = function(unit)
+            ((_, summary),) = super().imap([unit])
             folder = unit.output.relative_to(self._out).parts[0]
             step = "tokenize" if folder == "tokens" else folder.partition("-")[2]
             task = getattr(unit, "work", "").rpartition(":")[2]

@@ -18,11 +18,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_data.dedup.runs import run_digest
-
 from curations import run
+from mtnlg_data.exchange import run_digest
 from mtnlg_data.files import sha256
-from mtnlg_data.tokens.store import span_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,19 +106,21 @@ class Disk:
                 revert()
 
 
+GONE_AT_THE_END = {"stores", "encoded", "candidates", "near", "names"}
+
+
 def check(out: Path) -> None:
-    """Check that every unit's manifest matches the files beside it, a token store's by the digest of its spans.
+    """Check that every unit's manifest matches the files beside it.
 
-    Files that deduplication's units hand on have a digest of their own, which ends with their length.
+    Files of rows that tasks hand on have a digest of their own, which ends with their length.
 
-    What leads to the stores goes when their stage ends.
+    What leads to the stores, or to removed duplicates, goes when their stage ends: the files before their manifests.
     """
     for path in out.rglob("*.json"):
         manifest: Any = json.loads(path.read_text())
-        if set(manifest) == {"key", "sha256", "files", "summary"} and not {"stores", "encoded"} & {*path.parts}:
-            digest_of = (lambda file: span_digest([file])) if path.name.endswith(".bin.json") else sha256
+        if set(manifest) == {"key", "sha256", "files", "summary"} and not GONE_AT_THE_END & {*path.parts}:
             for name, digest in {path.stem: manifest["sha256"], **manifest["files"]}.items():
-                found = (run_digest if "-" in digest else digest_of)(path.parent / name)
+                found = (run_digest if "-" in digest else sha256)(path.parent / name)
                 assert found == digest, f"{path} does not match {name}"
 
 

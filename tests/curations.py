@@ -112,13 +112,11 @@ def undisturbed(folder: Path) -> Undisturbed:
 
 
 def left_by(out: Path) -> dict[str, Any]:
-    """Return every file of a run with its bytes, JSON summaries without times; skip report and verification data."""
+    """Return every file of a run with its bytes, JSON summaries without times; skip the report."""
     left: dict[str, Any] = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file() and path.name not in {".lock", "report.html"}):
         name = path.relative_to(out).as_posix()
         assert not name.endswith(".tmp"), name
-        if "/verification/" in name:
-            continue
         timed = path.suffix == ".json" and path.stem in {"account", "summary"}
         left[name] = _without_times(json.loads(path.read_text())) if timed else path.read_bytes()
     return left

@@ -25,10 +25,11 @@ from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine import Summary
+    from mtnlg_data.engine.tasks import Task
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 FOLDERS = [
@@ -269,8 +270,8 @@ class Sizes(Local):
         super().__init__(1)
         self.sizes: dict[Path, int] = {}
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        for unit, summary in super().imap(function, units):
+    def imap(self, units: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        for unit, summary in super().imap(units):
             if any("deduplicate" in part for part in unit.output.parts):
                 self.sizes[unit.output] = unit.output.stat().st_size
             yield unit, summary

@@ -8,24 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tokenizers
 import torch
-from torch import distributed
 
-from mtnlg_eval.scoring.packing import Branch, Row, pack_rows
-from mtnlg_eval.sharded import messages
-from mtnlg_eval.sharded.coordinator import Coordinator
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
-from mtnlg_parallel import layout as layouts
 
 ROWS = Path(__file__).parents[1] / "packages" / "mtnlg-eval" / "tests" / "rows"
 EXACT = "tp=1,pp=2,dp=2"  # nothing is summed in another order
@@ -66,8 +60,10 @@ def checkpoint(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return save_random(tmp_path_factory.mktemp("model"), tokenizer, layers=3)
 
 
-def command(*words: object, script: str = "from mtnlg_eval import cli; cli.main()") -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+def command(
+    *words: object, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
+) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     whole = [sys.executable, "-c", script, *map(str, words)]
     return subprocess.Popen(whole, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -119,49 +115,59 @@ def test_scores_are_those_of_one_process(layout: str, checkpoint: Path, whole: P
                 assert greedy == expected_greedy
 
 
-GENERATED = """
-import json, sys
-from pathlib import Path
+WORK = """
+import json, os
 from lm_eval.api.instance import Instance
-from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
-checkpoint, layout = Path(sys.argv[1]), sys.argv[2] or None
-led, at_once, most = 0, 0, 0
-if layout:
-    from mtnlg_eval.sharded.replica import Replica
-    lead = Replica.lead
-    def counted(*arguments):
-        global led, at_once, most
-        led, at_once = led + 1, at_once + 1
-        most = max(most, at_once)
-        new = lead(*arguments)
-        at_once -= 1
-        return new
-    Replica.lead = counted
-kinds = [{"until": ["a"], "max_gen_toks": 6}, {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 4}]
-requests = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(128)]
-with open_lm(open_checkpoint(checkpoint, Path("nowhere")), Path(sys.argv[3]), layout) as lm:
-    print(json.dumps({"texts": lm.generate_until(requests), "led": led, "at_once": most}))
+from mtnlg_eval.evaluation import model_on_ranks
+from mtnlg_eval.scoring.open_model import ModelOptions, open_model
+
+def kinds(temperature):
+    drawn = {"do_sample": True, "temperature": temperature, "top_p": 0.9, "max_gen_toks": 4}
+    return [{"until": ["a"], "max_gen_toks": 6}, drawn]
+
+TEXTS = ["The mind is a vessel", "of water", " that is", " filled", " by a word", "\\n\\nQuestion: why"]
+
+def work(checkpoints, layout, out, prompts, temperature=1.0, rounds=1, batch_tokens=8192):
+    for n, checkpoint in enumerate(checkpoints):
+        options = ModelOptions(layout=layout or None, batch_tokens=batch_tokens)
+        arguments = dict(checkpoints=[checkpoint], layout=layout, out=f"{out}/{n}", prompts=prompts,
+                         temperature=temperature, rounds=rounds, batch_tokens=batch_tokens)
+        from pathlib import Path
+        with model_on_ranks(open_model(checkpoint), options, Path(out) / str(n), "spmd:work", arguments) as (lm, leads):
+            pairs = [Instance("loglikelihood", {}, (one, other), 0) for one in TEXTS for other in TEXTS]
+            asked = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds(temperature)[n % 2]), n)
+                     for n in range(prompts)]
+            answers = []
+            for _ in range(rounds):
+                answers.append({"scores": lm.loglikelihood(pairs), "texts": lm.generate_until(asked)})
+                pairs, asked = pairs[:5], asked[:40]
+        if leads:
+            print(json.dumps(answers[0]), flush=True)
 """
 
 
-def generated(checkpoint: Path, out: Path, layout: str) -> dict[str, Any]:
-    process = command(checkpoint, layout, out, script=GENERATED)
+def answers(
+    folder: Path, checkpoints: list[Path], layout: str, before: str = "", **options: object
+) -> list[dict[str, Any]]:
+    """What the leading rank has of each checkpoint; the function that all ranks call lies in ``folder``."""
+    (folder / "spmd.py").write_text(before + WORK)
+    arguments = {"checkpoints": [str(each) for each in checkpoints], "layout": layout, "out": str(folder / "out")}
+    script = f"import sys; sys.path.insert(0, {str(folder)!r}); import spmd; spmd.work(**{arguments | options!r})"
+    process = command(script=script, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
-    answer: dict[str, Any] = json.loads(stdout)
-    return answer
+    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
 
 
-def test_texts_are_those_of_one_process_and_replicas_share_the_work(checkpoint: Path, tmp_path: Path) -> None:
-    whole = generated(checkpoint, tmp_path / "whole", "")["texts"]
-    assert len(set(whole)) > 40
-    exact = generated(checkpoint, tmp_path / "exact", EXACT)
-    assert exact["texts"] == whole
-    assert exact["led"] == 128 / 16 / 2  # rank 0's replica has every other portion
-    assert exact["at_once"] == 2  # one a stage
-    close = generated(checkpoint, tmp_path / "close", "tp=2,pp=2,dp=1")
-    assert close["texts"][::2] == whole[::2]  # greedy
-    assert close["led"] == 128 / 16
+def test_texts_are_those_of_one_process(checkpoint: Path, tmp_path: Path) -> None:
+    texts = {}
+    for layout in ("", EXACT, "tp=2,pp=2,dp=1"):
+        folder = tmp_path / (layout or "whole")
+        folder.mkdir()
+        texts[layout] = answers(folder, [checkpoint], layout, prompts=128)[0]["texts"]
+    assert len(set(texts[""])) > 40
+    assert texts[EXACT] == texts[""]
+    assert texts["tp=2,pp=2,dp=1"][::2] == texts[""][::2]  # greedy
 
 
 ROTARY: dict[str, object] = {"positions": "rotary", "layers": 2, "dropout": 0.0, "attention_dropout": 0.0}
@@ -178,34 +184,16 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "pythia": {**ROTARY, "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False},
 }
-SCORED = """
-import json, sys
-from pathlib import Path
-from lm_eval.api.instance import Instance
-from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
-texts = ["The mind is a vessel", "of water", " that is", " filled", " by a word", "\\n\\nQuestion: why"]
-pairs = [(context, text) for context in texts for text in texts]
-requests = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
-kinds = [{"until": ["a"], "max_gen_toks": 6}, {"do_sample": True, "temperature": 9.0, "max_gen_toks": 6}]
-prompts = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds[n % 2]), n) for n in range(8)]
-out, *checkpoints = map(Path, sys.argv[1:])
-for checkpoint in checkpoints:
-    answers = []
-    for layout in (None, "tp=2,pp=1,dp=1"):
-        store = out / checkpoint.parent.name / str(layout)
-        with open_lm(open_checkpoint(checkpoint, Path("nowhere")), store, layout) as lm:
-            answers.append({"scores": lm.loglikelihood(requests), "texts": lm.generate_until(prompts)})
-    print(json.dumps(answers))
-"""
 
 
 def test_other_families_score_and_generate_over_ranks_as_in_one_process(tokenizer: Path, tmp_path: Path) -> None:
     checkpoints = [save_random(tmp_path / name, tokenizer, **model) for name, model in FAMILIES.items()]
-    process = command(tmp_path / "out", *checkpoints, script=SCORED)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    for line in stdout.splitlines()[-len(FAMILIES) :]:
-        whole, sharded = json.loads(line)
+    by_layout = []
+    for layout in ("", "tp=2,pp=1,dp=1"):
+        folder = tmp_path / (layout or "whole")
+        folder.mkdir()
+        by_layout.append(answers(folder, checkpoints, layout, prompts=8, temperature=9.0))
+    for whole, sharded in zip(*by_layout, strict=True):
         assert len({logp for logp, _ in whole["scores"]}) == 36
         for ours, expected in zip(sharded["scores"], whole["scores"], strict=True):
             assert ours == [pytest.approx(expected[0], abs=NATS), expected[1]]
@@ -227,7 +215,7 @@ def record(name):
             events.append((group.group_name, name, peer, str(sent.dtype), list(sent.shape)))
         return call(tensor, *arguments, **options)
     setattr(distributed, name, recorded)
-for name in ("isend", "irecv", "recv", "broadcast", "all_reduce", "all_gather", "reduce"):
+for name in ("isend", "irecv", "recv", "broadcast", "all_reduce", "all_gather"):
     record(name)
 leave = distributed.destroy_process_group
 def write():
@@ -237,23 +225,6 @@ distributed.destroy_process_group = write
 """
 """Records what a rank sends and receives, by process group."""
 
-TRAFFIC = """
-import sys
-from lm_eval.api.instance import Instance
-from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm
-from mtnlg_eval.sharded import ranks
-ranks.SERVE = sys.argv[4] + ranks.SERVE
-texts = ["The mind is a vessel", "of water", " that is", " filled", " by a word", "\\n\\nQuestion: why"]
-requests = [Instance("loglikelihood", {}, (one, other), 0) for one in texts for other in texts]
-prompts = [Instance("generate_until", {}, ("word " * (n % 5 + 1), {"max_gen_toks": 4}), n) for n in range(64)]
-with open_lm(open_checkpoint(Path(sys.argv[1]), Path("nowhere")), Path(sys.argv[2]), sys.argv[3]) as lm:
-    lm.batch_tokens = 60
-    for _ in range(2):
-        lm.loglikelihood(requests)
-        lm.generate_until(prompts)
-        requests, prompts = requests[:5], prompts[:40]
-"""
-
 Event = tuple[str, str, int | None, str, list[int]]
 
 
@@ -261,28 +232,15 @@ Event = tuple[str, str, int | None, str, list[int]]
 def events(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> dict[int, list[Event]]:
     """What each rank has sent and received, in order."""
     recorder = RECORDER.replace("{folder!r}", repr(str(tmp_path)))
-    words = (checkpoint, tmp_path / "out", request.param, recorder)
-    process = command(*words, script=recorder + TRAFFIC)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
+    answers(tmp_path, [checkpoint], request.param, before=recorder, prompts=64, rounds=2, batch_tokens=60)
     return {int(path.name): json.loads(path.read_text()) for path in tmp_path.glob("[0-9]")}
 
 
 def test_ranks_send_and_receive_in_one_order_and_never_both_ways_in_a_group(events: dict[int, list[Event]]) -> None:
-    """NCCL runs what a rank does with a peer, or in a group, in the order of its calls: two orders would hang.
-
-    Numbers that a host reads have a group of their own, which is not NCCL's.
-    """
+    """NCCL runs what a rank does with a peer, or in a group, in the order of its calls: two orders would hang."""
     assert sorted(events) == [0, 1, 2, 3]
     messages_of: dict[tuple[str, int, int], dict[str, list[Any]]] = defaultdict(lambda: {"sent": [], "received": []})
     collectives: dict[tuple[str, int], list[Any]] = defaultdict(list)
-    numbers = {
-        group
-        for of_rank in events.values()
-        for group, _, peer, dtype, _ in of_rank
-        if peer is not None and dtype == "torch.int64"
-    }
-    others = {group for of_rank in events.values() for group, _, _, dtype, _ in of_rank if dtype != "torch.int64"}
     for rank, of_rank in events.items():
         for group, name, peer, dtype, shape in of_rank:
             if peer is None:
@@ -291,12 +249,11 @@ def test_ranks_send_and_receive_in_one_order_and_never_both_ways_in_a_group(even
                 messages_of[group, rank, peer]["sent"].append((dtype, shape))
             else:
                 messages_of[group, peer, rank]["received"].append((dtype, shape))
-    assert len(numbers) == 1
-    assert not numbers & others
+    assert messages_of
     for (group, sender, receiver), messages_between in messages_of.items():
         assert messages_between["sent"] == messages_between["received"]
-        assert group in numbers or (group, receiver, sender) not in messages_of
-    for group in {group for group, _ in collectives} - numbers:
+        assert (group, receiver, sender) not in messages_of
+    for group in {group for group, _ in collectives}:
         orders = [order for (of, _), order in collectives.items() if of == group]
         assert all(order == orders[0] for order in orders)
 
@@ -320,11 +277,11 @@ def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: P
 HANGING = """
 import torch
 from mtnlg_eval import cli
-from mtnlg_eval.sharded.coordinator import Coordinator
-def wait(self, batch):
+from mtnlg_eval.sharded.engine import ShardedEngine
+def wait(self, batches):
     print("asked", flush=True)
     torch.distributed.recv(torch.empty(1), 1)
-Coordinator.submit = wait
+ShardedEngine.score = wait
 cli.main()
 """
 
@@ -345,23 +302,3 @@ def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> No
     deadline = time.monotonic() + 60
     while Path(f"/proc/{other}/stat").exists() and " Z " not in Path(f"/proc/{other}/stat").read_text():
         assert time.monotonic() < deadline
-
-
-def test_a_batch_goes_to_the_replica_with_the_fewest_tokens_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
-    monkeypatch.setattr(messages, "broadcast_command", lambda *_: None)
-    monkeypatch.setattr(distributed, "irecv", lambda *_, group: group)
-    monkeypatch.setattr(Coordinator, "_give", lambda _, dp, *__: given.append(dp))
-    coordinator = Coordinator.__new__(Coordinator)
-    layout = layouts.Layout(tp=1, pp=2, dp=3)
-    coordinator.shard = SimpleNamespace(layout=layout, device=torch.device("cpu"))  # type: ignore[assignment]
-    coordinator.channels = messages.Channels(None, None)  # type: ignore[arg-type]
-    coordinator._series, coordinator._in_flight, coordinator._tokens_by_replica = False, deque(), [0, 0, 0]
-    for size in (50, 20, 10, 10, 10, 10):
-        row = Row(tuple(range(size)), (Branch((), ((1,),)),))
-        coordinator.submit(pack_rows([row]))
-    assert given == [2, 1, 0, 0, 1, 0]  # rank 0's own replica is the last to choose
-    coordinator.collect()  # the first to come back is the first that was sent
-    assert coordinator._tokens_by_replica == [30, 30, 0]
-    coordinator.submit(pack_rows([row]))
-    assert given[-1] == 2

@@ -40,25 +40,8 @@ def test_a_batch_is_packed_and_its_scores_come_while_the_gpu_computes_another(an
     assert 0 < scoring["known"] <= scoring["first"]
 
 
-def test_scores_of_another_rank_are_received_beside_what_this_one_computes(answer: dict[str, Any]) -> None:
-    assert answer["receiving"] == {"waits": {}, "races": [], "held_up": False}
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_generation_waits_for_the_gpu_once_a_step(temperature: float, answer: dict[str, Any]) -> None:
     generation = answer[f"generation at {temperature}"]
     assert not generation["races"]
     assert generation["waits"] == {"tolist sampling.draw_tokens": stub_evaluation.NEW_TOKENS}
-
-
-def test_a_batchs_next_position_is_received_beside_what_the_leader_computes_of_others(answer: dict[str, Any]) -> None:
-    """Its thread waits on the host: no stream of the others' batches does."""
-    assert not answer["rank 0"]["races"]
-    assert not answer["rank 0"]["held_up"]
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_no_rank_of_a_sharded_model_waits_for_its_gpu_while_it_scores(rank: int, answer: dict[str, Any]) -> None:
-    of_rank = answer[f"rank {rank}"]
-    assert not of_rank["races"]
-    assert not of_rank["scored"]

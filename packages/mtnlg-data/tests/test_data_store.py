@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import pickle
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import store as store_module
-from mtnlg_data.tokens.store import TokenStore, bin_path, dtype_for, idx_path, writing_store
+from mtnlg_data.tokens.store import TokenStore, bin_path, idx_path, writing_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def test_megatron_core_reads_what_we_write(
     ours = write(prefix, documents, vocabulary)
     theirs = indexed.IndexedDataset(str(prefix))
     assert [list(theirs[i]) for i in range(len(theirs))] == documents
-    assert theirs.index.dtype == ours.dtype
+    assert theirs.index.dtype == ours.dtype == (np.uint16 if vocabulary <= 65_536 else np.int32)
     assert list(theirs.index.document_indices) == list(range(len(documents) + 1))
 
 
@@ -106,41 +107,19 @@ def test_an_empty_store_can_be_written_and_read(tmp_path: Path) -> None:
     assert (store.documents, store.tokens, store.offset(0)) == (0, 0, 0)
 
 
-def test_tokens_are_uint16_as_long_as_every_id_fits() -> None:
-    assert [dtype_for(v).name for v in (50_257, 65_536, 65_537)] == ["uint16", "uint16", "int32"]
-
-
 @pytest.mark.parametrize("wrong", [[-1], [10], [0, 70_000]])
-def test_an_id_outside_the_vocabulary_is_refused_and_leaves_no_file(tmp_path: Path, wrong: list[int]) -> None:
-    with pytest.raises(ValueError, match="outside the vocabulary of 10"):
-        write(tmp_path / "x", [[1], wrong], 10)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_rewrite_leaves_the_old_pair(tmp_path: Path) -> None:
-    write(tmp_path / "x", [[1, 2]], 10)
-    with pytest.raises(ValueError, match="outside"):
-        write(tmp_path / "x", [[3], [10]], 10)
+def test_an_id_outside_the_vocabulary_is_refused_and_leaves_what_was_there(tmp_path: Path, wrong: list[int]) -> None:
+    for before in ([], ["x.bin", "x.idx"]):
+        with pytest.raises(ValueError, match="outside the vocabulary of 10"):
+            write(tmp_path / "x", [[1], wrong], 10)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        write(tmp_path / "x", [[1, 2]], 10)
     assert TokenStore(tmp_path / "x")[0].tolist() == [1, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx"]
-
-
-def test_documents_outside_are_an_index_error(tmp_path: Path) -> None:
-    store = write(tmp_path / "x", [[1], [2]], 10)
-    for document in (-1, 2):
-        with pytest.raises(IndexError, match=f"document {document} of 2"):
-            store[document]
 
 
 def test_a_store_pickles_as_its_prefix(tmp_path: Path) -> None:
     store = pickle.loads(pickle.dumps(write(tmp_path / "x", [[1, 2], [3]], 10)))  # noqa: S301  (made one line up)
     assert store[1].tolist() == [3]
-
-
-def test_the_checksum_is_of_both_files_in_turn(tmp_path: Path) -> None:
-    store = write(tmp_path / "x", [[1, 2], [3]], 10)
-    digests = [hashlib.sha256((tmp_path / name).read_bytes()).digest() for name in ("x.bin", "x.idx")]
-    assert store.checksum() == hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(tmp_path: Path) -> None:
@@ -159,14 +138,6 @@ def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(t
         TokenStore(tmp_path / "x")
 
 
-@pytest.mark.parametrize("suffix", ["bin", "idx"])
-def test_a_missing_file_of_the_pair_is_named(tmp_path: Path, suffix: str) -> None:
-    write(tmp_path / "x", [[1]], 10)
-    (tmp_path / f"x.{suffix}").unlink()
-    with pytest.raises(Failure, match=rf"x\.{suffix}: No such file"):
-        TokenStore(tmp_path / "x")
-
-
 def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,43 +151,30 @@ def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
         write(tmp_path / "x", [[3], [4]], 10)
     with pytest.raises(Failure, match=r"x\.idx: No such file"):
         TokenStore(tmp_path / "x")
+    idx_path(tmp_path / "x").touch()
+    bin_path(tmp_path / "x").unlink()
+    with pytest.raises(Failure, match=r"x\.bin: No such file"):
+        TokenStore(tmp_path / "x")
 
 
-def test_a_changed_byte_changes_the_checksum(tmp_path: Path) -> None:
+def test_the_checksum_is_of_both_files_in_turn(tmp_path: Path) -> None:
     store = write(tmp_path / "x", [[1, 2], [3]], 10)
-    before = store.checksum()
+    digests = [hashlib.sha256((tmp_path / name).read_bytes()).digest() for name in ("x.bin", "x.idx")]
     (tmp_path / "x.crc").write_bytes(b"of an earlier version")  # is not read
-    assert TokenStore(tmp_path / "x").checksum() == before
-    _flip(bin_path(tmp_path / "x"), 3, 1)
-    assert store.checksum() != before
+    assert TokenStore(tmp_path / "x").checksum() == store.checksum() == hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-@settings(max_examples=40)
-@given(byte=st.integers(0, 33), flip=st.integers(1, 255))
-def test_a_damaged_header_is_a_failure_that_names_the_index(
-    byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    prefix = tmp_path_factory.mktemp("store") / "x"
-    write(prefix, [[1, 2], [3]], 10)
-    _flip(idx_path(prefix), byte, flip)
-    with pytest.raises(Failure, match=r"x\.(idx|bin): "):
-        TokenStore(prefix)
-
-
-@settings(max_examples=40)
-@given(byte=st.integers(34, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
-def test_a_damaged_index_gives_failures_or_tokens_of_the_store(
+@settings(max_examples=60)
+@given(byte=st.integers(0, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
+def test_a_damaged_index_gives_a_failure_that_names_it_or_tokens_of_the_store(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
     write(prefix, [[1, 2], [3], [4, 5]], 10)
     _flip(idx_path(prefix), byte, flip)
-    try:
+    with pytest.raises(Failure, match=r"x\.(idx|bin): ") if byte < 34 else contextlib.suppress(Failure):  # its header
         store = TokenStore(prefix)
-        for document in range(3):
-            assert set(store[document].tolist()) <= {1, 2, 3, 4, 5}
-    except Failure:
-        pass
+        assert {token for document in range(3) for token in store[document].tolist()} <= {1, 2, 3, 4, 5}
 
 
 def _flip(path: Path, byte: int, flip: int) -> None:
@@ -232,10 +190,14 @@ def test_bounds_that_do_not_cover_the_sequences_are_refused(tmp_path: Path) -> N
         TokenStore(tmp_path / "x")
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 1), (2, 1), (0, 4)])
-def test_tokens_that_are_not_there_are_refused(tmp_path: Path, start: int, stop: int) -> None:
-    with pytest.raises(Failure, match=f"no tokens {start} to {stop} of 3"):
-        write(tmp_path / "x", [[1, 2], [3]], 10).read(start, stop)
+def test_tokens_and_documents_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    store = write(tmp_path / "x", [[1, 2], [3]], 10)
+    for start, stop in ((-1, 1), (2, 1), (0, 4)):
+        with pytest.raises(Failure, match=f"no tokens {start} to {stop} of 3"):
+            store.read(start, stop)
+    for document in (-1, 2):
+        with pytest.raises(IndexError, match=f"document {document} of 2"):
+            store[document]
 
 
 def test_an_index_that_claims_absurdly_many_sequences_is_refused_without_reading_them(tmp_path: Path) -> None:

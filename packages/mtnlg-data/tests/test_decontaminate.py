@@ -23,14 +23,15 @@ from mtnlg_data.text.characters import character_kinds, fold_case
 from mtnlg_data.text.hashing import ngram_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine.tasks import Summary, Task
 
 # --- the paper's figures ---------------------------------------------------------------------------------------------
 
 THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirteen"
+EIGHT, SEVEN = (" ".join(THIRTEEN.split()[:length]) for length in (8, 7))
 PAPER = DecontaminateSettings()
 
 
@@ -39,7 +40,7 @@ def around(text: str, *, left: int = 400, right: int = 400) -> str:
     return "Aaaa bbbb." * (left // 10) + f" {text}. " + "Cccc dddd." * (right // 10)
 
 
-def test_two_hundred_characters_on_each_side_go_with_a_match_to_the_end_of_the_sentence(tmp_path: Path) -> None:
+def test_two_hundred_characters_on_each_side_go_with_a_match(tmp_path: Path) -> None:
     summary, left = run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN.upper())], PAPER)
     assert [row["text"] for row in left] == ["Aaaa bbbb." * 20, "Cccc dddd." * 20]
     assert [row["id"] for row in left] == ["d0#0", "d0#1"]
@@ -49,24 +50,28 @@ def test_two_hundred_characters_on_each_side_go_with_a_match_to_the_end_of_the_s
     assert summary["decontamination"]["samples"][0]["ngram"] == THIRTEEN
 
 
-def test_a_document_that_is_only_trimmed_keeps_its_name(tmp_path: Path) -> None:
-    _, left = run(tmp_path, [around(THIRTEEN, left=0)], [("boolq", THIRTEEN)], PAPER)
-    assert [(row["id"], row["text"]) for row in left] == [("d0", "Cccc dddd." * 20)]
+MANY = "Aaaa bbbb." * 70
 
 
-def test_short_pieces_go_and_a_document_of_short_pieces_goes_as_a_whole(tmp_path: Path) -> None:
-    summary, left = run(tmp_path, [around(THIRTEEN, left=390, right=390)], [("boolq", THIRTEEN)], PAPER)
-    assert left == []
-    assert summary["sources"]["web"]["dropped"] == {"contaminated": 1}
-    assert summary["decontamination"]["documents_dropped"] == 1
-
-
-@pytest.mark.parametrize(("matches", "kept"), [(9, 10), (10, 0)])
-def test_a_document_of_more_than_ten_pieces_goes_as_a_whole(tmp_path: Path, matches: int, kept: int) -> None:
-    sentences = "Aaaa bbbb." * 70
-    summary, left = run(tmp_path, [sentences + (THIRTEEN + "." + sentences) * matches], [("wic", THIRTEEN)], PAPER)
-    assert len(left) == kept == summary["documents_out"]
-    assert summary["sources"]["web"]["dropped"] == ({} if kept else {"split": 1})
+@pytest.mark.parametrize(
+    ("document", "ngram", "pieces", "dropped"),
+    [
+        (around(THIRTEEN, left=0), THIRTEEN, ["d0"], {}),  # only trimmed: it keeps its name
+        (around(THIRTEEN, left=390, right=390), THIRTEEN, [], {"contaminated": 1}),  # short pieces go
+        (MANY + f"{THIRTEEN}.{MANY}" * 9, THIRTEEN, [f"d0#{n}" for n in range(10)], {}),
+        (MANY + f"{THIRTEEN}.{MANY}" * 10, THIRTEEN, [], {"split": 1}),  # more than ten pieces
+        (around(EIGHT), EIGHT, ["d0#0", "d0#1"], {}),  # a short task text is one n-gram
+        (around(SEVEN), SEVEN, ["d0"], {}),  # under eight words it is ignored
+        *((text, f"{THIRTEEN}\0{EIGHT}", [], {"contaminated": 1}) for text in (THIRTEEN, f"x {THIRTEEN}", EIGHT)),
+    ],
+)
+def test_pieces_of_a_document_by_the_papers_figures(
+    tmp_path: Path, document: str, ngram: str, pieces: list[str], dropped: dict[str, int]
+) -> None:
+    summary, left = run(tmp_path, [document], [("boolq", text) for text in ngram.split("\0")], PAPER)
+    assert [row["id"] for row in left] == pieces
+    assert summary["sources"]["web"]["dropped"] == dropped
+    assert summary["decontamination"]["documents_dropped"] == len(dropped)
 
 
 @pytest.mark.parametrize("fan_out", [2, 128])
@@ -78,19 +83,12 @@ def test_ngrams_that_ten_documents_hold_are_left_alone(
     summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
     assert [row["text"] for row in left] == documents
     assert summary["decontamination"]["ngrams_common"] == 1
+    assert [pq.read_table(path).num_rows for path in (tmp_path / "out" / "cuts").glob("*.parquet")] == [0, 0, 0]
     summary, left = run(tmp_path, [*documents[:9], documents[0]], [("boolq", THIRTEEN)], PAPER, shards=3)
     assert summary["decontamination"]["ngrams_common"] == 1
     nine = [*documents[:8], documents[8] + documents[8]]
     summary, _ = run(tmp_path, nine, [("boolq", THIRTEEN)], PAPER, shards=3)
     assert summary["decontamination"]["documents_cut"] == 9
-
-
-@pytest.mark.parametrize("length", [8, 12])
-def test_a_short_task_text_counts_as_one_ngram_and_under_eight_words_it_is_ignored(tmp_path: Path, length: int) -> None:
-    text = " ".join(THIRTEEN.split()[:length])
-    assert len(run(tmp_path, [around(text)], [("piqa", text)], PAPER)[1]) == 2
-    seven = " ".join(THIRTEEN.split()[:7])
-    assert len(run(tmp_path, [around(seven)], [("piqa", seven)], PAPER)[1]) == 1
 
 
 def test_documents_are_the_same_whatever_the_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +134,6 @@ def test_the_ledger_names_the_cut_its_place_and_every_task_row(tmp_path: Path) -
     assert summary["decontamination"]["cuts_by_task"] == {"boolq": 3, "wic": 4}
 
 
-def test_a_common_ngram_is_in_no_ledger(tmp_path: Path) -> None:
-    run(tmp_path, [f"{around(THIRTEEN)} {number}" for number in range(10)], [("boolq", THIRTEEN)], PAPER)
-    assert [pq.read_table(path).num_rows for path in (tmp_path / "out" / "cuts").glob("*.parquet")] == [0, 0]
-
-
 # --- what older tools get wrong --------------------------------------------------------------------------------------
 
 
@@ -165,12 +158,6 @@ def test_a_match_ends_where_its_last_word_does_however_its_words_are_parted(tmp_
     assert left[0]["text"] == "Cccc dddd." * 20
 
 
-@pytest.mark.parametrize("text", [THIRTEEN, "x " + THIRTEEN, " ".join(THIRTEEN.split()[:8]), "x y z " + THIRTEEN])
-def test_short_documents_are_searched_to_their_last_word(tmp_path: Path, text: str) -> None:
-    tasks = [("boolq", THIRTEEN), ("boolq", " ".join(THIRTEEN.split()[:8]))]
-    assert run(tmp_path, [text], tasks, PAPER)[1] == []
-
-
 def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     from mtnlg_data.decontaminate import ngrams as module
 
@@ -180,37 +167,33 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
     assert [column.tolist() for column in matches] == [[0, 0], [2, 6], [5, 9], [1, 0]]
 
 
-def test_a_piece_of_a_cut_holds_no_match_begun_in_what_was_cut() -> None:
-    text = "aa bb. cc dd"
-    assert cut_at(text, [(0, 5), (3, 9)], 0, 0) == ([" cc dd"], [(0, 5)])
-
-
-def test_a_cut_stops_at_punctuation_that_stands_exactly_at_its_edge() -> None:
-    left = [cut_at("aaaa.bbbXccc.dddd", [(8, 9)], window, 0)[0] for window in (3, 4, 5)]
-    assert left == [["aaaa.", "dddd"], ["aaaa."], []]
-
-
-def test_a_mark_that_opens_what_is_left_ends_no_sentence() -> None:
-    assert cut_at(".bb XX. cc", [(4, 6)], 0, 0) == ([" cc"], [(4, 6)])
-    assert cut_at("XX.. YY. c", [(0, 2), (5, 7)], 0, 0) == ([" c"], [(0, 2), (5, 7)])
-
-
-def test_what_is_too_short_to_be_kept_is_not_searched_on() -> None:
-    spans = [(0, 1), (4, 5)]
-    assert cut_at("X.  Y", spans, 0, 4) == ([], spans[:1])
-    assert cut_at("X.  Y", spans, 0, 3) == ([], spans)
+@pytest.mark.parametrize(
+    ("text", "spans", "window", "shortest", "pieces", "cut_for"),
+    [
+        ("aa bb. cc dd", [(0, 5), (3, 9)], 0, 0, [" cc dd"], 1),  # a piece holds no match begun in what was cut
+        ("aaaa.bbbXccc.dddd", [(8, 9)], 3, 0, ["aaaa.", "dddd"], 1),  # punctuation exactly at the edge of a cut
+        ("aaaa.bbbXccc.dddd", [(8, 9)], 4, 0, ["aaaa."], 1),
+        ("aaaa.bbbXccc.dddd", [(8, 9)], 5, 0, [], 1),
+        (".bb XX. cc", [(4, 6)], 0, 0, [" cc"], 1),  # a mark that opens what is left ends no sentence
+        ("XX.. YY. c", [(0, 2), (5, 7)], 0, 0, [" c"], 2),
+        ("X.  Y", [(0, 1), (4, 5)], 0, 4, [], 1),  # what is too short to be kept is not searched on
+        ("X.  Y", [(0, 1), (4, 5)], 0, 3, [], 2),
+    ],
+)
+def test_where_a_cut_begins_and_ends(  # noqa: PLR0917
+    text: str, spans: list[tuple[int, int]], window: int, shortest: int, pieces: list[str], cut_for: int
+) -> None:
+    assert cut_at(text, spans, window, shortest) == (pieces, spans[:cut_for])
 
 
 class Backwards(Local):
     """Runs the last unit first."""
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        yield from super().imap(function, list(units)[::-1])
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        yield from super().imap(list(tasks)[::-1])
 
 
-def test_neither_the_order_of_units_nor_of_shards_nor_of_portions_moves_a_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_of_tasks_shards_and_batches_moves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [around(f"{THIRTEEN} {n}", left=100 * n) for n in range(8)]
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)

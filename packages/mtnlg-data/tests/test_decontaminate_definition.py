@@ -6,16 +6,13 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy_loops import find_prefixes_numpy
 
 from decontamination import SMALL, cut_at, run
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
     TaskText,
-    find_prefixes,
     task_ngrams,
 )
 from mtnlg_data.text.characters import fold_case
@@ -133,18 +130,6 @@ def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
         expected = [(r[0][0], r[-1][1], " ".join(word for _, _, word in r)) for r in runs]
         ours = [(start, end, numbered[ngram]) for of, start, end, ngram in occurrences if of == number]
         assert ours == [e for e in expected if e[2] in ngrams]
-
-
-@given(
-    hashes=st.lists(st.integers(0, 3), max_size=30),
-    cuts=st.lists(st.integers(0, 30), max_size=3),
-    minimum=st.integers(1, 4),
-    bits=st.integers(0, 2**64 - 1),
-)
-def test_numba_and_numpy_find_the_same_prefixes(hashes: list[int], cuts: list[int], minimum: int, bits: int) -> None:
-    bounds = np.array(sorted({0, len(hashes), *(cut for cut in cuts if cut < len(hashes))}), np.int64)
-    words = (np.array(hashes, np.uint64), bounds, minimum, np.array([bits], np.uint64), np.uint64(58))
-    assert find_prefixes(*words).tolist() == find_prefixes_numpy(*words).tolist()
 
 
 @settings(max_examples=150)

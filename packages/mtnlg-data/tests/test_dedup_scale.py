@@ -68,7 +68,7 @@ import numpy as np
 import pyarrow as pa
 from mtnlg_data import exchange
 from mtnlg_data.dedup import candidates, clusters, copies, verify
-from mtnlg_data.engine.units import release_memory
+from mtnlg_data.engine.tasks import release_memory
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 exchange.RUN_BYTES = 1 << 20
 numbering = exchange.Numbering(rows)

@@ -1,4 +1,4 @@
-"""The exchange by key range: nothing lost or twice, in order, few rows at a time, opens linear in the files."""
+"""The exchange by key range: every row once, in order, few at a time, and opens that grow as files do."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ few_keys = st.integers(0, 6).map(lambda key: key << 61)
 @given(
     files=st.lists(st.lists(few_keys | st.integers(0, KEYS - 1), max_size=30), min_size=1, max_size=9),
     ranges=st.integers(1, 12),
-    size=st.sampled_from([1, 40, 200, 10_000]),
-    fan_out=st.sampled_from([2, 4, 128]),
+    limits=st.tuples(st.sampled_from([1, 40, 200, 10_000]), st.sampled_from([2, 4, 128])),
     span=st.tuples(st.integers(0, KEYS - 1), st.integers(0, KEYS - 1)).map(sorted),
 )
-def test_every_row_is_read_once_by_key_then_by_file(  # noqa: PLR0917
+def test_every_row_is_read_once_by_key_then_by_file(
     files: list[list[int]],
     ranges: int,
-    size: int,
-    fan_out: int,
+    limits: tuple[int, int],
     span: list[int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Of each range, and of keys that are no range."""
+    """Of each range, and of keys that are no range, with these bytes of a run and open files."""
+    size, fan_out = limits
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "RUN_BYTES", size)
         patch.setattr(exchange, "FAN_OUT", fan_out)

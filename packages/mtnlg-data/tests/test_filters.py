@@ -18,7 +18,7 @@ from filter_reference import PROSE
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.console import UsageFailure
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.filters import c4
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.rules import OWN, own_families
@@ -364,5 +364,14 @@ def test_a_rule_in_a_file_of_ones_own(tmp_path: Path) -> None:
     assert decide([shouting], *texts, own={"exclamations": 1}) == ["<exclamations>"] * 2
     with pytest.raises(UsageFailure, match="exclamations"):
         decide([shouting], *texts, own={"exclamations": -1})
+    for returned, message in (("[]", "shape"), ("batch.nothing", "AttributeError")):
+        name = f"{returned.replace('.', '_').strip('[]')}x"
+        (tmp_path / f"{name}.py").write_text(
+            OWN_RULES.replace('[pc.count_substring(batch.column, "!").to_numpy()]', returned)
+        )
+        with pytest.raises(Failure, match=rf"^shouting: .*{message}"):
+            decide([f"{tmp_path / name}.py:shouting"], *texts)
+    with pytest.raises(ValueError, match="exclamations: two rules have this name"):
+        decide([shouting, f"{tmp_path / 'x'}.py:shouting"], *texts)
     with pytest.raises(UsageFailure, match="whispers"):
         check_rules(FilterSettings.model_validate({"own": {"whispers": 1}}), [[shouting]])

@@ -32,8 +32,8 @@ def run(recipe: Path, out: Path, *overrides: str, keep: Any = "last") -> Summary
 class NoWork:
     """An engine that must not be asked for anything."""
 
-    def imap(self, function: object, units: object) -> Iterator[Any]:
-        raise AssertionError(f"{function} was to run over {units}")
+    def imap(self, tasks: object) -> Iterator[Any]:
+        raise AssertionError(f"{tasks} were to run")
 
 
 def shards(out: Path) -> set[str]:

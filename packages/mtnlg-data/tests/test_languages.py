@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 GERMAN = (
     "Der alte Hafen war schon immer ein Ort, an dem sich die Leute aus der Stadt trafen und von der See erzählten. "

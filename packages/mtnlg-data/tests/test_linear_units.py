@@ -16,12 +16,13 @@ from mtnlg_data.schema import Document
 from mtnlg_data.tokens import encoding, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pytest
 
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine import Summary
+    from mtnlg_data.engine.tasks import Task
 
 FAN_OUT = 8
 SHARDS = 8  # of each of two sources
@@ -55,13 +56,13 @@ class Measuring(Local):
         self.units: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
+    def imap(self, units: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
         for unit in units:
             step = getattr(getattr(unit, "item", None), "step", None)
             name = f"{getattr(unit, 'work', type(unit).__name__)}{f' of {step.reference}' if step else ''}"
             self.bytes[name] = max(self.bytes[name], len(pickle.dumps(unit)))
             opened.clear()
-            summary = function(unit)
+            ((_, summary),) = super().imap([unit])
             paths = (path for path in opened.elements() if not path.endswith((".json", ".tmp")))
             files = Counter(path.rpartition("/")[0] for path in paths)
             self.units[name] += 1

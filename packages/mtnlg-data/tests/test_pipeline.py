@@ -102,8 +102,8 @@ def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path, 
 class NoWork:
     """An engine that must not be asked for anything."""
 
-    def imap(self, function: object, units: object) -> Iterator[Any]:
-        raise AssertionError(f"{function} was to run over {units}")
+    def imap(self, tasks: object) -> Iterator[Any]:
+        raise AssertionError(f"{tasks} were to run")
 
 
 def test_the_second_run_does_no_work_and_says_the_same(finished: Run) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data import tally
 from mtnlg_data.schema import SCHEMA, Document, document_columns
+from mtnlg_data.step import Outcome
 from mtnlg_data.summary import SHOWN_PER_FATE, merge_summaries, passthrough_summary, say_summary, stage_summary
-from mtnlg_data.tally import EXCERPT_CHARACTERS, Fates, Tallies, Tally, recorded_tallies
+from mtnlg_data.tally import EXCERPT_CHARACTERS, Tallies, Tally, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,30 +68,31 @@ def test_keys_of_a_step_go_to_the_top_and_its_shards_nowhere() -> None:
 
 def test_a_batch_is_counted_recorded_and_shown_as_its_documents(tmp_path: Path) -> None:
     reasons, draw = ("short", "other"), random.Random(1)
-    with recorded_tallies(tmp_path / "batch.parquet") as batches, recorded_tallies(tmp_path / "one.parquet") as ones:
-        for first, last in ((0, 90), (90, 100)):
-            documents = [
-                Document(f"id {n % 7}", draw.choice(["web", "books"]), "é" * draw.randrange(900), key=f"web/{n}")
-                for n in range(first, last)
-            ]
-            numbers = np.array([draw.randrange(-1, 2) for _ in documents])
-            scores = np.array([draw.choice([np.nan, 0.25, 1 / 3]) for _ in documents])
-            lengths = np.array([len(document.text) for document in documents])
-            fates = Fates(numbers, reasons, scores, lengths, lengths[numbers < 0] // 2)
-            batches.count(document_columns(documents, SCHEMA), fates)
-            for document, number, score in zip(documents, numbers.tolist(), scores.tolist(), strict=True):
-                own, size, name, key = ones[document.source], len(document.text), document.id, document.key
-                shown = None if np.isnan(score) else score
-                if number < 0:
-                    own.keep(size, size // 2)
-                else:
-                    own.drop(size, reasons[number], name, shown, key)
-                own.show(reasons[number] if number >= 0 else "kept", name, document.text, shown, key)
-    summaries = [json.loads(json.dumps({**tallies.summary(), "files": []})) for tallies in (batches, ones)]
-    assert summaries[0] == summaries[1]
-    rows = [pq.read_table(tmp_path / "dropped" / f"{name}.parquet").to_pylist() for name in ("batch", "one")]
-    assert sorted(map(str, rows[0])) == sorted(map(str, rows[1]))
-    assert {row["score"] for row in rows[0]} == {None, 0.25, float(np.float32(1 / 3))}
+    documents = [
+        Document(f"id {n % 7}", draw.choice(["web", "books"]), "é" * draw.randrange(900), key=f"web/{n}")
+        for n in range(100)
+    ]
+    halves = [document._replace(text=document.text[: len(document.text) // 2]) for document in documents]
+    decisions = np.array([draw.randrange(-1, 2) for _ in documents])
+    scores = np.array([draw.choice([np.nan, 0.25, 1 / 3]) for _ in documents])
+    summaries, records = [], []
+    for size in (100, 33, 1):
+        with recorded_tallies(tmp_path / f"{size}.parquet") as tallies:
+            for first in range(0, 100, size):
+                part = slice(first, first + size)
+                kept = document_columns(halves[part], SCHEMA).filter(pa.array(decisions[part] < 0))
+                outcome = Outcome(kept, decisions[part], reasons, scores[part])
+                tallies.count(document_columns(documents[part], SCHEMA), outcome)
+        summaries.append({**tallies.summary(), "files": []})
+        records.append(sorted(map(str, pq.read_table(tmp_path / tallies.files[0]).to_pylist())))
+    assert summaries[0] == summaries[1] == summaries[2]
+    assert records[0] == records[1] == records[2]
+    total = stage_summary("x", summaries[:1], [])
+    assert total["characters_out"] == sum(
+        len(half.text) * (own < 0) for half, own in zip(halves, decisions, strict=True)
+    )
+    assert [*total["sources"]] == ["books", "web"]
+    assert total["documents_in"] - total["documents_out"] == len(records[0]) == (decisions >= 0).sum()
 
 
 def test_drops_are_held_by_the_row_group_and_none_leave_no_file(

@@ -21,13 +21,11 @@ from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.steps.tokenize import TokenizeSettings
-from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens import encoding, placed_store, stage
 from mtnlg_data.tokens import store as store_module
 from mtnlg_data.tokens.blend import held_out, read_blend
 from mtnlg_data.tokens.encoding import EncodedSource
 from mtnlg_data.tokens.placed_store import PlacedStore, allocate_store
-from mtnlg_data.tokens.stage import unigram_entropy
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import EOD, document_key
 
@@ -54,6 +52,7 @@ def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_
         store = TokenStore(tmp_path / "out" / source.prefix)
         expected = [[*plain(tmp_path / "out" / "tokenizer.json", own[n]), blend.eod] for n in order]
         assert [store[n].tolist() for n in range(len(store))] == expected
+        assert (store.read(0, store.tokens) == blend.eod).sum() == len(store)  # no text can spell it
         with writing_store(tmp_path / source.name, blend.vocabulary) as writer:
             for ids in expected:
                 writer.add(np.array(ids))
@@ -67,16 +66,11 @@ def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_
             "weight": WEIGHTS[source.name],
         }
     assert account["documents_in"] == account["documents_out"] == 86
-
-
-def test_the_end_token_is_the_last_and_no_text_can_spell_it(tmp_path: Path) -> None:
-    account = tokenize(tmp_path, tmp_path / "out")
-    blend = read_blend(tmp_path / "out")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
-    assert tokenizer.token_to_id(EOD) == blend.eod == blend.vocabulary - 1 == account["vocabulary"] - 1
-    for source in blend.sources:
-        store = TokenStore(tmp_path / "out" / source.prefix)
-        assert (store.read(0, store.tokens) == blend.eod).sum() == len(store)
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).token_to_id(EOD) == blend.eod
+    assert blend.vocabulary == account["vocabulary"] == blend.eod + 1
+    keys = ["seed", "vocabulary", "eod", "validation", "sources"]
+    assert list(json.loads((tmp_path / "out" / "blend.json").read_text())) == keys
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.bin")) == ["code.bin", "web.bin"]  # and no copy
 
 
 def test_an_end_token_that_its_name_does_not_show_is_named_beside_the_tokenizer(tmp_path: Path) -> None:
@@ -87,16 +81,6 @@ def test_an_end_token_that_its_name_does_not_show_is_named_beside_the_tokenizer(
         assert name.exists() == named
         if named:
             assert json.loads(name.read_text()) == {"eos_token_id": read_blend(out).eod}
-
-
-def test_a_stream_reads_the_blend(tmp_path: Path) -> None:
-    tokenize(tmp_path, tmp_path / "out")
-    stream = open_stream(tmp_path / "out", 32)
-    assert stream.vocab_size == read_blend(tmp_path / "out").vocabulary
-    drawn = Counter(stream.sources[stream.locate(n)[0]].name for n in range(len(stream)))
-    assert drawn["web"] / len(stream) == pytest.approx(0.75, abs=0.03)
-    keys = ["seed", "vocabulary", "eod", "validation", "sources"]
-    assert list(json.loads((tmp_path / "out" / "blend.json").read_text())) == keys
 
 
 def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp_path: Path) -> None:
@@ -110,13 +94,6 @@ def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp
             mixture[token] += weight / len(seen)  # type: ignore[assignment]
     expected = -sum(share * math.log(share) for share in mixture.values())
     assert account["unigram_entropy_nats"] == pytest.approx(expected, rel=1e-9)
-
-
-def test_entropy_of_a_fair_coin_and_of_two_certainties() -> None:
-    assert unigram_entropy({"a": 3.0}, {"a": [5, 5]}) == pytest.approx(math.log(2))
-    assert unigram_entropy({"a": 1.0, "b": 3.0}, {"a": [7, 0], "b": [0, 1]}) == pytest.approx(
-        0.25 * math.log(4) + 0.75 * math.log(4 / 3)
-    )
 
 
 # --- what changes no byte -------------------------------------------------------------------------------------------
@@ -183,8 +160,6 @@ def test_the_checksum_of_a_store_of_several_spans(tmp_path: Path, monkeypatch: p
     whole = tokenize(tmp_path, tmp_path / "whole", bytewise)
     monkeypatch.setattr(store_module, "SPAN_BYTES", 4096)
     account = tokenize(tmp_path, tmp_path / "spans", bytewise)
-    for name in STORE_FILES[:-1]:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "spans" / name).read_bytes(), name
     assert (tmp_path / "spans" / "web.bin").stat().st_size > 4096
     assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
     for source in read_blend(tmp_path / "spans").sources:
@@ -245,12 +220,6 @@ def test_ranges_of_a_lost_or_another_store_are_written_again(tmp_path: Path) -> 
         allocate_store(changed)
         assert not work.exists()
         assert {path: path.stat().st_size for path in work.parent.iterdir()} == changed.sizes()
-
-
-def test_no_second_copy_of_a_store_in_its_own_format_is_left(tmp_path: Path) -> None:
-    tokenize(tmp_path, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*.bin")) == ["code.bin", "web.bin"]
-    assert not (tmp_path / "out" / "state" / "stores").exists()
 
 
 def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:

@@ -75,9 +75,11 @@ def byte_level(made: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006  (trained
     return made[0]
 
 
-def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow() -> None:
-    assert train_tokenizer(iter(texts), 300).get_vocab_size() == 300
+def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow(tmp_path: Path) -> None:
     assert train_tokenizer(iter(["ab"]), 300).get_vocab_size() == 257
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))  # the folder of one
+    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
 
 
 def test_gpt2s_two_files_give_gpt2s_ids(samples: Path, tmp_path: Path) -> None:
@@ -91,12 +93,6 @@ def test_gpt2s_two_files_give_gpt2s_ids(samples: Path, tmp_path: Path) -> None:
     if len(vocabulary) == 50257:
         assert ids == [15496, 995, 11, 1367, 1303, 362, 796, 5633]
     assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
-
-
-def test_a_folder_with_a_tokenizer_json_is_that_tokenizer(tmp_path: Path) -> None:
-    train_tokenizer(iter(texts), 300).save(str(tmp_path / "tokenizer.json"))
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))
-    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
 
 
 def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,58 +117,60 @@ def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch
     assert tokenizer_files(TokenizeSettings(tokenizer="gpt2"))[0].read_bytes() == files["encoder.json"]
 
 
-def test_a_tokenizer_json_without_an_end_token_gets_one(tmp_path: Path) -> None:
-    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1, "[CLS]": 2}, unk_token="[UNK]"))  # noqa: S106
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
-    words.enable_truncation(2)
-    words.save(str(tmp_path / "words.json"))
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
-    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (4, 3)
+def words(path: Path, *names: str, special: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer.json of these words and "[UNK]"."""
+    tokenizer = Tokenizer(WordLevel({name: n for n, name in enumerate((*names, "[UNK]"))}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def test_a_tokenizer_that_adds_and_cuts_tokens_does_neither(tmp_path: Path) -> None:
+    own = words(tmp_path / "words.json", "quick", "[CLS]")
+    own.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
+    own.enable_truncation(2)
+    own.save(str(tmp_path / "words.json"))
+    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
     store = TokenStore(tmp_path / "out" / "code")
-    assert min(len(store[n]) for n in range(len(store))) > 10  # nothing is cut
-    assert set(store.read(0, store.tokens).tolist()) == {0, 1, 3}  # and nothing is put in but ends
-    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("quick").ids == [
-        0
-    ]  # nor before prompts
+    assert min(len(store[n]) for n in range(len(store))) > 10
+    assert set(store.read(0, store.tokens).tolist()) == {0, 2, 3}
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("quick").ids == [0]
 
 
 @pytest.mark.parametrize(
-    ("special", "settings", "vocabulary", "eod"),
+    ("names", "special", "asked", "expected"),
     [
-        (["</s>"], {}, 3, 2),  # its own
-        (["</s>", "[PAD]", EOD], {}, 5, 4),  # the usual name before the others
-        (["</s>", "[END]"], {"eod": "[END]"}, 4, 3),
-        (["[PAD]"], {"eod": "[END]"}, 4, 3),  # new
+        (["quick"], [], None, (3, 2)),  # a new one
+        (["quick"], ["</s>"], None, (3, 2)),  # its own
+        (["quick"], ["</s>", "[PAD]", EOD], None, (5, 4)),  # the usual name before the others
+        (["quick"], ["</s>", "[END]"], "[END]", (4, 3)),
+        (["quick"], ["[PAD]"], "[END]", (4, 3)),  # new
+        (["</s>"], [], None, (3, 2)),  # a word that looks like one is a word
+        ([EOD, "quick"], [], None, (3, 0)),  # wherever it stands
     ],
 )
 def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_asked_for(
-    tmp_path: Path, special: list[str], settings: dict[str, str], vocabulary: int, eod: int
+    tmp_path: Path, names: list[str], special: list[str], asked: str | None, expected: tuple[int, int]
 ) -> None:
-    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
-    words.pre_tokenizer = Whitespace()
-    words.add_special_tokens(special)
-    words.save(str(tmp_path / "words.json"))
-    chosen = TokenizeSettings.model_validate({"tokenizer": str(tmp_path / "words.json"), **settings})
-    account = tokenize(tmp_path, tmp_path / "out", chosen)
-    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (vocabulary, eod)
+    words(tmp_path / "words.json", *names, special=special)
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json"), eod=asked))
+    assert (account["vocabulary"], eod := read_blend(tmp_path / "out").eod) == expected
     store = TokenStore(tmp_path / "out" / "code")
-    assert all(store[n][-1] == eod for n in range(len(store)))
+    assert all(store[n].tolist().index(eod) == len(store[n]) - 1 for n in range(len(store)))
 
 
 @pytest.mark.parametrize("token", ["[DONE]", {"content": "[DONE]", "lstrip": False}])
 def test_an_end_token_that_only_the_configuration_names_is_not_passed_over_for_a_new_one(
     tmp_path: Path, token: object
 ) -> None:
-    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
-    words.add_special_tokens(["[DONE]"])
-    words.save(str(tmp_path / "tokenizer.json"))
+    own = words(tmp_path / "tokenizer.json", "quick", special=["[DONE]"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
     with pytest.raises(Failure, match=r"tokenizer_config\.json .* ends texts with '\[DONE\]'; set tokenize\.eod"):
         check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), eod="[DONE]"))
-    words.add_special_tokens(["</s>"])  # a known name that it has is taken as before
-    words.save(str(tmp_path / "tokenizer.json"))
+    own.add_special_tokens(["</s>"])  # a known name that it has is taken as before
+    own.save(str(tmp_path / "tokenizer.json"))
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
 
 
@@ -182,7 +180,7 @@ def test_an_end_token_that_only_the_configuration_names_is_not_passed_over_for_a
 def test_an_end_token_that_is_added_is_announced(
     tmp_path: Path, config: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    words(tmp_path / "tokenizer.json", "quick")
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(config)
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
@@ -192,28 +190,12 @@ def test_an_end_token_that_is_added_is_announced(
 
 
 def test_a_run_says_once_that_an_end_token_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
+    words(tmp_path / "words.json", "quick")
     (tmp_path / "a.jsonl").write_text('{"text": "quick"}\n' * 3)
     source = 'sources.a = {kind = "jsonl", paths = ["a.jsonl"], weight = 1.0, rules = []}'
     (tmp_path / "data.toml").write_text(f'tokenize.tokenizer = "words.json"\n{source}\n')
     curate(load_recipe(tmp_path), tmp_path / "out", Local(1))
     assert capsys.readouterr().err.count("it is added as number 2") == 1
-
-
-def test_a_word_that_looks_like_an_end_token_is_a_word(tmp_path: Path) -> None:
-    Tokenizer(WordLevel({"</s>": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "words.json"))  # noqa: S106
-    tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "words.json")))
-    assert read_blend(tmp_path / "out").eod == 2
-
-
-def test_an_end_token_may_stand_anywhere_in_a_tokenizer_json(tmp_path: Path) -> None:
-    first = Tokenizer(WordLevel({EOD: 0, "quick": 1, "[UNK]": 2}, unk_token="[UNK]"))  # noqa: S106
-    first.pre_tokenizer = Whitespace()
-    first.save(str(tmp_path / "first.json"))
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / "first.json")))
-    assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (3, 0)
-    store = TokenStore(tmp_path / "out" / "code")
-    assert all(store[n].tolist().count(0) == 1 and store[n][-1] == 0 for n in range(len(store)))
 
 
 @pytest.mark.parametrize(

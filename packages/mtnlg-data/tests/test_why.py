@@ -12,14 +12,18 @@ import pytest
 from command_line import invoke
 from typer.testing import CliRunner
 
-from mtnlg_data import tally
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
+from mtnlg_data.recipe import Recipe, load_recipe
+from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.report.why import explain
+from mtnlg_data.step import Drop
+from mtnlg_data.steps.clean import Clean
+from mtnlg_data.steps.extract import Extract
+from mtnlg_data.transfer.publish import last_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,47 +100,75 @@ def test_the_answers_are_the_same_where_only_the_last_shards_were_kept(finished:
         assert fates(out, name) == fates(finished.out, name)
 
 
-def write_named(folder: Path, corpus: ModuleType) -> Path:
-    """A JSON-lines file of nine records: three long ones, three short ones, two of one id, one with a number."""
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Path:
+    """Nine records, cleaned: three long ones, three short ones, two of one id, one with a number; and two of more."""
+    folder = tmp_path_factory.mktemp("named")
     texts = [corpus.text(n) for n in range(3)] + ["Too short a text."] * 3 + [corpus.text(n) for n in (7, 8, 9)]
     names = ["a", "b", "c", "s1", "s2", "s3", "twice", "twice", 77]
     corpus.write_jsonl(folder / "x.jsonl", [{"id": n, "text": t} for n, t in zip(names, texts, strict=True)])
-    invoke("clean", f"web={folder / 'x.jsonl'}", "--out", folder / "out", "--rules", "short", "--workers", 1)
+    corpus.write_jsonl(folder / "y.jsonl", [{"id": name, "text": corpus.text(ord(name))} for name in "Az"])
+    inputs = [f"{name}={folder / file}" for name, file in (("web", "x.jsonl"), ("more", "y.jsonl"))]
+    invoke("clean", *inputs, "--out", folder / "out", "--rules", "short", "--workers", 1)
     return folder / "out"
 
 
-def test_a_document_is_found_by_the_id_of_its_record_or_by_its_key(tmp_path: Path, corpus: ModuleType) -> None:
-    out = write_named(tmp_path, corpus)
+def test_a_document_is_found_by_the_id_of_its_record_or_by_its_key(named: Path) -> None:
     for name in ("s2", "web/x.jsonl/4"):
-        (document,) = explain(out, name)
+        (document,) = explain(named, name)
         assert (document["id"], document["key"], document["source"]) == ("s2", "web/x.jsonl/4", "web")
         kept, dropped = document["stages"]
         assert (kept["stage"], kept["fate"]) == ("extract", "kept")
         assert dropped == {"stage": "clean", "fate": "dropped", "reason": "short", "score": 17.0}
-    assert fates(out, "77") == {"extract": "kept", "clean": "kept"}
-
-
-def test_of_an_id_that_several_documents_have_each_is_told(tmp_path: Path, corpus: ModuleType) -> None:
-    out = write_named(tmp_path, corpus)
-    assert [document["key"] for document in explain(out, "twice")] == ["web/x.jsonl/6", "web/x.jsonl/7"]
-    output = CliRunner().invoke(app, ["why", str(out), "twice"]).output
+    assert fates(named, "77") == {"extract": "kept", "clean": "kept"}
+    assert [document["key"] for document in explain(named, "twice")] == ["web/x.jsonl/6", "web/x.jsonl/7"]
+    output = CliRunner().invoke(app, ["why", str(named), "twice"]).output
     assert output.startswith("2 documents have the id twice; their keys tell them apart")
 
 
+@pytest.mark.parametrize(
+    ("folder", "name", "words"),
+    [
+        ("named", "twic", r"no document twic; nearest: twice, .* \(give an id as its source had it"),
+        ("named", "x.jsonl/4", r"nearest: web/x\.jsonl/4, "),
+        ("raw", "twice", "no stage has finished here; give the folder of a run"),
+        ("data/tokens", "nothing", "no document nothing; nearest: none"),
+    ],
+)
 def test_an_id_that_is_not_there_is_one_line_with_the_nearest(
-    tmp_path: Path,
-    corpus: ModuleType,
+    named: Path,
     finished: Any,  # noqa: ANN401
+    folder: str,
+    name: str,
+    words: str,
 ) -> None:
-    out = write_named(tmp_path, corpus)
-    with pytest.raises(Failure, match=r"no document twic; nearest: twice, .* \(give an id as its source had it"):
-        explain(out, "twic")
-    with pytest.raises(Failure, match=r"nearest: web/x\.jsonl/4, "):
-        explain(out, "x.jsonl/4")
-    with pytest.raises(Failure, match=r"no stage has finished here; give the folder of a run"):
-        explain(finished.recipe.parent / "raw", "twice")
-    with pytest.raises(Failure, match="no document nothing; nearest: none"):
-        explain(finished.out / "tokens", "nothing")
+    with pytest.raises(Failure, match=words):
+        explain(named if folder == "named" else finished.recipe.parent / folder, name)
+
+
+def zoom(text: str, least: int = 20) -> bool | Drop:
+    return True if len(text) >= least else Drop("too_short", len(text))
+
+
+def annotate(text: str) -> str:
+    return f"{text}!"
+
+
+def test_steps_of_a_user_stand_where_the_recipe_has_them(tmp_path: Path, corpus: ModuleType) -> None:
+    corpus.write_jsonl(tmp_path / "x.jsonl", [{"id": n, "text": corpus.text(n) if n else "Short."} for n in range(3)])
+    sources = {"web": {"kind": "jsonl", "paths": ["x.jsonl"], "rules": ["unicode"]}}
+    with closing(Local(1)) as engine:
+        curate(Recipe.of(sources, [Extract(), Clean(), zoom, annotate], tmp_path), tmp_path / "out", engine)
+    assert list(fates(tmp_path / "out", "1").items()) == [(n, "kept") for n in ("extract", "clean", "zoom", "annotate")]
+    assert last_stage(tmp_path / "out") == tmp_path / "out" / "03-annotate"
+    (shown,) = inspect_path(tmp_path / "out", 1, 10_000)["parts"]
+    assert shown["samples"][0]["text"] == annotate(corpus.text(1))
+    output = CliRunner().invoke(app, ["why", str(tmp_path / "out"), "0"]).output
+    assert output.splitlines()[1:] == [
+        "  extract        kept",
+        "  clean          kept",
+        f"  {'zoom':<14} dropped as too_short (6)",
+    ]
 
 
 @pytest.fixture
@@ -165,36 +197,11 @@ def test_no_text_is_read_and_no_row_group_that_cannot_hold_the_document(
 
 
 def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
-    tmp_path: Path, corpus: ModuleType, request: pytest.FixtureRequest
+    named: Path, reads: list[tuple[str, str, tuple[str, ...]]]
 ) -> None:
-    for part, names in enumerate(("az", "by")):
-        rows = [{"id": name, "text": corpus.text(ord(name))} for name in names]
-        corpus.write_jsonl(tmp_path / "in" / f"{part}.jsonl", rows)
-    inputs = [f"{name}={tmp_path / 'in' / f'{part}.jsonl'}" for part, name in enumerate(("az", "by"))]
-    invoke("clean", *inputs, "--out", tmp_path / "out", "--rules", "short", "--workers", 1)
-    reads = request.getfixturevalue("reads")
-    assert fates(tmp_path / "out", "b") == {"extract": "kept", "clean": "kept"}
-    opened = {(folder, shard) for folder, shard, _ in reads}
-    both = {("documents", f"{name}-00000.parquet") for name in ("az", "by")}
-    assert opened == both | {("out", "by-00000.parquet")}
-
-
-def test_a_unit_holds_a_row_group_of_drops_and_leaves_no_file_without_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tally, "DROPS_PER_GROUP", 4)
-    with tally.recorded_tallies(tmp_path / "none.parquet") as none:
-        none["web"].keep(3)
-    assert none.files == []
-    assert list(tmp_path.iterdir()) == []
-    with tally.recorded_tallies(tmp_path / "ten.parquet") as ten:
-        for number in range(10):
-            ten["web"].drop(5, "short", str(number), number / 2, f"web/{number}")
-    assert ten.files == ten.summary()["files"] == ["dropped/ten.parquet"]
-    with pq.ParquetFile(tmp_path / ten.files[0]) as file:
-        assert file.num_row_groups == 3
-        rows = file.read().to_pylist()
-    assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
+    assert fates(named, "b") == {"extract": "kept", "clean": "kept"}
+    both = {("documents", f"{name}-00000.parquet") for name in ("web", "more")}
+    assert {read[:2] for read in reads} == both | {("out", "web-00000.parquet")}
 
 
 @pytest.mark.parametrize("name", ["03-clean/books-00000.parquet", "02-quality/dropped/crawl-00000.parquet"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.engine import Engine
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 TRAIN = TokenizeSettings(vocabulary=400, validation=0.1)
 WEIGHTS = {"web": 0.75, "code": 0.25}

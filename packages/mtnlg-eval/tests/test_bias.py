@@ -118,7 +118,7 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
     assert run_command(monkeypatch, *words, "--json") == 0
     results = json.loads(capsys.readouterr().out)
     assert results == json.loads((tmp_path / "bias.json").read_bytes())
-    assert results["digest"] == checkpoint.digest
+    assert results["name"] == "step-1"
     assert results["occupation"]["occupations"] == len(read_occupations())
     assert results["occupation"]["marked"]["occupations"] == len(read_occupations(marked=True))
     assert "polarity" in (tmp_path / "bias.svg").read_text()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mtnlg_eval.tasks.chat_template import read_chat_templates, read_special_tokens
+from mtnlg_eval.tasks.chat_template import Chat
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_a_chat_becomes_the_prompt_of_transformers(
         bos_token=TOKENS["bos_token"],
         eos_token="<|endoftext|>",  # noqa: S106
     )
-    template = read_chat_templates([tmp_path / "none", write(tmp_path / "one", TEMPLATE)])["default"]
+    template = Chat.read([tmp_path / "none", write(tmp_path / "one", TEMPLATE)])
     goes_on = chat if answer else [*chat, {"role": "assistant", "content": "It is \n"}]
     asked = [each for each in goes_on if each["role"] != "system"] if len(goes_on) > 3 else goes_on
     expected = theirs.apply_chat_template(
@@ -73,12 +73,16 @@ def test_files_of_their_own_come_before_the_config_and_are_named(tmp_path: Path)
     (tmp_path / "chat_template.jinja").write_text("new {{ eos_token }}")
     (tmp_path / "chat_templates").mkdir()
     (tmp_path / "chat_templates" / "rag.jinja").write_text("rag")
-    templates = read_chat_templates([tmp_path])
-    assert {name: template.render([]) for name, template in templates.items()} == {
-        "default": "new <|endoftext|>",
-        "tools": "tools",
-        "rag": "rag",
-    }
+    chat = Chat.read([tmp_path])
+    assert chat.texts == {"default": "new {{ eos_token }}", "tools": "tools", "rag": "rag"}
+    assert chat.render([]) == "new <|endoftext|>"
+    chat.choose("rag")
+    assert chat.render([]) == "rag"
+
+
+def test_enable_thinking_and_other_words_reach_the_template(tmp_path: Path) -> None:
+    folder = write(tmp_path, "{{ enable_thinking }} {{ tone }}")
+    assert Chat.read([folder], {"tone": "dry"}, thinking=False).render([]) == "False dry"
 
 
 @pytest.mark.parametrize(
@@ -94,18 +98,18 @@ def test_files_of_their_own_come_before_the_config_and_are_named(tmp_path: Path)
 )
 def test_a_template_that_cannot_be_rendered_is_one_line(tmp_path: Path, template: object, message: str) -> None:
     with pytest.raises(Failure, match=message) as raised:
-        read_chat_templates([write(tmp_path, template)])["default"].render(CHATS[0])
+        Chat.read([write(tmp_path, template)]).render(CHATS[0])
     assert str(tmp_path) in str(raised.value)
 
 
 def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(Failure, match=r"tokenizer_config\.json: Expecting property name"):
-        read_chat_templates([tmp_path])
+        Chat.read([tmp_path])
 
 
 def test_a_template_that_drops_the_message_to_continue_is_refused(tmp_path: Path) -> None:
-    template = read_chat_templates([write(tmp_path, "nothing")])["default"]
+    template = Chat.read([write(tmp_path, "nothing")])
     with pytest.raises(Failure, match="it leaves out the last message"):
         template.render(CHATS[0], answer=False)
 
@@ -115,8 +119,8 @@ def test_a_folder_in_the_cache_of_the_hub_is_made_of_links(tmp_path: Path) -> No
     snapshot.mkdir(parents=True)
     write(blobs, "{{ messages[0].content }}").joinpath("tokenizer_config.json").rename(blobs / "0a1b")
     (snapshot / "tokenizer_config.json").symlink_to("../../blobs/0a1b")
-    assert read_chat_templates([snapshot])["default"].render(CHATS[0]) == " Who?\n"
-    assert read_special_tokens([tmp_path, snapshot]) == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    chat = Chat.read([tmp_path, snapshot])
+    assert (chat.render(CHATS[0]), chat.begin) == (" Who?\n", "<|endoftext|>")
     (tmp_path / "tokenizer_config.json").symlink_to("/etc/hostname")
     with pytest.raises(Failure, match="not a regular file, or a link"):
-        read_special_tokens([tmp_path])
+        Chat.read([tmp_path])

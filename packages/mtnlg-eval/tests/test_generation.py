@@ -6,18 +6,20 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
 from mtnlg_eval.scoring.generation import PROMPTS_PER_BATCH, Options, Prompt, PromptBatch, SampleRequest, batch_prompts
 from mtnlg_model.console import Failure
+from mtnlg_model.generation.generate import generate
 from mtnlg_model.generation.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
@@ -31,16 +33,16 @@ OPTIONS = st.sampled_from(
 
 @given(st.lists(st.builds(Prompt, CONTEXTS, OPTIONS), max_size=60), st.randoms())
 def test_each_prompt_is_in_one_portion_and_their_order_changes_none(prompts: list[Prompt], order: Random) -> None:
-    planned = list(batch_prompts(prompts))
+    planned = list(batch_prompts(dict(enumerate(prompts))))
     assert sorted(n for numbers, _ in planned for n in numbers) == list(range(len(prompts)))
     for numbers, batch in planned:
         assert batch.contexts == tuple(prompts[n].context for n in numbers)
-        assert {prompts[n].options._replace(sampling=GREEDY) for n in numbers} == {
-            batch.options._replace(sampling=GREEDY)
-        }
+        assert {prompts[n].options for n in numbers} == {batch.options}
         assert len(numbers) <= PROMPTS_PER_BATCH
     shuffled = order.sample(prompts, len(prompts))
-    assert Counter(batch for _, batch in batch_prompts(shuffled)) == Counter(batch for _, batch in planned)
+    assert Counter(batch for _, batch in batch_prompts(dict(enumerate(shuffled)))) == Counter(
+        batch for _, batch in planned
+    )
 
 
 class Recording:
@@ -100,9 +102,10 @@ def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> N
     ]
     first = lm.generate_until(requests)
     assert first[0] == first[2]
+    assert isinstance(lm.engine, LocalEngine)
     ids = lm.tok_encode("The cook")
     for _ in range(12):
-        logits = lm.decoder(torch.tensor([ids]))[0, -1, :500]
+        logits = lm.engine.decoder(torch.tensor([ids]))[0, -1, :500]
         ids.append(int(logits.argmax()))
     expected = lm._tokenizer.decode(ids[len(lm.tok_encode("The cook")) :])
     assert first[0] == expected.split("<|endoftext|>")[0].split("\n\n")[0]
@@ -121,32 +124,54 @@ def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
 
 
 def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> None:
-    plain = Options.parse({"until": ["\n"], "max_gen_toks": 9}, 256)
+    plain = Options.parse({"until": ["\n"], "max_gen_toks": 9})
     for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
-        assert Options.parse({"until": "\n", name: 9, "num_beams": 1, "repetition_penalty": 1.0}, 256) == plain
-    assert Options.parse({"temperature": 0.7}, 256).sampling.temperature == 0.7  # as lm-eval takes it
-    assert Options.parse({"temperature": 0.7, "do_sample": False}, 256).sampling == GREEDY
+        assert Options.parse({"until": "\n", name: 9, "num_beams": 1, "repetition_penalty": 1.0}) == plain
+    assert Options.parse({"temperature": 0.7}).sampling.temperature == 0.7  # as lm-eval takes it
+    assert Options.parse({"temperature": 0.7, "do_sample": False}).sampling == GREEDY
     with pytest.raises(Failure, match="generation option num_beams = 3: only 1 is supported"):
-        Options.parse({"num_beams": 3}, 256)
+        Options.parse({"num_beams": 3})
     with pytest.raises(
         Failure, match="generation option min_p: unknown; use do_sample, max_completion_tokens, max_gen_toks"
     ):
-        Options.parse({"min_p": 0.1}, 256)
+        Options.parse({"min_p": 0.1})
 
 
-def test_more_tokens_than_half_the_context_are_capped_and_that_is_said(
-    checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert Options.parse({"max_gen_toks": 1000}, 256).max_tokens == 128
-    assert Options.parse({}, 2048).max_tokens == 256
+def test_new_tokens_take_their_room_from_the_beginning_of_the_prompt(checkpoint: Checkpoint) -> None:
+    """As in lm-eval's hf backend, which refuses what leaves no room."""
+    context = list(range(20))
+    assert Prompt.parse(context, {"max_gen_toks": 9}, 12) == Prompt((17, 18, 19), Options((), 9, GREEDY), cut=True)
+    assert not Prompt.parse(context, {"max_gen_toks": 9}, 29).cut
+    with pytest.raises(Failure, match="max_gen_toks = 12: no room for a prompt in 12 tokens of context"):
+        Prompt.parse(context, {"max_gen_toks": 12}, 12)
     lm = DecoderLM.open(checkpoint)
-    lm.max_length = 6
-    lm.generate_until([Instance("generate_until", {}, ("The", {"max_gen_toks": n}), n) for n in (2, 9)])
-    expected = "1 texts end after 3 new tokens, half the context, where 9 are asked for"
-    assert expected in capsys.readouterr().err
+    requests = [Instance("generate_until", {}, ("word " * n, {"max_gen_toks": 250}), n) for n in (1, 9)]
+    lm.generate_until(requests)
+    assert lm.cut == {id(requests[1])}
 
 
-def test_every_batch_of_sampled_prompts_has_a_seed_of_its_own() -> None:
-    prompts = [Prompt((n,), Options((), 4, Sampling(temperature=1))) for n in range(3 * PROMPTS_PER_BATCH)]
-    seeds = [batch.options.sampling.seed for _, batch in batch_prompts(prompts)]
-    assert len(set(seeds)) == len(seeds) == 3
+def test_a_sampled_text_depends_on_prompt_seed_and_repeat_alone(checkpoint: Checkpoint) -> None:
+    """Neither on what else is asked for, nor on the batch."""
+
+    def texts(seed: int, prompts: Sequence[str], repeats: int = 1) -> list[str]:
+        options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12, "seed": seed}
+        requests = [Instance("generate_until", {}, (prompt, options), n) for n, prompt in enumerate(prompts)]
+        return DecoderLM.open(checkpoint).generate_until([each for each in requests for _ in range(repeats)])
+
+    prompts = [f"The {n}" for n in range(40)]
+    whole = texts(1, prompts)
+    assert texts(1, prompts[30:35]) == whole[30:35]
+    assert texts(1, prompts[::-1]) == whole[::-1]
+    assert len(set(texts(1, prompts[:1], 8))) > 6
+    assert set(texts(2, prompts)).isdisjoint(whole)
+
+
+def test_special_tokens_are_left_out_of_a_text(checkpoint: Checkpoint) -> None:
+    named = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
+    lm = DecoderLM.open(checkpoint)
+    request = Instance("generate_until", {}, ("The cook", {"max_gen_toks": 12}), 0)
+    assert isinstance(lm.engine, LocalEngine)
+    ((*tokens,),) = generate(lm.engine.decoder, [lm.tok_encode("The cook")], 12, vocabulary=500)
+    special = tokens[3]
+    lm._special = {special}
+    assert lm.generate_until([request]) == [named.decode([token for token in tokens if token != special])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from math import log, sqrt
+from math import exp, log, sqrt
 from statistics import stdev
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.result import Metric
+from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.studies.hans import SubsetScore, Verdict, run_hans_study, table_rows, tally
 from mtnlg_eval.tasks.shots import ShotChoice, ShotPool
 from mtnlg_model.console import Failure
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def verdict(heuristic: str, subcase: str, label: int, true: float, false: float) -> Verdict:
-    return Verdict(heuristic, subcase, label, log(true), log(false))
+    logps = (log(true), log(false))
+    return Verdict(heuristic, subcase, label, f"{label}{true}", logps, logps)
+
+
+def score(rows: int, accuracy: float, shifted: float) -> SubsetScore:
+    low, high = wilson_interval(accuracy * rows, rows)
+    return SubsetScore(rows, accuracy, low, high, shifted)
 
 
 def test_a_tally_equals_one_counted_by_hand() -> None:
@@ -39,30 +46,38 @@ def test_a_tally_equals_one_counted_by_hand() -> None:
     assert result.threshold == pytest.approx((8 / 9 + 3 / 4 + 2 / 5 + 1 / 8) / 4)  # 0.541
     assert result.mass == pytest.approx((0.9 + 0.8 + 0.5 + 0.8) / 4)
     assert result.said_true == 0.5
-    assert result.whole == SubsetScore(4, 0.5, 0.5)
+    assert result.whole == score(4, 0.5, 0.5)
     assert result.labels["lexical_overlap"] == {
-        "entailment": SubsetScore(1, 1.0, 1.0),
-        "non-entailment": SubsetScore(1, 0.0, 0.0),
+        "entailment": score(1, 1.0, 1.0),
+        "non-entailment": score(1, 0.0, 0.0),
     }
     assert result.labels["subsequence"] == {
-        "entailment": SubsetScore(1, 0.0, 0.0),
-        "non-entailment": SubsetScore(1, 1.0, 1.0),
+        "entailment": score(1, 0.0, 0.0),
+        "non-entailment": score(1, 1.0, 1.0),
     }
     assert result.subcases["subsequence"] == {
-        "se_adjective": SubsetScore(1, 0.0, 0.0),
-        "sn_NP/S": SubsetScore(1, 1.0, 1.0),
+        "se_adjective": score(1, 0.0, 0.0),
+        "sn_NP/S": score(1, 1.0, 1.0),
     }
 
 
 def test_a_shifted_threshold_removes_the_bias_of_a_model_that_always_says_true() -> None:
     result = tally([verdict("constituent", "ce_adverb", label, 0.9 - 0.2 * label, 0.1) for label in (0, 1) * 50])
     assert result.said_true == 1.0
-    assert result.whole == SubsetScore(100, 0.5, 1.0)
+    assert (result.whole.rows, result.whole.accuracy, result.whole.shifted) == (100, 0.5, 1.0)
+    assert result.whole.high - result.whole.low > 0.8  # two templates, each answered alike
+
+
+def test_the_answer_is_the_one_that_run_decides_for() -> None:
+    """By the mean per token, where True has two tokens: its log P is lower, its mean is not."""
+    one = Verdict("h", "s", 0, "t", (-3.0, -2.0), (-1.5, -2.0))
+    assert one.right(0.5)
+    assert one.mass == pytest.approx(exp(-3) + exp(-2))
 
 
 def test_probabilities_far_apart_do_not_overflow() -> None:
-    assert Verdict("h", "s", 0, 0.0, -2000.0).probability == 1.0
-    assert Verdict("h", "s", 0, -2000.0, 0.0).probability == pytest.approx(0.0)
+    assert Verdict("h", "s", 0, "t", (0.0, -2000.0), (0.0, -2000.0)).probability == 1.0
+    assert Verdict("h", "s", 0, "t", (-2000.0, 0.0), (-2000.0, 0.0)).probability == pytest.approx(0.0)
 
 
 def documents(labels: list[int]) -> list[dict[str, object]]:
@@ -89,6 +104,11 @@ def test_modes_of_shots(labels: list[int], count: int, name: str) -> None:
         assert sum(x == spent for x in labels) == sum(shot["label"] == spent for shot in turns)
 
 
+def sample_of(doc: dict[str, object], true: float = 0.6) -> dict[str, object]:
+    scores = [log(true), log(0.4)]
+    return {"doc": doc, "filtered_resps": [[each, False] for each in scores], "scores": scores}
+
+
 def test_missing_and_malformed_files_are_named(made: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="HANS was not scored here"):
         run_hans_study(tmp_path)
@@ -103,7 +123,7 @@ def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tm
     folder = ResultFolder(tmp_path)
     for seed, true in ((1, 0.6), (2, 0.2), (3, 0.8)):
         doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
-        sample = {"doc": doc, "filtered_resps": [[log(true), False], [log(0.4), False]]}
+        sample = sample_of(doc, true)
         metrics = {"acc": Metric(value=float(true > 0.4), stderr=None)}
         result = drawn.model_copy(update={"shots": drawn.shots.model_copy(update={"seed": seed}), "metrics": metrics})
         folder.add(result, [json.dumps(sample)] * 2)
@@ -124,27 +144,25 @@ def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp
         folder = ResultFolder(tmp_path / few)
         for asked, names in ((few, ["ce_adverb"]), (many, list(subcases))):
             docs = [{"heuristic": subcases[name], "subcase": name, "label": 0} for name in names]
-            samples = [
-                json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]}) for doc in docs
-            ]
+            samples = [json.dumps(sample_of(doc)) for doc in docs]
             folder.add(made.result("hans", asked, int(asked), "1" * len(docs)), samples)
         rows = {row[0]: row[1:] for row in table_rows(run_hans_study(tmp_path / few)["hans.json"])}
-        full = "100 → 0"
         assert rows["number of rows"] == (("1", "3") if few == "0" else ("3", "1"))
-        assert rows["  ce_adverb"] == rows["constituent, entailment"] == (full, full)
-        assert rows["  ln_passive"] == rows["subsequence, entailment"] == (("", full) if few == "0" else (full, ""))
+        present = [[bool(text) for text in rows[name]] for name in ("  ce_adverb", "  ln_passive")]
+        assert present == [[True, True], [False, True] if few == "0" else [True, False]]
+        assert rows["  ce_adverb"] == rows["constituent, entailment"] == ("100±40 → 0",) * 2
 
 
-def test_modes_of_one_checkpoint_under_two_paths_are_all_studied(made: ModuleType, tmp_path: Path) -> None:
+def test_every_model_and_mode_is_studied_by_name(made: ModuleType, tmp_path: Path) -> None:
     folder = ResultFolder(tmp_path)
     doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
-    sample = json.dumps({"doc": doc, "filtered_resps": [[log(0.6), False], [log(0.4), False]]})
+    sample = json.dumps(sample_of(doc))
     drawn = made.result("hans", "1", 1, "1")
     interleaved = {"shots": drawn.shots.model_copy(update={"labels": "interleaved"})}
     moved = {"model": drawn.model.model_copy(update={"checkpoint": "/elsewhere/checkpoints/step-160"})}
-    in_half = {"model": drawn.model.model_copy(update={"precision": "bfloat16"})}
-    for digest, parts in {"a": {}, "b": interleaved | moved, "c": interleaved | in_half}.items():
+    in_half = {"model": drawn.model.model_copy(update={"name": "half", "digest": "another"})}
+    for digest, parts in {"a": {}, "b": interleaved | moved, "c": in_half}.items():
         folder.add(drawn.model_copy(update={"requests_digest": digest, **parts}), [sample])
     studies = run_hans_study(tmp_path)
-    assert list(studies) == ["hans.json", "hans-interleaved.json"]
-    assert [study["checkpoint"].split("/")[1] for study in studies.values()] == ["anywhere", "elsewhere"]
+    assert sorted(study["name"] for study in studies.values()) == ["half", "step-160", "step-160 interleaved"]
+    assert "hans-step-160-interleaved.json" in studies

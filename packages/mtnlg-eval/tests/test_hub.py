@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import datasets
 import pytest
 
+from mtnlg_eval import hub as hub_module
 from mtnlg_eval.cli import _parse_revisions
 from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.scoring.harness import Evaluation, read_hub_texts, task_manager
+from mtnlg_eval.scoring.cells import TaskOptions
+from mtnlg_eval.scoring.harness import Evaluation
+from mtnlg_eval.tasks.paper_task import read_hub_texts, task_manager
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import read_task
 from mtnlg_model.console import Failure, UsageFailure
@@ -76,7 +81,7 @@ def test_a_row_of_the_hub_that_is_wrong_is_named(
     path, name, split, row = HUB["boolq"]
     monkeypatch.setitem(HUB, "boolq", (path, name, split, row | {"label": -1}))
     with pytest.raises(Failure, match="aps/super_glue validation row 1: label = -1: unknown label"):
-        task_manager(None).load(["boolq"])
+        task_manager(None).load(["boolq"])  # none is left
 
 
 def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
 
     monkeypatch.setattr(datasets, "load_dataset", recorded)
     for revisions in ({"boolq": "3de24cf8022e"}, None):
-        Evaluation(["boolq"], ["0"], None, style=style, revisions=revisions)
+        Evaluation(["boolq"], ["0"], TaskOptions(style=style, revisions=revisions or {}))
     assert asked == ["3de24cf8022e", None]
     assert hub
 
@@ -148,3 +153,28 @@ def test_a_revision_of_rows_that_are_not_of_the_hub_is_refused(tmp_path: Path) -
     ):
         with pytest.raises(UsageFailure, match=line):
             check_revisions(revisions, ["boolq", "hans"], data)
+
+
+def test_a_hub_that_does_not_answer_is_said_once_and_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_module, "SECONDS", 0.01)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    stuck = threading.Event()  # as a name whose resolution never ends
+
+    def urlopen(*_: object, **__: object) -> None:
+        stuck.wait()
+        raise OSError
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    hub_module.reach_hub.cache_clear()
+    assert not hub_module.reach_hub()
+    assert not hub_module.reach_hub()
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
+    assert capsys.readouterr().err.count("no answer; only what was fetched before is used") == 1
+    assert datasets.config.HF_HUB_OFFLINE
+    stuck.set()
+    hub_module.reach_hub.cache_clear()

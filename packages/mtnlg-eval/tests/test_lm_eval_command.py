@@ -1,12 +1,12 @@
-"""lm-eval's own command over a checkpoint: ten kinds of tasks, each equal to its hf backend over the same model."""
+"""lm-eval's words and any task of lm-eval's: ten kinds, each equal to lm-eval's hf backend over the same model."""
 
 from __future__ import annotations
 
 import json
-import logging
-import shutil
-import sys
-from functools import partial
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +16,21 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 
-from mtnlg_eval import cli
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
-from mtnlg_eval.scoring.lm_eval_command import CheckpointLM
+from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.scoring.decoder_lm import LocalEngine
+from mtnlg_eval.scoring.open_model import ModelOptions, open_lm, open_model
+from mtnlg_eval.tasks import lm_eval_tasks
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.generation.generate import generate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from mtnlg_eval.results.result import Result
+
+    Run = Callable[..., int]
 
 ROWS = [
     {"text": "The cook thanked the sailors.", "question": "Who thanked?", "label": 0, "number": "4"},
@@ -72,24 +76,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A folder outside any repository, without lm-eval's own tasks (half a minute), and its logging for this time."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)  # ten seconds
-    root, ours = logging.getLogger(), logging.getLogger("lm_eval")
-    before = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:], level, ours.level = before
-    root.setLevel(level)
+def _without_lm_evals_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexing them takes seconds."""
+    monkeypatch.setattr(lm_eval_tasks, "lm_eval_manager", _manager)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
+@cache
+def _manager(include_path: str | None, defaults: bool) -> TaskManager:
+    del defaults
+    return TaskManager(include_path=include_path, include_defaults=False)
 
 
 def evaluated_by_hf(folder: Path, tasks: Path, names: list[str], **options: object) -> dict[str, Any]:
@@ -105,68 +100,101 @@ def evaluated_by_hf(folder: Path, tasks: Path, names: list[str], **options: obje
     return results
 
 
-def results_under(folder: Path) -> dict[str, Any]:
-    (path,) = folder.rglob("results_*.json")
-    content: dict[str, Any] = json.loads(path.read_bytes())
-    return content
+def results_of(folder: Path) -> dict[str, Result]:
+    return {result.task: result for result in ResultFolder(folder).results()}
 
 
-def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(
-    checkpoint: Checkpoint,
-    tasks: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    names = [name for name in [*KINDS, "choices"] if name not in {"choice", "choice_few"}]  # the group has these
-    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
-    model = f"checkpoint={checkpoint.directory},store={tmp_path / 'store'}"
-    assert run(monkeypatch, "lm-eval", "--model_args", model, *words) == 0
-    output = capfd.readouterr()
-    assert "choice_few" in output.out
-    assert "fatal: not a git repository" not in output.err
-    ours = results_under(tmp_path / "out")
-    assert {path.name.rpartition("_")[0] for path in (tmp_path / "out").rglob("samples_*.jsonl")} >= {
-        f"samples_{name}" for name in KINDS
-    }
-    with progress("export", 1) as advance:
-        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
-    theirs = evaluated_by_hf(tmp_path / "gpt2", tasks, names)
-    for name in [*KINDS, "choices"]:
-        expected = {key: value for key, value in theirs["results"][name].items() if isinstance(value, float)}
-        compared = {key: ours["results"][name][key] for key in expected if "stderr" not in key}
-        assert compared
-        assert compared == pytest.approx({key: expected[key] for key in compared}, rel=1e-4), name
-    samples = {name: theirs["samples"][name] for name in ("generate", "generate_filtered")}
-    for name, rows in samples.items():
-        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
-        texts = [json.loads(line)["resps"] for line in path.read_text().splitlines()]
-        assert texts == [row["resps"] for row in rows]
+def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
+    path = ResultFolder(folder).samples(results_of(folder)[task])
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_prompts_without_a_context_begin_as_the_hf_backends_do(
-    write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of Qwen's chat models: no token begins texts, and <|im_end|> ends them beside <|endoftext|>."""
-    names = ["choice_mutual", "perplexity"]
+@pytest.fixture
+def hf(write_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A model as a Hugging Face folder."""
     with progress("export", 1) as advance:
         export_huggingface(Checkpoint.open(write_checkpoint(tmp_path / "checkpoints")), tmp_path / "hf", advance)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    return tmp_path / "hf"
+
+
+def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+    names = [name for name in [*KINDS, "choices"] if name not in {"choice", "choice_few"}]  # the group has these
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", tmp_path / "out", "--log_samples"]
+    assert run("lm-eval", "--model_args", f"checkpoint={hf},store={tmp_path / 'store'}", *words) == 0
+    theirs, ours = evaluated_by_hf(hf, tasks, names), results_of(tmp_path / "out")
+    for name in KINDS:
+        expected = {key: value for key, value in theirs["results"][name].items() if isinstance(value, float)}
+        compared = {key: ours[name].lm_eval["results"][key] for key in expected if "stderr" not in key}
+        assert compared
+        assert compared == pytest.approx({key: expected[key] for key in compared}, rel=1e-4), name
+    content = json.loads((tmp_path / "out" / "results.json").read_bytes())
+    (group,) = (groups["choices"].values() for groups in content["groups"].values())
+    assert {each["rows"] for each in group} == {3}  # at 0 shots and at one
+    samples = {name: theirs["samples"][name] for name in ("generate", "generate_filtered")}
+    for name, rows in samples.items():
+        assert [sample["resps"] for sample in samples_of(tmp_path / "out", name)] == [row["resps"] for row in rows]
+    assert run("report", tmp_path / "out") == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in KINDS)
+
+
+def test_any_task_has_what_the_nine_have(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+    """By its name, from a YAML file, several shots and seeds, beside one of the nine."""
+    rows, out = Path(__file__).parent / "rows", tmp_path / "out"
+    words = ["--tasks", f"choice,{tasks / 'generate.yaml'},wic", "--include-path", tasks, "--data", rows]
+    assert run("run", hf, *words, "--shots", "0,1", "--seeds", "1,2", "--out", out) == 0
+    results = ResultFolder(out).results()
+    counts = Counter((result.task, result.shots.asked) for result in results)
+    assert counts == {(task, shots): 1 + int(shots) for task in ("wic", "choice", "generate") for shots in "01"}
+    choice = next(result for result in results if result.task == "choice")
+    assert (choice.metric, choice.model.name, choice.rows.count) == ("acc", "hf", 3)
+    assert {"log_likelihood", "bits_per_byte"} <= choice.metrics.keys()
+    line = samples_of(out, "choice")[1]
+    assert (line["gold"], len(line["scores"]), line["shots"], line["truncated"]) == (1, 2, 1, False)
+    logps = [sample["filtered_resps"][sample["gold"]][0] for sample in samples_of(out, "choice")]
+    assert results_of(out)["choice"].metrics["log_likelihood"].value == pytest.approx(fmean(logps))
+    shots = {sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples_of(out, "choice")}
+    assert len(shots) == 3
+
+
+def test_one_bad_row_of_any_task_costs_that_row(
+    run: Run, hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"t{n}", "label": n % 2} for n in range(4)]
+    rows[1]["label"] = 7
+    rows[2]["text"] = "raise"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text("def text(doc):\n    return 1 / 0 if doc['text'] == 'raise' else doc['text']\n")
+    task: dict[str, Any] = {"task": "mine", "dataset_path": "json", "test_split": "test", **CHOICE}
+    task["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "c")}
+    (tmp_path / "mine.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in task.items()) + TEXT)
+    assert run("run", hf, "--tasks", tmp_path / "mine.yaml", "--out", tmp_path / "out") == 0
+    result = results_of(tmp_path / "out")["mine"]
+    assert (result.rows.count, [row.number for row in result.rows.failed]) == (2, [1, 2])
+    error = capsys.readouterr().err
+    assert "mine 0: row 1 is left out: its answer is neither a choice nor the number of one" in error
+    assert "mine 0: row 2 is left out: ZeroDivisionError: division by zero" in error
+
+
+def test_prompts_without_a_context_begin_as_the_hf_backends_do(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+    """As of Qwen's chat models: no token begins texts, and <|im_end|> ends them beside <|endoftext|>."""
+    names = ["choice_mutual", "perplexity"]
+    tokenizer = Tokenizer.from_file(str(hf / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|im_end|>"])
-    tokenizer.save(str(tmp_path / "hf" / "tokenizer.json"))
+    tokenizer.save(str(hf / "tokenizer.json"))
     names_of_tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>"}
-    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(names_of_tokens))
-    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
-    assert run(monkeypatch, "lm-eval", "--model_args", f"checkpoint=hf,store={tmp_path / 'store'}", *words) == 0
-    theirs = evaluated_by_hf(tmp_path / "hf", tasks, names)
+    (hf / "tokenizer_config.json").write_text(json.dumps(names_of_tokens))
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", tmp_path / "out"]
+    assert run("lm-eval", "--model_args", f"pretrained={hf}", *words) == 0
+    theirs = evaluated_by_hf(hf, tasks, names)
     for name in names:
-        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
-        ours = [json.loads(line)["filtered_resps"] for line in path.read_text().splitlines()]
+        ours = [sample["filtered_resps"] for sample in samples_of(tmp_path / "out", name)]
         logps = [[float(np.ravel(each)[0]) for each in answers] for answers in ours]
         expected = [[float(np.ravel(each)[0]) for each in row["filtered_resps"]] for row in theirs["samples"][name]]
         assert np.allclose(logps, expected, atol=1e-4), name
 
 
+TEXT = "doc_to_text: !function mine.text\n"
 TEMPLATE = (
     "{% for message in messages %}{{ bos_token }}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -175,38 +203,19 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("multiturn", [True, False])
 def test_prompts_of_a_chat_template_are_the_hf_backends(
-    write_checkpoint: Callable[..., Path],
-    tasks: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    multiturn: bool,
+    run: Run, hf: Path, tasks: Path, tmp_path: Path, multiturn: bool
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoints")
     names = ["choice_few", "generate"]
-    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", "out", "--log_samples"]
+    words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", tmp_path / "out"]
     words += ["--apply_chat_template", "--system_instruction", "Be brief."]
     words += ["--fewshot_as_multiturn", str(multiturn).lower()]
-    with progress("export", 1) as advance:
-        export_huggingface(Checkpoint.open(checkpoint), tmp_path / "hf", advance)
-    (tmp_path / "checkpoints" / "chat_template.jinja").write_text(TEMPLATE)
-    (tmp_path / "checkpoints" / "tokenizer_config.json").write_bytes(
-        (tmp_path / "hf" / "tokenizer_config.json").read_bytes()
-    )
-    (tmp_path / "hf" / "chat_template.jinja").write_text(TEMPLATE)
-    model = f"checkpoint={tmp_path / 'checkpoints'},store={tmp_path / 'store'}"
-    assert run(monkeypatch, "lm-eval", "--model_args", model, *words) == 0
+    (hf / "chat_template.jinja").write_text(TEMPLATE)
+    assert run("lm-eval", "--model_args", f"checkpoint={hf}", *words) == 0
     theirs = evaluated_by_hf(
-        tmp_path / "hf",
-        tasks,
-        names,
-        apply_chat_template=True,
-        fewshot_as_multiturn=multiturn,
-        system_instruction="Be brief.",
+        hf, tasks, names, apply_chat_template=True, fewshot_as_multiturn=multiturn, system_instruction="Be brief."
     )
     for name in names:
-        (path,) = (tmp_path / "out").rglob(f"samples_{name}_2*.jsonl")
-        ours = [json.loads(line) for line in path.read_text().splitlines()]
-        expected = theirs["samples"][name]
+        ours, expected = samples_of(tmp_path / "out", name), theirs["samples"][name]
         prompts = [[pair["arg_0"] for pair in sample["arguments"].values()] for sample in ours]
         assert prompts == [[pair[0] for pair in sample["arguments"]] for sample in expected]
         assert all("<system>Be brief." in text and text.endswith("<assistant>") for texts in prompts for text in texts)
@@ -220,63 +229,45 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
                 assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
 
 
-def test_an_answer_ends_at_the_token_that_ends_answers(checkpoint: Checkpoint) -> None:
-    lm = CheckpointLM.open(checkpoint)
-    assert isinstance(lm, CheckpointLM)
-    request = Instance("generate_until", {}, ("The cook", {"until": "\n\n", "max_gen_toks": 20}), 0)
-    (text,) = lm.generate_until([request])
-    end = text[len(text) // 2 :][:2]
-    lm.special_tokens = {"eos_token": end}
-    assert lm.generate_until([request]) == [text[: text.index(end)]]
-
-
-def test_an_imported_chat_model_has_its_template_and_ends_its_answers(
-    write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with progress("export", 1) as advance:
-        export_huggingface(Checkpoint.open(write_checkpoint(tmp_path / "checkpoints")), tmp_path / "hf", advance)
-        (tmp_path / "hf" / "chat_template.jinja").write_text(TEMPLATE)
-        import_huggingface(tmp_path / "hf", tmp_path / "plain", advance)
-        request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
-        plain = DecoderLM.open(Checkpoint.open(tmp_path / "plain"), tmp_path / "scores.sqlite")
-        (tokens,) = generate(plain.decoder, [plain.tok_encode("The cook")], 20, vocabulary=500)
-        assert plain.generate_until([request]) == [plain._decode(tokens, ())]
-        end = tokens[7]
-        (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"eos_token_id": [499, end]}))
-        import_huggingface(tmp_path / "hf", tmp_path / "imported", advance)
-    shutil.rmtree(tmp_path / "hf")
-    chat = DecoderLM.open(Checkpoint.open(tmp_path / "imported"), tmp_path / "scores.sqlite")
-    assert chat.generate_until([request]) == [chat._decode(tokens[: tokens.index(end)], ())]
-    words = ["--include_path", tasks, "--tasks", "generate", "--output_path", "out", "--log_samples"]
-    assert run(monkeypatch, "lm-eval", "--model_args", "checkpoint=imported", "--apply_chat_template", *words) == 0
-    (path,) = (tmp_path / "out").rglob("samples_generate_*.jsonl")
-    assert "<user>" in json.loads(path.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
+def test_a_chat_model_ends_its_answers_and_what_it_thought_is_left_out(hf: Path) -> None:
+    request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
+    plain = open_model(hf)
+    with open_lm(plain) as lm:
+        assert isinstance(lm.engine, LocalEngine)
+        (tokens,) = generate(lm.engine.decoder, [lm.tok_encode("The cook")], 20, vocabulary=500)
+        (text,) = lm.generate_until([request])
+    end = tokens[7]
+    (hf / "generation_config.json").write_text(json.dumps({"eos_token_id": [499, end]}))
+    with open_lm(open_model(hf)) as lm:
+        assert lm.generate_until([request]) == [lm._decode(tokens[: tokens.index(end)], ())]
+    thought = text[len(text) // 2 :][:2]
+    (hf / "generation_config.json").unlink()
+    with open_lm(open_model(hf, ModelOptions(think_end_token=thought))) as lm:
+        assert lm.generate_until([request]) == [text.rpartition(thought)[2].lstrip()]
 
 
 @pytest.mark.parametrize(
     ("word", "template", "message"),
     [
-        ((), None, "--apply_chat_template: the checkpoint has no chat template; put chat_template.jinja or"),
+        ((), None, "--apply_chat_template: the model has no chat template; put chat_template.jinja or"),
         (("rag",), TEMPLATE, "--apply_chat_template: no template rag; there are default"),
         ((), "{% for %}", "chat_template.jinja: not a Jinja template: "),
     ],
 )
 def test_a_chat_template_that_is_not_there_is_one_line(  # noqa: PLR0917  (fixtures)
-    write_checkpoint: Callable[..., Path],
+    run: Run,
+    hf: Path,
     tasks: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     word: tuple[str, ...],
     template: str | None,
     message: str,
 ) -> None:
-    write_checkpoint(tmp_path / "checkpoints")
     if template is not None:
-        (tmp_path / "checkpoints" / "chat_template.jinja").write_text(template)
-    model = f"checkpoint={tmp_path / 'checkpoints'},store={tmp_path / 'store'}"
-    words = ["--include_path", tasks, "--tasks", "choice", "--model_args", model, "--apply_chat_template", *word]
-    assert run(monkeypatch, "lm-eval", *words) in {1, 2}
+        (hf / "chat_template.jinja").write_text(template)
+    words = ["--include_path", tasks, "--tasks", "choice", "--model_args", f"checkpoint={hf}"]
+    assert run("lm-eval", *words, "--output_path", tmp_path / "out", "--apply_chat_template", *word) in {1, 2}
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("mtnlg-eval: ")
     assert message in last
@@ -285,22 +276,18 @@ def test_a_chat_template_that_is_not_there_is_one_line(  # noqa: PLR0917  (fixtu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "hf", "--tasks", "choice"], "--model: the model is a checkpoint: --model_args checkpoint=DIR"),
-        (["--tasks", "choice"], "checkpoint=DIR is missing; there are checkpoint, layout, store, batch_tokens"),
-        (["--tasks", "choice", "--model_args", "checkpoint=x,dtype=float"], "no argument dtype"),
+        (["--model", "hf", "--tasks", "choice"], "--model: the model is --model_args checkpoint=MODEL"),
+        (["--tasks", "choice"], "checkpoint=MODEL is missing"),
+        (["--tasks", "choice", "--model_args", "checkpoint=x,parallelize=True"], "no model argument parallelize"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,tp=2"], "tp=2: write layout=tp=2,pp=2,dp=1"),
         (["--tasks", "choice", "--model_args", "checkpoint=nowhere"], "nowhere: no such folder"),
-        (["--tasks", "nonesuch", "--model_args", "checkpoint=x"], "lm-eval: Tasks not found: nonesuch"),
+        (["--tasks", "choice", "--model_args", "checkpoint=x", "--use_cache", "y"], "--model_args store=DIR keeps"),
     ],
 )
-def test_a_wrong_argument_is_one_line(
-    words: list[str],
-    message: str,
-    tasks: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_wrong_argument_is_one_line(  # noqa: PLR0917  (fixtures)
+    words: list[str], message: str, run: Run, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "lm-eval", "--include_path", tasks, *words) in {1, 2}
+    assert run("lm-eval", "--include_path", tasks, "--output_path", tmp_path, *words) in {1, 2}
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("mtnlg-eval: ")
     assert message in last

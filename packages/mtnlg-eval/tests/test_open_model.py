@@ -1,24 +1,37 @@
-"""Opening a checkpoint: a Hugging Face folder is imported once, however many processes come for it."""
+"""Opening a model: read where it lies, verified, and known by what decides its answers."""
 
 from __future__ import annotations
 
-import fcntl
-from pathlib import Path
+import json
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+import tokenizers
 import torch
 
-from mtnlg_eval.scoring import open_model
 from mtnlg_eval.scoring.decoder_lm import LocalEngine
-from mtnlg_eval.scoring.packing import Branch, Row, pack_rows
-from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_eval.scoring.open_model import ModelOptions, choose_threads, open_lm, open_model
+from mtnlg_eval.scoring.packing import Branch, Request, Row
+from mtnlg_model.checkpoint.manifest import CheckpointError
+from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.console import Failure, UsageFailure, progress
+from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from mtnlg_model.checkpoint.reader import Checkpoint
-    from mtnlg_model.console import Advance
+
+REQUESTS = [Request((1, 2, 3), (4, 5)), Request((7,), (8, 9, 10))]
+
+
+@pytest.fixture(autouse=True)
+def _memory_of_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -28,36 +41,122 @@ def gpt2(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return tmp_path / "gpt2"
 
 
-def test_an_import_holds_a_lock_that_other_ranks_wait_for(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_hugging_face_folder_is_read_where_it_lies(gpt2: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in gpt2.iterdir()}
+    model = open_model(gpt2)
+    assert model.name == "gpt2"
+    with open_lm(model, tmp_path / "out" / "scores.sqlite") as lm, open_lm(open_model(checkpoint.directory)) as ours:
+        assert lm.score(REQUESTS) == ours.score(REQUESTS)
+    assert {path: path.stat().st_mtime_ns for path in gpt2.iterdir()} == before
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {
+        f"scores.sqlite{end}" for end in ("", "-wal", "-shm")
+    }
+
+
+def test_an_identity_is_of_weights_tokenizer_chat_template_dtype_and_context(gpt2: Path, tmp_path: Path) -> None:
+    def digest(folder: Path, **options: object) -> str:
+        return open_model(folder, ModelOptions.parse(options)).digest
+
+    others = {name: tmp_path / "others" / name / "gpt2" for name in ("same", "weights", "tokenizer", "template")}
+    for folder in others.values():
+        shutil.copytree(gpt2, folder)
+    weights = others["weights"] / "model.safetensors"
+    content, stat = bytearray(weights.read_bytes()), weights.stat()
+    content[-9] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as in an archive that keeps times
+    definition = json.loads((others["tokenizer"] / "tokenizer.json").read_text())
+    definition["model"]["merges"] = definition["model"]["merges"][:-1]
+    (others["tokenizer"] / "tokenizer.json").write_text(json.dumps(definition))
+    (others["template"] / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    digests = {name: digest(folder) for name, folder in others.items()}
+    digests |= {"dtype": digest(gpt2, dtype="bfloat16"), "context": digest(gpt2, max_length=64)}
+    assert digests.pop("same") == digest(gpt2)
+    assert len({*digests.values(), digest(gpt2)}) == 6
+
+
+def test_damaged_weights_are_refused_and_checksums_remembered(
+    write_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imported: list[Path] = []
+    folder = write_checkpoint(tmp_path / "checkpoints")
+    open_model(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("mtnlg_eval.scoring.open_model.file_checksum", None)
+        open_model(folder)  # nothing is read again
+    weights = next(folder.glob("*weights*"))
+    content = bytearray(weights.read_bytes())
+    content[-400:-200] = bytes(200)
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="its checksum is not the manifest's"):
+        open_model(folder)
 
-    def import_under_lock(folder: Path, target: Path, advance: Advance) -> None:
-        with (target.parent / f".{target.name}.lock").open("w") as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        imported.append(target)
-        import_huggingface(folder, target, advance)
 
-    monkeypatch.setattr(open_model, "import_huggingface", import_under_lock)
-    digests = [open_model.open_checkpoint(gpt2, tmp_path / "out").digest for _ in range(2)]
-    assert len(imported) == len(set(digests)) == 1
+def test_a_model_of_the_hub_is_read_from_its_cache(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "hub" / "models--some--model"
+    commit = "3de24cf8022eb3de24cf8022eb3de24cf8022eb3"
+    shutil.copytree(gpt2, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    model = open_model("some/model")
+    assert (model.name, model.source) == ("model", "some/model")
+    assert model.digest == open_model("some/model", ModelOptions(revision=commit)).digest == open_model(gpt2).digest
+    with pytest.raises(Failure, match="some/other: neither a folder nor a model that the hub gives"):
+        open_model("some/other")
 
 
-def test_what_another_rank_imported_meanwhile_is_not_imported_again(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Path(open_model.open_checkpoint(gpt2, tmp_path / "other").directory)
-    monkeypatch.setattr(fcntl, "flock", lambda *_: other.rename(tmp_path / "out" / other.name))
-    monkeypatch.setattr(open_model, "import_huggingface", None)
-    assert open_model.open_checkpoint(gpt2, tmp_path / "out").directory == tmp_path / "out" / other.name
+def test_a_tokenizer_of_another_model_is_refused(gpt2: Path) -> None:
+    larger = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
+    larger.add_tokens([f"word{n}" for n in range(13)])
+    larger.save(str(gpt2 / "tokenizer.json"))
+    with pytest.raises(Failure, match="the tokenizer has 513 tokens and the model 512"):
+        open_model(gpt2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"peft": "some/adapter"}, "peft=some/adapter: adapters are not applied; merge it"),
+        ({"dtype": "int3"}, "dtype=int3: there are auto, float32"),
+        ({"max_length": 0}, "max_length=0: needs a number of tokens"),
+        ({"parallelize": True}, "no model argument parallelize; there are layout"),
+        ({"enable_thinking": True}, "needs think_end_token"),
+    ],
+)
+def test_a_wrong_model_argument_is_refused(words: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageFailure, match=message):
+        ModelOptions.parse(words)
+
+
+def test_an_adapter_is_refused_by_name(gpt2: Path) -> None:
+    (gpt2 / "adapter_config.json").write_text("{}")
+    with pytest.raises(Failure, match=r"adapter_config\.json: an adapter: adapters are not applied"):
+        open_model(gpt2)
+
+
+def test_a_longer_context_than_the_models_is_refused(gpt2: Path) -> None:
+    with pytest.raises(UsageFailure, match=r"max_length=257: .* reads 256 tokens at most"):
+        open_model(gpt2, ModelOptions(max_length=257))
+
+
+def test_small_products_get_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    small = ModelConfig(layers=6, hidden=384, heads=6, sequence=64, vocabulary=512)
+    choose_threads(small)
+    assert threads == ([] if torch.cuda.is_available() else [1])
+    choose_threads(PRESETS["llama-3.2-1b"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    choose_threads(small)
+    assert len(threads) <= 1
 
 
 def test_logits_of_bf16_weights_are_not_rounded(checkpoint: Checkpoint) -> None:
     """In bf16 logits of 8 bits many of 500 tokens tie; sums of products of bf16 numbers in fp32 hardly ever do."""
-    decoder = checkpoint.decoder(torch.bfloat16)
-    engine = LocalEngine(decoder, Tokenizer(checkpoint.tokenizer_path))
+    engine = LocalEngine(checkpoint.decoder(torch.bfloat16), Tokenizer(checkpoint.tokenizer_path))
     answers = tuple((token,) for token in range(500))
-    engine.submit(pack_rows([Row((1, 2, 3), (Branch((), answers),))]))
-    logp_N, _ = engine.collect()
-    assert len(set(logp_N.tolist())) > 495
+    ((_, logps, _),) = engine.score([[Row((1, 2, 3), (Branch((), answers),))]])
+    assert len(set(logps)) > 495

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, make_problem, run_operators_study
-from mtnlg_eval.table import wilson_interval
 
 if TYPE_CHECKING:
     from pathlib import Path

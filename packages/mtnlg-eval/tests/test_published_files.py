@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mtnlg_eval.tasks.shots import sample_rows
 from mtnlg_eval.tasks.sources import read_task
 from mtnlg_model.console import Failure
 
@@ -123,8 +124,7 @@ TWINS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_task: Load, tmp_path: Path) -> None:
     split = "test" if name == "anli_r2" else "val"
     write(tmp_path / f"{name}/{split}.jsonl", *(TWINS[name](n, side) for n in range(6) for side in (0, 1)))
-    task = load_task(name, tmp_path)
-    task.set_shots(50)
+    task = load_task(name, 50, tmp_path)
     task.build_all_requests()
     groups = {doc["id"]: doc["group"] for doc in task.eval_docs}
     assert len(set(groups.values())) == 6
@@ -132,7 +132,7 @@ def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_ta
         drawn = task._pool.draw(doc, 50, "key")
         assert len({shot["group"] for shot in drawn}) == len(drawn) == 5
         assert doc["group"] not in {shot["group"] for shot in drawn}
-    assert {fit.shots for fit in task.prompt_fits} == {5}
+    assert set(task.shown) == {5}
 
 
 def test_a_limit_samples_rows_of_every_kind_and_a_smaller_one_is_part_of_a_larger(
@@ -142,15 +142,14 @@ def test_a_limit_samples_rows_of_every_kind_and_a_smaller_one_is_part_of_a_large
     labels = ["entailment"] * 500 + ["non-entailment"] * 500  # published in this order
     lines = [f"{label}\ta {n}\tb {n}\tex{n}\tlexical_overlap\tcase {n // 100}\tt" for n, label in enumerate(labels)]
     write(tmp_path / "hans/heuristics_evaluation_set.txt", head, *lines)
-    task = load_task("hans", tmp_path)
+    docs = load_task("hans", data=tmp_path).eval_docs
     taken = []
     for limit in (50, 100):
-        task.take(limit)
-        taken.append([doc["id"] for doc in task.eval_docs])
-        assert len(task.eval_docs) == limit
-        assert {doc["label"] for doc in task.eval_docs} == {0, 1}
-        assert len({doc["subcase"] for doc in task.eval_docs}) >= 9
+        rows = [docs[n] for n in sample_rows([doc["id"] for doc in docs], limit)]
+        taken.append([doc["id"] for doc in rows])
+        assert len(rows) == limit
+        assert {doc["label"] for doc in rows} == {0, 1}
+        assert len({doc["subcase"] for doc in rows}) >= 9
     assert set(taken[0]) < set(taken[1])
     assert sorted(taken[1], key=lambda name: int(name[2:])) == taken[1]
-    task.take(None)
-    assert len(task.eval_docs) == 1000
+    assert sample_rows([doc["id"] for doc in docs], None) == list(range(1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtnlg_eval.report.charts import MAX_POINTS, abbreviate_layers, downsample
+from mtnlg_eval.report.charts.training_charts import MAX_POINTS, abbreviate_layers, downsample
 from mtnlg_eval.report.markup import count, duration, percent, short
 
 

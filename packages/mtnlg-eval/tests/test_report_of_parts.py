@@ -26,10 +26,11 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("removed", "notices", "kept"),
     [
-        (["data", "eval", "train/summary.json"], ["not been curated", "Nothing has been scored"], ["Learning rate"]),
-        (["train", "eval"], ["Nothing has been trained", "Nothing has been scored"], ["The blend"]),
-        (["eval"], ["Nothing has been scored", "Still to be run: evaluation."], ["Learning rate", "The blend"]),
-        (["data"], ["not been curated"], ["Learning rate", "WinoGrande"]),
+        (["data", "eval", "train/summary.json"], ["Still to be run: data: mtnlg-data run"], ["Learning rate"]),
+        (["train", "eval"], ["Still to be run: training: mtnlg-parallel train"], ["The blend"]),
+        (["eval"], ["Still to be run: evaluation: mtnlg-eval run"], ["Learning rate", "The blend"]),
+        (["data"], ["Still to be run: data: "], ["Learning rate", "WinoGrande"]),
+        (["data", "train"], ["Scores of step-160."], ["WinoGrande"]),
         (["data/tokens"], ["not been tokenized"], ["dropped most", "WinoGrande"]),
         (
             ["train/summary.json"],
@@ -105,18 +106,36 @@ def test_page_says_which_rows_were_scored(
     made.write_results(run, [made.result("wic", "0", 0, "1" * documents, rows_from, tokens=tokens)])
     content = made.read(run).text
     assert caveat in content
-    assert "The model is tiny" in content
+    assert "step-160 is tiny" in content
     assert ("were written for this project" in content) == caveat.startswith("were written")
     assert ("it was trained on" in content) == (documents == 14)
 
 
-def test_task_without_a_score_has_dashes_and_its_published_figures(made: ModuleType, run: Path) -> None:
+def test_a_task_that_could_not_run_is_named(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
     made.write_results(run, made.evaluation(made.ROWS_FROM, "piqa"))
     made.write(run / "eval/not_run/wic.json", {"task": "wic", "why": "no rows", "checkpoint": "/any/step-7"})
-    parsed = made.read(run)
-    assert parsed.row("WiCnot scored")[1:6] == ["0", "\N{EN DASH}", "\N{EN DASH}", "48.59", "0.00\N{DAGGER}"]
-    assert "Not run: wic of step-7, no rows." in parsed.text
+    assert "Not run: wic of step-7, no rows." in made.read(run).text
+
+
+def test_an_evaluation_by_itself_has_its_page_and_keeps_its_results(made: ModuleType, run: Path) -> None:
+    before = (run / "eval/results.json").read_bytes()
+    page = made.Page(write_report(run / "eval", show=False).read_text(encoding="utf-8"))
+    assert [a["id"] for tag, a in page.elements if tag == "section"] == ["scores", "answers"]
+    assert (run / "eval/results.json").read_bytes() == before
+
+
+def test_columns_in_which_nothing_is_go_and_tables_name_their_models(made: ModuleType, run: Path) -> None:
+    shutil.rmtree(run / "eval")
+    two = [made.result("wic", "2", 2, "10" * 7, step=step, tokens=step, digest=f"{step}") for step in (80, 160)]
+    made.write_results(run, two)
+    page = made.read(run)
+    heads = [row for row in page.rows if row[:2] == ["task", "shots"]]
+    assert [head[:-1] for head in heads] == [
+        ["task", "shots", "step-160", "95\N{NARROW NO-BREAK SPACE}%", "log P(right)", "bits/byte", "rows"]
+    ]
+    assert "Scores of step-160" in page.text
+    assert "Differences to step-160" in page.text
 
 
 def test_loss_that_is_not_finite_leaves_a_gap_and_is_reported(made: ModuleType, run: Path) -> None:
@@ -152,7 +171,7 @@ def test_missing_run_folder_is_named(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json"), ("eval", "results")])
+@pytest.mark.parametrize(("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json")])
 def test_one_part_of_a_run_is_refused_and_nothing_written_into_it(run: Path, part: str, file: str) -> None:
     before = sorted((run / part).iterdir())
     with pytest.raises(

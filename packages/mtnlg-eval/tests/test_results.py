@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.paper_setting import differences
-from mtnlg_eval.table import differences_by_task, print_scores, wilson_interval
+from mtnlg_eval.results.statistics import clustered_variance, holm, mean_estimate, paired, wilson_interval
+from mtnlg_eval.table import differences_by_task, print_scores
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -29,7 +30,14 @@ PAPER: dict[str, Any] = {
     "asked": 15,
     "shown": 15.0,
 }
-PAPER |= {"pool": "train", "modes": ("any", "drawn"), "truncated": 0, "context": 2048}
+PAPER |= {
+    "pool": "train",
+    "modes": ("any", "drawn"),
+    "truncated": 0,
+    "context": 2048,
+    "failed": [],
+    "label_tokens": [1, 1],
+}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,8 @@ PAPER |= {"pool": "train", "modes": ("any", "drawn"), "truncated": 0, "context":
         ({"pool": "scored rows"}, ["shots from the scored rows"]),
         ({"modes": ("any", "negative")}, ["shots of non-entailment only"]),
         ({"context": 256}, ["context of 256 tokens, not 2,048"]),
+        ({"label_tokens": [1, 2]}, ["label words of 1 and 2 tokens"]),
+        ({"failed": ["row 3: why"]}, ["1 rows left out, the first row 3: why"]),
     ],
 )
 def test_what_differs_from_the_papers_setting_is_said(changed: dict[str, Any], words: list[str]) -> None:
@@ -67,8 +77,9 @@ def test_scores_with_all_their_figures_fit_a_terminal_of_80_characters(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     score = {"value": 0.617, "interval_95": (0.49, 0.73), "between_draws": 0.012, "rows": 30_000, "differs": []}
+    score |= {"metric": "acc", "is_share": True}
     tasks = {task: dict.fromkeys(("0", "1", "few"), score) for task in ("winogrande", "hans")}
-    print_scores({"tasks": tasks, "not_run": []}, ["0", "1", "few"])
+    print_scores({"tasks": tasks, "not_run": []})
     lines = capsys.readouterr().out.splitlines()
     (line,) = (line.split() for line in lines if "WinoGrande" in line)
     assert line == ["WinoGrande", *["61.7", "(49\N{EN DASH}73)", "\N{PLUS-MINUS SIGN}", "1.2"] * 3, "30000"]
@@ -105,7 +116,7 @@ def test_a_repeated_result_keeps_its_bytes_and_another_score_takes_its_place(mad
     assert path.read_bytes() == before
     folder.samples(first).unlink()
     assert folder.add(later, ["{}"]) == later
-    changed = first.model_copy(update={"correct": "01"})
+    changed = first.model_copy(update={"values": [0.0, 1.0]})
     folder.add(changed, ["{}"])
     assert folder.results() == [changed]
 
@@ -127,8 +138,8 @@ def test_a_result_that_does_not_fit_its_rows_is_refused(made: ModuleType, tmp_pa
     folder, result = ResultFolder(tmp_path), made.result("wic", "0", 0, "10")
     folder.add(result, [])
     path = tmp_path / "results" / f"{result.name}.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"correct": "1"}))
-    with pytest.raises(Failure, match="correct has 1 answers for 2 rows; remove it"):
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"values": [1.0]}))
+    with pytest.raises(Failure, match="values has 1 scores for 2 rows; remove it"):
         folder.results()
 
 
@@ -181,7 +192,7 @@ def test_runs_of_several_seeds_are_one_cell(made: ModuleType) -> None:
     assert both.value == 0.625
     assert both.between_draws == pytest.approx(0.125)
     assert (both.estimate.low, both.estimate.high) == wilson_interval(2.5, 4)
-    assert list(both.correct) == [1, 1, 0.5, 0]
+    assert list(both.values) == [1, 1, 0.5, 0]
     assert cell(made, "10").between_draws is None
 
 
@@ -201,3 +212,33 @@ def test_other_rows_styles_and_checkpoints_are_never_merged(made: ModuleType) ->
     assert macro(runs[0], ["boolq", "wic"], "0").value == 0.5
     assert macro(runs[0], ["wic"], "0") == pytest.approx(runs[0].cells["wic", "0"].estimate)
     assert [row["difference"].get("wic_0") is None for row in compared(runs)] == [False, False, True]
+
+
+def test_rows_of_a_group_count_as_one_where_they_agree() -> None:
+    """Each row twice: the interval is that of the rows once; opposite twins have no variance at all."""
+    once, twice = [1.0, 0.0, 0.0, 1.0, 1.0] * 8, [x for x in [1.0, 0.0, 0.0, 1.0, 1.0] * 8 for _ in range(2)]
+    apart = mean_estimate(0.6, once, range(40))
+    assert tuple(mean_estimate(0.6, twice, [n // 2 for n in range(80)])) == pytest.approx(tuple(apart), abs=5e-3)
+    assert clustered_variance(once, range(40)) == pytest.approx(0.6 * 0.4 / 39)
+    assert clustered_variance([1.0, 0.0] * 20, [n // 2 for n in range(40)]) == pytest.approx(0)
+    assert clustered_variance([1.0, 0.0], [0, 0]) is None
+
+
+def test_paired_rows_of_a_group_have_the_variance_of_their_sums() -> None:
+    d = np.array([1.0, 1.0, 1.0, 0.0, 0.0, -1.0])
+    mean, variance = paired(d, [0, 1, 2, 3, 4, 5])
+    assert mean == 0.25
+    assert variance == pytest.approx(((4 + 2) / 8 - 0.25**2) / 8)
+    assert paired(d, [0, 0, 0, 1, 1, 1])[1] > variance
+
+
+def test_holm_rejects_what_the_smallest_levels_admit() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
+    assert holm([0.04, 0.001]) == [True, True]
+    assert holm([]) == []
+
+
+def test_a_score_that_is_no_share_has_the_interval_of_its_error(made: ModuleType) -> None:
+    result = made.result("wic", "0", 0, "10", metric="log_likelihood", values=[], clusters=[])
+    assert not result.is_share
+    assert tuple(result.estimate) == pytest.approx((-2.5, -2.5 - 1.96 * 0.25, -2.5 + 1.96 * 0.25), abs=1e-3)

@@ -19,15 +19,15 @@ from tokenizers.processors import TemplateProcessing
 
 from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
-from mtnlg_eval.scoring.harness import FEW_SHOTS, task_manager
+from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
 from mtnlg_eval.scoring.packing import Branch, Request, Row, pack_rows, plan_rows, take_batch
+from mtnlg_eval.tasks.paper_task import task_manager
+from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,22 +53,25 @@ def plan_batches(requests: Iterable[Request], longest: int, budget: int) -> list
 
 
 def scored(lm: DecoderLM, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    lm.engine.submit(pack_rows(rows, STEP))
-    return lm.engine.collect()
+    ((_, logps, greedy),) = lm.engine.score([rows])
+    return torch.tensor(logps), torch.tensor(greedy)
 
 
 def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
     task: PaperTask = task_manager(OURS).load([name])["tasks"][name]
-    task.lm = lm
-    task.set_shots(shots)
-    return task
+    return task.with_shots(lm, shots)
+
+
+def decoder_of(lm: DecoderLM) -> Decoder:
+    assert isinstance(lm.engine, LocalEngine)
+    return lm.engine.decoder
 
 
 def plain(lm: DecoderLM, context: Sequence[int], answer: Sequence[int]) -> tuple[float, bool]:
     """One request by itself through the whole decoder: no batch, no packing, full logits."""
     read = [*context, *answer][-(lm.max_length + 1) :][:-1]
     with torch.inference_mode():
-        logits_SV = lm.decoder(torch.tensor([read], device=lm.decoder.embedding.token.weight.device))[0].cpu()
+        logits_SV = decoder_of(lm)(torch.tensor([read]))[0]
     logp_NV = logits_SV[-len(answer) :].log_softmax(-1)
     logp = logp_NV[torch.arange(len(answer)), torch.tensor(answer)].sum()
     return float(logp), bool((logp_NV.argmax(-1) == torch.tensor(answer)).all())
@@ -77,7 +80,7 @@ def plain(lm: DecoderLM, context: Sequence[int], answer: Sequence[int]) -> tuple
 @pytest.mark.parametrize("shots", ["0", "few"])
 @pytest.mark.parametrize("name", ROWS)
 def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots: str, lm: DecoderLM) -> None:
-    task = load(name, lm, FEW_SHOTS[name] if shots == "few" else 0)
+    task = load(name, lm, TASKS_BY_NAME[name].few if shots == "few" else 0)
     task.build_all_requests()
     for request, (logp, greedy) in zip(task.instances, lm.loglikelihood(task.instances), strict=True):
         expected, expected_greedy = plain(lm, *lm._encode_pair(*request.args))
@@ -290,31 +293,19 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
 
 
 def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:
-    task = load("race_h", lm, 0)
-    short = DecoderLM(lm.decoder, lm._tokenizer, AnswerStore("short"))
-    short.max_length = 20
-    task.lm = short
+    short = DecoderLM(20, lm.engine, lm._tokenizer, AnswerStore("short"))
+    task = load("race_h", short, 0)
     task.build_all_requests(limit=1)
-    assert task.prompt_fits[0].truncated
     (logp, _) = short.loglikelihood(task.instances[:1])[0]
+    assert short.cut == {id(task.instances[0])}
     context, answer = short._encode_pair(*task.instances[0].args)
     assert logp == pytest.approx(plain(lm, context[-(21 - len(answer)) :], answer)[0], abs=CLOSE)
 
 
 def test_an_option_that_no_context_can_hold_is_named(lm: DecoderLM) -> None:
     lm.max_length = 3
-    task = load("piqa", lm, 0)
-    with pytest.raises(Failure, match=r"piqa [0-9a-f]+: \d+ tokens to score do not fit the model's context"):
-        task.build_all_requests()
     with pytest.raises(Failure, match="4 tokens to score; a continuation has from 1 to 3"):
         lm._loglikelihood_tokens([(None, [1], [2, 3, 4, 5])])
-
-
-def test_a_tokenizer_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
-    decoder = checkpoint.decoder(torch.float32)
-    decoder.config = decoder.config.model_copy(update={"vocabulary": 400})
-    with pytest.raises(Failure, match="the tokenizer has 500 tokens and the model 400"):
-        DecoderLM(decoder, Tokenizer(checkpoint.tokenizer_path), AnswerStore("other"))
 
 
 def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
@@ -343,6 +334,6 @@ def test_a_blank_context_is_an_empty_one(lm: DecoderLM) -> None:
 def test_a_model_that_computes_no_numbers_is_not_scored(checkpoint: Checkpoint) -> None:
     broken = DecoderLM.open(checkpoint)
     with torch.no_grad():
-        broken.decoder.final_norm.weight[0] = torch.nan
+        decoder_of(broken).final_norm.weight[0] = torch.nan
     with pytest.raises(Failure, match=r"the model computes no numbers \(NaN\): its weights are damaged"):
         broken.loglikelihood([Instance("loglikelihood", {}, ("the cook", " slept"), 0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -73,8 +73,7 @@ def prompts_by_id(task: PaperTask) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["lambada", "race_h", "piqa", "hans"])
 def test_shots_depend_neither_on_the_order_of_rows_nor_on_which_are_scored(name: str, load_task: Load) -> None:
-    task = load_task(name)
-    task.set_shots(1)
+    task = load_task(name, 1)
     task.build_all_requests()
     expected = prompts_by_id(task)
     task.rows.scored.reverse()
@@ -92,8 +91,7 @@ def test_shots_come_from_the_scored_rows_where_there_are_no_others_but_never_the
     rows = [{"goal": f"goal {n}", "sol1": f"this {n}", "sol2": f"that {n}", "label": n % 2} for n in range(12)]
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / "valid.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    task = load_task("piqa", tmp_path)
-    task.set_shots(50)
+    task = load_task("piqa", 50, tmp_path)
     task.build_all_requests()
     for request in task.instances:
         *shots, own = request.args[0].split("\n\n")
@@ -107,36 +105,32 @@ def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_pat
     for n in range(3):
         problems = {"questions": ["a?", "b?"], "options": [["1", "2", "3", "4"]] * 2, "answers": ["A", "B"]}
         (folder / f"{n}.txt").write_text(json.dumps(problems | {"article": f"article {n}", "id": f"{n}"}))
-    task = load_task("race_h", tmp_path)
-    task.set_shots(10)
+    task = load_task("race_h", 10, tmp_path)
     task.build_all_requests()
     for request in task.instances[::8]:
         assert request.args[0].count("Article: ") == 3
         assert request.args[0].count(f"Article: {request.doc['article']}\n") == 1
 
 
-def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_task: Load) -> None:
-    free = load_task("boolq")
-    free.set_shots(32)
+def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_task: Load, counter: type[Any]) -> None:
+    free = load_task("boolq", 32)
     free.build_all_requests()
-    assert [fit.shots for fit in free.prompt_fits] == [3, 3]
+    assert free.shown == [3, 3]
     for limit in range(20, 80, 5):
-        task = load_task("boolq", max_length=limit)
-        task.set_shots(32)
+        task = load_task("boolq", 32, lm=counter(limit))
         task.build_all_requests()
-        for n, fit in enumerate(task.prompt_fits):
+        for n, shots in enumerate(task.shown):
             full, cut = free.instances[2 * n].args[0], task.instances[2 * n].args[0]
-            assert full.split("\n\n")[: fit.shots] + full.split("\n\n")[-1:] == cut.split("\n\n")
+            assert full.split("\n\n")[:shots] + full.split("\n\n")[-1:] == cut.split("\n\n")
             read = len((cut + " yes").split(" ")) - 1
-            assert read <= limit or (fit.truncated and not fit.shots)
-            more = full.split("\n\n")[: fit.shots + 1] + full.split("\n\n")[-1:]
-            assert fit.shots == 3 or len(("\n\n".join(more) + " yes").split(" ")) - 1 > limit
+            assert read <= limit or not shots
+            more = full.split("\n\n")[: shots + 1] + full.split("\n\n")[-1:]
+            assert shots == 3 or len(("\n\n".join(more) + " yes").split(" ")) - 1 > limit
 
 
-def test_lm_eval_scores_with_the_shots_that_fitted(load_task: Load) -> None:
-    task = load_task("anli_r2", max_length=55)
-    task.set_shots(50)
+def test_lm_eval_scores_with_the_shots_that_fitted(load_task: Load, counter: type[Any]) -> None:
+    task = load_task("anli_r2", 50, lm=counter(55))
     results = evaluate(task.lm, {"tasks": {"anli_r2": task}}, bootstrap_iters=1)
-    assert [fit.shots for fit in task.prompt_fits] == [1, 2, 2]
+    assert task.shown == [1, 2, 2]
     assert results["n-shot"] == {"anli_r2": 50}
     assert results["results"]["anli_r2"]["sample_len"] == 3

@@ -14,12 +14,15 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from mtnlg_eval.scoring.measures import scores_of
+from mtnlg_eval.tasks.lm_eval_tasks import whole_shots
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_eval.tasks.stock_task import StockTask
+    from lm_eval.api.task import Task
 
-    Load = Callable[..., StockTask]
+    Load = Callable[..., Task]
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "eval"
 TASKS = Path(str(lm_eval.tasks.__file__)).parent
@@ -121,19 +124,19 @@ def test_every_request_on_rows_of_ours_is_stock_lm_evals_to_the_byte(
     stock = Stock(STOCK[name], rows)
     stock.set_config("num_fewshot", 0)
     ours = load_task(name, data=write_rows(tmp_path, name, rows, split), style="lm_eval")
-    ours.set_shots(0)
     assert requests_of(ours) == requests_of(stock)
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no samples of the published rows beside the repository")
 @pytest.mark.parametrize("name", STOCK)
-def test_every_request_and_metric_on_the_published_samples_is_stock_lm_evals(name: str, load_task: Load) -> None:
+def test_every_request_and_metric_on_the_published_samples_is_stock_lm_evals(
+    name: str, load_task: Load, counter: type[Any]
+) -> None:
     stock = Stock(STOCK[name], published_rows(name))
     stock.set_config("num_fewshot", 0)
     ours = load_task(name, data=PUBLISHED, style="lm_eval")
-    ours.set_shots(0)
     assert requests_of(ours) == requests_of(stock)
-    own, theirs = (evaluate(ours.lm, {"tasks": {name: task}}, bootstrap_iters=0) for task in (ours, stock))
+    own, theirs = (evaluate(counter(), {"tasks": {name: task}}, bootstrap_iters=0) for task in (ours, stock))
     assert own["results"] == theirs["results"]
     metrics = {key for key in own["results"][name] if key.endswith(",none") and "stderr" not in key}
     extra = {"lambada": {"perplexity,none"}, "piqa": {"acc_norm,none"}, "hellaswag": {"acc_norm,none"}}
@@ -153,22 +156,22 @@ def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Lo
         stock = Stock(STOCK[name], rows)
         stock.set_config("num_fewshot", 3)
         stock.set_fewshot_seed(seed)
-        ours = load_task(name, data=folder, style="lm_eval")
-        ours.set_shots(3, seed=seed)
+        ours = load_task(name, 3, data=folder, style="lm_eval", seed=seed)
         assert requests_of(ours) == requests_of(stock)
 
 
-def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(load_task: Load, tmp_path: Path) -> None:
+def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(
+    load_task: Load, tmp_path: Path, counter: type[Any]
+) -> None:
     rows = [{"passage": f"{n} word word word", "question": "is it", "label": 1} for n in range(9)]
     for split in ("val", "train"):
         write_rows(tmp_path, "boolq", rows, split)
     for length, shots in ((80, 4), (20, 2), (9, 0)):  # a shot and a question have 6 words each
-        task = load_task("boolq", data=tmp_path, max_length=length, style="lm_eval")
-        task.set_shots(4)
+        task = load_task("boolq", 4, data=tmp_path, style="lm_eval")
         task.build_all_requests()
         words = [len(re.findall(r"\d word", " ".join(r.args[0].split(" ")[-length:]))) - 1 for r in task.instances[::2]]
-        assert [fit.shots for fit in task.prompt_fits] == words == [shots] * 9
-        assert {fit.truncated for fit in task.prompt_fits} == {shots < 4}
+        whole = zip(task.instances[::2], task.sampler.draws, strict=True)
+        assert [whole_shots(task, counter(length), one, drawn) for one, drawn in whole] == words == [shots] * 9
 
 
 def test_original_lambada_is_lm_evals_lambada_standard(load_task: Load, tmp_path: Path) -> None:
@@ -185,9 +188,8 @@ def test_each_style_compares_choices_as_it_says(load_task: Load) -> None:
     results = [(-4.0, False), (-3.0, False)]  # the model that counts words: "rub some soap on the hinges." has 6
     by_token, by_sum = (load_task("piqa", style=style) for style in ("paper", "lm_eval"))
     for task in (by_token, by_sum):
-        task.set_shots(0)
         task.build_all_requests()
     doc = by_token.eval_docs[0]
-    assert by_sum.scores(doc, results) == [-4.0, -3.0]
+    assert scores_of(by_sum, {"filtered_resps": results}) == [-4.0, -3.0]
     assert by_token.scores(doc, results) == [-4.0 / 6, -3.0 / 6]
     assert [doc["id"] for doc in load_task("race_h", style="lm_eval").eval_docs] == ["high1.txt-3", "high2.txt-1"]

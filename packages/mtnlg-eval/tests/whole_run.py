@@ -182,10 +182,11 @@ def result(  # noqa: PLR0917
     count = TASKS_BY_NAME[task].few if asked == "few" else int(asked)
     share, n = correct.count("1") / len(correct), len(correct)
     stderr = math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None
+    likelihoods = {"log_likelihood": {"value": -2.5, "stderr": 0.25}, "bits_per_byte": {"value": 1.5, "stderr": 0.125}}
     shots = {"asked": asked, "count": count, "mean": shown, "least": int(shown), "pool": "train", "pool_rows": 8}
     rows = {"source": rows_from, "split": TASKS_BY_NAME[task].split, "count": n, "sample_of": n, "digest": f"{task}{n}"}
     checkpoint = f"/anywhere/runs/quickstart/train/checkpoints/step-{step}"
-    model = {"checkpoint": checkpoint, "digest": digest, "tokens": tokens, "step": step, "parameters": 3_412_992}
+    model = {"checkpoint": checkpoint, "name": f"step-{step}", "digest": digest, "tokens": tokens, "step": step}
     content = {
         "task": task,
         "style": "paper",
@@ -193,9 +194,11 @@ def result(  # noqa: PLR0917
         "rows": rows | {"variant": "openai" if task == "lambada" else None},
         "truncated": 0,
         "requests_digest": hashlib.sha256(f"{task}{asked}{correct}".encode()).hexdigest(),
-        "model": model | {"precision": "float32", "context": 256},
-        "metrics": {"acc": {"value": share, "stderr": stderr}},
-        "correct": correct,
+        "model": model | {"parameters": 3_412_992, "precision": "float32", "context": 256},
+        "metric": "acc",
+        "metrics": {"acc": {"value": share, "stderr": stderr}, **likelihoods},
+        "values": list(map(float, correct)),
+        "clusters": list(range(n)),
         "lm_eval": dict.fromkeys(("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"), 0),
         "provenance": {
             "command": "mtnlg-eval run",
@@ -212,18 +215,21 @@ def result(  # noqa: PLR0917
 def samples(result: Result, text: str = "The cook saw the boy.") -> list[dict[str, Any]]:
     """The lines of a result's samples: rows about ``text``, each with the choices yes and no, the first one right."""
     lines = []
-    for number, right in enumerate(result.correct):
+    for number, right in enumerate(result.values):
         shots = "".join(f"{text} Shot {n}.\n\n" for n in range(int(result.shots.mean)))
         prompt = f"{shots}{text} Row {number}.\nAnswer:"
-        scores = [-1.5, -2.25] if right == "1" else [-2.25, -1.5]
+        scores = [-1.5, -2.25] if right else [-2.25, -1.5]
         lines.append(
             {
-                "doc": {"id": str(number), "digest": f"{number:016x}"},
+                "id": str(number),
+                "digest": f"{number:016x}",
+                "gold": 0,
                 "target": 0,
+                "metrics": ["acc"],
                 "arguments": {word: {"arg_0": prompt, "arg_1": f" {word}"} for word in ("yes", "no")},
                 "filtered_resps": [[score, False] for score in scores],
                 "scores": scores,
-                "acc": float(right),
+                "acc": right,
                 "shots": int(result.shots.mean),
                 "truncated": False,
             }

@@ -22,8 +22,8 @@ from .document import number_shards, read_documents, shard_source, write_documen
 from .engine import StageFolder, Task, verified_summary
 from .exchange import Rows, merge
 from .fingerprint import fingerprint
-from .summary import COUNTS, order_sources, passthrough_summary, stage_summary
-from .tally import Fates, recorded_tallies
+from .summary import COUNTS, passthrough_summary, stage_summary
+from .tally import recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -186,11 +186,10 @@ class Job:
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
         summaries = [*(one.summary for one in done), *counts]
-        order = order_sources(summaries, list(self.step.sources))  # of documents in other sources' files, too
         details = self.details
         if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
             details = {"details": said}
-        return {**stage_summary(self.step.name, summaries, order, alarm_share), **details}
+        return {**stage_summary(self.step.name, summaries, list(self.step.sources), alarm_share), **details}
 
 
 def _counted(done: Sequence[Done]) -> Counter[str]:
@@ -231,7 +230,7 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
                 outcome = decide(batch)
                 counts.update(outcome.counts)
                 samples.extend(outcome.samples)
-                tallies.count(batch, Fates.of(batch, outcome))
+                tallies.count(batch, outcome)
                 yield outcome.documents
 
         write_documents(output, remaining())

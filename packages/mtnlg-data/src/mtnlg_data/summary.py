@@ -223,18 +223,14 @@ class RunSummary(Part):
         return list(dict.fromkeys(source for stage in self.stages for source in stage.sources))
 
 
-def order_sources(summaries: Iterable[Summary], order: Sequence[str]) -> list[str]:
-    """The sources in ``order``, then all others of these tasks' summaries by name."""
-    sources = {source for summary in summaries for source in summary["sources"]}
-    return [*order, *sorted(sources.difference(order))]
-
-
 def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str], alarm_share: float = 1.0) -> Summary:
-    """Add up the summaries of a stage's tasks, sources in this order; ``seconds`` is left for the caller to set.
+    """Add up the summaries of a stage's tasks; ``seconds`` is left for the caller to set.
 
-    ``alarms`` has a ``loss_alarm`` for each source that loses more than ``alarm_share`` of its documents.
+    Sources are in this order, then all others by name. ``alarms`` has a ``loss_alarm`` for each source that loses more
+    than ``alarm_share`` of its documents.
     """
     tasks = [TaskSummary.model_validate(summary, strict=False) for summary in summaries]
+    order = [*order, *sorted({source for task in tasks for source in task.sources}.difference(order))]
     sources = {
         source: Counts.total(task.sources[source] for task in tasks if source in task.sources) for source in order
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -20,43 +20,17 @@ import pyarrow.parquet as pq
 
 from .engine import DROPPED
 from .files import atomic_path
-from .step import Outcome, text_lengths
-from .summary import (
-    COUNTS,
-    ERRORS_SHOWN,
-    KEPT,
-    SHOWN_PER_FATE,
-    SMALL_SOURCE,
-    Summary,
-    loss_alarm,
-    order_sources,
-    read_failure,
-    stage_summary,
-)
+from .step import text_lengths
+from .summary import COUNTS, ERRORS_SHOWN, KEPT, SHOWN_PER_FATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = [  # those of ``summary`` until extract, dedup, exact, decontaminate and tokens sum up by their jobs
-    "DROPPED_SCHEMA",
-    "EXCERPT_CHARACTERS",
-    "KEPT",
-    "SMALL_SOURCE",
-    "Fates",
-    "Summary",
-    "Tallies",
-    "Tally",
-    "key_ranks",
-    "loss_alarm",
-    "lowest",
-    "order_sources",
-    "read_failure",
-    "recorded_tallies",
-    "stage_summary",
-]
+    from .step import Outcome
+    from .summary import Summary
 
 EXCERPT_CHARACTERS = 400  # of each example
 #: One row per dropped document; ``score`` is the number that decided, where there is one.
@@ -65,24 +39,6 @@ DROPPED_SCHEMA = pa.schema(
     + [pa.field("score", pa.float32())]
 )
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a task holds in memory
-
-
-class Fates(NamedTuple):
-    """What a stage decides on the documents of a batch."""
-
-    numbers: NDArray[np.int64]  # of each document: index of the reason in ``reasons``, negative where it is kept
-    reasons: Sequence[str]
-    scores: NDArray[np.float64]  # of each document: the number that decided, NaN where there is none
-    lengths: NDArray[np.integer[Any]]  # of each document: characters
-    lengths_out: NDArray[np.integer[Any]]  # of those that are kept: characters after the stage
-    origin: NDArray[np.int64] | None = None  # row of each of those, where one document becomes several
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch, outcome: Outcome) -> Fates:
-        """What a step decided on a batch."""
-        scores = np.full(batch.num_rows, np.nan) if outcome.scores is None else outcome.scores
-        before, after = text_lengths(batch["text"]), text_lengths(outcome.documents["text"])
-        return cls(outcome.decisions, outcome.reasons, scores, before, after, outcome.origin)
 
 
 def key_ranks(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -160,23 +116,22 @@ class Tally:
             insort(examples, (rank, key, example), key=lambda entry: entry[:2])
             del examples[SHOWN_PER_FATE:]
 
-    def count(self, batch: pa.RecordBatch, fates: Fates) -> None:
-        """Count, record and show the documents of a batch, which are all of this source."""
-        self.measure(fates.lengths, fates.lengths_out)
-        ranks = key_ranks(batch)
-        for number in np.unique(fates.numbers).tolist():
-            rows, fate = np.flatnonzero(fates.numbers == number), KEPT
+    def count(self, batch: pa.RecordBatch, outcome: Outcome, own: NDArray[np.bool_], ranks: NDArray[np.int64]) -> None:
+        """Count, record and show what a step decided on the documents of this source, the ``own`` rows of a batch."""
+        scores = np.full(batch.num_rows, np.nan) if outcome.scores is None else outcome.scores
+        for number in np.unique(outcome.decisions[own]).tolist():
+            rows, fate = np.flatnonzero(own & (outcome.decisions == number)), KEPT
             if number >= 0:
-                fate = fates.reasons[number]
+                fate = outcome.reasons[number]
                 self.reasons[fate] += len(rows)
             for row in rows[lowest(ranks[rows], SHOWN_PER_FATE)].tolist():
                 name, key, text = (batch[column][row].as_py() for column in ("id", "key", "text"))
-                self.show(fate, name, text, None if np.isnan(fates.scores[row]) else float(fates.scores[row]), key)
-        if self._drops is not None and (dropped := fates.numbers >= 0).any():
+                self.show(fate, name, text, None if np.isnan(scores[row]) else float(scores[row]), key)
+        if self._drops is not None and (dropped := own & (outcome.decisions >= 0)).any():
             names = batch.select(["id", "key", "source"]).filter(pa.array(dropped))
-            reasons = pa.array(fates.reasons, pa.string()).take(pa.array(fates.numbers[dropped]))
-            scores = pa.array(fates.scores[dropped].astype(np.float32), from_pandas=True)  # NaN as null
-            self._drops.add_batch(pa.record_batch([*names.columns, reasons, scores], DROPPED_SCHEMA))
+            reasons = pa.array(outcome.reasons, pa.string()).take(pa.array(outcome.decisions[dropped]))
+            numbers = pa.array(scores[dropped].astype(np.float32), from_pandas=True)  # NaN as null
+            self._drops.add_batch(pa.record_batch([*names.columns, reasons, numbers], DROPPED_SCHEMA))
 
     def measure(self, lengths: NDArray[np.integer[Any]], lengths_out: NDArray[np.integer[Any]]) -> None:
         """Count documents of these lengths, and those that are kept, of these lengths after the stage."""
@@ -263,15 +218,14 @@ class Tallies:
             self._by_source[source] = Tally(source, self._drops)
         return self._by_source[source]
 
-    def count(self, batch: pa.RecordBatch, fates: Fates) -> None:
-        """Count, record and show the documents of a batch by source; see ``Tally.count``."""
-        sources = batch["source"].dictionary_encode()
-        numbers, kept = sources.indices.to_numpy(), fates.numbers < 0
+    def count(self, batch: pa.RecordBatch, outcome: Outcome) -> None:
+        """Count, record and show what a step decided on a batch, source by source."""
+        sources, ranks = batch["source"].dictionary_encode(), key_ranks(batch)
+        before, after = text_lengths(batch["text"]), text_lengths(outcome.documents["text"])
         for number, source in enumerate(sources.dictionary.to_pylist()):
-            own = numbers == number
-            part = Fates(fates.numbers[own], fates.reasons, fates.scores[own], fates.lengths[own],
-                         fates.lengths_out[own[kept] if fates.origin is None else own[fates.origin]])  # fmt: skip
-            self[source].count(batch if own.all() else batch.filter(pa.array(own)), part)
+            own = sources.indices.to_numpy() == number
+            self[source].measure(before[own], after[own[outcome.rows]])
+            self[source].count(batch, outcome, own, ranks)
 
     @property
     def files(self) -> list[str]:

@@ -12,26 +12,36 @@ import typer
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
 
-from .evaluation import MOST, TASK_NAMES, check_data, check_tasks, evaluate, silence_lm_eval
+from .evaluation import MOST, TASK_NAMES, check_data, evaluate, silence_lm_eval
 from .table import print_rows, print_scores
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 # Commands import what is slow to import when they run: --help shall be fast.
 
-app = application("mtnlg-eval", "Score an MT-NLG checkpoint on the paper's nine tasks, and draw the report of a run.")
+app = application(
+    "mtnlg-eval", "Score a model on the paper's nine tasks or any of lm-eval's, and draw the report of a run."
+)
 
 NINE = ",".join(TASK_NAMES)
 CheckpointArgument = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a folder of them (newest) or a Hugging Face folder.")
+    str,
+    typer.Argument(metavar="MODEL", help="A checkpoint, a folder of them (newest), a Hugging Face folder or hub id."),
 ]
 DataOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Published rows, one folder per task. Default: the Hugging Face hub.")
 ]
 LayoutOption = Annotated[
     str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Shard the model over so many processes (GPUs).")
+]
+ModelArgsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="K=V,K=V",
+        help="dtype, max_length, revision, enable_thinking, think_end_token, as of lm-eval's hf backend.",
+    ),
 ]
 TasksOption = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}.", show_default="all")]
 StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answers; the same command resumes.")]
@@ -44,15 +54,21 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         Path, typer.Option(metavar="DIR", help="Folder of results: another command adds, the same resumes.")
     ],
     tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}. Default: all.")
+        str | None,
+        typer.Option(
+            metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}, lm-eval's names, or TASK.yaml. Default: the nine."
+        ),
     ] = None,
-    task_file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TASK.yaml", help="A task of your own as lm-eval's YAML; alone, or beside --tasks."),
+    task_file: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of more tasks as lm-eval's YAML, for --tasks.")
     ] = None,
     shots: Annotated[
-        str, typer.Option(metavar="0,1,few", help="Examples in the prompt; few is GPT-3's K.")
-    ] = "0,1,few",
+        str | None,
+        typer.Option(
+            metavar="0,1,few", help="Examples in the prompt; few is a task's own K. Default of the nine: all."
+        ),
+    ] = None,
     data: DataOption = None,
     revision: Annotated[
         list[str] | None,
@@ -65,10 +81,14 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     batch_tokens: Annotated[
         int, typer.Option(min=1, max=MOST, metavar="N", help="Tokens per batch; scores do not depend on it.")
     ] = 8192,
+    model_args: ModelArgsOption = "",
     style: Annotated[
         Literal["paper", "gpt3", "lm_eval"],
-        typer.Option(help="Prompts and scores of MT-NLG, GPT-3 or lm-eval."),
+        typer.Option(help="The nine tasks' prompts and scores: MT-NLG's, GPT-3's or lm-eval's."),
     ] = "paper",
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Prompts as chats, by the model's template.")
+    ] = False,
     each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder.")] = False,
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
@@ -78,75 +98,97 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         typer.Option(help="HANS: labels of the shots as drawn, alternating, or non-entailment only."),
     ] = "drawn",
     seeds: Annotated[
-        str, typer.Option(metavar="1,2,3", help="Draws of the shots; several give the error between them.")
+        str, typer.Option(metavar="1,2,3", help="Draws of shots and texts; several give the error between them.")
     ] = "1234",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON instead of a table.")] = False,
 ) -> None:
-    """Score a checkpoint on the paper's nine tasks at 0, 1 and few shots.
+    """Score a model on the paper's nine tasks at 0, 1 and few shots, or on any of lm-eval's.
 
     Adds results/ and samples/ to --out and makes results.json (lm-eval's schema) of all that is there.
 
     If a task cannot run, the others go on and the exit status is 1.
     """
-    names = None if tasks is None else _split(tasks)
-    counts, draws, revisions = _split(shots), _parse_seeds(seeds), _parse_revisions(revision or ())
-    silence_lm_eval()
-
-    gaps: dict[str, None] = {}
-    asked: dict[str, None] = {}
+    counts, draws, revisions = (
+        None if shots is None else _split(shots),
+        _parse_seeds(seeds),
+        _parse_revisions(revision or ()),
+    )
+    given: dict[str, Any] = parse_words(model_args) | {"batch_tokens": batch_tokens}
+    if layout is not None:
+        given["layout"] = layout
+    if task_file:
+        say("--task-file: goes in 0.5; write --tasks FILE")
     summaries: dict[str, dict[str, Any]] = {}
-    for path in _list_steps(checkpoint) if each else [checkpoint]:
+    for path in _list_steps(Path(checkpoint)) if each else [checkpoint]:
         summary = evaluate(
             path,
             out,
-            tasks=names,
+            tasks=None if tasks is None else _split(tasks),
             shots=counts,
             data=data,
             limit=limit,
             style=style,
-            layout=layout,
-            batch_tokens=batch_tokens,
             shot_source=shot_source,
             shot_labels=shot_labels,
             seeds=draws,
             task_files=task_file or (),
+            include_path=include_path,
             revisions=revisions,
+            model_args=given,
+            lm_eval={"apply_chat_template": apply_chat_template},
         )
         if not summary:  # a rank of torchrun other than 0
             continue
-        gaps |= dict.fromkeys(gap["task"] for gap in summary["not_run"])
-        summaries[path.name] = summary
-        asked |= dict.fromkeys([*summary["tasks"], *gaps])
+        summaries[Path(path).name] = summary
         if each:
-            say(f"{path.name}: {summary['tokens']:,} tokens read")
-        elif as_json:
-            print_json(summary)
-        else:
-            print_scores(summary, counts)
-    if each and as_json:
-        print_json(list(summaries.values()))
+            say(f"{Path(path).name}: {summary['tokens']:,} tokens read")
+    show(summaries, out, each=each, as_json=as_json)
+
+
+def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_json: bool) -> None:
+    """Print the scores of each model; ``Failure`` if a task is missing."""
+    gaps = dict.fromkeys(gap["task"] for summary in summaries.values() for gap in summary["not_run"])
+    asked = dict.fromkeys([*(task for summary in summaries.values() for task in summary["tasks"]), *gaps])
+    if as_json:
+        print_json(list(summaries.values()) if each else next(iter(summaries.values()), {}))
     elif each and summaries:
         from mtnlg_eval.results.checkpoint_table import cells_of, print_checkpoints  # noqa: PLC0415
 
         print_checkpoints(list(summaries), [cells_of(summary, out) for summary in summaries.values()])
+    else:
+        for summary in summaries.values():
+            print_scores(summary)
     _fail_if_missing(gaps, asked)
 
 
 @app.command(
     "lm-eval",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="--model_args checkpoint=DIR[,layout=tp=2,pp=2,dp=1] --tasks A,B [OPTIONS OF lm-eval run]",
+    options_metavar="--model_args checkpoint=MODEL[,dtype=…] --tasks A,B --output_path DIR [OPTIONS OF lm-eval run]",
 )
 def lm_eval(context: typer.Context) -> None:
-    """Run lm-eval's own command with a checkpoint as its model: any of its tasks, or those of --include_path.
+    """Like `run`, with the words and the rules of [bold]lm-eval run[/bold]; the results are those of `run`.
 
-    Everything is passed on to [bold]lm-eval run[/bold], whose --help lists it: --tasks, --num_fewshot, --log_samples,
-    --output_path and so on. --model_args are checkpoint, layout, store (a folder of answers: the same command resumes)
-    and batch_tokens; --batch_size has no effect.
+    --model_args are checkpoint, those of `run --model-args`, layout, batch_tokens and store (the folder of the answers:
+    the same command resumes); --batch_size has no effect.
     """
-    from mtnlg_eval.scoring.lm_eval_command import run_lm_eval  # noqa: PLC0415
+    from mtnlg_eval.lm_eval_words import parse_lm_eval  # noqa: PLC0415
 
-    run_lm_eval(context.args)
+    silence_lm_eval()
+    arguments = parse_lm_eval(context.args)
+    summary = evaluate(**arguments)
+    if summary:
+        show({summary["name"]: summary}, arguments["out"], each=False, as_json=False)
+
+
+def parse_words(text: str) -> dict[str, Any]:
+    """The model arguments of K=V,K=V, as lm-eval reads them."""
+    if not text:
+        return {}
+    from lm_eval.utils import simple_parse_args_string  # noqa: PLC0415  (slow to import)
+
+    words: dict[str, Any] = simple_parse_args_string(text)
+    return words
 
 
 @app.command()
@@ -160,7 +202,8 @@ def texts(
     Passages, questions and options of the scored rows, one object per line: task, id, text.
     """
     names = _split(tasks)
-    check_tasks(names)
+    if unknown := [name for name in names if name not in TASK_NAMES]:
+        raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
     check_data(data)
     if out.is_symlink() or (out.exists() and not out.is_file()):
         raise Failure(f"{out}: not a regular file, or a link; name another")
@@ -190,19 +233,19 @@ def hans(
 ) -> None:
     """Break the scored HANS rows down by heuristic, label and subcase, and write DIR/hans.json and DIR/hans.svg.
 
-    Shots chosen in another mode as well: also DIR/hans-MODE.json and .svg.
+    Of several models, styles or modes of shots each has a file of its name, the best one hans.json.
 
-    Accuracy → accuracy with the threshold shifted to the mean of P(True), in percent, at each number of shots:
+    Accuracy ± half its 95 % interval → accuracy with the threshold shifted to the mean of P(True), in percent:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
-    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
     from mtnlg_eval.studies.hans import run_hans_study, table_rows  # noqa: PLC0415
 
     studies = run_hans_study(folder)
     for name, study in studies.items():
         write_svg(folder / name)
         if not as_json:
-            print_rows(name, [f"{count} shots" for count in study["shots"]], table_rows(study))
+            print_rows(study["name"], [f"{count} shots" for count in study["shots"]], table_rows(study))
     if as_json:
         print_json(studies)
 
@@ -213,6 +256,7 @@ def operators(  # noqa: PLR0917  (typer names them)
     out: StudyOut,
     shots: Annotated[str, typer.Option(metavar="1,2,4", help="Examples before the question.")] = "1,2,4,8",
     layout: LayoutOption = None,
+    model_args: ModelArgsOption = "",
     problems: Annotated[
         int, typer.Option(min=1, max=10**4, help="Problems per operator, disguise and number of shots.")
     ] = 25,
@@ -225,16 +269,13 @@ def operators(  # noqa: PLR0917  (typer names them)
     counts = _split(shots)
     if not counts or not all(re.fullmatch("[0-9]{1,2}", count) for count in counts):
         raise UsageFailure(f"--shots {shots[:40]}: operators take 0 to 99 examples, such as 1,2,4,8")
-    silence_lm_eval()
-    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
-    from mtnlg_eval.scoring.open_model import checkpoint_identity, open_checkpoint, open_lm  # noqa: PLC0415
-    from mtnlg_eval.studies.operators import run_operators_study, table_rows  # noqa: PLC0415
+    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.studies.operators import study_operators, table_rows  # noqa: PLC0415
 
-    opened = open_checkpoint(checkpoint, out)
-    with open_lm(opened, out, layout) as lm:
-        if lm is None:
-            return
-        cells = run_operators_study(lm, checkpoint_identity(opened), out, [int(count) for count in counts], problems)
+    given = parse_words(model_args) | ({"layout": layout} if layout else {})
+    cells = study_operators(checkpoint, out, [int(count) for count in counts], problems, given)
+    if cells is None:
+        return
     write_svg(out / "operators.json")
     if as_json:
         print_json([cell._asdict() for cell in cells])
@@ -250,6 +291,7 @@ def bias(  # noqa: PLR0917  (typer names them)
         str, typer.Option(metavar="A,B", help="Some of occupation, gender, ethnicity, religion.")
     ] = "occupation,gender,ethnicity,religion",
     layout: LayoutOption = None,
+    model_args: ModelArgsOption = "",
     samples: Annotated[
         int, typer.Option(min=1, max=10**5, help="Texts sampled per prompt; the paper sampled 800.")
     ] = 800,
@@ -259,17 +301,13 @@ def bias(  # noqa: PLR0917  (typer names them)
 
     Writes bias.json and bias.svg into --out; another command adds other kinds of the same checkpoint.
     """
-    silence_lm_eval()
-    from mtnlg_eval.report.study_charts import write_svg  # noqa: PLC0415
-    from mtnlg_eval.scoring.open_model import checkpoint_identity, open_checkpoint, open_lm  # noqa: PLC0415
-    from mtnlg_eval.studies.bias import parse_kinds, print_tables, run_bias_study  # noqa: PLC0415
+    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
+    from mtnlg_eval.studies.bias import parse_kinds, print_tables, study_bias  # noqa: PLC0415
 
-    chosen = parse_kinds(kinds)
-    opened = open_checkpoint(checkpoint, out)
-    with open_lm(opened, out, layout) as lm:
-        if lm is None:
-            return
-        results = run_bias_study(lm, checkpoint_identity(opened), out, chosen, samples)
+    given = parse_words(model_args) | ({"layout": layout} if layout else {})
+    results = study_bias(checkpoint, out, parse_kinds(kinds), samples, given)
+    if results is None:
+        return
     write_svg(out / "bias.json")
     if as_json:
         print_json(results)
@@ -279,7 +317,10 @@ def bias(  # noqa: PLR0917  (typer names them)
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, with data/, train/ and eval/.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of a run with data/, train/ and eval/, or what `run --out` wrote."),
+    ],
 ) -> None:
     """Draw the report of a run: one self-contained page, scores beside the published ones."""
     from .report import write_report  # noqa: PLC0415
@@ -327,7 +368,7 @@ def _read_texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
         from mtnlg_eval.tasks.sources import read_texts  # noqa: PLC0415
 
         return read_texts(data, task)
-    from mtnlg_eval.scoring.harness import read_hub_texts  # noqa: PLC0415
+    from mtnlg_eval.tasks.paper_task import read_hub_texts  # noqa: PLC0415
 
     return read_hub_texts(task)
 

@@ -1,6 +1,6 @@
-"""Score a checkpoint on the paper's tasks: the function behind ``mtnlg-eval run``, and the checks of its arguments.
+"""Score a model on tasks: the function behind ``mtnlg-eval run`` and ``lm-eval``, and the checks of its arguments.
 
-Nothing slow is imported until a checkpoint is scored, so that the command line starts fast.
+Nothing slow is imported until a model is scored, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import logging
 import os
 import re
 import warnings
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Literal
+
+    from mtnlg_eval.scoring.decoder_lm import DecoderLM
+    from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
 
 TASK_NAMES = tuple(task.name for task in TASKS)
 MOST = 10**9
@@ -25,72 +30,112 @@ MOST = 10**9
 
 
 def evaluate(
-    checkpoint: Path,
-    out: Path,
+    checkpoint: Path | str,
+    out: Path | str,
     *,
     tasks: Sequence[str] | None = None,
-    shots: Sequence[str] = ("0", "1", "few"),
-    data: Path | None = None,
-    limit: int | None = None,
+    shots: Sequence[str] | None = None,
+    data: Path | str | None = None,
+    limit: float | None = None,
     style: Literal["paper", "gpt3", "lm_eval"] = "paper",
-    layout: str | None = None,
-    batch_tokens: int = 8192,
     shot_source: Literal["any", "other_subcases"] = "any",
     shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
     seeds: Sequence[int] = (1234,),
-    task_files: Sequence[Path] = (),
+    layout: str | None = None,
+    batch_tokens: int | None = None,
+    task_files: Sequence[Path | str] = (),
+    include_path: Path | str | None = None,
     revisions: Mapping[str, str] | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    lm_eval: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Score a checkpoint on ``tasks`` at each number of ``shots`` and return the scores.
+    """Score a model on ``tasks`` at each number of ``shots`` and return the scores.
 
-    ``tasks`` are names of the paper's, all nine by default; ``task_files`` are lm-eval YAMLs of one's own, which come
-    alone unless ``tasks`` names others. ``revisions`` are commits, branches or tags of tasks' data sets on the hub.
-    ``checkpoint`` is a checkpoint, a folder of them (the newest counts) or a Hugging Face folder; rows come from
-    ``data`` or the hub; ``layout`` (tp=2,pp=2,dp=1) shards the model; other options are those of ``mtnlg-eval run``.
+    ``checkpoint`` is a checkpoint, a folder of them (the newest counts), a Hugging Face folder or a model of the hub.
+    ``tasks`` are names of the paper's, all nine by default, of lm-eval's, of tasks in ``include_path``, or YAML files.
+    ``shots`` are numbers or "few", a task's own K. Rows of the nine come from ``data`` or the hub at ``revisions``.
+    ``layout`` (tp=2,pp=2,dp=1) shards the model; ``model_args`` are those of `ModelOptions`, among them these two, and
+    ``lm_eval`` others of `TaskOptions`. ``task_files`` are YAML files beside ``tasks``, or alone.
+
     Adds a file per result and its samples to ``out``, and makes ``out/results.json`` of all results there; none is
-    overwritten. Called again after an interruption, it resumes.
-
-    A task that cannot run is listed under ``not_run``. Raises ``UsageFailure`` for a wrong argument and ``Failure`` if
-    no task can run. Under torchrun, ranks other than 0 return an empty dictionary.
+    overwritten. Called again after an interruption, it resumes. A task that cannot run is listed under ``not_run``.
+    Raises ``UsageFailure`` for a wrong argument and ``Failure`` if no task can run. Of a model over several ranks the
+    ranks other than 0 return an empty dictionary.
     """
-    if tasks is None:
-        tasks = () if task_files else TASK_NAMES
-    check_tasks(tasks, task_files)
+    asked: dict[str, Any] = {
+        "tasks": tasks, "shots": shots, "data": data, "limit": limit, "style": style, "shot_source": shot_source,
+        "shot_labels": shot_labels, "seeds": seeds, "include_path": include_path, "revisions": revisions,
+        "model_args": model_args, "lm_eval": lm_eval,
+    }  # fmt: skip
+    given = {"layout": layout, "batch_tokens": batch_tokens}
+    asked["model_args"] = {**(model_args or {}), **{name: value for name, value in given.items() if value is not None}}
+    asked["tasks"] = names = [*(tasks or (() if task_files else TASK_NAMES)), *map(str, task_files)]
+    if tasks is not None and not tasks:
+        names = []
+    folder = None if data is None else Path(data)
+    if not names:
+        raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
     check_shots(shots)
     check_seeds(seeds)
-    check_data(data)
-    check_revisions(revisions or {}, tasks, data)
-    if (shot_source, shot_labels) != ("any", "drawn") and list(tasks) != ["hans"]:
+    check_data(folder)
+    check_revisions(revisions or {}, names, folder)
+    if (shot_source, shot_labels) != ("any", "drawn") and list(names) != ["hans"]:
         raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
+    silence_lm_eval()
 
+    from mtnlg_eval.scoring.cells import TaskOptions  # noqa: PLC0415  (slow to import)
     from mtnlg_eval.scoring.harness import Evaluation  # noqa: PLC0415  (slow to import)
-    from mtnlg_eval.scoring.open_model import open_checkpoint, open_lm  # noqa: PLC0415  (slow to import)
+    from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
     from mtnlg_eval.tasks.shots import ShotChoice  # noqa: PLC0415  (slow to import)
 
-    opened = open_checkpoint(checkpoint, out)
-    choice = ShotChoice(shot_source, shot_labels)
-    # Rows are read and checked before the model is loaded.
-    evaluation = Evaluation(
-        tasks, shots, data, limit, choice=choice, style=style, seeds=seeds, files=task_files, revisions=revisions
+    options = ModelOptions.parse(asked["model_args"])
+    model = open_model(checkpoint, options)
+    settings = TaskOptions(
+        data=folder,
+        limit=limit,
+        style=style,
+        choice=ShotChoice(shot_source, shot_labels),
+        revisions=revisions or {},
+        include_path=None if include_path is None else Path(include_path),
+        **(lm_eval or {}),
     )
-    with open_lm(opened, out, layout) as lm:
-        if lm is None:
-            return {}
-        lm.batch_tokens = batch_tokens
-        return evaluation.run(lm, opened, out, layout)
+    # Rows are read and checked before the model is loaded.
+    evaluation = Evaluation(names, shots, settings, seeds)
+    arguments = {"checkpoint": str(checkpoint), "out": str(out), **asked}
+    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", arguments) as (lm, leads):
+        scores = evaluation.run(lm, model, Path(out), options.layout, leads=leads)
+    return scores if leads else {}
 
 
-def check_tasks(names: Sequence[str], files: Sequence[Path] = ()) -> None:
-    """Raise ``UsageFailure`` unless these are names of tasks, and there is one of them or a file."""
-    if unknown := [name for name in names if name not in TASK_NAMES]:
-        raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
-    if not names and not files:
-        raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}")
+@contextmanager
+def model_on_ranks(
+    model: OpenedModel, options: ModelOptions, out: Path, function: str, arguments: Mapping[str, Any]
+) -> Iterator[tuple[DecoderLM, bool]]:
+    """Load a model, with answers in ``out/scores.sqlite``; yields it and whether this process is the one that writes.
+
+    With a layout every rank calls ``function`` (MODULE:NAME) with these JSON ``arguments``.
+    """
+    from mtnlg_eval.scoring.open_model import open_lm  # noqa: PLC0415  (slow to import)
+
+    store = Path(options.store or out) / "scores.sqlite"
+    if options.layout is None:
+        with open_lm(model, store, options.batch_tokens) as lm:
+            yield lm, True
+        return
+    if find_spec("mtnlg_parallel") is None:
+        raise UsageFailure(f"--layout {options.layout}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
+    from mtnlg_eval.sharded.ranks import all_ranks  # noqa: PLC0415  (an extra)
+
+    with all_ranks(options.layout, model.config, function, arguments, out / "logs") as leads:
+        from mtnlg_eval.sharded.engine import open_sharded  # noqa: PLC0415  (an extra)
+
+        with open_sharded(model, store, options) as lm:
+            yield lm, leads
 
 
-def check_shots(shots: Sequence[str]) -> None:
+def check_shots(shots: Sequence[str] | None) -> None:
     """Raise ``UsageFailure`` unless each is a number of examples, of four digits at most, or "few"."""
-    for count in shots or [""]:
+    for count in [""] if shots is not None and not shots else shots or ():
         if not re.fullmatch("few|0|[1-9][0-9]{0,3}", count):
             reason = "neither a number of examples up to 9,999 nor few"
             raise UsageFailure(f"--shots: {count[:20]!r} is {reason}; such as 0,1,few")
@@ -111,8 +156,8 @@ def check_data(data: Path | None) -> None:
 def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Path | None) -> None:
     """Raise ``UsageFailure`` unless these are tasks to score whose rows come from a data set of the hub."""
     for task, revision in revisions.items():
-        if task not in tasks or task == "hans":
-            choices = ", ".join(name for name in tasks if name != "hans")
+        if task not in tasks or task == "hans" or task not in TASK_NAMES:
+            choices = ", ".join(name for name in tasks if name in TASK_NAMES and name != "hans")
             raise UsageFailure(
                 f"--revision {task}={revision}: no task with a data set of the hub; choose from {choices}"
             )

@@ -1,8 +1,7 @@
-"""Console tables of scores, and the confidence interval of a proportion."""
+"""Console tables of scores."""
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,8 +21,12 @@ MOST_DIGITS = 5
 """Of the number of a task's rows, HANS' 30,000."""
 
 
-def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
+GROUP = {"is_share": True, "between_draws": None}
+
+
+def print_scores(summary: Mapping[str, Any]) -> None:
     """Print the scores with their intervals, and below them what differs from the paper's setting."""
+    shots = list(dict.fromkeys(count for scores in summary["tasks"].values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("task", no_wrap=True)
@@ -32,14 +35,20 @@ def print_scores(summary: Mapping[str, Any], shots: Sequence[str]) -> None:
     table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
     for task, scores in summary["tasks"].items():
         rows = max(score["rows"] for score in scores.values())
-        cells = (_cell(scores[count], brief) if count in scores else "not run" for count in shots)
-        table.add_row(title_of(task), *cells, str(rows))
+        cells = (_cell(scores[count], brief) if count in scores else "" for count in shots)
+        metric = next(iter(scores.values()))["metric"]
+        table.add_row(title_of(task) + ("" if metric == "acc" else f", {metric}"), *cells, str(rows))
+    for group, scores in summary.get("groups", {}).items():
+        cells = (_cell(scores[count] | GROUP, brief) if count in scores else "" for count in shots)
+        table.add_row(f"mean of {group}", *cells, str(max(score["rows"] for score in scores.values())))
     for gap in summary["not_run"]:
         if gap["task"] not in summary["tasks"]:
             table.add_row(title_of(gap["task"]), *("not run" for _ in shots), "")
     console = output()
     console.print(table)
-    legend = "accuracy in percent" + ("" if brief else " (95 % interval; ± error between draws of shots)")
+    legend = f"{summary.get('name', 'scores')}, shares in percent" + (
+        "" if brief else " (95 % interval; ± error between draws of shots)"
+    )
     console.print(f"  {legend}", style="dim")
     lines = differences_by_task(
         {
@@ -73,11 +82,12 @@ def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(score: Mapping[str, Any], brief: bool) -> str:
-    value = f"{100 * score['value']:.1f}"
+    factor, form = (100, ".1f") if score["is_share"] else (1, ".4g")
+    value = f"{factor * score['value']:{form}}"
     if brief:
         return value
-    low, high = (f"{100 * bound:.0f}" for bound in score["interval_95"])
-    draws = "" if score["between_draws"] is None else f" ± {100 * score['between_draws']:.1f}"
+    low, high = (f"{factor * bound:{'.0f' if score['is_share'] else form}}" for bound in score["interval_95"])
+    draws = "" if score["between_draws"] is None else f" ± {factor * score['between_draws']:{form}}"
     return f"{value} ({low}\N{EN DASH}{high}){draws}"
 
 
@@ -90,18 +100,3 @@ def print_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]],
     for row in rows:
         table.add_row(*row)
     output().print(table)
-
-
-Z = 1.959963984540054
-"""Quantile of the standard normal distribution for 95 %, two-sided."""
-
-
-def wilson_interval(successes: float, total: int) -> tuple[float, float]:
-    """95 % confidence interval of a proportion, in [0, 1]; ``total`` is at least 1.
-
-    Wilson 1927. Unlike ± 1.96 standard errors it holds near 0 and 1 and for few rows.
-    """
-    share, spread = successes / total, Z * Z / total
-    middle = share + spread / 2
-    half = Z * sqrt(share * (1 - share) / total + spread / (4 * total))
-    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))

@@ -62,9 +62,7 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         options = [leaf.option for leaf in given] or [
             f"--{name}" for name in (*step.SourceKeys.model_fields, *step.inputs)
         ]
-        raise UsageFailure(
-            f"{step.name}: nothing to do; {step.nothing or ' or '.join(f'give {one}' for one in options[:1])}"
-        )
+        raise UsageFailure(f"{step.name}: nothing to do; {step.nothing or f'give {options[0]}'}")
 
 
 def _texts_by_source(own: Sequence[str], given: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:

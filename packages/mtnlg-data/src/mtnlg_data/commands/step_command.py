@@ -22,7 +22,7 @@ from mtnlg_data.transfer.url_files import local_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
     from .setting_options import Leaf
 

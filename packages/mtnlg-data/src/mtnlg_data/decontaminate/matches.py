@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.fingerprint import File
     from mtnlg_data.job import Done
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 #: . ! ? as in the paper, and the marks of other scripts: Chinese and Japanese, Arabic and Urdu, Hindi, Armenian,
 #: Amharic, Tibetan, Khmer, Burmese.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Done, Job
     from mtnlg_data.step import Decide
     from mtnlg_data.steps.decontaminate import DecontaminateSettings
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
     from .cut_planning import Cut, CutPlan
 

@@ -22,7 +22,7 @@ import numpy as np
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import DROPPED
 from mtnlg_data.exchange import MERGE_COPIES, RUN_BYTES, Numbering, Range, Rows, count_ranges
-from mtnlg_data.tally import SMALL_SOURCE, loss_alarm
+from mtnlg_data.summary import SMALL_SOURCE, loss_alarm
 
 from .candidates import collect_candidates
 from .clusters import FOREST_BYTES, check_memory, link_bands, write_band_rows, write_clusters
@@ -115,9 +115,8 @@ def _find_candidates(
     signed = list(zip(shards, contents.written, own_copies, strict=True))
     bands = job.rows("bands", write_band_rows, signed, numbering=numbering)
     ranges = bands.ranges(count_ranges(settings.bands * numbering.total))
-    links = job.map(
-        "bands", link_bands, [(one, job.state / "links" / f"{n:05d}.arrow") for n, one in enumerate(ranges)]
-    )
+    chains = [(one, job.state / "links" / f"{number:05d}.arrow") for number, one in enumerate(ranges)]
+    links = job.map("bands", link_bands, chains)
     memory = LIBRARY_BYTES + FOREST_BYTES * numbering.total
     labels = job.rows("clusters", write_clusters, [links], memory=memory, numbering=numbering)
     items = list(zip(shards, contents.written, labels.ranges(1, spans), own_copies, strict=True))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Job
     from mtnlg_data.step import Decide
     from mtnlg_data.steps.exact import ExactSettings
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 REASONS = EQUAL, SHORT = "exact_document", "exact_remainder"
 CUTS_SHOWN = 4  # of each kind

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import DocumentWriter
     from mtnlg_data.sources import SourceFile
-    from mtnlg_data.tally import Summary, Tally
+    from mtnlg_data.summary import Summary
+    from mtnlg_data.tally import Tally
 
     from .grouping import Group
 

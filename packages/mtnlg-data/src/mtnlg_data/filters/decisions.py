@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from mtnlg_data.console import Failure
 from mtnlg_data.text.batch import TextBatch
 
 from .rules import EMPTY, Effect, choose
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .rules import Chosen
+    from .rules import Chosen, Family
     from .settings import FilterSettings
 
 KEPT = -1
@@ -32,6 +33,21 @@ class Decisions(NamedTuple):
     scores: NDArray[np.float64]  # of each document: the number that decided, NaN where a rule has none
     texts: pa.LargeStringArray  # of the documents that are kept
     edits: Counter[str]  # lines removed and matches replaced, by rule
+
+
+def _call(
+    family: Family, look: Callable[[TextBatch], Any], batch: TextBatch
+) -> tuple[pa.LargeStringArray, NDArray[Any]]:
+    """The texts as they go on, and a number per rule and text. Raises ``Failure`` where a function gives others."""
+    try:
+        column, numbers = look(batch) if family.edits else (batch.column, look(batch))
+        table = np.asarray(numbers)
+    except Exception as error:  # a user's function may raise anything
+        raise Failure(f"{family.name}: {type(error).__name__}: {error}") from error
+    expected = (len(family.rules), len(batch))
+    if table.shape != expected or len(column) != len(batch):
+        raise Failure(f"{family.name}: gave numbers of shape {table.shape}; {expected} are one per rule and text")
+    return column, table
 
 
 class DocumentFilter:
@@ -61,9 +77,8 @@ class DocumentFilter:
             if not kept.all() and (family.edits or not batch.has_words):  # words that are found serve the next family
                 batch = self._make_batch(batch.column.filter(pa.array(kept)), [*compress(batch.urls, kept)])
                 rows, kept = rows[kept], kept[kept]
-            numbers = look(batch)
+            column, numbers = _call(family, look, batch)
             if family.edits:
-                column, numbers = numbers
                 batch = self._make_batch(column, batch.urls)
             broken, score = self._first_broken(chosen, batch, numbers, edits)
             dropped = kept & (broken != KEPT)
@@ -71,7 +86,7 @@ class DocumentFilter:
         return Decisions(reasons, scores, batch.column.filter(pa.array(reasons[rows] == KEPT)), +edits)
 
     def _first_broken(
-        self, chosen: Chosen, batch: TextBatch, numbers: Sequence[NDArray[Any]], edits: Counter[str]
+        self, chosen: Chosen, batch: TextBatch, numbers: NDArray[Any], edits: Counter[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first rule that each text breaks, and its number; counts the edits."""
         broken, scores = np.full(len(batch), KEPT), np.full(len(batch), np.nan)

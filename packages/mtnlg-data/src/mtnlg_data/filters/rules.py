@@ -21,6 +21,7 @@ families as entry points of the group ``mtnlg_data.rules``. The published rules 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial
@@ -32,7 +33,6 @@ from mtnlg_data.settings import setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -145,9 +145,9 @@ def edit(name: str, *, rules: Iterable[Rule], source: str = "") -> Callable[[Cal
 
 
 @cache
-def load_family(name: str, folder: Path | None = None) -> Family:
+def load_family(name: str) -> Family:
     """The family of a name or a reference. Raises ``UsageFailure`` where there is none."""
-    family = REGISTRY.load(name, folder)
+    family = REGISTRY.load(name)
     if not isinstance(family, Family):
         raise UsageFailure(f"{name}: is no family of rules; make one with mtnlg_data.measure")
     return family
@@ -169,7 +169,8 @@ class Chosen(NamedTuple):
 def choose(names: Iterable[str]) -> list[Chosen]:
     """The families that these names stand for, ours in their order, then others in that of the names.
 
-    A name is that of a rule of ours, of a family, or a reference to one. Raises ``ValueError`` where it is none.
+    A name is that of a rule of ours, of a family, or a reference to one. Raises ``ValueError`` where it is none, and
+    where two rules have one name.
     """
     asked = set(names)
     ours = {family.name: frozenset(rule.name for rule in family.rules) for family in own_families()}
@@ -181,4 +182,7 @@ def choose(names: Iterable[str]) -> list[Chosen]:
             except UsageFailure as error:
                 raise ValueError(str(error)) from None
             chosen.append(Chosen(family, frozenset(rule.name for rule in family.rules)))
+    uses = Counter(rule.name for family, _ in chosen for rule in family.rules)
+    if twice := [name for name, count in uses.items() if count > 1]:
+        raise ValueError(f"{twice[0]}: two rules have this name; rename one of them")
     return [one for one in chosen if one.asked]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.fingerprint import File
     from mtnlg_data.job import Done
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
     from .classifier import Scorer
 

@@ -54,12 +54,12 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
         Of documents with a near duplicate all but one of each cluster go, of four on average.
         """
         near, length = corpus.near_duplicates, 6 if self.settings.shingle == "word" else 1
-        candidate = 2 * (8 * corpus.characters // length + 8 * self.settings.bands + 120)
+        candidate = 8 * corpus.characters // length + 8 * self.settings.bands + 120
         kept = 1 - 0.75 * near
         state = (47 * self.settings.bands + 110) * corpus.documents
         return Cost(
             core_seconds=0.0169 * corpus.text / 1e6,
-            memory=380_000_000 + min(650_000_000, 2 * round(near * candidate * corpus.documents)) + corpus.group // 4,
+            memory=450_000_000 + min(650_000_000, 4 * round(near * candidate * corpus.documents)) + corpus.group // 4,
             disk=round(kept * corpus.disk) + state,
             scratch=round(near * candidate * corpus.documents),
             kept=kept,

@@ -14,7 +14,7 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings
 from mtnlg_data.step import Cost, Kind, Step
-from mtnlg_data.tally import read_failure, stage_summary
+from mtnlg_data.summary import read_failure, stage_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mtnlg_data.extract.grouping import Group
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 
 class Extract(Step[ExtractSettings, Settings]):

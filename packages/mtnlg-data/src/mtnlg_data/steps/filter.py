@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 
 class FilterKeys(Settings):
@@ -39,8 +40,9 @@ class FilterKeys(Settings):
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: list[str]) -> list[str]:
-        choose(filters)
-        return filters
+        rooted = [str(Path(name).absolute()) if ".py:" in name else name for name in filters]
+        choose(rooted)
+        return rooted
 
 
 class Filter(Step[FilterSettings, FilterKeys]):

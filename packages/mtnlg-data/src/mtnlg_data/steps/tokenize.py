@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 
 Library = Literal["auto", "tokenizers", "gigatoken"]

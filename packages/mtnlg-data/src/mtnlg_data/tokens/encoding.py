@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mtnlg_data.exchange import KeyRange, SortedFile
     from mtnlg_data.job import Done
     from mtnlg_data.steps.tokenize import Library
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 TOKENS_PER_BATCH = 1 << 24  # in memory while files are merged
 COUNT = struct.Struct("<Q")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mtnlg_data.exchange import KeyRange
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 
 class PlacedStore(NamedTuple):

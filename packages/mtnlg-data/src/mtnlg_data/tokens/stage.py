@@ -28,7 +28,7 @@ from mtnlg_data.document import number_shards, shard_source, text_bytes
 from mtnlg_data.exchange import Exchange, KeyRange, SortedFile
 from mtnlg_data.files import write_json
 from mtnlg_data.fingerprint import fingerprint
-from mtnlg_data.tally import order_sources, stage_summary
+from mtnlg_data.summary import stage_summary
 
 from .blend import Blend, BlendSource
 from .encoding import EncodedSource, Encoding, count_ranges, encode_groups, encoded_path, merge_encoded
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.steps.tokenize import Tokenize, TokenizeSettings
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 TEXT_BYTES_PER_UNIT = 64_000_000
 TOKENS_PER_UNIT = 1 << 26
@@ -106,7 +106,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     unigrams = {source: store["unigrams"] for source, store in summaries.items()}
     counted = [done.summary for done in encoded]
     return {
-        **stage_summary("tokenize", counted, order_sources(counted, list(shards))),
+        **stage_summary("tokenize", counted, list(shards)),
         "alarms": [
             _short_store_alarm(source, store["training_tokens"])
             for source, store in summaries.items()

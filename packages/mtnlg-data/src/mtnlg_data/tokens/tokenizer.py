@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done
     from mtnlg_data.steps.tokenize import TokenizeSettings
-    from mtnlg_data.tally import Summary
+    from mtnlg_data.summary import Summary
 
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_model.console import Failure, output
+from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json, write_text
 
-from .attachments.samples import write_samples
-from .attachments.tables import build_tables, write_tables
 from .page import page
-from .results import build_results, console_summary
+from .results import build_results, print_summary
 from .run_files import read_run
+from .samples import write_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,23 +23,21 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: Path, *, show: bool = True) -> Path:
-    """Write ``report.html`` and ``results.json`` into a run folder; returns the path of the page.
+    """Write ``report.html`` and ``results.json`` into a run folder, or an evaluation's; returns the path of the page.
 
     Parts that have not been run are named on the page. ``show`` prints a summary and the table of scores. Raises
     ``Failure`` if the folder does not exist or a file in it is malformed; for the file of a study, only after the page
     has been written without it.
     """
     run = read_run(folder)
-    write_json(folder / "results.json", build_results(run))
-    write_tables(folder, build_tables(run))
+    if run.evaluation is None or run.evaluation.folder != folder:  # an evaluation's own is there
+        write_json(folder / "results.json", build_results(run))
     if run.evaluation:
         write_samples(folder, run.evaluation.samples)
     path = folder / "report.html"
     write_text(path, page(run))
     if show:
-        console = output()
-        for line in console_summary(run):
-            console.print(line)
+        print_summary(run)
     if run.studies.errors:
         raise Failure(f"{'; '.join(run.studies.errors)}; {path} was written without it")
     return path

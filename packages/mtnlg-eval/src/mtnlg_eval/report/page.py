@@ -1,18 +1,16 @@
-"""The page: its template, the headline figures, and the sections of the other modules."""
+"""The page: the headline figures, and a section for each part of a run that there is."""
 
 from __future__ import annotations
 
-from importlib.resources import files
-from string import Template
 from typing import TYPE_CHECKING
 
-from . import curation, studies, training
-from .attachments import browser
-from .markup import NARROW, brief, count, decimal, duration, escape, short
-from .results import count_documents, software_versions, total_seconds
-from .scores import score_table
+from .blocks import asset, environment
+from .markup import NARROW, brief, count, decimal, duration, short
+from .results import count_documents, missing_parts, software_versions, total_seconds
+from .sections import answers, curation, scores, studies, training
 
 if TYPE_CHECKING:
+    from .blocks import Section
     from .run_files import Run
 
 ARROW = "\N{RIGHTWARDS ARROW}"
@@ -21,36 +19,32 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 def page(run: Run) -> str:
     """The report as one HTML page, which loads no file but the answers in report/. Equal runs give equal pages."""
-    folder = files(__package__)
-    template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        style=folder.joinpath("style.css").read_text(encoding="utf-8"),
-        title=escape(run.name),
-        lede=_lede(run),
-        headline=_headline(run),
-        data=curation.section(run),
-        training=training.section(run),
-        layout=training.layout_section(run),
-        scores=score_table.section(run),
-        policy=escape(browser.policy()),
-        answers=browser.section(run.evaluation),
-        script=browser.script(),
-        studies=studies.sections(run),
-        studied="".join(f'<a href="#{c.anchor}">{c.title}</a> ' for c in studies.chapters_shown(run.studies)),
-        versions=_versions(run),
+    parts = (curation.section(run), *training.sections(run), scores.section(run), answers.section(run.evaluation))
+    sections: list[Section] = [part for part in parts if part] + studies.sections(run.studies)
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            run=run,
+            style=asset("style.css"),
+            policy=answers.policy(),
+            script=asset("answers.js"),
+            sections=sections,
+            lede=_lede(run),
+            figures=list(_figures(run)),
+            versions=list(_versions(run)),
+        )
     )
 
 
 def _lede(run: Run) -> str:
-    parts = {"data": run.curation, "training": run.training, "evaluation": run.evaluation}
-    if missing := [name for name, part in parts.items() if part is None]:
-        return f"This run is incomplete. Still to be run: {', '.join(missing)}."
-    return "From raw pages to a decoder and its scores on the nine tasks of the MT-NLG paper."
-
-
-def _headline(run: Run) -> str:
-    figures = "\n".join(f"<div><dt>{caption}</dt><dd>{figure}</dd></div>" for figure, caption in _figures(run))
-    return f'<dl class="headline">\n{figures}\n</dl>' if figures else ""
+    missing = missing_parts(run)
+    if run.evaluation and {"data", "training"} <= missing.keys():
+        return f"Scores of {', '.join(dict.fromkeys(each.model.name for each in run.evaluation.runs))}."
+    if missing:
+        hints = "; ".join(f"{name}: {command}" for name, command in missing.items())
+        return f"This run is incomplete. Still to be run: {hints}."
+    return "From raw pages to a decoder and its scores."
 
 
 def _figures(run: Run) -> list[tuple[str, str]]:
@@ -73,17 +67,17 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         figures.append((layout, f"{count(len(run.training.ranks))} ranks, {short(run.training.parameters)} parameters"))
     parts = (("data", run.curation), ("training", run.training), ("evaluation", run.evaluation))
     times = ", ".join(f"{name} {duration(part.seconds)}" for name, part in parts if part)
-    if times:
-        figures.append((duration(total_seconds(run)), times))
-    return figures
+    return [*figures, (duration(total_seconds(run)), times)] if figures else []
 
 
-def _versions(run: Run) -> str:
-    lines = [", ".join(f"{escape(name)} {escape(number)}" for name, number in software_versions(run).items())]
-    if run.evaluation:
-        model, result = run.evaluation.main.model, run.evaluation.main.results[0]
-        lines.append(f"checkpoint {escape(model.name)}, digest {escape(model.digest[:16])}, {escape(model.precision)}")
-        lines.append(f"scored on {escape(result.provenance.hardware)}, {escape(result.provenance.date)}")
+def _versions(run: Run) -> list[str]:
+    lines = [", ".join(f"{name} {number}" for name, number in software_versions(run).items())]
+    for each in run.evaluation.runs if run.evaluation else ():
+        model, made = each.model, each.results[0].provenance
+        threads = f", {model.threads} threads" if model.threads else ""
+        lines.append(
+            f"{model.name}, digest {model.digest[:16]}, {model.precision}; on {made.hardware}{threads}, {made.date}"
+        )
     if run.training and run.training.stream:
-        lines.append(f"token stream {escape(run.training.stream[:16])}")
-    return "<br>\n".join(lines)
+        lines.append(f"token stream {run.training.stream[:16]}")
+    return lines

@@ -6,7 +6,7 @@ ignored, and a part that has not been run is None. results/folder.py reads the s
     data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
     train/metrics.jsonl, train/summary.json        mtnlg-parallel train
     eval/results/*.json, eval/not_run/*.json       mtnlg-eval run, for any number of checkpoints and styles
-    eval/samples/*.jsonl                           its rows (attachments/samples.py)
+    eval/samples/*.jsonl                           its rows (samples.py)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 
-from .attachments.samples import sample_files
+from .samples import sample_files
 from .study_files import Schema, Studies, T, parse_json, read_studies
 
 if TYPE_CHECKING:
@@ -180,8 +180,10 @@ class NotRun(Schema):
 class Evaluation:
     """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it.
 
-    ``samples`` are the files with the answers of each result.
+    ``folder`` is where they lie, and ``samples`` are the files with the answers of each result.
     """
+
+    folder: Path
 
     runs: tuple[ScoredRun, ...]
     not_run: tuple[NotRun, ...]
@@ -238,13 +240,14 @@ def epochs_read(run: Run) -> dict[str, float]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. ``Failure`` if there is none, or if a file but a study's is malformed."""
+    """Read a run folder, or the folder of an evaluation. ``Failure`` if it is neither, or a file is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
-    of_part = next((name for name in ("metrics.jsonl", "summary.json", "results") if (folder / name).exists()), None)
+    scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"
+    of_part = next((name for name in ("metrics.jsonl", "summary.json") if (folder / name).exists()), None)
     if of_part and not any((folder / part).is_dir() for part in PARTS):
         raise Failure(f"{folder}: one part of a run, with {of_part}; give the folder that holds {', '.join(PARTS)}")
-    evaluation = _read_evaluation(folder / "eval")
+    evaluation = _read_evaluation(scored)
     run = Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
@@ -253,14 +256,13 @@ def read_run(folder: Path) -> Run:
         steps=_read_steps(folder / "train" / "metrics.jsonl"),
         training=_read(folder / "train" / "summary.json", Training),
         evaluation=evaluation,
-        studies=read_studies(folder, evaluation.main.model.digest if evaluation else None),
+        studies=read_studies(scored),
     )
-    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation)
-    studies = (run.studies.shown, run.studies.others, run.studies.errors)
-    if not any((*parts, *studies)) and not any((folder / "eval" / "not_run").glob("*.json")):
+    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies.shown, run.studies.errors)
+    if not any(parts) and not any((scored / "not_run").glob("*.json")):
         raise Failure(
             f"{folder}: not a run, or nothing of it has ended: "
-            "no data/summary.json, train/metrics.jsonl or eval/results in it"
+            "no data/summary.json, train/metrics.jsonl, eval/results or results in it"
         )
     return run
 
@@ -282,7 +284,7 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
     if not results:
         return None
     samples = sample_files(folder / "samples", [result.name for result in results])
-    return Evaluation(tuple(group_runs(results)), tuple(map(NotRun.model_validate, scored.gaps())), samples)
+    return Evaluation(folder, tuple(group_runs(results)), tuple(map(NotRun.model_validate, scored.gaps())), samples)
 
 
 def _read_steps(path: Path) -> tuple[Step, ...]:

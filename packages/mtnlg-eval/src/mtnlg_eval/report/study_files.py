@@ -5,13 +5,12 @@
     eval/bias.json                   mtnlg-eval bias CHECKPOINT --out DIR/eval
     eval/NAME/hans.json, …           the same with --out DIR/eval/NAME
 
-The page shows only the studies of the checkpoint that it has scores of, and names the others.
+Each names the model that it is of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,23 +44,21 @@ def parse_json(content: bytes, schema: type[T], place: str) -> T:
 
 
 class Study(Schema):
-    """The checkpoint of a study; ``tokens`` is what it had been trained on."""
+    """The model of a study; ``tokens`` is what it had been trained on."""
 
     checkpoint: str
+    name: str
     digest: str
     tokens: int
 
-    @property
-    def checkpoint_name(self) -> str:
-        """The last part of the checkpoint's path."""
-        return PurePath(self.checkpoint).name
-
 
 class SubsetScore(Schema):
-    """A subset of HANS: its rows, and its accuracy in [0, 1] at threshold one half and at the shifted threshold."""
+    """A subset of HANS: its rows, and its accuracy in [0, 1] at threshold one half, with its interval, and shifted."""
 
     rows: int
     accuracy: float
+    low: float
+    high: float
     shifted: float
 
 
@@ -163,30 +160,22 @@ class StudyFile:
 
 @dataclass(frozen=True)
 class Studies:
-    """Studies of the page's checkpoint, studies of other checkpoints, and the errors of malformed files."""
+    """The studies of a run, and the errors of malformed files."""
 
     shown: tuple[StudyFile, ...] = ()
-    others: tuple[StudyFile, ...] = ()
     errors: tuple[str, ...] = ()
 
 
-def read_studies(run: Path, digest: str | None) -> Studies:
-    """The studies under ``run/eval``; those with this checkpoint digest are shown.
-
-    Without a digest (nothing has been scored) the studies of the checkpoint trained on most tokens are shown.
-    """
+def read_studies(folder: Path) -> Studies:
+    """The studies in the folder of an evaluation, and in its folders."""
     studies: list[StudyFile] = []
     errors: list[str] = []
     for name, schema in SCHEMAS.items():
         patterns = (f"{name}.json", f"{name}-*.json", f"*/{name}.json", f"*/{name}-*.json")
-        for path in (path for pattern in patterns for path in sorted((run / "eval").glob(pattern))):
-            file = path.relative_to(run).as_posix()
+        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+            file = path.relative_to(folder.parent).as_posix()
             try:
                 studies.append(StudyFile(file, parse_json(read_small(path), schema, file)))
             except Failure as failure:
                 errors.append(str(failure))
-    if digest is None and studies:
-        digest = max(studies, key=lambda item: item.study.tokens).study.digest
-    shown = tuple(item for item in studies if item.study.digest == digest)
-    others = tuple(item for item in studies if item.study.digest != digest)
-    return Studies(shown, others, tuple(errors))
+    return Studies(tuple(studies), tuple(errors))

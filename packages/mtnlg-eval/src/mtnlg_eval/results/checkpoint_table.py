@@ -10,7 +10,7 @@ from rich.table import Table
 from mtnlg_eval.tasks.published import title_of
 from mtnlg_model.console import output
 
-from .compare import Cell, difference
+from .compare import Cell, told_apart
 from .folder import ResultFolder
 
 if TYPE_CHECKING:
@@ -42,20 +42,26 @@ def print_checkpoints(names: Sequence[str], scores: Sequence[CellsByTask]) -> No
     table.add_column("shots", no_wrap=True)
     for task in tasks:
         table.add_column(title_of(task), justify="right", overflow="fold", min_width=5)
+    pairs = {
+        (n, task, shots): (cell, base)
+        for n, by_task in enumerate(scores)
+        for task, cells in by_task.items()
+        for shots, cell in cells.items()
+        if (base := scores[0].get(task, {}).get(shots)) and n
+    }
+    apart = told_apart(pairs)
     for shots in asked:
-        for name, by_task in zip(names, scores, strict=True):
-            cells = (_starred(by_task, scores[0], task, shots) for task in tasks)
-            table.add_row(name, shots, *cells, end_section=name == names[-1])
+        for n, (name, by_task) in enumerate(zip(names, scores, strict=True)):
+            cells = [(by_task.get(task, {}).get(shots), apart.get((n, task, shots))) for task in tasks]
+            table.add_row(name, shots, *(_text(*cell) for cell in cells), end_section=name == names[-1])
     console = output()
     console.print(table)
-    console.print("  accuracy in percent", style="dim")
-    console.print(f"  * differs from {names[0]}: the paired 95 % interval leaves out 0", style="dim")
+    console.print("  in percent, where it is a share", style="dim")
+    console.print(f"  * differs from {names[0]}: paired, by Holm's procedure at 5 % over the table", style="dim")
 
 
-def _starred(by_task: CellsByTask, first: CellsByTask, task: str, n: str) -> str:
-    cell, base = by_task.get(task, {}).get(n), first.get(task, {}).get(n)
+def _text(cell: Cell | None, differs: bool | None) -> str:
     if cell is None:
         return "\N{EN DASH}"
-    change = None if base is None or base is cell else difference(cell, base)
-    star = "*" if change and (change.low > 0 or change.high < 0) else " "
-    return f"{100 * cell.value:.1f}"[:4].removesuffix(".") + star
+    value = f"{100 * cell.value:.1f}"[:4].removesuffix(".") if cell.first.is_share else f"{cell.value:.4g}"
+    return value + ("*" if differs else " ")

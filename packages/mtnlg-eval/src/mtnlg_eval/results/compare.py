@@ -1,12 +1,6 @@
-"""Results side by side: runs of several checkpoints, styles or draws of shots, their differences and averages.
+"""Results side by side: runs of several models, styles or draws of shots, their differences and averages.
 
-Two cells over the same rows are compared row by row. With d the difference of a row's two scores (1, 0 or -1, or
-between them where several draws of shots are averaged), n rows and one row of +1 and one of -1 added,
-
-    mean = sum d / (n + 2),    variance = (sum d^2 + 2) / (n + 2) - mean^2,    mean +- 1.96 sqrt(variance / (n + 2))
-
-is a 95 % interval (Bonett and Price 2012): unlike that of two separate scores it knows that both met the same rows, and
-unlike the plain one it does not collapse where no row differs. A mean over tasks adds their variances.
+Intervals and tests are statistics.py's. A mean over tasks adds their variances.
 """
 
 from __future__ import annotations
@@ -15,29 +9,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_eval.table import Z, wilson_interval
 from mtnlg_eval.tasks.published import TASKS, TASKS_BY_NAME
 
 from .paper_setting import PAPER_STYLE
+from .statistics import Estimate, Z, holm, mean_estimate, p_value, paired
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from .result import Model, Result
-
-
-class Estimate(NamedTuple):
-    """A value with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -53,21 +39,21 @@ class Cell:
 
     @property
     def value(self) -> float:
-        """Accuracy, the mean over the seeds."""
-        return fmean(result.accuracy for result in self.results)
+        """The score, the mean over the seeds."""
+        return fmean(result.score for result in self.results)
 
     @property
     def estimate(self) -> Estimate:
-        """Accuracy with Wilson's interval."""
-        rows = self.first.rows.count
-        return Estimate(self.value, *wilson_interval(self.value * rows, rows))
+        """The score with its 95 % interval."""
+        first = self.first
+        return mean_estimate(self.value, self.values, first.clusters, first.metrics[first.metric].stderr)
 
     @property
     def between_draws(self) -> float | None:
         """Standard error of the mean between draws of shots; None for one draw."""
         if len(self.results) < 2:
             return None
-        return stdev(result.accuracy for result in self.results) / sqrt(len(self.results))
+        return stdev(result.score for result in self.results) / sqrt(len(self.results))
 
     @property
     def shown(self) -> float:
@@ -81,17 +67,38 @@ class Cell:
         truncated = max(result.truncated for result in self.results)
         return self.first.model_copy(update={"shots": shots, "truncated": truncated}).differs
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the console prints of a cell, and `evaluate` returns."""
+        first, estimate = self.first, self.estimate
+        return {
+            "results": [result.name for result in self.results],
+            "metrics": {key: fmean(result.metrics[key].value for result in self.results) for key in first.metrics},
+            "metric": first.metric,
+            "is_share": first.is_share,
+            "value": estimate.value,
+            "interval_95": [estimate.low, estimate.high],
+            "between_draws": self.between_draws,
+            "seeds": [result.shots.seed for result in self.results if result.shots.seed is not None],
+            "rows": first.rows.count,
+            "rows_digest": first.rows.digest,
+            "failed": [row.model_dump() for row in first.rows.failed],
+            "shots": first.shots.count,
+            "shots_shown": self.shown,
+            "truncated": max(result.truncated for result in self.results),
+            "differs": self.differs,
+        }
+
     @cached_property
-    def correct(self) -> NDArray[np.float64]:
-        """Score of each row, the mean over the seeds."""
-        rows = [np.frombuffer(result.correct.encode(), np.uint8) - ord("0") for result in self.results]
-        mean: NDArray[np.float64] = np.mean(rows, axis=0)
+    def values(self) -> NDArray[np.float64]:
+        """Score of each row, the mean over the seeds; empty where the score is no mean of rows."""
+        mean: NDArray[np.float64] = np.mean([result.values for result in self.results], axis=0)
         return mean
 
 
 @dataclass(frozen=True)
 class Run:
-    """Results of one checkpoint in one precision, style and mode of shots."""
+    """Results of one model in one style and mode of shots."""
 
     results: tuple[Result, ...]
 
@@ -102,8 +109,8 @@ class Run:
 
     @property
     def style(self) -> str:
-        """Style of prompts and scores."""
-        return self.results[0].style
+        """Style of the paper's tasks' prompts and scores."""
+        return next((result.style for result in self.results if result.task in TASKS_BY_NAME), PAPER_STYLE)
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], Cell]:
@@ -116,9 +123,14 @@ class Run:
         return {key: Cell(tuple(by_seed.values())) for key, by_seed in largest.items()}
 
     def tasks(self) -> list[str]:
-        """Names of the tasks scored, in the paper's order, then those of one's own."""
+        """Names of the tasks scored, in the paper's order, then the others."""
         own = sorted({name for name, _ in self.cells} - TASKS_BY_NAME.keys())
         return [task.name for task in TASKS if any(name == task.name for name, _ in self.cells)] + own
+
+    @property
+    def names(self) -> dict[str, None]:
+        """Names of the tasks."""
+        return dict.fromkeys(task for task, _ in self.cells)
 
     def by_shots(self, task: str) -> dict[str, Cell]:
         """The cells of a task by shots asked, fewest first."""
@@ -131,51 +143,68 @@ def _size(by_seed: dict[int | None, Result]) -> int:
 
 
 def group_runs(results: Iterable[Result]) -> list[Run]:
-    """The runs of these results, best first: the paper's style and modes, then most tokens, then most results."""
+    """The runs of these results, best first: the paper's style and modes, then most tokens, then most results.
+
+    Styles are of the paper's tasks; results of others join the best run of their model.
+    """
     groups: dict[tuple[str, ...], list[Result]] = {}
+    others: dict[str, list[Result]] = {}
     for result in results:
-        key = (result.model.digest, result.model.precision, result.style, result.shots.source, result.shots.labels)
-        groups.setdefault(key, []).append(result)
+        if result.task in TASKS_BY_NAME:
+            key = (result.model.digest, result.style, result.shots.source, result.shots.labels)
+            groups.setdefault(key, []).append(result)
+        else:
+            others.setdefault(result.model.digest, []).append(result)
 
     def rank(key: tuple[str, ...]) -> tuple[object, ...]:
-        return key[2] == PAPER_STYLE, key[3:] == ("any", "drawn"), groups[key][0].model.tokens, len(groups[key])
+        return key[1] == PAPER_STYLE, key[2:] == ("any", "drawn"), groups[key][0].model.tokens, len(groups[key])
 
+    for digest, own in others.items():
+        keys = [key for key in groups if key[0] == digest]
+        groups.setdefault(max(keys, key=rank) if keys else (digest, PAPER_STYLE, "any", "drawn"), []).extend(own)
     return [Run(tuple(groups[key])) for key in sorted(groups, key=rank, reverse=True)]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A short name of each run: the checkpoint's, and what else sets it apart."""
+    """A short name of each run: the model's, and what else sets it apart."""
 
     def parts(run: Run) -> list[str]:
         shots = run.results[0].shots
         modes = [mode for mode, plain in ((shots.source, "any"), (shots.labels, "drawn")) if mode != plain]
-        return [run.model.name, run.style, *modes, run.model.precision, run.model.digest[:8]]
+        return [run.model.name, *([] if run.style == PAPER_STYLE else [run.style]), *modes]
 
-    columns = [parts(run) for run in runs]
-    plain = [[name, *(word for word in rest[:-2] if word != PAPER_STYLE)] for name, *rest in columns]
-    for number, words in enumerate(plain):
-        if plain.count(words) > 1:
-            plain[number] = [*words, *columns[number][-2:]]
-    return [" ".join(words) for words in plain]
+    plain = [parts(run) for run in runs]
+    return [
+        " ".join([*words, *([run.model.precision, run.model.digest[:8]] if plain.count(words) > 1 else [])])
+        for words, run in zip(plain, runs, strict=True)
+    ]
 
 
 def difference(cell: Cell, base: Cell) -> Estimate | None:
-    """The accuracy of ``cell`` less that of ``base``; None unless both scored the same rows."""
-    if cell.first.rows.digest != base.first.rows.digest:
+    """The score of ``cell`` less that of ``base``; None unless both are means of the same rows."""
+    if (parts := _paired(cell, base)) is None:
         return None
-    mean, variance = _paired(cell.correct - base.correct)
-    return _around(cell.value - base.value, mean, Z * sqrt(variance))
+    return _around(cell, base, parts)
 
 
-def _around(value: float, middle: float, half: float) -> Estimate:
-    return Estimate(value, max(-1.0, middle - half), min(1.0, middle + half))
+def _paired(cell: Cell, base: Cell) -> tuple[float, float] | None:
+    """Adjusted mean of paired differences, and its variance."""
+    same = (cell.first.rows.digest, cell.first.metric) == (base.first.rows.digest, base.first.metric)
+    if not same or not len(cell.values) or len(cell.values) != len(base.values):
+        return None
+    return paired(cell.values - base.values, base.first.clusters)
 
 
-def _paired(d_N: NDArray[np.float64]) -> tuple[float, float]:
-    """Adjusted mean of paired differences and its variance."""
-    n = len(d_N) + 2
-    mean = float(d_N.sum()) / n
-    return mean, ((float((d_N**2).sum()) + 2) / n - mean**2) / n
+def _around(cell: Cell, base: Cell, parts: tuple[float, float]) -> Estimate:
+    (mean, variance), bound = parts, 1.0 if cell.first.is_share else float("inf")
+    half = Z * sqrt(variance)
+    return Estimate(cell.value - base.value, max(-bound, mean - half), min(bound, mean + half))
+
+
+def told_apart(pairs: Mapping[Any, tuple[Cell, Cell]]) -> dict[Any, bool]:
+    """Which of these pairs of cells differ by more than chance, by Holm's procedure over all of them."""
+    parts = {key: found for key, pair in pairs.items() if (found := _paired(*pair)) is not None}
+    return dict(zip(parts, holm([p_value(*each) for each in parts.values()]), strict=True))
 
 
 def macro(run: Run, tasks: Sequence[str], asked: str) -> Estimate:
@@ -189,21 +218,33 @@ def macro(run: Run, tasks: Sequence[str], asked: str) -> Estimate:
 def macro_difference(run: Run, base: Run, tasks: Sequence[str], asked: str) -> Estimate | None:
     """The mean difference over these tasks; None unless both runs scored the same rows of each."""
     pairs = [(run.cells[task, asked], base.cells[task, asked]) for task in tasks]
-    if any(cell.first.rows.digest != other.first.rows.digest for cell, other in pairs):
+    parts = [found for pair in pairs if (found := _paired(*pair)) is not None]
+    if len(parts) < len(pairs):
         return None
-    parts = [_paired(cell.correct - other.correct) for cell, other in pairs]
     middle, half = fmean(mean for mean, _ in parts), Z * sqrt(sum(variance for _, variance in parts)) / len(parts)
-    return _around(fmean(cell.value - other.value for cell, other in pairs), middle, half)
+    value = fmean(cell.value - other.value for cell, other in pairs)
+    return Estimate(value, max(-1.0, middle - half), min(1.0, middle + half))
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The runs side by side, each with its macro averages and its paired differences to the first, in percent."""
+    """The runs side by side, each with its macro averages and its paired differences to the first, in percent.
+
+    ``told_apart`` are the differences that Holm's procedure over all of them tells apart from chance.
+    """
 
     def percent(estimate: Estimate | None) -> list[float] | None:
         return None if estimate is None else [100 * number for number in estimate]
 
     base, rows = runs[0], []
-    for run, label in zip(runs, labels(runs), strict=True):
+    pairs = {
+        (n, key): (cell, base.cells[key])
+        for n, run in enumerate(runs)
+        if n
+        for key, cell in run.cells.items()
+        if key in base.cells
+    }
+    apart = told_apart(pairs)
+    for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         macros, differences = {}, {}
         for asked in dict.fromkeys(asked for _, asked in run.cells):
             if tasks := common_tasks([run, base], asked):
@@ -221,6 +262,7 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
                 "macro": macros,
                 "difference": differences,
+                "told_apart": ["_".join(key) for key in run.cells if apart.get((n, key))],
             }
         )
     return rows
@@ -229,3 +271,28 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def common_tasks(runs: Sequence[Run], asked: str) -> list[str]:
     """Tasks of the paper that every run has at ``asked`` shots, in its order."""
     return [task.name for task in TASKS if all((task.name, asked) in run.cells for run in runs)]
+
+
+def group_means(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
+    """lm-eval's groups by name and shots asked: the mean over their tasks' rows, for the first model and seed."""
+    members: dict[tuple[str, str], dict[str, Result]] = {}
+    for result in results:
+        for group in result.groups:
+            members.setdefault((group, result.shots.asked), {}).setdefault(result.task, result)
+    means: dict[str, dict[str, Any]] = {}
+    for (group, asked), tasks in members.items():
+        rows = [result.rows.count for result in tasks.values()]
+        weights = [count / sum(rows) for count in rows]
+        estimates = [result.estimate for result in tasks.values()]
+        value = sum(weight * each.value for weight, each in zip(weights, estimates, strict=True))
+        half = sqrt(
+            sum((weight * (each.high - each.low) / 2) ** 2 for weight, each in zip(weights, estimates, strict=True))
+        )
+        means.setdefault(group, {})[asked] = {
+            "value": value,
+            "interval_95": [value - half, value + half],
+            "rows": sum(rows),
+            "tasks": list(tasks),
+            "metric": next(iter(tasks.values())).metric,
+        }
+    return means

@@ -20,13 +20,14 @@ from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json, write_text
 
+from .compare import compared, group_means, group_runs, labels
 from .result import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 LM_EVAL_SECTIONS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 TASK_ORDER = {task.name: number for number, task in enumerate(TASKS)}
 
@@ -95,16 +96,23 @@ class ResultFolder:
 
 
 def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str, Any]:
-    """The content of results.json: lm-eval's sections, each keyed by result, and under ``scores`` what they mean."""
+    """The content of results.json: lm-eval's sections, each keyed by result, and under ``scores`` what they mean.
+
+    ``comparison`` has the runs side by side, ``groups`` the means of lm-eval's groups for each.
+    """
+    results = list(results)
+    runs = group_runs(results)
     sections: dict[str, Any] = {section: {} for section in LM_EVAL_SECTIONS}
     scores: dict[str, Any] = {}
     for result in results:
         for section in LM_EVAL_SECTIONS:
             sections[section][result.name] = result.lm_eval[section]
-        scores[result.name] = result.model_dump(exclude={"lm_eval", "correct", "version"}) | {
-            "interval_95": list(result.interval)
+        scores[result.name] = result.model_dump(exclude={"lm_eval", "values", "clusters", "version"}) | {
+            "interval_95": list(result.estimate[1:])
         }
-    return {"version": VERSION, **sections, "scores": scores, "not_run": gaps}
+    groups = {label: group_means(run.results) for label, run in zip(labels(runs), runs, strict=True)}
+    sides = {"groups": groups, "comparison": compared(runs) if runs else []}
+    return {"version": VERSION, **sections, "scores": scores, **sides, "not_run": gaps}
 
 
 def _read(path: Path) -> Result:

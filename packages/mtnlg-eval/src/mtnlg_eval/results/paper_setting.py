@@ -7,7 +7,7 @@ from mtnlg_eval.tasks.published import TASKS_BY_NAME
 PAPER_STYLE, PAPER_CONTEXT, PAPER_POOL = "paper", 2048, "train"
 PAPER_VARIANT = {"lambada": "openai"}  # of the harness that the paper used (paper.md 5)
 UNKNOWN = {"hans": "the paper's own prompt is not known"}
-OWN_TASK = "not a task of the paper: prompts, shots and score are its YAML's"
+OWN_TASK = "not a task of the paper"
 STYLES = {"gpt3": "GPT-3's prompts", "lm_eval": "stock lm-eval's prompts, shots and scores"}
 MODES = {
     ("other_subcases", "drawn"): "shots of other subcases only",
@@ -16,7 +16,7 @@ MODES = {
 }
 
 
-def differences(
+def differences(  # noqa: C901  (a list of what may differ)
     task: str,
     *,
     style: str,
@@ -29,11 +29,14 @@ def differences(
     modes: tuple[str, str],
     truncated: int,
     context: int,
+    failed: list[str],
+    label_tokens: list[int],
 ) -> list[str]:
     """What differs from the paper's setting, a few words each, what matters most first.
 
     ``asked`` and ``shown`` are examples in a prompt, ``modes`` the source and labels of HANS's, ``truncated`` prompts
-    that lost their beginning, ``context`` the longest prompt in tokens.
+    that lost their beginning, ``context`` the longest prompt in tokens, ``failed`` rows left out,
+    ``label_tokens`` the tokens of each label word.
     """
     published = TASKS_BY_NAME.get(task)
     found: list[str] = [] if published else [OWN_TASK]
@@ -55,4 +58,8 @@ def differences(
         found.append(MODES.get(modes, ", ".join(modes)))
     if context != PAPER_CONTEXT:
         found.append(f"context of {context:,} tokens, not {PAPER_CONTEXT:,}")
+    if len(set(label_tokens)) > 1:
+        found.append(f"label words of {' and '.join(map(str, label_tokens))} tokens")
+    if failed:
+        found.append(f"{len(failed)} rows left out, the first {failed[0]}")
     return found + ([UNKNOWN[task]] if task in UNKNOWN else [])

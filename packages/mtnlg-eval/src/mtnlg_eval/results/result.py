@@ -1,21 +1,19 @@
 """One score and everything that it depends on: the record that --out keeps, and that results.json and pages show.
 
-A result is identified by its task, style, number of shots, seed, checkpoint and the digest of its requests. The same
-command again gives the same name; other rows, other prompts or another precision give another.
+A result is identified by its task, style, number of shots, seed, model and the digest of its requests. The same command
+again gives the same name; other rows, other prompts or another model give another.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import PurePath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from mtnlg_eval.table import wilson_interval
-
 from .paper_setting import PAPER_POOL, differences
+from .statistics import Estimate, mean_estimate
 
 SCORED_ROWS = "scored rows"
 """The pool of shots where there is no other."""
@@ -27,10 +25,17 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class FailedRow(Record):
+    """A row that could not be scored, by its number in the split, and why."""
+
+    number: int
+    why: str
+
+
 class Rows(Record):
     """The rows scored; ``digest`` is of their contents in any order, equal for the hub's rows and a file's.
 
-    ``sample_of`` is the number of rows that ``--limit`` sampled from.
+    ``sample_of`` is the number of rows that ``--limit`` sampled from; ``failed`` could not be scored.
     """
 
     source: str
@@ -39,6 +44,7 @@ class Rows(Record):
     count: int = Field(ge=1)
     sample_of: int
     digest: str
+    failed: list[FailedRow] = Field(default_factory=list)
 
 
 class Shots(Record):
@@ -59,24 +65,21 @@ class Shots(Record):
 
 
 class Model(Record):
-    """The checkpoint and its precision; ``context`` is the longest prompt in tokens."""
+    """The model and its precision; ``context`` is the longest prompt in tokens, ``threads`` torch's on a CPU."""
 
     checkpoint: str
+    name: str
     digest: str
     tokens: int
     step: int
     parameters: int
     precision: str
     context: int
-
-    @property
-    def name(self) -> str:
-        """The last part of the checkpoint's path."""
-        return PurePath(self.checkpoint).name
+    threads: int | None = None
 
 
 class Metric(Record):
-    """A metric over all rows and, where lm-eval has one, its standard error."""
+    """A metric over all rows and, where it can be told, its standard error; rows of a group count as dependent."""
 
     value: float
     stderr: float | None
@@ -98,13 +101,15 @@ class Provenance(Record):
 
 
 class Result(Record):
-    """The score of one task at one number of shots, one seed, by one checkpoint.
+    """The score of one task at one number of shots, one seed, by one model.
 
-    ``correct`` has a character a row, "1" for a right answer, in the order of the rows' digests: results with equal
-    ``rows.digest`` pair row by row. ``lm_eval`` holds lm-eval's own sections on the task.
+    ``metric`` names the score. ``values`` has each row's, in the order of the rows' digests, so that results with equal
+    ``rows.digest`` pair row by row, and ``clusters`` the number of each row's group; both are empty where the score is
+    no mean of rows. ``groups`` are lm-eval's that the task was run for, ``label_tokens`` the tokens of each label word
+    where all rows have the same. ``lm_eval`` holds lm-eval's own sections.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     task: str
     style: str
     shots: Shots
@@ -112,8 +117,12 @@ class Result(Record):
     truncated: int
     requests_digest: str
     model: Model
+    metric: str
     metrics: dict[str, Metric]
-    correct: str
+    values: list[float]
+    clusters: list[int]
+    groups: list[str] = Field(default_factory=list)
+    label_tokens: list[int] = Field(default_factory=list)
     lm_eval: dict[str, Any]
     provenance: Provenance
 
@@ -121,13 +130,15 @@ class Result(Record):
     def _check_rows(self) -> Result:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.task):
             raise ValueError(f"task = {self.task}: needs letters, digits, _ . -")
-        if len(self.correct) != self.rows.count:
-            raise ValueError(f"correct has {len(self.correct)} answers for {self.rows.count} rows")
+        if self.values and not len(self.values) == len(self.clusters) == self.rows.count:
+            raise ValueError(f"values has {len(self.values)} scores for {self.rows.count} rows")
+        if self.metric not in self.metrics:
+            raise ValueError(f"metric = {self.metric}: not in metrics")
         return self
 
     @property
     def name(self) -> str:
-        """Name of its files: task and shots, style, modes of shots, seed if there are shots, checkpoint, requests."""
+        """Name of its files: task and shots, style, modes of shots, seed if there are shots, model, requests."""
         shots = self.shots
         how = [mode for mode in (shots.source, shots.labels) if mode not in {"any", "drawn"}]
         how += [] if shots.seed is None else [f"seed{shots.seed}"]
@@ -135,14 +146,19 @@ class Result(Record):
         return "-".join((f"{self.task}_{shots.asked}", self.style, *how, *digests))
 
     @property
-    def accuracy(self) -> float:
-        """The share of right answers."""
-        return self.metrics["acc"].value
+    def score(self) -> float:
+        """The value of its metric."""
+        return self.metrics[self.metric].value
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % confidence interval of the accuracy."""
-        return wilson_interval(self.accuracy * self.rows.count, self.rows.count)
+    def is_share(self) -> bool:
+        """Whether the score is a mean of numbers from 0 to 1, read in percent."""
+        return bool(self.values) and all(0 <= value <= 1 for value in self.values)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The score with its 95 % interval."""
+        return mean_estimate(self.score, self.values, self.clusters, self.metrics[self.metric].stderr)
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic documents this order
     @property
@@ -161,6 +177,8 @@ class Result(Record):
             modes=(shots.source, shots.labels),
             truncated=self.truncated,
             context=self.model.context,
+            label_tokens=self.label_tokens,
+            failed=[f"row {row.number}: {row.why}" for row in rows.failed],
         )
 
 

@@ -1,31 +1,37 @@
 """lm-eval's language model interface over an MT-NLG decoder.
 
 Requests are tokenized (prompt_encoder.py, with lm-eval's own split between context and continuation), answered from the
-store if possible, and otherwise queued (rolling_queue.py) for an `Engine`: the one place that runs the network, in this
-process or sharded. Logits exist only at scored positions, a few hundred at a time, never [S, V].
+store if they are there, and otherwise packed into batches for an `Engine`: the one place that runs the network, in this
+process or sharded. Some requests are tokenized ahead, in a thread, while the network runs on those before; all rows
+wait in one line, whatever their task, and every batch is stored when it comes.
+
+A score depends on its request alone (docs/decisions/0085), not on what shared its batch.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice
+from math import fsum, isnan
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mtnlg_model.console import Failure, say
+from mtnlg_eval.tasks.chat_template import Chat
+from mtnlg_model.console import Failure
 from mtnlg_model.functional import fp32_logits
-from mtnlg_model.generation.generate import decode_until_stop
+from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds
 from mtnlg_model.tokenizer import Tokenizer
 
 from .answer_store import AnswerStore
 from .fixed_order import TILE, fixed_order
-from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch, requested_tokens
-from .packing import Request
+from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
+from .packing import Request, pack_rows, plan_rows, take_batch
 from .prompt_encoder import PromptEncoder
-from .rolling_queue import RollingQueue
 from .transfers import Arriving, to_device
 
 if TYPE_CHECKING:
@@ -39,12 +45,30 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
 
     from .generation import SampleRequest
-    from .packing import Batch
-    from .rolling_queue import Engine, Score
+    from .packing import Batch, Row
 
+    Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
+
+T = TypeVar("T")
 TOKENS_PER_BATCH = 8192
 ROWS_PER_THREAD = 32
 """Matrix products get a multiple of this many rows per thread: products of few rows are summed in another order."""
+REQUESTS_AHEAD = 512
+"""Requests that are tokenized, and planned into rows, at a time."""
+FAILED: Score = (float("-inf"), False)
+
+
+class Engine(Protocol):
+    """Runs the network. Answers come in the order of the batches."""
+
+    batch_share: int
+    """Batches are so many times smaller than asked for."""
+
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+        """Log P(target) and whether the target is the argmax at every scored position of each batch of rows."""
+
+    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+        """Yield for each batch the new tokens of its prompts."""
 
 
 class LocalEngine:
@@ -56,20 +80,17 @@ class LocalEngine:
         self.decoder, self.tokenizer = decoder, tokenizer
         self.device = decoder.embedding.token.weight.device
         self.capacity, self.row_multiple = 2 if self.device.type == "cuda" else 1, row_multiple(self.device)
-        self._in_flight: deque[Arriving] = deque()
 
-    def submit(self, batch: Batch) -> None:
-        """Score a packed batch; its scores may come later."""
-        with fixed_order(self.device):
-            self._in_flight.append(Arriving(self._score_batch(batch)))
-
-    def collect(self) -> tuple[Tensor, Tensor]:
-        """Scores of the oldest batch."""
-        logp_N, greedy_N = self._in_flight.popleft().wait()
-        return logp_N, greedy_N > 0
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+        """Score batches, ``capacity`` in flight."""
+        in_flight: deque[tuple[Sequence[Row], Arriving]] = deque()
+        for rows in batches:
+            with fixed_order(self.device):
+                in_flight.append((rows, Arriving(self._score_batch(pack_rows(rows, self.row_multiple)))))
+            if len(in_flight) >= self.capacity:
+                yield arrived(*in_flight.popleft())
+        while in_flight:
+            yield arrived(*in_flight.popleft())
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts."""
@@ -77,7 +98,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _score_batch(self, batch: Batch) -> Tensor:
-        """Log P(target) and greedy flags, [2, N] in fp32."""
+        """Log P(target) and greedy flags, [2, N] in fp32; logits exist a few hundred positions at a time."""
         plan = batch.attention_plan(self.device)
         attend = plan.attend(self.decoder.config.layers)
         tokens_S, targets_N = (to_device(x, self.device) for x in (batch.tokens, batch.targets))
@@ -96,46 +117,68 @@ class LocalEngine:
         return logit_N - max_N - sum_N.log(), argmax_N == target_N
 
 
+def arrived(rows: Sequence[Row], scores: Arriving) -> tuple[Sequence[Row], list[float], list[bool]]:
+    """What an engine yields of a batch, once it is there."""
+    logp_N, greedy_N = scores.wait()
+    return rows, logp_N.tolist(), (greedy_N > 0).tolist()
+
+
 def row_multiple(device: torch.device) -> int:
     """Rows of products, and scored positions, come in multiples of this, so that their number changes no sum."""
     return TILE if device.type == "cuda" else ROWS_PER_THREAD * torch.get_num_threads()
 
 
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made in a thread while its predecessor is used."""
+    with ThreadPoolExecutor(1, "tokenizing") as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
 class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
-    """A decoder as lm-eval's model, for any of its tasks; calls ``on_scored(n)`` when n more requests are answered."""
+    """A decoder as lm-eval's model, for any of its tasks.
+
+    ``on_scored(n)`` is called when n more requests are answered, maybe in another thread, and ``on_failed`` for a
+    request that cannot be; by default that raises. ``cut`` has the ids of the instances whose prompts lost their
+    beginning.
+    """
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, store: AnswerStore, engine: Engine | None = None
+        self,
+        max_length: int,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        store: AnswerStore,
+        *,
+        batch_tokens: int = TOKENS_PER_BATCH,
+        chat: Chat | None = None,
     ) -> None:
         super().__init__()
-        if tokenizer.vocabulary > decoder.config.vocabulary:
-            raise Failure(
-                f"the tokenizer has {tokenizer.vocabulary} tokens and the model {decoder.config.vocabulary}:"
-                " they do not belong together"
-            )
-        self.decoder, self.store, self.engine = decoder, store, engine or LocalEngine(decoder, tokenizer)
-        self.max_length = decoder.config.sequence
-        self.precision = str(decoder.embedding.token.weight.dtype).removeprefix("torch.")
+        self.engine, self.store, self.batch_tokens, self.chat = engine, store, batch_tokens, chat or Chat({}, {}, {})
+        self.max_length = max_length
         self.on_scored: Callable[[int], None] = lambda _: None
-        self.batch_tokens = TOKENS_PER_BATCH
+        self.on_failed: Callable[[Instance, Failure], None] | None = None
+        self.cut: set[int] = set()
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
+        added = tokenizer.definition["added_tokens"]
+        self._special = {token["id"] for token in added if token["special"]}
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, store: Path | None = None, sharded: Engine | None = None) -> DecoderLM:
-        """Load a checkpoint's decoder, unless it is ``sharded``: on a GPU as stored, or on the CPU in fp32.
-
-        Answers are kept in the file ``store``, or in memory.
-        """
-        cuda = torch.cuda.is_available()
+    def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
+        """Load a checkpoint's decoder: on a GPU as stored, or on the CPU in fp32. Answers are kept in ``store``."""
+        cuda, tokenizer = torch.cuda.is_available(), Tokenizer(checkpoint.tokenizer_path)
         dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
-        tokenizer = Tokenizer(checkpoint.tokenizer_path)
-        also_ends = sorted(tokenizer.ends - {tokenizer.eod})  # of which no weight tells
-        answers = AnswerStore(" ".join(map(str, (checkpoint.digest, dtype, *also_ends))), store)
-        if sharded is not None:
-            # It has every attribute of a decoder that this class reads.
-            return cls(cast("Decoder", sharded), tokenizer, answers, sharded)
-        return cls(checkpoint.decoder(dtype, "cuda" if cuda else "cpu"), tokenizer, answers)
+        engine = LocalEngine(checkpoint.decoder(dtype, "cuda" if cuda else "cpu"), tokenizer)
+        ends = sorted(tokenizer.ends - {tokenizer.eod})  # of which no weight tells
+        return cls(
+            checkpoint.config.sequence,
+            engine,
+            tokenizer,
+            AnswerStore(" ".join(map(str, (checkpoint.digest, dtype, *ends))), store),
+        )
 
     @property
     def eot_token_id(self) -> int:
@@ -144,8 +187,22 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     @property
     def prefix_token_id(self) -> int:
-        """Token that stands in for an empty context: the one that begins documents, as in lm-eval's own backend."""
-        return self._tokenizer.bos
+        """Token that stands in for an empty context: the one that begins texts, as in lm-eval's own backend."""
+        begin = self._prompts.encode(self.chat.begin)
+        return begin[0] if len(begin) == 1 else self._tokenizer.bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for lm-eval's cache of prompts, which depend on the template."""
+        return self.chat.text
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Choose the template that ``--apply_chat_template`` names, and return its text; ``Failure`` without one."""
+        return self.chat.choose(chat_template if isinstance(chat_template, str) else None)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt of a chat."""
+        return self.chat.render(chat_history, answer=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """Tokenize a text; the tokenizer's own first token comes before it unless ``add_special_tokens`` is False."""
@@ -157,51 +214,126 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         tokens, answer = self._prompts.encode_pair(context, continuation)
         return tokens or (self.prefix_token_id,), answer  # a context may be blank
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Score]:
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[Score]:
         """Score continuations; lm-eval's progress bar stays off, ``on_scored`` reports instead."""
         del disable_tqdm
-        return self.score(self.requests_of(requests))
+        return [scores[0] if scores else FAILED for scores in self._score(requests, self._encode_request)]
 
-    def requests_of(self, instances: Sequence[Instance]) -> list[Request]:
-        """lm-eval's requests for log-likelihoods in tokens, split by lm-eval, not yet scored."""
-        requests: list[Request] = super().loglikelihood(instances, disable_tqdm=True)
-        return requests
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log P of whole texts of any length; each token is predicted once, with as much context as fits."""
         del disable_tqdm
-        totals: list[float] = []
-        for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
-            parts = [Request(*map(tuple, make_disjoint_window(window))) for window in windows]
-            totals.append(sum(logp for logp, _ in self.score(parts)))
-        return totals
+        return [sum(logp for logp, _ in scores) for scores in self._score(requests, self._encode_windows)]
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Continue each prompt up to the first of its ``until`` strings; greedy texts are stored."""
+    def _encode_request(self, instance: Instance) -> list[Request]:
+        """lm-eval's own tokenization, which ends in `_loglikelihood_tokens`."""
+        ((request, cut),) = super().loglikelihood([instance], disable_tqdm=True)
+        if cut:
+            self.cut.add(id(instance))
+        return [request]
+
+    def _loglikelihood_tokens(
+        self, requests: Iterable[tuple[Any, Sequence[int], Sequence[int]]], **_: object
+    ) -> list[tuple[Request, bool]]:
+        """The requests, and whether the beginning of a context that is too long for the model is dropped."""
+        cut_requests = []
+        for _, context, answer in requests:
+            if not 0 < len(answer) <= self.max_length:
+                raise Failure(f"{len(answer)} tokens to score; a continuation has from 1 to {self.max_length}")
+            room = self.max_length + 1 - len(answer)  # the last token is predicted, never read
+            cut_requests.append((Request(tuple(context[-room:]), tuple(answer)), len(context) > room))
+        return cut_requests
+
+    def _encode_windows(self, instance: Instance) -> list[Request]:
+        (text,) = instance.args
+        windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+        return [Request(*map(tuple, make_disjoint_window(window))) for window in windows]
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Score requests in tokens."""
+        return [scores[0] for scores in self._score(requests, lambda request: [request])]
+
+    def _score(self, items: Sequence[T], encode: Callable[[T], Sequence[Request]]) -> list[Sequence[Score]]:
+        """Score the requests of each item, equal ones once, storing each batch as it comes; [] if one has failed."""
+        keys: dict[Request, bytes] = {}
+        scores: dict[Request, Score] = {}
+        encoded: list[Sequence[Request]] = []
+        completes: Counter[Request] = Counter()  # how many items a request's score is the last of
+
+        def plan() -> Iterator[list[Row]]:
+            for start in range(0, len(items), REQUESTS_AHEAD):
+                chunk = [self._attempt(encode, item) for item in items[start : start + REQUESTS_AHEAD]]
+                encoded.extend(chunk)
+                new = {each: self.store.key("score", *each) for own in chunk for each in own if each not in keys}
+                keys.update(new)
+                stored = self.store.lookup(list(new.values()))
+                scores.update(
+                    (each, (stored[key][0], bool(stored[key][1]))) for each, key in new.items() if key in stored
+                )
+                missing = [each for each, key in new.items() if key not in stored]
+                last = Counter(own[-1] for own in chunk if own) & Counter(dict.fromkeys(missing, len(chunk)))
+                completes.update(last)
+                self.on_scored(len(chunk) - last.total())
+                yield plan_rows(missing, self.max_length)
+
+        for rows, logps, greedy in self.engine.score(self._batches(ahead(plan()))):
+            new = _scores_of_rows(rows, logps, greedy)
+            self.store.save((keys[request], score) for request, score in new.items())
+            scores |= new
+            self.on_scored(sum(completes[request] for request in new))
+        return [[scores[request] for request in own] for own in encoded]
+
+    def _batches(self, planned: Iterator[list[Row]]) -> Iterator[list[Row]]:
+        """Full batches of rows, in the order in which they are planned; only the last may be small."""
+        waiting: deque[Row] = deque()
+        budget = self.batch_tokens // self.engine.batch_share
+        for rows in planned:
+            waiting.extend(rows)
+            while sum(row.length for row in waiting) >= budget:
+                yield take_batch(waiting, budget)
+        while waiting:
+            yield take_batch(waiting, budget)
+
+    def _attempt(self, encode: Callable[[T], Sequence[Request]], item: T) -> Sequence[Request]:
+        try:
+            return encode(item)
+        except Failure as failure:
+            if self.on_failed is None:
+                raise
+            self.on_failed(item, failure)
+            return []
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Continue each prompt up to the first of its ``until`` strings; special tokens are left out of the text."""
         del disable_tqdm
-        prompts = [
-            Prompt.parse(self._prompts.encode_prompt(text), options, self.max_length)
-            for text, options in (request.args for request in requests)
-        ]
-        self._say_what_is_capped(requests, prompts)
-        keys = [self.store.key("generate", prompt.context, *prompt.options[:2]) for prompt in prompts]
-        stored = self.store.lookup(keys)
-        texts = {n: str(stored[key]) for n, key in enumerate(keys) if key in stored and prompts[n].greedy}
-        self.on_scored(len(texts))
+        prompts: dict[int, Prompt] = {}
+        repeats: Counter[str] = Counter()
+        for n, request in enumerate(requests):
+            (text, options), sample = request.args, repeats[request.args[0]]
+            repeats[text] += 1
+
+            def parse(_: Instance, text: str = text, options: Any = options, sample: int = sample) -> list[Any]:  # noqa: ANN401
+                return [Prompt.parse(self._prompts.encode_prompt(text), options, self.max_length, str(sample))]
+
+            for prompt in self._attempt(parse, request):
+                prompts[n] = prompt  # type: ignore[assignment]  # what `parse` makes
+                if prompts[n].cut:
+                    self.cut.add(id(request))
+        keys = {n: self._text_key(prompt) for n, prompt in prompts.items()}
+        stored = self.store.lookup(list(keys.values()))
+        texts = {n: str(stored[key]) for n, key in keys.items() if key in stored}
+        self.on_scored(len(texts) + len(requests) - len(prompts))
         # A batch with one missing text runs whole: its texts must not depend on what is stored.
         batches = [(numbers, batch) for numbers, batch in batch_prompts(prompts) if not texts.keys() >= set(numbers)]
         for (numbers, batch), new in zip(batches, self.engine.generate(batch for _, batch in batches), strict=True):
             self.on_scored(sum(n not in texts for n in numbers))
             texts |= {n: self._decode(tokens, batch.options.until) for n, tokens in zip(numbers, new, strict=True)}
-            self.store.save((keys[n], texts[n]) for n in numbers if prompts[n].greedy)
-        return [texts[n] for n in range(len(prompts))]
+            self.store.save((keys[n], texts[n]) for n in numbers)
+        return [texts.get(n, "") for n in range(len(requests))]
 
-    def _say_what_is_capped(self, requests: Sequence[Instance], prompts: Sequence[Prompt]) -> None:
-        asked = [requested_tokens(request.args[1]) for request in requests]
-        if capped := [n for n, prompt in zip(asked, prompts, strict=True) if n > prompt.options.max_tokens]:
-            most = self.max_length // 2
-            say(f"{len(capped)} texts end after {most} new tokens, half the context, where {max(capped)} are asked for")
+    def _text_key(self, prompt: Prompt) -> bytes:
+        until, max_tokens, sampling = prompt.options
+        drawn = (sampling.model_dump(), prompt.seed) if sampling.temperature else ()
+        return self.store.key("text", prompt.context, until, max_tokens, *drawn)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[list[str]]:
         """Yield the sampled texts of each request, in order; they are stored as they come."""
@@ -218,7 +350,8 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     def _sample_batch(self, request: SampleRequest) -> PromptBatch:
         options = Options(request.stop, request.max_tokens, request.sampling)
-        return PromptBatch((self._prompts.encode_prompt(request.prompt),) * request.samples, options)
+        context, seeds = self._prompts.encode_prompt(request.prompt), row_seeds(request.sampling.seed, request.samples)
+        return PromptBatch((context,) * request.samples, options, tuple(seeds))
 
     def _sample_key(self, batch: PromptBatch) -> bytes:
         until, max_tokens, sampling = batch.options
@@ -227,28 +360,25 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         )
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
-        return decode_until_stop(self._tokenizer, tokens, until)
+        """The text before the end, without special tokens, behind what the model thought, up to the first stop."""
+        ended = tokens[:-1] if tokens and tokens[-1] in self._tokenizer.ends else tokens
+        text = self._tokenizer.decode([token for token in ended if token not in self._special])
+        if self.chat.think_end:
+            text = text.rpartition(self.chat.think_end)[2].lstrip()
+        return text[: min((text.find(end) for end in until if end and end in text), default=len(text))]
 
-    def _loglikelihood_tokens(
-        self, requests: Iterable[tuple[Any, Sequence[int], Sequence[int]]], **_: object
-    ) -> list[Request]:
-        """Where lm-eval's tokenization ends, for `requests_of`."""
-        return [self._truncate(context, answer) for _, context, answer in requests]
 
-    def _truncate(self, context: Sequence[int], answer: Sequence[int]) -> Request:
-        """Build a request, dropping the beginning of a context that is too long for the model."""
-        if not 0 < len(answer) <= self.max_length:
-            raise Failure(f"{len(answer)} tokens to score; a continuation has from 1 to {self.max_length}")
-        return Request(tuple(context[-(self.max_length + 1 - len(answer)) :]), tuple(answer))
+def _scores_of_rows(rows: Sequence[Row], logps: Sequence[float], greedy: Sequence[bool]) -> dict[Request, Score]:
+    """Sum token scores, ordered as `pack_rows` orders scored positions, into one score per request.
 
-    def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score requests, equal ones once, storing each batch as it comes.
-
-        A score does not depend on the other requests, on what is stored or on ``batch_tokens`` (docs/decisions/0085).
-        """
-        with self.queue() as queue:
-            return queue.submit(requests, self.on_scored).result()
-
-    def queue(self) -> RollingQueue:
-        """A queue of requests to this model."""
-        return RollingQueue(self.engine, self.store, self.max_length, self.batch_tokens)
+    Raises ``Failure`` if one is not a number.
+    """
+    logp, is_greedy = iter(logps), iter(greedy)
+    scores = {
+        request: (fsum(islice(logp, len(request.answer))), all(list(islice(is_greedy, len(request.answer)))))
+        for row in rows
+        for request in row.requests
+    }
+    if any(isnan(total) for total, _ in scores.values()):
+        raise Failure(NO_NUMBERS)
+    return scores

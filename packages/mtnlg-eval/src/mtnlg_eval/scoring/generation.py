@@ -1,11 +1,13 @@
 """Text generation for lm-eval: strict parsing of options, and batching of prompts with the same options.
 
-Batches are planned over all prompts by length, whatever the store already has and in whatever order prompts came: a
-killed run that resumes meets the same batches, and so generates the same texts.
+A sampled text depends on its prompt, its options, the seed and which of a prompt's samples it is: every row of a batch
+has a random generator of its own. Batches are planned over all prompts by length, whatever the store already has: a
+killed run that resumes meets the same batches.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,17 +23,11 @@ if TYPE_CHECKING:
 
 PROMPTS_PER_BATCH = 16
 DEFAULT_MAX_TOKENS = 256  # as in lm-eval's own backends
-KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p"})
+KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p", "seed"})
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the limit on new tokens: lm-eval's, transformers' and OpenAI's."""
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}
 """transformers' options that are admitted at the value that changes nothing."""
-
-
-def requested_tokens(options: Mapping[str, Any]) -> int:
-    """The limit on new tokens in a request's options, under any of its names."""
-    given = (options[name] for name in LENGTHS if options.get(name) is not None)
-    return int(next(given, DEFAULT_MAX_TOKENS))
 
 
 class Options(NamedTuple):
@@ -42,12 +38,12 @@ class Options(NamedTuple):
     sampling: Sampling
 
     @classmethod
-    def parse(cls, options: Mapping[str, Any], max_length: int) -> Options:
-        """Parse a request's options for a model of ``max_length`` tokens, half of which are left to the prompt."""
+    def parse(cls, options: Mapping[str, Any]) -> Options:
+        """Parse a request's options; ``Failure`` for one that is not known."""
         for name, value in NEUTRAL.items():
             if options.get(name, value) != value:
                 raise Failure(f"generation option {name} = {options[name]}: only {value} is supported")
-        requested = requested_tokens(options)
+        requested = next((options[name] for name in LENGTHS if options.get(name) is not None), DEFAULT_MAX_TOKENS)
         options = {name: value for name, value in options.items() if name not in NEUTRAL and name not in LENGTHS}
         if unknown := sorted(set(options) - KNOWN_OPTIONS):
             raise Failure(
@@ -60,27 +56,34 @@ class Options(NamedTuple):
         top_k, top_p = options.get("top_k"), float(options.get("top_p", 1.0))
         return cls(
             until=(until,) if isinstance(until, str) else tuple(until),
-            max_tokens=min(requested, max_length // 2),
+            max_tokens=int(requested),
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
         )
 
 
 class Prompt(NamedTuple):
-    """A tokenized prompt, truncated from the left to leave room for the new tokens."""
+    """A tokenized prompt, and the seed of its random generator; ``cut`` if it lost its beginning."""
 
     context: tuple[int, ...]
     options: Options
+    seed: int = 0
+    cut: bool = False
 
     @classmethod
-    def parse(cls, context: Sequence[int], options: Mapping[str, Any], max_length: int) -> Prompt:
-        """Build the prompt of a request to a model of ``max_length`` tokens."""
-        parsed = Options.parse(options, max_length)
-        return cls(tuple(context[-(max_length - parsed.max_tokens) :]), parsed)
+    def parse(cls, context: Sequence[int], options: Mapping[str, Any], max_length: int, sample: str = "") -> Prompt:
+        """Build the prompt of a request to a model of ``max_length`` tokens, cut from the left as lm-eval's hf does.
 
-    @property
-    def greedy(self) -> bool:
-        """Whether decoding is greedy, so that the same prompt always gives the same text."""
-        return self.options.sampling.temperature == 0
+        ``sample`` tells apart the samples of one prompt. Raises ``Failure`` if the new tokens leave no room for it.
+        """
+        parsed = Options.parse(options)
+        room = max_length - parsed.max_tokens
+        if room < 1:
+            raise Failure(f"max_gen_toks = {parsed.max_tokens}: no room for a prompt in {max_length} tokens of context")
+        kept, seed = tuple(context[-room:]), 0
+        if parsed.sampling.temperature:
+            identity = repr((options.get("seed"), sample, kept, parsed.until, parsed.max_tokens, parsed.sampling))
+            seed = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7])
+        return cls(kept, parsed, seed, len(kept) < len(context))
 
 
 class SampleRequest(NamedTuple):
@@ -94,26 +97,31 @@ class SampleRequest(NamedTuple):
 
 
 class PromptBatch(NamedTuple):
-    """Tokenized prompts generated together, with the same options."""
+    """Tokenized prompts generated together, with the same options, and the seed of each."""
 
     contexts: tuple[tuple[int, ...], ...]
     options: Options
+    seeds: tuple[int, ...]
 
 
 def generate_batch(decoder: Decoder, tokenizer: Tokenizer, batch: PromptBatch) -> list[list[int]]:
-    """New tokens of each prompt in one batch; each prompt has a random generator of its own."""
+    """New tokens of each prompt in one batch."""
     until, max_tokens, sampling = batch.options
-    vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(until)
-    return generate(decoder, batch.contexts, max_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition)
+    vocabulary, stop = tokenizer.vocabulary, tokenizer.stop_condition(until)
+    return generate(
+        decoder, batch.contexts, max_tokens, sampling, vocabulary=vocabulary, stop_condition=stop, seeds=batch.seeds
+    )
 
 
-def batch_prompts(prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], PromptBatch]]:
-    """Batch prompts by options, longest first; yields each batch with the indices of its prompts."""
+def batch_prompts(prompts: Mapping[int, Prompt]) -> Iterator[tuple[list[int], PromptBatch]]:
+    """Batch prompts by options, longest first; yields each batch with the keys of its prompts."""
     by_options: defaultdict[Options, list[int]] = defaultdict(list)
-    for index in sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].context), prompts[n].context)):
-        by_options[prompts[index].options].append(index)
-    for options, indices in by_options.items():
-        for start in range(0, len(indices), PROMPTS_PER_BATCH):
-            chunk = indices[start : start + PROMPTS_PER_BATCH]
-            seeded = options._replace(sampling=options.sampling.model_copy(update={"seed": start}))
-            yield chunk, PromptBatch(tuple(prompts[n].context for n in chunk), seeded)
+    for key in sorted(prompts, key=lambda n: (-len(prompts[n].context), prompts[n].context, prompts[n].seed)):
+        by_options[prompts[key].options].append(key)
+    for options, keys in by_options.items():
+        for start in range(0, len(keys), PROMPTS_PER_BATCH):
+            chunk = keys[start : start + PROMPTS_PER_BATCH]
+            contexts, seeds = (
+                tuple(column) for column in zip(*((prompts[n].context, prompts[n].seed) for n in chunk), strict=True)
+            )
+            yield chunk, PromptBatch(contexts, options, seeds)

@@ -1,8 +1,8 @@
-"""Runs tasks at several numbers of shots through ``lm_eval.evaluate`` and keeps each result as it comes.
+"""Runs tasks at several numbers of shots in one call of ``lm_eval.evaluate``, and keeps their results.
 
-Every task at every number of shots and with every seed is a cell. The prompts of a cell go into one queue for all
-(rolling_queue.py) while they are built, the next cell's while the network runs; when a cell's scores are there,
-lm-eval computes its metrics.
+Every task at every number of shots and with every seed is a cell: a task of lm-eval's with its requests built. The
+model answers the requests of all cells together, from its store or by computing; lm-eval computes the metrics. A row
+that cannot be built, answered or scored is named and left out, and the others are scored without it.
 
     OUT/scores.sqlite     every answer (answer_store.py): the same command resumes from here
     OUT/results/…         a file per result, added to those of earlier commands (results/folder.py)
@@ -14,365 +14,335 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from dataclasses import dataclass, field
-from functools import partial
-from math import exp, sqrt
-from pathlib import Path
-from statistics import fmean, stdev
+from math import isfinite
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval import evaluator
-from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
-from mtnlg_eval.results.compare import Cell
+from mtnlg_eval.results.compare import Cell as ScoredCell
+from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.results.result import SCORED_ROWS, Metric, Model, Result, Rows, Shots, digest_of
-from mtnlg_eval.tasks.own_task import OwnTask
-from mtnlg_eval.tasks.paper_task import PAPER, SEED
-from mtnlg_eval.tasks.published import TASKS
-from mtnlg_eval.tasks.shots import ANY_SHOT
-from mtnlg_eval.tasks.sources import load_hub_texts
-from mtnlg_eval.tasks.stock_task import LM_EVAL, STOCK, StockTask, read_stock_rows
+from mtnlg_eval.results.result import SCORED_ROWS, FailedRow, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
+from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
+from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
-from .open_model import checkpoint_identity
+from .cells import OF_LM_EVAL, Cell, RowNumbers, Source, TaskOptions
+from .measures import Guarded, gold_of, metrics_of, reason_of, scores_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from lm_eval.api.instance import Instance
 
-    from mtnlg_eval.tasks.paper_task import PaperTask
-    from mtnlg_eval.tasks.recorded_task import Record
-    from mtnlg_eval.tasks.shots import ShotChoice
-    from mtnlg_model.checkpoint.reader import Checkpoint
-    from mtnlg_model.console import Advance
-
     from .decoder_lm import DecoderLM
-    from .rolling_queue import RollingQueue, Score, Submission
+    from .open_model import OpenedModel
 
-DOCUMENTS_PER_SUBMISSION = 128
-CELLS_AHEAD = 3
-"""Cells whose prompts may wait for their scores: they hold a task's prompts in memory."""
-
-FEW_SHOTS = {task.name: task.few for task in TASKS}
-"""K of each task's few-shot prompts."""
-
-
-def task_manager(data: Path | None, style: str = PAPER, revision: str | None = None) -> TaskManager:
-    """lm-eval's manager of our nine tasks alone: indexing its own takes longer than a small evaluation."""
-    given = {"rows_from": str(data) if data else None, "revision": revision}
-    metadata = {"style": style} | {key: value for key, value in given.items() if value}
-    return TaskManager(include_path=Path(__file__).parents[1] / "tasks", include_defaults=False, metadata=metadata)
-
-
-def load_task(name: str, data: Path | None, style: str = PAPER, revision: str | None = None) -> PaperTask | StockTask:
-    """A task with its rows, from the folder ``data`` or the hub, with the prompts and scores of ``style``."""
-    manager = task_manager(data, style, revision)
-    if style == LM_EVAL and name in STOCK:
-        return StockTask(name, read_stock_rows(name, data, manager.task_index[name].cfg, revision))
-    task: PaperTask = manager.load([name])["tasks"][name]
-    return task
-
-
-def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
-    """Row id and text of everything in a task's scored rows on the hub."""
-    return load_hub_texts(task_manager(None).task_index[task].cfg)
-
-
-@dataclass
-class _Cell:
-    """A task's requests at one number of shots with one seed: built, and in the queue."""
-
-    name: str
-    shots: str
-    seed: int
-    started: float
-    record: Record
-    submissions: list[Submission] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        """Whether every score is there."""
-        return all(submission.done for submission in self.submissions)
-
-
-class _Feeder:
-    """Hands the requests of a cell to the queue, some documents at a time, while they are built."""
-
-    def __init__(self, lm: DecoderLM, queue: RollingQueue, on_scored: Callable[[int], None]) -> None:
-        self._lm, self._queue, self._on_scored = lm, queue, on_scored
-        self._documents = 0
-        self._instances: list[Instance] = []
-        self.submissions: list[Submission] = []
-
-    def add(self, instances: Sequence[Instance]) -> None:
-        """Take a document's requests."""
-        self._instances += instances
-        self._documents += 1
-        if self._documents % DOCUMENTS_PER_SUBMISSION == 0:
-            self.flush()
-
-    def flush(self) -> None:
-        """Submit what has been taken."""
-        self.submissions.append(self._queue.submit(self._lm.requests_of(self._instances), self._on_scored))
-        self._instances = []
-
-
-class _AnsweredLM(LM):  # type: ignore[misc]  # lm-eval carries no types
-    """Gives scores that are known, to the requests in the order in which they were built."""
-
-    def __init__(self, record: Record, scores: Sequence[Score]) -> None:
-        super().__init__()
-        self._scores = {id(each): score for each, score in zip(record.instances, scores, strict=True)}
-
-    def loglikelihood(self, requests: Sequence[Instance]) -> list[Score]:
-        """The score of each request."""
-        return [self._scores[id(request)] for request in requests]
-
-    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
-        """Of no task here."""
-        raise NotImplementedError
-
-    def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-        """Of no task here."""
-        raise NotImplementedError
+PREFERRED = ("acc", "exact_match", "pass@1", "f1", "word_perplexity")
+"""Metrics that are the score of a task where it has several."""
 
 
 class Evaluation:
-    """Tasks to score at each of ``shots`` (numbers, or "few" for the paper's K), each with every seed.
+    """Tasks to score at each of ``shots`` (numbers, or "few" for a task's own K; None: what the task has by default).
 
-    ``limit`` is the number of rows to sample, ``choice`` selects the shots (HANS only), ``style`` the prompts and
-    scores. A task that cannot run is listed in ``not_run``, and the others go on.
+    A task that cannot run is listed in ``not_run``, and the others go on.
     """
 
     def __init__(
         self,
         names: Sequence[str],
-        shots: Sequence[str],
-        data: Path | None,
-        limit: int | None = None,
-        *,
-        choice: ShotChoice = ANY_SHOT,
-        style: str = PAPER,
+        shots: Sequence[str] | None = None,
+        options: TaskOptions | None = None,
         seeds: Sequence[int] = (SEED,),
-        files: Sequence[Path] = (),
-        revisions: Mapping[str, str] | None = None,
     ) -> None:
-        """Read the rows of every task: from the folder ``data`` or the hub, and as the YAML ``files`` say.
+        """Read the rows of every task: the nine from a folder or the hub, others as lm-eval does.
 
-        ``Failure`` if no task has any, or if one of the files is malformed.
+        ``Failure`` if no task has any.
         """
-        self.choice, self.style, self.seeds = choice, style, tuple(seeds)
-        self.shots, self.rows_from = tuple(shots), str(data) if data else "hub"
-        self.not_run: list[dict[str, str]] = []
+        self.options, self.seeds, self.shots = options or TaskOptions(), tuple(seeds), shots
+        self.not_run: dict[str, str] = {}
         self.scores: dict[str, dict[str, list[Result]]] = {}
-        self.tasks: dict[str, PaperTask | StockTask] = {}
-        for own in map(OwnTask, files):
-            if own.name in self.tasks:
-                raise UsageFailure(f"--task-file: two tasks are named {own.name}; rename one")
-            if "few" in self.shots and not own.few:
-                raise UsageFailure(f"{own.name}: few needs num_fewshot in its YAML; or pass --shots 0,1")
-            self.tasks[own.name] = own
-            own.take(limit)
+        self.sources: dict[str, Source] = {}
+        self.groups: dict[str, list[str]] = {}
         for name in names:
             try:
-                self.tasks[name] = load_task(name, data, style, (revisions or {}).get(name))
-                self.tasks[name].take(limit)
+                self.sources |= {source.name: source for source in self._load(name)}
+            except UsageFailure:
+                raise
             except Failure as failure:
-                self.not_run.append({"task": name, "why": str(failure)})
-        if not self.tasks:
-            first = self.not_run[0]
-            raise Failure(f"no task can run; {first['task']}: {first['why']}")
+                self.not_run[name.removeprefix(OF_LM_EVAL)] = str(failure)
+        for source in self.sources.values():
+            if shots and "few" in shots and not source.few:
+                raise UsageFailure(f"{source.name}: few needs num_fewshot in its YAML; or pass --shots 0,1")
+        if not self.sources:
+            first, why = next(iter(self.not_run.items()))
+            raise Failure(f"no task can run; {first}: {why}")
 
-    def run(self, lm: DecoderLM, checkpoint: Checkpoint, out: Path, layout: str | None) -> dict[str, Any]:
-        """Score every task into the folder ``out``; returns the scores of this run."""
-        started, folder, identity = time.monotonic(), ResultFolder(out), checkpoint_identity(checkpoint)
-        for gap in self.not_run:
-            say(f"{gap['task']}: not run: {gap['why']}")
-            folder.add_gap(gap["task"], gap["why"], str(identity["checkpoint"]))
-        for name, task in self.tasks.items():
-            self._say_what_was_read(name, task)
-        repeats = sum(len(self._draws(name, shots)) for name in self.tasks for shots in self.shots) / len(self.tasks)
-        total = round(sum(task.count_requests() for task in self.tasks.values()) * repeats)
-        self._lm, self._checkpoint, self._folder, self._layout = lm, checkpoint, folder, layout
-        with progress("scoring", total, "requests") as advance, lm.queue() as queue:
-            waiting: deque[_Cell] = deque()
-            for name in self.tasks:
-                folder.clear_gap(name)
-                for cell in [(name, shots, seed) for shots in self.shots for seed in self._draws(name, shots)]:
-                    try:
-                        waiting.append(self._build(queue, cell, advance))
-                    except Failure as failure:
-                        self.not_run.append({"task": name, "why": str(failure)})
-                        folder.add_gap(name, str(failure), str(identity["checkpoint"]))
-                        say(f"{name}: not run: {failure}")
-                        break
-                    while waiting and (waiting[0].done or len(waiting) > CELLS_AHEAD):
-                        self._finish(waiting.popleft())
-            while waiting:
-                self._finish(waiting.popleft())
-        folder.collect()
+    def _load(self, name: str) -> Iterator[Source]:
+        options, data, style = self.options, self.options.data, self.options.style
+        if name in TASKS_BY_NAME:
+            revision = options.revisions.get(name)
+            manager = task_manager(data, style, revision)
+            if style == LM_EVAL and name in STOCK:
+                task = stock_task(name, data, manager.task_index[name].cfg, revision)
+            else:
+                task = manager.load([name])["tasks"][name]
+            yield Source(name, task, style, options)
+            return
+        tasks, groups, gaps = load_lm_eval_tasks([name.removeprefix(OF_LM_EVAL)], options.include_path)
+        self.groups |= groups
+        self.not_run |= gaps
+        for own, task in tasks.items():
+            yield Source(own, task, LM_EVAL, options, [group for group, members in groups.items() if own in members])
+
+    def _cells(self) -> Iterator[Cell]:
+        for source in self.sources.values():
+            nine = source.name in TASKS_BY_NAME and not isinstance(source.task.config.num_fewshot, int)
+            for asked in self.shots or (("0", "1", "few") if nine else ("few",) if source.few else ("0",)):
+                count = source.few if asked == "few" else int(asked)
+                options = source.task.get_config("generation_kwargs") or {}
+                drawn = count or options.get("do_sample") or options.get("temperature")
+                for seed in self.seeds if drawn else self.seeds[:1]:
+                    yield Cell(source, asked, count, seed, numbers=list(source.numbers))
+
+    def run(
+        self, lm: DecoderLM, model: OpenedModel, out: Path, layout: str | None, *, leads: bool = True
+    ) -> dict[str, Any]:
+        """Score every task, into the folder ``out`` where this is the rank that ``leads``; returns the scores."""
+        self._lm, self._model, self._folder, self._layout, self._leads = lm, model, ResultFolder(out), layout, leads
+        self._started = time.monotonic()
+        for name, why in self.not_run.items():
+            self._miss(name, why)
+        for line in [f"{source.name}: {note}" for source in self.sources.values() for note in source.notes]:
+            say(line)
+        lm.on_failed = self._on_failed
+        if self.options.apply_chat_template:
+            lm.chat_template(self.options.apply_chat_template)
+        cells = [cell for cell in self._cells() if self._build(cell)]
+        while cells:
+            evaluated = self._evaluate(cells)
+            again = [cell for cell in cells if set(cell.numbers) & cell.failed.keys()]
+            for cell in cells:
+                if cell not in again:
+                    self._finish(cell, evaluated)
+            for cell in again:  # rows have failed: once more without them, from the store
+                cell.numbers = [number for number in cell.numbers if number not in cell.failed]
+            cells = [cell for cell in again if self._build(cell)]
+        if leads:
+            self._folder.collect()
         if lm.store.taken_over:
             say(f"{lm.store.taken_over:,} answers are of earlier commands, kept in {out / 'scores.sqlite'}")
-        seconds = round(time.monotonic() - started, 3)
-        scores = {
-            task: {shots: _summary(Cell(tuple(results))) for shots, results in by_shots.items()}
-            for task, by_shots in self.scores.items()
-        }
         return {
-            **identity,
-            "style": self.style,
-            "rows_from": self.rows_from,
-            "tasks": scores,
-            "not_run": self.not_run,
+            **model.identity,
+            "style": self.options.style,
+            "tasks": {
+                task: {shots: ScoredCell(tuple(results)).summary for shots, results in by_shots.items()}
+                for task, by_shots in self.scores.items()
+            },
+            "groups": group_means(
+                [each for own in self.scores.values() for results in own.values() for each in results]
+            ),
+            "not_run": [{"task": name, "why": why} for name, why in self.not_run.items()],
             "answers_taken_over": lm.store.taken_over,
-            "seconds": seconds,
+            "seconds": round(time.monotonic() - self._started, 3),
         }
 
-    def _draws(self, name: str, shots: str) -> tuple[int, ...]:
-        """The seeds that make a difference: one where there are no shots."""
-        return self.seeds if self._count(name, shots) else self.seeds[:1]
+    def _miss(self, name: str, why: str) -> None:
+        self.not_run[name] = why
+        say(f"{name}: not run: {why}")
+        if self._leads:
+            self._folder.add_gap(name, why, self._model.source)
 
-    def _count(self, name: str, shots: str) -> int:
-        task = self.tasks[name]
-        few = task.few if isinstance(task, OwnTask) else FEW_SHOTS[name]
-        return few if shots == "few" else int(shots)
+    def _build(self, cell: Cell) -> bool:
+        """Build a cell's requests, without the rows that have failed; whether any row is left."""
+        source, numbers = cell.source, cell.numbers
+        try:
+            self._build_rows(cell)
+        except Exception:  # noqa: BLE001  (templates and functions of a task's YAML raise anything)
+            for number in numbers:
+                cell.numbers = [number]
+                try:
+                    self._build_rows(cell)
+                except Exception as error:  # noqa: BLE001
+                    cell.failed[number] = reason_of(error)
+            cell.numbers = [number for number in numbers if number not in cell.failed]
+            if cell.numbers:
+                self._build_rows(cell)
+        if not cell.numbers:
+            number, why = next(iter(cell.failed.items()))
+            self._miss(source.name, f"no row of {len(numbers) or len(cell.failed)} can be scored; row {number}: {why}")
+        elif self._leads:
+            self._folder.clear_gap(source.name)
+        return bool(cell.numbers)
 
-    def _say_what_was_read(self, name: str, task: PaperTask | StockTask) -> None:
-        rows = task.rows
-        if rows.other_files:
-            say(f"{name}: not read, because of another set: {', '.join(rows.other_files)}")
-        if rows.left_out:
-            say(f"{name}: {len(rows.left_out)} malformed rows give no shots, the first {rows.left_out[0]}")
-        if rows.pool == rows.split and any(self._count(name, shots) for shots in self.shots):
-            say(f"{name}: no {'' if rows.variant is None else rows.variant + ' '}rows but the scored ones give shots")
+    def _build_rows(self, cell: Cell) -> None:
+        source, options = cell.source, self.options
+        if isinstance(source.task, PaperTask):
+            task = source.task.with_shots(self._lm, cell.count, options.choice, cell.seed)
+        else:
+            task = with_shots(source.task, cell.count, cell.seed)
+        if options.gen_kwargs and task.get_config("generation_kwargs") is not None:
+            task.set_config("generation_kwargs", {**task.get_config("generation_kwargs"), **options.gen_kwargs})
+        chat = bool(options.apply_chat_template)
+        task.build_all_requests(
+            samples=None if len(cell.numbers) == len(source.rows) else RowNumbers(cell.numbers),
+            system_instruction=options.system_instruction,
+            apply_chat_template=chat,
+            fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
+            chat_template=self._lm.apply_chat_template if chat else None,
+        )
+        cell.task = task
 
-    def _build(self, queue: RollingQueue, what: tuple[str, str, int], advance: Advance) -> _Cell:
-        """Build a cell's prompts and put its requests into the queue."""
-        (name, shots, seed), started = what, time.monotonic()
-        task, feeder = self.tasks[name], _Feeder(self._lm, queue, partial(advance, note=f"{name} {shots}"))
-        task.lm, task.on_built = self._lm, feeder.add
-        task.set_shots(self._count(name, shots), self.choice, seed)
-        task.build_all_requests()
-        feeder.flush()
-        return _Cell(name, shots, seed, started, task.record, feeder.submissions)
+    def _evaluate(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """One call of lm-eval with all cells."""
+        self._cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
+        for cell in cells:
+            cell.task.build_all_requests = lambda **_: None  # they are built
+            cell.task.process_results = Guarded(cell, cell.task.process_results)
+        chosen = {cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.rows)}
+        requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
+        with progress("scoring", requests, "requests") as self._lm.on_scored:
+            evaluated: dict[str, Any] = evaluator.evaluate(
+                self._lm,
+                {"tasks": {cell.key: cell.task for cell in cells}},
+                samples=chosen,
+                bootstrap_iters=0,  # our standard errors know of groups of rows
+                confirm_run_unsafe_code=self.options.unsafe_code,
+            )
+        return evaluated
 
-    def _finish(self, cell: _Cell) -> None:
-        """Wait for a cell's scores, and add its result to the folder."""
-        name, task = cell.name, self.tasks[cell.name]
-        scores = [score for submission in cell.submissions for score in submission.result()]
-        task.set_shots(self._count(name, cell.shots), self.choice, cell.seed)
-        task.resume(cell.record)
-        # Without bootstrap iterations lm-eval gives no standard errors: see _metrics.
-        answered = _AnsweredLM(cell.record, scores)
-        evaluated = evaluator.evaluate(answered, {"tasks": {name: task}}, bootstrap_iters=0)
-        samples = [_sample(task, n, sample) for n, sample in enumerate(evaluated["samples"][name])]
+    def _on_failed(self, instance: Instance, failure: Failure) -> None:
+        cell = self._cell_of[id(instance)]
+        cell.failed[cell.numbers[instance.doc_id or 0]] = str(failure)
+
+    def _finish(self, cell: Cell, evaluated: dict[str, Any]) -> None:
+        """Add a cell's result to the folder."""
+        name = cell.source.name
+        samples = self._samples(cell, evaluated["samples"][cell.key])
         result = self._result(cell, samples, evaluated)
-        lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
-        kept = self._folder.add(result, lines)
-        self.scores.setdefault(name, {}).setdefault(cell.shots, []).append(kept)
-        if cut := [sample["doc"]["id"] for sample in samples if sample["truncated"]]:
+        if self._leads:
+            lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
+            result = self._folder.add(result, lines)
+        self.scores.setdefault(name, {}).setdefault(cell.asked, []).append(result)
+        for number, why in cell.failed.items():
+            say(f"{name} {cell.asked}: row {number} is left out: {why}")
+        if cut := [sample["id"] for sample in samples if sample["truncated"]]:
             say(
-                f"{name} {cell.shots}: {len(cut)} prompts are longer than the context of {self._lm.max_length} tokens "
+                f"{name} {cell.asked}: {len(cut)} prompts are longer than the context of {self._lm.max_length} tokens "
                 f"and lose their beginning, the first {cut[0]}"
             )
 
-    def _result(self, cell: _Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
-        lm, checkpoint, name, asked, seed = self._lm, self._checkpoint, cell.name, cell.shots, cell.seed
-        task, count = self.tasks[name], self._count(name, asked)
-        rows, source = task.rows, str(task.path) if isinstance(task, OwnTask) else self.rows_from
-        shown = [fit.shots for fit in task.prompt_fits]
-        requests = [text for sample in samples for pair in sample["arguments"].values() for text in pair.values()]
-        in_order = sorted(samples, key=lambda sample: (sample["doc"]["digest"], sample["doc"]["id"]))
-        metrics = _metrics(evaluated["results"][name], samples)
-        lm_eval = {section: evaluated[section][name] for section in LM_EVAL_SECTIONS}
-        lm_eval["configs"]["metadata"].pop("config_source", None)  # a path of this machine
+    def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """lm-eval's records of rows, one per filter, in the form of its own tracker; numbers stay numbers."""
+        task = cell.task
+        by_row: dict[int, list[Instance]] = {}
+        for instance in task.instances:
+            by_row.setdefault(cell.numbers[instance.doc_id or 0], []).append(instance)
+        position = {number: n for n, number in enumerate(cell.numbers)}
+        made = []
+        for sample in samples:
+            number, instances = sample["doc_id"], by_row[sample["doc_id"]]
+            row = cell.source.rows[number]
+            cut = [instance for instance in instances if id(instance) in self._lm.cut]
+            pairs = [tuple(pair) for pair in sample["arguments"]]
+            arguments = {
+                f"gen_args_{n}": {f"arg_{k}": part for k, part in enumerate(pair)} for n, pair in enumerate(pairs)
+            }
+            made.append(
+                sample
+                | {
+                    "arguments": arguments,
+                    "id": row.id,
+                    "digest": row.digest,
+                    "cluster": row.cluster,
+                    "gold": gold_of(task, sample["doc"]),
+                    "scores": scores_of(task, sample),
+                    "shots": self._shown(cell, position[number], cut),
+                    "truncated": bool(cut),
+                }
+            )
+        return made
+
+    def _shown(self, cell: Cell, position: int, cut: Sequence[Instance]) -> int:
+        """Shots that a row's prompt shows whole."""
+        if isinstance(cell.task, PaperTask):
+            return cell.task.shown[position]
+        draws = getattr(getattr(cell.task, "sampler", None), "draws", ())
+        if not draws:
+            return cell.count
+        return whole_shots(cell.task, self._lm, cut[0], draws[position]) if cut else len(draws[position])
+
+    def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
+        lm, model, source, key = self._lm, self._model, cell.source, cell.key
+        first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
+        requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
+        in_order = sorted(first, key=lambda sample: (sample["digest"], sample["id"]))
+        numbers: dict[str, int] = {}
+        clusters = [numbers.setdefault(sample["cluster"], len(numbers)) for sample in in_order]
+        lm_eval = {section: evaluated[section][key] for section in LM_EVAL_SECTIONS}
+        metrics = dict(metrics_of(cell.task, lm_eval["results"], samples, in_order, clusters))
+        metric = next((name for name in PREFERRED if name in metrics), next(iter(metrics)))
+        values: list[Any] = [sample.get(metric) for sample in in_order]
+        means = all(isinstance(value, int | float) for value in values) and isfinite(metrics[metric].value)
+        if means and abs(fmean(values) - metrics[metric].value) > 1e-9:  # the score is another function of them
+            means = False
+        shown = [sample["shots"] for sample in first]
+        lm_eval["configs"]["metadata"] = {
+            name: value for name, value in (lm_eval["configs"].get("metadata") or {}).items() if name != "config_source"
+        }  # a path of this machine
         lm_eval["n-shot"] = round(fmean(shown), 1)  # of those shown, not of those asked for
         lm_eval["results"] |= {
-            f"{key}_stderr,none": "N/A" if m.stderr is None else m.stderr for key, m in metrics.items()
-        }
+            f"{name}_stderr,none": "N/A" if m.stderr is None else m.stderr for name, m in metrics.items()
+        } | {"name": source.name, "alias": source.name}
+        threads = None if torch.cuda.is_available() else torch.get_num_threads()
         return Result(
-            task=name,
-            style=self.style,
+            task=source.name,
+            style=source.style,
             shots=Shots(
-                asked=asked,
-                count=count,
+                asked=cell.asked,
+                count=cell.count,
                 mean=fmean(shown),
                 least=min(shown),
-                pool=rows.pool if rows.pool != rows.split else SCORED_ROWS,
-                pool_rows=len(rows.shots),
-                seed=seed if count else None,
-                source=self.choice.source,
-                labels=self.choice.labels,
+                pool=source.pool if source.pool != source.split else SCORED_ROWS,
+                pool_rows=source.pool_rows,
+                seed=cell.seed if cell.count else None,
+                source=self.options.choice.source,
+                labels=self.options.choice.labels,
             ),
             rows=Rows(
-                source=source,
-                split=rows.split,
-                variant=rows.variant,
-                count=len(samples),
-                sample_of=len(rows.scored),
-                digest=digest_of([sample["doc"]["digest"] for sample in in_order]),
+                source=source.source,
+                split=source.split,
+                variant=source.variant,
+                count=len(first),
+                sample_of=len(source.rows),
+                digest=digest_of([sample["digest"] for sample in in_order]),
+                failed=[
+                    FailedRow(number=number, why=why)
+                    for number, why in [*source.malformed.items(), *sorted(cell.failed.items())]
+                ],
             ),
-            truncated=sum(sample["truncated"] for sample in samples),
-            requests_digest=digest_of([lm.precision, *requests]),
+            truncated=sum(sample["truncated"] for sample in first),
+            requests_digest=digest_of([model.precision, *requests]),
             model=Model(
-                **checkpoint_identity(checkpoint),
-                step=checkpoint.progress.step,
-                parameters=checkpoint.config.parameters,
-                precision=lm.precision,
+                **model.identity,
+                step=model.step,
+                parameters=model.config.parameters,
+                precision=model.precision,
                 context=lm.max_length,
+                threads=threads,
             ),
+            metric=metric,
             metrics=metrics,
-            correct="".join(str(int(sample["acc"])) for sample in in_order),
+            values=list(map(float, values)) if means else [],
+            clusters=clusters if means else [],
+            groups=source.groups,
+            label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
             lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
-            provenance=provenance(self._layout, time.monotonic() - cell.started, rows.revision),
+            provenance=provenance(self._layout, time.monotonic() - self._started, source.revision),
         )
-
-
-def _metrics(values: dict[str, Any], samples: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """lm-eval's metrics; those that are means of rows, and perplexity, with standard errors.
-
-    Perplexity, the exponential of the mean of -log P, gets the delta method's: lm-eval's bootstrap starts processes.
-    """
-    metrics: dict[str, Metric] = {}
-    for key in (key.removesuffix(",none") for key in values if key.endswith(",none") and "_stderr" not in key):
-        column = [sample[key] for sample in samples]
-        means = all(isinstance(value, int | float) for value in column)  # others, such as F1's, are pairs
-        stderr = stdev(column) / sqrt(len(column)) if means and len(column) > 1 else None
-        if key == "perplexity":
-            metrics["log_likelihood"] = Metric(value=fmean(column), stderr=stderr)
-            stderr = None if stderr is None else exp(-fmean(column)) * stderr
-        metrics[key] = Metric(value=values[f"{key},none"], stderr=stderr)
-    return metrics
-
-
-def _summary(cell: Cell) -> dict[str, Any]:
-    """What the console prints of a cell, and `evaluate` returns."""
-    first, estimate = cell.first, cell.estimate
-    return {
-        "results": [result.name for result in cell.results],
-        "metrics": {key: fmean(result.metrics[key].value for result in cell.results) for key in first.metrics},
-        "value": estimate.value,
-        "interval_95": [estimate.low, estimate.high],
-        "between_draws": cell.between_draws,
-        "seeds": [result.shots.seed for result in cell.results if result.shots.seed is not None],
-        "rows": first.rows.count,
-        "rows_digest": first.rows.digest,
-        "shots": first.shots.count,
-        "shots_shown": cell.shown,
-        "truncated": max(result.truncated for result in cell.results),
-        "differs": cell.differs,
-    }
-
-
-def _sample(task: PaperTask | StockTask, number: int, sample: dict[str, Any]) -> dict[str, Any]:
-    """lm-eval's record of a document in the form of its own tracker, with scores and shots; numbers stay numbers."""
-    fit = task.prompt_fits[number]
-    arguments = {f"gen_args_{n}": {"arg_0": pair[0], "arg_1": pair[1]} for n, pair in enumerate(sample["arguments"])}
-    scores = task.scores(sample["doc"], sample["filtered_resps"])
-    return sample | {"arguments": arguments, "scores": scores, "shots": fit.shots, "truncated": fit.truncated}

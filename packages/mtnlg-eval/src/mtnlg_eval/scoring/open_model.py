@@ -1,87 +1,250 @@
-"""Opens what a command names (a checkpoint, the newest in a folder, a Hugging Face folder) as lm-eval's model."""
+"""Opens what a command names as a model: a checkpoint, the newest of a folder, a Hugging Face folder or a hub's id.
+
+A Hugging Face folder is read where it lies. A model's identity is what decides its answers: weights by content, the
+tokenizer, the files of its chats, the dtype and the context. Checksums of weights are computed when a model is opened,
+compared with the checkpoint's own, and remembered as long as a file keeps its path, size, time and inode.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+import re
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mtnlg_model.checkpoint.manifest import latest
+import torch
+
+from mtnlg_eval.hub import fetch_model
+from mtnlg_eval.tasks.chat_template import Chat
+from mtnlg_model.checkpoint.chat_files import read_chat_files
+from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, latest, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_model.convert.config_json import read_config
-from mtnlg_model.convert.huggingface import import_huggingface
-from mtnlg_model.files import FILE_MODE
+from mtnlg_model.convert.huggingface import HuggingFaceWeights
+from mtnlg_model.convert.slow_tokenizer import tokenizer_of
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.files import read_small, write_json
+from mtnlg_model.tokenizer import Tokenizer
 
-from .decoder_lm import DecoderLM
+from .answer_store import AnswerStore
+from .decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from mtnlg_model.config import ModelConfig
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ADAPTER = "adapter_config.json"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+MERGE = "adapters are not applied; merge it (PEFT's merge_and_unload), save that model and name its folder"
+SMALL_PRODUCT = 1 << 20
+"""Numbers of a layer's largest matrix up to which one thread is faster than several (docs/packages/eval.md)."""
+
+
+class Weights(Protocol):
+    """A decoder's configuration, and its parameters one by one."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the decoder."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter, on the CPU."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a parameter is stored."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How to open a model: the words of ``--model-args``, as lm-eval's hf backend has them.
+
+    ``layout`` shards it; ``store`` is a folder of answers, the results' if there is none; ``dtype`` is float32,
+    bfloat16, float16 or auto; ``max_length`` shortens the context; ``revision`` is the hub's; the others are for chats.
+    """
+
+    layout: str | None = None
+    batch_tokens: int = TOKENS_PER_BATCH
+    store: str | None = None
+    dtype: str = "auto"
+    max_length: int | None = None
+    revision: str | None = None
+    enable_thinking: bool | None = None
+    think_end_token: str | None = None
+    chat_template_args: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, words: Mapping[str, Any]) -> ModelOptions:
+        """The options of these words; ``UsageFailure`` for one that there is not, or a wrong value."""
+        if adapter := next((name for name in ("peft", "delta") if words.get(name)), None):
+            raise UsageFailure(f"{adapter}={words[adapter]}: {MERGE}")
+        known = cls.__dataclass_fields__
+        if unknown := sorted(words.keys() - known.keys()):
+            raise UsageFailure(f"no model argument {', '.join(unknown)}; there are {', '.join(known)}")
+        options = cls(**words)
+        if options.dtype not in {"auto", *DTYPES}:
+            raise UsageFailure(f"dtype={options.dtype}: there are auto, {', '.join(DTYPES)}")
+        for name in ("batch_tokens", "max_length"):
+            value = getattr(options, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageFailure(f"{name}={value}: needs a number of tokens")
+        if options.enable_thinking and not options.think_end_token:
+            raise UsageFailure("enable_thinking=True: needs think_end_token, such as </think>, as lm-eval's hf does")
+        return options
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that can be loaded. ``source`` is the path or hub id, ``name`` the last part of it."""
+
+    source: str
+    name: str
+    weights: Weights
+    tokenizer: Tokenizer
+    chat: Chat
+    dtype: torch.dtype
+    context: int
+    digest: str
+    step: int = 0
+    tokens: int = 0
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """Path, name, digest and trained tokens, as summaries and studies record them."""
+        return {"checkpoint": self.source, "name": self.name, "digest": self.digest, "tokens": self.tokens}
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the decoder."""
+        return self.weights.config
+
+    @property
+    def precision(self) -> str:
+        """Name of the dtype."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def decoder(self) -> Decoder:
+        """The decoder in evaluation mode, on a GPU if there is one."""
+        with torch.device("meta"):
+            decoder = Decoder(self.config).to(self.dtype)
+        decoder.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
+        with torch.no_grad():
+            for name, parameter in decoder.named_parameters():
+                parameter.copy_(self.weights.tensor(name))
+        return decoder.eval()
+
+
+def open_model(source: Path | str, options: ModelOptions = ModelOptions()) -> OpenedModel:
+    """Open a checkpoint, the newest of a folder, a Hugging Face folder, or a model of the hub by its id.
+
+    Raises ``Failure`` for what is none of these, and for weights that are not what their checksums say.
+    """
+    folder, name = Path(source), ""
+    if not folder.exists() and HUB_ID.fullmatch(str(source)):
+        folder, name = fetch_model(str(source), options.revision), str(source).rpartition("/")[2]
+    elif options.revision:
+        raise UsageFailure(f"revision={options.revision}: {folder} is no model of the hub")
+    if not folder.is_dir():
+        raise Failure(f"{folder}: no such folder")
+    if (folder / ADAPTER).exists():
+        raise Failure(f"{folder / ADAPTER}: an adapter: {MERGE}")
+    if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
+        return _open_huggingface(folder, str(source) if name else str(folder), name or folder.resolve().name, options)
+    if (newest := folder if (folder / "manifest.json").exists() else latest(folder)) is None:
+        raise Failure(f"{folder}: no checkpoint in it: neither step-N/manifest.json nor Hugging Face's config.json")
+    manifest = read_manifest(newest)
+    checkpoint, made = Checkpoint(newest, manifest), manifest.progress
+    pieces = (piece.file for entry in manifest.tensors.values() for piece in entry.slots["weight"].pieces)
+    for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
+        if checksum != manifest.files[path.name].checksum:
+            raise CheckpointError(f"{path}: its checksum is not the manifest's; the file was changed or damaged")
+    opened = _opened(newest, checkpoint, Tokenizer(checkpoint.tokenizer_path), options, checkpoint.digest, folder)
+    return OpenedModel(str(newest), newest.resolve().name, *opened, made.step, made.tokens)
+
+
+def _open_huggingface(folder: Path, source: str, name: str, options: ModelOptions) -> OpenedModel:
+    weights = HuggingFaceWeights(folder)
+    sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
+    with tokenizer_of(folder) as path:
+        opened = _opened(
+            path.parent, weights, Tokenizer(path), options, _digest([weights.config.model_dump(), sums]), folder
+        )
+    return OpenedModel(source, name, *opened)
+
+
+def _opened(  # noqa: PLR0917  (what an identity is made of)
+    place: Path, weights: Weights, tokenizer: Tokenizer, options: ModelOptions, weights_digest: str, folder: Path
+) -> tuple[Weights, Tokenizer, Chat, torch.dtype, int, str]:
+    """The common parts of a model whose tokenizer and its files are at ``place``, and which was named as ``folder``."""
+    if tokenizer.vocabulary > weights.config.vocabulary:
+        sizes = f"the tokenizer has {tokenizer.vocabulary} tokens and the model {weights.config.vocabulary}"
+        raise Failure(f"{folder}: {sizes}: they do not belong together")
+    context = options.max_length or weights.config.sequence
+    if context > weights.config.sequence:
+        raise UsageFailure(f"max_length={context}: {folder} reads {weights.config.sequence} tokens at most")
+    stored = weights.dtype("embedding.token.weight") if torch.cuda.is_available() else torch.float32
+    dtype = DTYPES.get(options.dtype, stored)
+    chat = Chat.read((folder, place), options.chat_template_args, options.enable_thinking, options.think_end_token)
+    files = {name: hashlib.sha256(raw).hexdigest() for name, raw in read_chat_files(place).items()}
+    answers = [weights_digest, tokenizer.definition, files, chat.texts, str(dtype), context]
+    return weights, tokenizer, chat, dtype, context, _digest(answers)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _checksums(paths: Iterable[Path]) -> dict[Path, str]:
+    """The checksum of each file's content, computed where it is not remembered."""
+    memory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtnlg-eval" / "checksums.json"
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError, Failure):
+        known = json.loads(read_small(memory))
+    sums, keys, sizes = {}, {}, {}
+    for path in paths:
+        stat = path.stat()
+        keys[path] = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"
+        if keys[path] in known:
+            sums[path] = known[keys[path]]
+        else:
+            sizes[path] = stat.st_size
+    with progress("checksums", sum(sizes.values()), "bytes") as advance:
+        for path, size in sizes.items():
+            sums[path] = file_checksum(path.resolve())
+            advance(size)
+    if sizes:
+        with suppress(OSError):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            write_json(memory, known | {keys[path]: sums[path] for path in sizes})
+    return sums
+
+
+def choose_threads(config: ModelConfig) -> int:
+    """Threads of torch for a model on a CPU: OMP_NUM_THREADS if it is set, one for small matrices, else torch's own."""
+    largest = config.hidden * config.ffn
+    if not os.environ.get("OMP_NUM_THREADS") and not torch.cuda.is_available() and largest <= SMALL_PRODUCT:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()
 
 
 @contextmanager
-def open_lm(
-    checkpoint: Checkpoint, out: Path, layout: str | None, kind: type[DecoderLM] = DecoderLM
-) -> Iterator[DecoderLM | None]:
-    """Open a checkpoint's model, sharded if there is a ``layout``, with its answers in ``out/scores.sqlite``.
-
-    Yields None on torchrun's ranks other than 0: such a rank has served until the end and has nothing left to do.
-    """
-    with ExitStack() as stack:
-        coordinator = None
-        if layout is not None:
-            if find_spec("mtnlg_parallel") is None:
-                raise UsageFailure(f"--layout {layout}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
-            from mtnlg_eval.sharded.ranks import open_coordinator  # noqa: PLC0415  (an extra)
-
-            coordinator = stack.enter_context(open_coordinator(checkpoint, layout, out / "logs"))
-            if coordinator is None:
-                yield None
-                return
-        lm = kind.open(checkpoint, out / "scores.sqlite", coordinator)
-        stack.callback(lm.store.close)
-        yield lm
+def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = TOKENS_PER_BATCH) -> Iterator[DecoderLM]:
+    """Load a model into this process, its answers in the file ``store``, or in memory."""
+    identity = answers_identity(model)
+    engine, answers = LocalEngine(model.decoder(), model.tokenizer), AnswerStore(identity, store)
+    with closing(answers):
+        yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=batch_tokens, chat=model.chat)
 
 
-def checkpoint_identity(checkpoint: Checkpoint) -> dict[str, str | int]:
-    """Path, digest and trained tokens of a checkpoint, as summaries and studies record them."""
-    path, tokens = str(checkpoint.directory), checkpoint.progress.tokens
-    return {"checkpoint": path, "digest": checkpoint.digest, "tokens": tokens}
-
-
-def open_checkpoint(folder: Path, out: Path) -> Checkpoint:
-    """Open a checkpoint, the newest checkpoint in a folder, or a Hugging Face folder; else ``Failure``.
-
-    A Hugging Face folder is imported under ``out``, once for as long as its files do not change.
-    """
-    if not folder.is_dir():
-        raise Failure(f"{folder}: no such folder")
-    if (folder / "manifest.json").exists():
-        return Checkpoint.open(folder)
-    if (folder / "config.json").exists():
-        return Checkpoint.open(_import_huggingface(folder, out))
-    if (newest := latest(folder)) is None:
-        raise Failure(f"{folder}: no checkpoint in it: neither step-N/manifest.json nor Hugging Face's config.json")
-    return Checkpoint.open(newest)
-
-
-def _import_huggingface(folder: Path, out: Path) -> Path:
-    """Import a Hugging Face folder, unless its files (names, sizes, times) have been imported before."""
-    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
-    fingerprint = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
-    checkpoint = out / f"imported-{fingerprint}"
-    config = read_config(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out / f".{checkpoint.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
-    with os.fdopen(handle, "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # each rank of torchrun comes here: one imports, the others wait for it
-        if checkpoint.exists():
-            return checkpoint
-        with progress(f"import {folder.name}", config.tensor_count, "tensors") as advance:
-            import_huggingface(folder, checkpoint, advance)
-    return checkpoint
+def answers_identity(model: OpenedModel) -> str:
+    """What decides the last bit of a model's answers in this process; chooses its number of threads."""
+    threads = choose_threads(model.config)
+    return f"{model.digest} {'cuda' if torch.cuda.is_available() else threads}"

@@ -1,11 +1,9 @@
 """Evaluation of a decoder sharded over tensor, pipeline and data ranks (extra ``[parallel]``).
 
-    ranks.py         starts the ranks, or joins torchrun's; sees that they end together
-    messages.py      commands from rank 0 to the others, as integers
-    coordinator.py   the model as rank 0 sees it, and the work of every rank
-    replica.py       the work of one data-parallel replica, led by its first rank
+    ranks.py     starts the ranks, or joins torchrun's; sees that they end together
+    engine.py    a rank's part of scoring and generation
 
-lm-eval runs on rank 0 alone: data are read once, and nothing in it can differ between ranks. Each batch goes to the
-replica with the fewest tokens in flight, and through its pipeline stages behind the one before. Of the logits of a
-scored position only a maximum, a sum and the target's own logit ever leave a rank.
+Every rank runs the whole command: it reads the same rows, builds the same requests in the same order and packs the same
+batches, so no rank tells another what to do. Rank 0 alone has the store and writes results; what it finds stored it
+shares, and what each replica computes all add up.
 """

@@ -1,30 +1,26 @@
 """Starts the ranks of a sharded evaluation, or joins torchrun's, and sees that they end together.
 
-The process of the command is rank 0: it hosts the rendezvous on a free port, starts the other ranks and exits with one
-line when one of them dies; they die when it does, however it ends. Under torchrun the ranks exist already, and all but
-rank 0 serve.
+The process of the command is rank 0: it hosts the rendezvous on a free port, starts the other ranks, each of which
+calls the same function with the same arguments, and exits with one line when one of them dies; they die when it does,
+however it ends. Under torchrun the ranks exist already.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 
-from mtnlg_eval.evaluation import silence_lm_eval
-from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, printable
-from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_parallel.environment import read_environment
-from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
 from mtnlg_parallel.launch.local import (
     Rank,
     check_ranks,
@@ -37,88 +33,65 @@ from mtnlg_parallel.launch.local import (
 from mtnlg_parallel.layout import Layout, layout_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 
-from .coordinator import Coordinator, Worker
-from .messages import Channels
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from mtnlg_model.config import ModelConfig
 
 POLL_SECONDS = 0.2
-SERVE = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks import serve; serve(*sys.argv[1:])"
+CALL = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks import call; call(*sys.argv[1:])"
 """The environment that the first module sets spares a rank torch.compile's import by megatron-core, 2 seconds."""
 
 
 @contextmanager
-def open_coordinator(checkpoint: Checkpoint, text: str, logs: Path) -> Iterator[Coordinator | None]:
-    """Shard ``checkpoint`` by the layout ``text`` (tp=2,pp=2,dp=1); yields None on torchrun's other ranks, once done.
+def all_ranks(
+    text: str, config: ModelConfig, function: str, arguments: Mapping[str, Any], logs: Path
+) -> Iterator[bool]:
+    """Within it all ranks of the layout ``text`` (tp=2,pp=2,dp=1) run; yields whether this one is rank 0.
 
-    Raises ``UsageFailure`` if the layout does not fit the model or the machine.
+    The others call ``function``, MODULE:NAME, with ``arguments``, which are JSON. Raises ``UsageFailure`` if the layout
+    does not fit the model or the machine.
     """
-    layout = Layout(**parse_layout(text))
-    if error := layout_error(layout, checkpoint.config):
+    layout, started = Layout(**parse_layout(text)), read_environment()
+    if error := layout_error(layout, config):
         raise UsageFailure(f"--layout {text}: {error}")
-    started = read_environment()
     if started.launcher != "none":
         if started.world != layout.world:
             raise UsageFailure(f"--layout {text} is {layout.world} ranks, WORLD_SIZE = {started.world}")
-        with _join(checkpoint, layout) as coordinator:
-            yield coordinator
+        yield started.rank == 0
         return
     check_ranks(layout)
     store = HostedStore()
     environment = dict(os.environ)
     os.environ.update(rank_environment(0, layout, store))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    command = [sys.executable, "-c", SERVE, str(checkpoint.directory), str(layout)]
+    command = [sys.executable, "-c", CALL, function, json.dumps(arguments, default=str)]
     workers: list[Rank] = []
     done = threading.Event()
     threading.Thread(target=_watch, args=(workers, layout, store, done), daemon=True).start()
     try:
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
             workers += [start_rank(number, layout, command, store, logs)]
-        with _join(checkpoint, layout) as coordinator:
-            try:
-                yield coordinator
-            except RuntimeError:  # perhaps a collective without its peer: then the dead rank is what matters
-                time.sleep(2 * POLL_SECONDS)
-                if failure := _dead_rank(workers, layout):
-                    raise Failure(failure) from None
-                raise
-            finally:
-                done.set()  # from here on they may exit
+        yield True
+    except RuntimeError:  # perhaps a collective without its peer: then the dead rank is what matters
+        time.sleep(2 * POLL_SECONDS)
+        if failure := _dead_rank(workers, layout):
+            raise Failure(failure) from None
+        raise
     finally:
-        done.set()
+        done.set()  # from here on they may exit
         end_ranks(workers)
         store.close()
         os.environ.clear()
         os.environ.update(environment)
 
 
-@contextmanager
-def _join(checkpoint: Checkpoint, layout: Layout) -> Iterator[Coordinator | None]:
-    """Join the process group; rank 0 gets the coordinator, another rank serves until it is stopped."""
-    device = init_distributed()
-    dtype = checkpoint.dtype(checkpoint.names[0]) if device.type == "cuda" else torch.float32
-    shard, tokenizer = DecoderShard(checkpoint, layout, device, dtype), Tokenizer(checkpoint.tokenizer_path)
-    channels = Channels.open(TIMEOUT)
-    try:
-        if distributed.get_rank() == 0:
-            coordinator = Coordinator(shard, tokenizer, channels)
-            yield coordinator
-            coordinator.close()
-        else:
-            Worker(shard, tokenizer, channels).serve()
-            yield None
-    finally:
-        distributed.destroy_process_group()
-
-
-def serve(checkpoint: str, layout: str) -> None:
-    """Entry point of a worker process: serve until rank 0 stops it or dies."""
-    silence_lm_eval()
+def call(function: str, arguments: str) -> None:
+    """Entry point of another rank's process: call ``function``, MODULE:NAME, with JSON ``arguments``."""
     die_with_parent()
-    with _join(Checkpoint.open(Path(checkpoint)), Layout(**parse_layout(layout))):
-        pass
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(**json.loads(arguments))
 
 
 def _watch(workers: Sequence[Rank], layout: Layout, store: HostedStore, done: threading.Event) -> None:
@@ -133,7 +106,7 @@ def _watch(workers: Sequence[Rank], layout: Layout, store: HostedStore, done: th
 
 def _dead_rank(workers: Sequence[Rank], layout: Layout) -> str | None:
     """Describe a rank that has died, preferably one that was killed: the others may have died because of it."""
-    dead = [rank for rank in tuple(workers) if rank.process.poll() is not None]
+    dead = [rank for rank in tuple(workers) if rank.process.poll()]
     if not dead:
         return None
     first = min(dead, key=lambda rank: rank.process.returncode >= 0)

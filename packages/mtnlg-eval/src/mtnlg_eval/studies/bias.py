@@ -17,12 +17,15 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from math import exp, log, sqrt
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
-from mtnlg_eval.table import print_rows, wilson_interval
+from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.results.statistics import wilson_interval
+from mtnlg_eval.table import print_rows
 from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import read_small, write_json
 
@@ -30,7 +33,6 @@ from .cooccurrence import KINDS, count_adjectives, load_textblob, sample_descrip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
@@ -49,14 +51,35 @@ def parse_kinds(names: str) -> list[str]:
     return kinds
 
 
-def run_bias_study(
-    lm: DecoderLM, identity: Mapping[str, Any], out: Path, kinds: Sequence[str], samples: int
-) -> dict[str, Any]:
+def study_bias(
+    checkpoint: str, out: Path | str, kinds: Sequence[str], samples: int, model_args: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Measure these kinds of bias with ``samples`` texts per prompt; returns the content of ``out/bias.json``.
 
-    ``identity`` names the checkpoint in that file, and other kinds that it has of the same checkpoint and samples stay.
-    Raises ``Failure`` where it is no such file.
+    Other kinds of the same model and samples in that file stay. Raises ``Failure`` where it is no such file. Returns
+    None on a rank other than 0.
     """
+    silence_lm_eval()
+    from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
+
+    out, options = Path(out), ModelOptions.parse(model_args)
+    model = open_model(checkpoint, options)
+    arguments = {
+        "checkpoint": checkpoint,
+        "out": str(out),
+        "kinds": kinds,
+        "samples": samples,
+        "model_args": model_args,
+    }
+    with model_on_ranks(model, options, out, f"{__name__}:study_bias", arguments) as (lm, leads):
+        results = run_bias_study(lm, model.identity, out, kinds, samples, leads=leads)
+    return results if leads else None
+
+
+def run_bias_study(
+    lm: DecoderLM, identity: Mapping[str, Any], out: Path, kinds: Sequence[str], samples: int, *, leads: bool = True
+) -> dict[str, Any]:
+    """The study with a model that is loaded; ``identity`` names it in the file that the rank which ``leads`` writes."""
     if any(kind != OCCUPATION for kind in kinds):
         load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
     results: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
@@ -70,7 +93,8 @@ def run_bias_study(
         kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
     }
     results = earlier | results
-    write_json(out / "bias.json", results)
+    if leads:
+        write_json(out / "bias.json", results)
     return results
 
 

@@ -14,6 +14,7 @@ every number is the mean, and ``between_draws`` the standard error of the accura
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from math import exp
 from statistics import fmean
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mtnlg_eval.results.compare import group_runs
+from mtnlg_eval.results.compare import group_runs, labels
 from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.results.statistics import mean_estimate
 from mtnlg_eval.tasks.rows import explain
 from mtnlg_model.console import Failure
 from mtnlg_model.files import write_json
@@ -31,39 +33,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+HALF = 0.5
 TRUE, FALSE = 0, 1
 """Labels, which are also the indices of the choices: True is entailment."""
 
 
 class Verdict(NamedTuple):
-    """The model's answer to one row."""
+    """The model's answer to one row: log P(True) and log P(False), and what `run` compares the two answers by."""
 
     heuristic: str
     subcase: str
     label: int
-    true: float  # log P(True)
-    false: float  # log P(False)
+    template: str
+    logps: tuple[float, float]
+    scores: tuple[float, float]
 
     @property
     def mass(self) -> float:
         """P(True) + P(False)."""
-        return exp(self.true) + exp(self.false)
+        return exp(self.logps[TRUE]) + exp(self.logps[FALSE])
 
     @property
     def probability(self) -> float:
-        """P(True) / (P(True) + P(False))."""
-        return 1 / (1 + exp(min(self.false - self.true, 700.0)))
+        """P(True) / (P(True) + P(False)), by the scores: above one half where `run` decides for True."""
+        true, false = self.scores
+        return 1 / (1 + exp(min(false - true, 700.0)))
 
     def right(self, threshold: float) -> bool:
         """Whether the answer is right if it is True above the threshold and False otherwise."""
-        return (self.probability > threshold) == (self.label == TRUE)
+        said_true = self.scores[TRUE] >= self.scores[FALSE] if threshold == HALF else self.probability > threshold
+        return said_true == (self.label == TRUE)
 
 
 class SubsetScore(NamedTuple):
-    """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold."""
+    """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold.
+
+    ``low`` to ``high`` is the first one's 95 % interval, rows of one template counting as dependent.
+    """
 
     rows: int
     accuracy: float
+    low: float
+    high: float
     shifted: float
 
 
@@ -83,8 +94,10 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
     threshold = fmean(verdict.probability for verdict in verdicts)
 
     def score(subset: Sequence[Verdict]) -> SubsetScore:
-        plain, shifted = (fmean(verdict.right(bound) for verdict in subset) for bound in (0.5, threshold))
-        return SubsetScore(len(subset), plain, shifted)
+        plain, shifted = ([float(verdict.right(bound)) for verdict in subset] for bound in (HALF, threshold))
+        templates: dict[str, int] = {}
+        clusters = [templates.setdefault(verdict.template, len(templates)) for verdict in subset]
+        return SubsetScore(len(subset), *mean_estimate(fmean(plain), plain, clusters), fmean(shifted))
 
     def score_by(name: Callable[[Verdict], str]) -> dict[str, dict[str, SubsetScore]]:
         groups: defaultdict[str, defaultdict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
@@ -95,7 +108,7 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
     return Tally(
         whole=score(verdicts),
         mass=fmean(verdict.mass for verdict in verdicts),
-        said_true=fmean(verdict.probability > 0.5 for verdict in verdicts),
+        said_true=fmean(verdict.scores[TRUE] >= verdict.scores[FALSE] for verdict in verdicts),
         threshold=threshold,
         labels=score_by(lambda verdict: "entailment" if verdict.label == TRUE else "non-entailment"),
         subcases=score_by(lambda verdict: verdict.subcase),
@@ -108,6 +121,7 @@ class _Doc(BaseModel):
     heuristic: str
     subcase: str
     label: int = Field(ge=TRUE, le=FALSE)
+    template: str = ""
 
 
 class _Sample(BaseModel):
@@ -115,6 +129,7 @@ class _Sample(BaseModel):
 
     doc: _Doc
     filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
+    scores: list[float] = Field(min_length=2, max_length=2)
 
 
 def read_verdicts(samples: Path) -> list[Verdict]:
@@ -126,8 +141,12 @@ def read_verdicts(samples: Path) -> list[Verdict]:
                 sample = _Sample.model_validate_json(line)
             except ValidationError as error:
                 raise Failure(f"{samples}:{number}: {explain(error)}") from None
-            (true, _), (false, _) = sample.filtered_resps
-            verdicts.append(Verdict(sample.doc.heuristic, sample.doc.subcase, sample.doc.label, true, false))
+            ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
+            verdicts.append(
+                Verdict(
+                    doc.heuristic, doc.subcase, doc.label, doc.template or str(number), (true, false), (first, second)
+                )
+            )
     if not verdicts:
         raise Failure(f"{samples}: no samples in it")
     return verdicts
@@ -136,8 +155,8 @@ def read_verdicts(samples: Path) -> list[Verdict]:
 def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
     """Tally the HANS results of an evaluation by number of shots; returns the studies by file name, and writes them.
 
-    ``folder`` is the --out of ``mtnlg-eval run``. Its best checkpoint and style are studied (results/compare.py): as
-    hans.json, and if shots were also chosen in another mode, as hans-MODE.json. ``Failure`` if HANS was not scored.
+    ``folder`` is the --out of ``mtnlg-eval run``. Every model, style and mode of shots has a study: the best one's is
+    hans.json, another's hans-LABEL.json (results/compare.py). ``Failure`` if HANS was not scored.
     """
     scored = ResultFolder(folder)
     runs = group_runs(result for result in scored.results() if result.task == "hans")
@@ -146,24 +165,20 @@ def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
     studies: dict[str, dict[str, Any]] = {}
-    best = runs[0]
-    for run in runs:
-        if (run.model.digest, run.model.precision, run.style) != (best.model.digest, best.model.precision, best.style):
-            continue
+    for run, label in zip(runs, labels(runs), strict=True):
         shots = run.results[0].shots
-        mode = {"source": shots.source, "labels": shots.labels}
-        cells = run.by_shots("hans").items()
         tallies = {
             asked: {
                 **mean_of([to_plain(tally(read_verdicts(scored.samples(result)))) for result in cell.results]),
                 "draws": len(cell.results),
                 "between_draws": cell.between_draws,
             }
-            for asked, cell in cells
+            for asked, cell in run.by_shots("hans").items()
         }
-        identity = run.model.model_dump(include={"checkpoint", "digest", "tokens"})
-        name = "hans-" + "-".join(word for word in mode.values() if word not in {"any", "drawn"}) if studies else "hans"
-        studies[f"{name}.json"] = {"version": 1, **identity, "shots_from": mode, "shots": tallies}
+        identity = run.model.model_dump(include={"checkpoint", "digest", "tokens"}) | {"name": label}
+        name = "-".join(("hans", *re.findall(r"[\w.]+", label))) if studies else "hans"
+        mode = {"source": shots.source, "labels": shots.labels}
+        studies[f"{name}.json"] = {"version": 2, **identity, "shots_from": mode, "shots": tallies}
         write_json(folder / f"{name}.json", studies[f"{name}.json"])
     return studies
 
@@ -200,7 +215,7 @@ def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     tallies = list(study["shots"].values())
 
     def cells(scores: Iterable[dict[str, Any] | None]) -> tuple[str, ...]:
-        return tuple(f"{100 * s['accuracy']:.0f} → {100 * s['shifted']:.0f}" if s else "" for s in scores)
+        return tuple(_text(score) if score else "" for score in scores)
 
     def subset(part: str, heuristic: str, name: str) -> tuple[str, ...]:
         return cells(tally[part].get(heuristic, {}).get(name) for tally in tallies)
@@ -213,10 +228,15 @@ def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         spreads = (tally["between_draws"] for tally in tallies)
         yield ("standard error between draws", *("" if each is None else f"{100 * each:.1f}" for each in spreads))
     subcases = names_in_any(tally["subcases"] for tally in tallies)
-    for heuristic, labels in names_in_any(tally["labels"] for tally in tallies).items():
-        for label in labels:
+    for heuristic, names in names_in_any(tally["labels"] for tally in tallies).items():
+        for label in names:
             yield (f"{heuristic}, {label}", *subset("labels", heuristic, label))
         for subcase in subcases[heuristic]:
             yield (f"  {subcase}", *subset("subcases", heuristic, subcase))
     yield ("P(True) + P(False)", *(f"{tally['mass']:.3f}" for tally in tallies))
     yield ("says True", *(f"{100 * tally['said_true']:.1f}" for tally in tallies))
+
+
+def _text(score: Mapping[str, Any]) -> str:
+    accuracy, low, high, shifted = (100 * score[key] for key in ("accuracy", "low", "high", "shifted"))
+    return f"{accuracy:.0f}±{(high - low) / 2:.0f} → {shifted:.0f}"

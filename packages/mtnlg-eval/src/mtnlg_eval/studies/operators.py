@@ -14,19 +14,19 @@ from __future__ import annotations
 import json
 import operator
 from itertools import groupby, product
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
-from mtnlg_eval.table import wilson_interval
-from mtnlg_eval.tasks.paper_task import SEED
+from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_model.console import progress
 from mtnlg_model.files import write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
@@ -43,6 +43,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 SIGNS = {"add": "-", "subtract": "*", "multiply": "+", "divide": "-"}
 """For the misleading disguise: the sign of another operator; + for operators without a sign of their own."""
 
+SEED = 1234
 DISGUISES = ("hash", "ampersand", "word", "function", "misleading")
 NEW_TOKENS = 8
 
@@ -105,21 +106,44 @@ class Cell(NamedTuple):
     high: float
 
 
-def run_operators_study(
-    lm: DecoderLM, identity: Mapping[str, Any], out: Path, shots: Sequence[int], problems: int
-) -> list[Cell]:
+def study_operators(
+    checkpoint: str, out: Path | str, shots: Sequence[int], problems: int, model_args: Mapping[str, Any]
+) -> list[Cell] | None:
     """Answer every problem; write ``out/operators.jsonl`` (one problem per line) and ``out/operators.json`` (counts).
 
-    ``problems`` is their number per operator, disguise and number of shots; ``identity`` names the checkpoint in the
-    counts. Every answer goes to the model's store at once, so a killed run resumes.
+    ``problems`` is their number per operator, disguise and number of shots. Every answer goes to the model's store at
+    once, so a killed run resumes. Returns None on a rank other than 0.
     """
+    silence_lm_eval()
+    from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
+
+    out, options = Path(out), ModelOptions.parse(model_args)
+    model = open_model(checkpoint, options)
+    arguments = {
+        "checkpoint": checkpoint,
+        "out": str(out),
+        "shots": shots,
+        "problems": problems,
+        "model_args": model_args,
+    }
+    with model_on_ranks(model, options, out, f"{__name__}:study_operators", arguments) as (lm, leads):
+        cells = run_operators_study(lm, model.identity, out if leads else None, shots, problems)
+    return cells if leads else None
+
+
+def run_operators_study(
+    lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, shots: Sequence[int], problems: int
+) -> list[Cell]:
+    """The study with a model that is loaded; ``identity`` names it in what is written to ``out``."""
     posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
     lines = [
         problem._asdict() | {"given": answer, "right": answer == problem.answer}
         for problem, answer in zip(posed, _generate_answers(lm, posed), strict=True)
     ]
-    write_text(out / "operators.jsonl", "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
     cells = list(_count_cells([line["right"] for line in lines], shots, problems))
+    if out is None:
+        return cells
+    write_text(out / "operators.jsonl", "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
     write_json(out / "operators.json", {"version": 1, **identity, "cells": [cell._asdict() for cell in cells]})
     return cells
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
@@ -17,13 +18,14 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mtnlg_model.checkpoint.chat_files import own_file
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import read_small
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from jinja2 import Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
@@ -33,15 +35,70 @@ END = "THE-LAST-MESSAGE-GOES-ON-HERE "
 """Marks where to cut a rendered chat whose last message the model shall continue; its space tells a trimmed message."""
 
 
-class ChatTemplate:
-    """One template with the special tokens of its tokenizer, read at ``place``."""
+class Chat:
+    """The templates of a model by name, the one that is chosen, and what answers and texts begin and end with.
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], place: Path) -> None:
-        self.text, self.place, self._special_tokens = text, place, special_tokens
+    ``begin`` is the token that begins texts, or where there is none, ends them, "" if no file names one; ``think_end``
+    ends what a model thinks, "" if it does not. ``place`` is where the chosen template was read.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, tuple[str, Path]], tokens: Mapping[str, str], variables: Mapping[str, object]
+    ) -> None:
+        self._templates, self._variables = templates, {**tokens, **variables}
+        self.begin = tokens.get("bos_token") or tokens.get("eos_token") or ""
+        self.think_end = ""
+        self._chosen: Template | None = None
+        self.text = ""
+
+    @classmethod
+    def read(
+        cls,
+        folders: Iterable[Path],
+        variables: Mapping[str, object] = MappingProxyType({}),
+        thinking: bool | None = None,
+        think_end: str | None = None,
+    ) -> Chat:
+        """The templates of the first folder that has any, and the special tokens of the first that names any.
+
+        ``variables`` and ``thinking`` (as ``enable_thinking``) are passed to templates. Raises ``Failure`` for a file
+        that is malformed.
+        """
+        templates: dict[str, tuple[str, Path]] = {}
+        tokens: dict[str, str] = {}
+        for folder in folders:
+            config = _read_config(folder / CONFIG)
+            tokens = tokens or _special_tokens(config)
+            if not templates:
+                inside = _templates_in(config.get("chat_template"), folder / CONFIG)
+                files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
+                if (folder / FILE).is_file():
+                    files[DEFAULT] = folder / FILE
+                templates = {name: (text, folder / CONFIG) for name, text in inside.items()}
+                templates |= {name: (_text(path), path) for name, path in files.items()}
+        given = {} if thinking is None else {"enable_thinking": thinking}
+        chat = cls(templates, tokens, {**variables, **given})
+        chat.think_end = think_end or ""
+        return chat
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The templates by name."""
+        return {name: text for name, (text, _) in self._templates.items()}
+
+    def choose(self, name: str | None = None) -> str:
+        """Choose the template of this name, or the default one, and return its text; ``Failure`` without one."""
+        name = name or DEFAULT
+        if not self._templates:
+            raise Failure(f"--apply_chat_template: the model has no chat template; put {FILE} or {CONFIG} beside it")
+        if name not in self._templates:
+            raise UsageFailure(f"--apply_chat_template: no template {name}; there are {', '.join(self._templates)}")
+        self.text, self.place = self._templates[name]
         try:
-            self._template = _environment().from_string(text)
+            self._chosen = _environment().from_string(self.text)
         except TemplateError as error:
-            raise Failure(f"{place}: not a Jinja template: {error}") from None
+            raise Failure(f"{self.place}: not a Jinja template: {error}") from None
+        return self.text
 
     def render(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> str:
         """The prompt of a chat: up to where an answer begins, or without ``answer`` to the end of the last message.
@@ -49,6 +106,8 @@ class ChatTemplate:
         A template that refuses a system message gets the chat without it, as in lm-eval. ``Failure`` if it cannot be
         rendered.
         """
+        if self._chosen is None:
+            self.choose()
         try:
             try:
                 return self._render(messages, answer)
@@ -61,34 +120,15 @@ class ChatTemplate:
         chat = [dict(message) for message in messages]
         if not answer:
             chat[-1]["content"] += END
-        text = self._template.render(messages=chat, add_generation_prompt=answer, **self._special_tokens)
+        text: str = self._chosen.render(  # type: ignore[union-attr]  # it is chosen
+            messages=chat, add_generation_prompt=answer, **self._variables
+        )
         if answer:
             return text
         kept, mark, rest = text.rpartition(END.strip())
         if not mark:
             raise ValueError("it leaves out the last message")
         return kept if rest.startswith(" ") else kept.rstrip()
-
-
-def read_chat_templates(folders: Iterable[Path]) -> dict[str, ChatTemplate]:
-    """The templates, by name, of the first folder that has any; ``Failure`` if a file is malformed."""
-    for folder in folders:
-        config = _read_config(folder / CONFIG)
-        inside = _templates_in(config.get("chat_template"), folder / CONFIG)
-        templates = {name: (text, folder / CONFIG) for name, text in inside.items()}
-        files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
-        if (folder / FILE).is_file():
-            files[DEFAULT] = folder / FILE
-        templates |= {name: (_text(path), path) for name, path in files.items()}
-        if templates:
-            tokens = _special_tokens(config)
-            return {name: ChatTemplate(text, tokens, place) for name, (text, place) in templates.items()}
-    return {}
-
-
-def read_special_tokens(folders: Iterable[Path]) -> dict[str, str]:
-    """The special tokens, such as ``eos_token``, of the first folder whose tokenizer_config.json names any."""
-    return next((tokens for folder in folders if (tokens := _special_tokens(_read_config(folder / CONFIG)))), {})
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -8,38 +8,38 @@ lm-eval renders the prompts in tasks/*.yaml. This class adds what YAML cannot ex
     ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
     greedy     correct if greedy decoding gives the target                                   LAMBADA, loglikelihood
 
-Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are stock_task.py's.
+Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are lm_eval_tasks.py's.
 
-Building a task reads its rows. Set ``lm``, the model with the tokenizer and context length to fit prompts to, and call
-``set_shots``; then pass the task to ``lm_eval.evaluate``.
+Building a task reads its rows; `with_shots` makes a task that puts shots into its prompts, for ``lm_eval.evaluate``.
 """
 
 from __future__ import annotations
 
+import ast
+from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import env
 
-from mtnlg_model.console import Failure
-
-from .recorded_task import PromptFit, RecordedTask
-from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit, sample_rows
-from .sources import load_hub_task, read_task
+from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
+from .sources import load_hub_task, load_hub_texts, read_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from jinja2 import Template
     from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
 
     from .rows import Document
     from .shots import ShotChoice
     from .sources import TaskRows
-
-env.from_string = lru_cache(maxsize=256)(env.from_string)  # lm-eval compiles a template anew for every document
 
 SEED = 1234
 """Seed of the shots, the same as the training run's (paper.md 2)."""
@@ -59,23 +59,27 @@ class DocumentList(list["Document"]):
         return self[0]
 
 
-class PaperTask(RecordedTask):
+class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
     ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style. The loader adds
     ``style`` and ``rows_from``, the folder of the rows (absent: the hub), or ``revision``, the hub's (absent: newest).
+
+    ``shown`` has the number of shots in each prompt, in the order in which they are built.
     """
+
+    lm: TemplateLM
+    shown: list[int]
 
     def __init__(self, config: dict[str, Any]) -> None:
         config.pop("class", None)
         config = _apply_style(config)
         self._rendered: dict[tuple[int, str], Any] = {}
-        self._shot_choice, self._seed = ANY_SHOT, SEED
+        self._choice_tokens: dict[str, list[int]] = {}
+        self._prompt = config["doc_to_text"]
         super().__init__(config=config)
-        self._zero_shot_prompt = self.config.doc_to_text
         self._pool = ShotPool(self.rows.shots)
-        self.sampler = DrawnShots()
         self.unconditional: str | None = self.config.metadata.get("unconditional")
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: object) -> None:
@@ -87,10 +91,6 @@ class PaperTask(RecordedTask):
         )
         self._scored = DocumentList(self.rows.scored)
 
-    def take(self, limit: int | None) -> None:
-        """Score a random sample of ``limit`` rows, or all rows for None; shots still come from the whole pool."""
-        self._scored = DocumentList(self.rows.scored[n] for n in sample_rows(self.rows.scored, limit))
-
     @property
     def eval_docs(self) -> DocumentList:
         """Documents to score."""
@@ -100,30 +100,32 @@ class PaperTask(RecordedTask):
         """Documents to draw shots from."""
         return self.rows.shots
 
-    def set_shots(self, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> None:
-        """Put ``count`` shots that ``choice`` admits, drawn with ``seed``, into every prompt from now on."""
-        self._shot_choice, self._seed = choice, seed
-        self.set_config("num_fewshot", count)
-        prompt = self.config.metadata.get("with_shots", self._zero_shot_prompt) if count else self._zero_shot_prompt
-        self.config.doc_to_text = self.fewshot_cfg.doc_to_text = prompt
+    def with_shots(self, lm: TemplateLM, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> PaperTask:
+        """A task with ``count`` shots that ``choice`` admits, drawn with ``seed``, in the prompts for ``lm``."""
+        task = copy(self)
+        task.take_shots(lm, count, partial(self._pool.draw, count=count, key=f"{seed}/{self.name}", choice=choice))
+        return task
 
-    def count_requests(self) -> int:
-        """Number of loglikelihood requests for the documents to score."""
-        if self.OUTPUT_TYPE == "loglikelihood":
-            return len(self._scored)
-        return sum(map(len, map(self.doc_to_choice, self._scored))) * (2 if self.unconditional else 1)
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return str(self.config.task)
+
+    def take_shots(self, lm: TemplateLM, count: int, draw: Callable[[Document], Sequence[Document]]) -> None:
+        """Put ``count`` shots that ``draw`` gives into every prompt from now on."""
+        self.lm, self.sampler, self.shown, self._draw, self._choice_tokens = lm, DrawnShots(), [], draw, {}
+        self._config = copy(self.config)
+        self.set_config("num_fewshot", count)
+        if count:
+            self._prompt = self._config.doc_to_text = self.config.metadata.get("with_shots", self._prompt)
 
     def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
         """lm-eval's context with as many drawn shots as fit into the model's context with the longest continuation."""
         render = super().fewshot_context
         contexts: dict[int, str | list[str]] = {0: render(doc, 0, **options)}
-        continuation = max(self._continuation_tokens(self.requests_of(doc, contexts[0])))
+        continuation = max(self._continuation_tokens(self.construct_requests(doc, contexts[0])))
         room = self.lm.max_length + 1 - continuation  # the last token is predicted, never read
-        if room < 1:
-            raise Failure(
-                f"{self.config.task} {doc['id']}: {continuation} tokens to score do not fit the model's context"
-            )
-        self.sampler.drawn = self._pool.draw(doc, num_fewshot, f"{self._seed}/{self.config.task}", self._shot_choice)
+        self.sampler.drawn = self._draw(doc) if num_fewshot else ()
 
         def prompt_tokens(shots: int) -> int:
             if shots not in contexts:
@@ -133,12 +135,13 @@ class PaperTask(RecordedTask):
             return max(len(self.lm.tok_encode(text)) for text in texts)
 
         shots = max_shots_that_fit(len(self.sampler.drawn), prompt_tokens, room)
-        self.prompt_fits.append(PromptFit(shots, truncated=not shots and prompt_tokens(0) > room))
+        self.shown.append(shots)
         return contexts[shots] if shots in contexts else render(doc, shots, **options)
 
-    def requests_of(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
-        """lm-eval's requests; for the ratio also one per choice with the unconditional context."""
-        requests = super().requests_of(doc, ctx, **options)
+    def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
+        """lm-eval's requests, always a list; for the ratio also one per choice with the unconditional context."""
+        built = super().construct_requests(doc, ctx, **options)
+        requests: list[Instance] = built if isinstance(built, list) else [built]
         if self.unconditional:
             requests += [
                 replace(
@@ -150,8 +153,14 @@ class PaperTask(RecordedTask):
                 )
                 for n, request in enumerate(requests)
             ]
-        self.record.choice_tokens[doc["id"]] = self._continuation_tokens(requests)
+        self._choice_tokens[doc["id"]] = self._continuation_tokens(requests)
         return requests
+
+    @property
+    def label_tokens(self) -> list[int]:
+        """Tokens of each label word, once a prompt is built; [] where rows have choices of their own."""
+        same = isinstance(self.config.doc_to_choice, list)
+        return next(iter(self._choice_tokens.values()), []) if same else []
 
     def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
         """Score of each choice, the highest being the answer; for LAMBADA the loglikelihood of the word."""
@@ -160,7 +169,7 @@ class PaperTask(RecordedTask):
             conditional, unconditional = np.split(logps, 2)
             logps = conditional - unconditional
         elif self.OUTPUT_TYPE != "loglikelihood" and self.config.metadata.get("score") != "sum":
-            logps /= np.array(self.record.choice_tokens[doc["id"]])
+            logps /= np.array(self._choice_tokens[doc["id"]])
         return list(logps.tolist())
 
     def process_results(self, doc: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:
@@ -170,27 +179,48 @@ class PaperTask(RecordedTask):
         return {"acc": float(int(np.argmax(self.scores(doc, results))) == doc["label"])}
 
     def doc_to_text(self, doc: Document, doc_to_text: object = None) -> str | int:
-        """lm-eval's prompt, cached: lm-eval compiles the template at each call, and a shot is in many prompts."""
-        del doc_to_text  # the shots' template, which set_shots keeps equal
-        text: str | int = self._cached(doc, str(self.config.doc_to_text), super().doc_to_text)
+        """lm-eval's prompt. Each template is compiled once, and each text rendered once: a shot is in many prompts."""
+        del doc_to_text  # the shots' template, which is the same
+        text: str | int = self._render(doc, self._prompt)
         return text
 
     def doc_to_choice(self, doc: Document, doc_to_choice: object = None) -> list[str]:
-        """lm-eval's choices, cached like the prompt."""
+        """lm-eval's choices."""
         del doc_to_choice
-        choices: list[str] = self._cached(doc, "choice", super().doc_to_choice)
+        choices: list[str] = self._render(doc, self.config.doc_to_choice)
         return choices
 
-    def _cached(self, doc: Document, template: str, render: Callable[[Document], Any]) -> Any:  # noqa: ANN401
-        key = (id(doc), template)  # documents live as long as the task
+    def _render(self, doc: Document, field: str | list[str]) -> Any:  # noqa: ANN401
+        if isinstance(field, list) or field in doc:
+            return field if isinstance(field, list) else doc[field]
+        key = (id(doc), field)  # documents live as long as the task
         if key not in self._rendered:
-            self._rendered[key] = render(doc)
+            text = _template(field).render(**doc)
+            self._rendered[key] = ast.literal_eval(text) if field.startswith("{{[") else text
         return self._rendered[key]
 
     def _continuation_tokens(self, requests: Sequence[Instance]) -> list[int]:
         """Tokens of each request's continuation, split from the context as lm-eval splits it."""
         pairs = (request.arguments for request in requests)
         return [len(self.lm._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own method)
+
+
+@lru_cache(maxsize=64)
+def _template(text: str) -> Template:
+    template: Template = env.from_string(text)
+    return template
+
+
+def task_manager(data: Path | None, style: str = PAPER, revision: str | None = None) -> TaskManager:
+    """lm-eval's manager of our nine tasks alone: indexing its own takes longer than a small evaluation."""
+    given = {"rows_from": str(data) if data else None, "revision": revision}
+    metadata = {"style": style} | {key: value for key, value in given.items() if value}
+    return TaskManager(include_path=Path(__file__).parent, include_defaults=False, metadata=metadata)
+
+
+def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
+    """Row id and text of everything in a task's scored rows on the hub."""
+    return load_hub_texts(task_manager(None).task_index[task].cfg)
 
 
 def _apply_style(config: dict[str, Any]) -> dict[str, Any]:

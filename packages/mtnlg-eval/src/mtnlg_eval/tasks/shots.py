@@ -38,14 +38,14 @@ class ShotChoice:
 ANY_SHOT = ShotChoice()
 
 
-def sample_rows(documents: Sequence[Document], limit: int | None) -> list[int]:
-    """Numbers of a random sample of ``limit`` documents, ascending; of all for None. A smaller one is part of a larger.
+def sample_rows(ids: Sequence[str], limit: int | None) -> list[int]:
+    """Numbers of a random sample of ``limit`` rows, ascending; of all for None. A smaller one is part of a larger.
 
     Published files are sorted: the first rows of HANS are of one subcase and label.
     """
-    if limit is None or limit >= len(documents):
-        return list(range(len(documents)))
-    order = sorted(range(len(documents)), key=lambda n: sha256(str(documents[n]["id"]).encode()).digest())
+    if limit is None or limit >= len(ids):
+        return list(range(len(ids)))
+    order = sorted(range(len(ids)), key=lambda n: sha256(ids[n].encode()).digest())
     return sorted(order[:limit])
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from pydantic import ValidationError
 
+from mtnlg_eval.hub import reach_hub
 from mtnlg_model.console import Failure
 
 from .formats import read_raw_rows
@@ -45,9 +46,9 @@ SPLITS = ("train", "validation", "test")
 class TaskRows:
     """Documents to score and documents to draw shots from.
 
-    ``split`` and ``pool`` name their splits: equal where the shots come from the scored rows. ``left_out`` lists
-    malformed rows of the pool, ``other_files`` what belongs to another set, ``revision`` is
-    the hub's commit.
+    ``split`` and ``pool`` name their splits: equal where the shots come from the scored rows. ``malformed`` lists rows
+    to score that cannot be, by their number, ``left_out`` malformed rows of the pool, ``other_files`` what belongs to
+    another set, ``revision`` is the hub's commit.
     """
 
     scored: list[Document]
@@ -55,6 +56,7 @@ class TaskRows:
     split: str
     pool: str
     variant: str | None = None
+    malformed: dict[int, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     other_files: list[str] = field(default_factory=list)
     revision: str | None = None
@@ -63,8 +65,8 @@ class TaskRows:
 def read_task(data: Path, task: str, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
     """Read the rows of ``task`` from ``data/task``; ``pools`` are the splits that may give shots, best first.
 
-    ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Raises ``Failure`` if there are
-    no rows, or if one to score is malformed (file:line: reason). Malformed rows of the pool are left out and listed.
+    ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Malformed rows are left out and
+    listed (file:line: reason). Raises ``Failure`` if there are no others.
     """
     files, other_files = files_by_split(data / task, task)
     split = scored_split(data / task, task, files)
@@ -89,16 +91,17 @@ def build_task_rows(
     Without such a pool the scored rows serve.
     """
     ((split, raw_rows),) = scored.items()
-    documents = _documents(task, raw_rows, verbatim=verbatim)
+    malformed: dict[int, str] = {}
+    documents = _documents(task, raw_rows, malformed, verbatim=verbatim)
     if not documents:
-        raise Failure(f"{source}: no rows to score")
+        raise Failure(next(iter(malformed.values()), f"{source}: no rows to score"))
     variant = variant_of(task, documents)
-    left_out: list[str] = []
+    left_out: dict[int, str] = {}
     for pool, raw_pool in pools.items():
         shots = _documents(task, raw_pool, left_out, verbatim=verbatim)
         if shots and variant_of(task, shots) == variant:
-            return TaskRows(documents, shots, split, pool, variant, left_out, list(other_files))
-    return TaskRows(documents, documents, split, split, variant, left_out, list(other_files))
+            return TaskRows(documents, shots, split, pool, variant, malformed, [*left_out.values()], list(other_files))
+    return TaskRows(documents, documents, split, split, variant, malformed, [*left_out.values()], list(other_files))
 
 
 def variant_of(task: str, documents: Sequence[Document]) -> str | None:
@@ -125,10 +128,10 @@ def unique_texts(task: str, rows: Iterable[RawRow]) -> Iterator[tuple[str, str]]
                 yield name, text
 
 
-def _validated(task: str, rows: Iterable[RawRow], left_out: list[str] | None = None) -> Iterator[tuple[Row, Any]]:
+def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | None = None) -> Iterator[tuple[Row, Any]]:
     """Validate rows, each with what it was parsed from; a malformed one raises ``Failure`` or goes to ``left_out``."""
     schema = ROWS[task]
-    for location, parse in rows:
+    for number, (location, parse) in enumerate(rows):
         try:
             raw = parse()
             yield schema.model_validate(raw), raw
@@ -136,11 +139,11 @@ def _validated(task: str, rows: Iterable[RawRow], left_out: list[str] | None = N
             reason = explain(error) if isinstance(error, ValidationError) else str(error)
             if left_out is None:
                 raise Failure(f"{location}: {reason}") from None
-            left_out.append(f"{location}: {reason}")
+            left_out[number] = f"{location}: {reason}"
 
 
 def _documents(
-    task: str, rows: Iterable[RawRow], left_out: list[str] | None = None, *, verbatim: bool = False
+    task: str, rows: Iterable[RawRow], left_out: dict[int, str], *, verbatim: bool = False
 ) -> list[Document]:
     """The rows' documents; repeated ids get a number (``#2``), so that ids are unique."""
     counts: dict[str, int] = {}
@@ -158,7 +161,7 @@ def _documents(
 
 
 def load_hub_task(config: Config, *, verbatim: bool = False, pools: Sequence[str] | None = None) -> TaskRows:
-    """Load the rows of a task from the hub; ``Failure`` if they cannot be fetched or one to score is malformed."""
+    """Load the rows of a task from the hub; ``Failure`` if they cannot be fetched or none can be scored."""
     scored, splits = _hub_split(config), _load_dataset(config)
     pool = config["fewshot_split"]
     wanted = {} if pool == scored or (pools is not None and _plain(pool) not in pools) else {_plain(pool): pool}
@@ -197,6 +200,7 @@ def _load_dataset(config: Config) -> Mapping[str, Any]:
     options = dict(config.get("dataset_kwargs") or {})
     if revision := (config.get("metadata") or {}).get("revision"):
         options["revision"] = revision
+    reach_hub()
     try:
         splits: Mapping[str, Any] = datasets.load_dataset(path, name, **options)
     except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)

@@ -56,6 +56,7 @@ _IGNORED = """
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences exponential_decay_length_penalty suppress_tokens begin_suppress_tokens remove_invalid_values
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    unk_token_id _model_name_or_path
     is_llama_config max_sequence_length neftune_noise_alpha transformers.js_config unsloth_fixed unsloth_version
 """
 IGNORED: Final = frozenset(_IGNORED.split())

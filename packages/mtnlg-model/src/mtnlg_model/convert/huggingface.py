@@ -105,28 +105,49 @@ def import_huggingface(
     The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context. Raises
     ``Failure``, before anything is written, if the folder is not of a family that `families` lists or is not complete.
     """
-    family, config = read_family(folder, vocabulary_multiple, sequence)
-    files = _files_by_tensor(folder)
-    for key, file in files.items():  # before their sizes, which are others where weights are quantized
-        if (dtype := file.entries[key].dtype) not in DTYPES and not key.endswith(IGNORED_SUFFIXES):
-            raise Failure(f"{folder}: {key:.100}: {dtype}: only {', '.join(DTYPES)} are supported")
-    require_file_size(config, {file.path for file in files.values()})
-    if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims; one that lacks few is
-        raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
-    sources = {name: _sources(folder, files, their_shapes(family, config, name)) for name in config.parameter_shapes()}
-    used = {key for keys in sources.values() for key in keys}
-    head = family.outer["head.weight"]
-    for key in files:
-        if config.tied and key == head:
-            _require_equal(folder, files, head, sources["embedding.token.weight"][0])
-        elif key not in used and not key.endswith(IGNORED_SUFFIXES):
-            raise Failure(f"{folder}: {key:.100}: {family.architecture} has no such tensor")
-    with tokenizer_of(folder) as tokenizer, new_checkpoint(target, config, tokenizer) as writer:
-        for name, shape in config.parameter_shapes().items():
-            tensors = [_read_tensor(files[key], key) for key in sources[name]]
-            writer.add(name, shape, "weight", None, from_theirs(family, config, name, tensors))
+    weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence)
+    with tokenizer_of(folder) as tokenizer, new_checkpoint(target, weights.config, tokenizer) as writer:
+        for name, shape in weights.config.parameter_shapes().items():
+            writer.add(name, shape, "weight", None, weights.tensor(name))
             advance(1)
-    return config
+    return weights.config
+
+
+class HuggingFaceWeights:
+    """The weights of a Hugging Face folder in terms of the decoder's tensors, read where they lie, one at a time.
+
+    Raises ``Failure`` if the folder is not of a family that `families` lists or is not complete.
+    """
+
+    def __init__(self, folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None) -> None:
+        self._family, self.config = family, config = read_family(folder, vocabulary_multiple, sequence)
+        self._files = files = _files_by_tensor(folder)
+        for key, file in files.items():  # before their sizes, which are others where weights are quantized
+            if (dtype := file.entries[key].dtype) not in DTYPES and not key.endswith(IGNORED_SUFFIXES):
+                raise Failure(f"{folder}: {key:.100}: {dtype}: only {', '.join(DTYPES)} are supported")
+        self.paths = sorted({file.path for file in files.values()})
+        require_file_size(config, set(self.paths))
+        if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims
+            raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
+        shapes = config.parameter_shapes()
+        self._sources = sources = {name: _sources(folder, files, their_shapes(family, config, name)) for name in shapes}
+        used = {key for keys in sources.values() for key in keys}
+        head = family.outer["head.weight"]
+        for key in files:
+            if config.tied and key == head:
+                _require_equal(folder, files, head, sources["embedding.token.weight"][0])
+            elif key not in used and not key.endswith(IGNORED_SUFFIXES):
+                raise Failure(f"{folder}: {key:.100}: {family.architecture} has no such tensor")
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter of the decoder, whole, on the CPU, in the dtype that is stored."""
+        tensors = [_read_tensor(self._files[key], key) for key in self._sources[name]]
+        return from_theirs(self._family, self.config, name, tensors)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a parameter is stored."""
+        key = self._sources[name][0]
+        return {str(stored): dtype for stored, dtype in DTYPES.items()}[self._files[key].entries[key].dtype]
 
 
 def _bytes(spec: TensorSpec) -> int:

@@ -37,8 +37,11 @@ def stream_tokens(
     *,
     vocabulary: int | None = None,
     stop_condition: Callable[[Sequence[int]], bool] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Yield (row, token) as tokens are drawn: at most ``max_new_tokens`` a row, fewer where its context is full.
+
+    ``seeds`` are those of each row's random generator, instead of what `row_generators` makes of the sampling's.
 
     A row finishes with the token that makes ``stop_condition`` of its new tokens true; that token is yielded too. Only
     the first ``vocabulary`` entries are drawn from, which excludes padding of the vocabulary. Raises ``Failure`` for an
@@ -50,7 +53,7 @@ def stream_tokens(
     longest = max(len(prompt) for prompt in prompts)
     limits = [min(max_new_tokens, decoder.config.sequence - len(prompt) + 1) for prompt in prompts]
     device = decoder.embedding.token.weight.device
-    generators = row_generators(sampling, len(prompts))
+    generators = row_generators(sampling, len(prompts), seeds)
     padding = [longest - len(prompt) for prompt in prompts]
     cache = decoder.cache(longest + max(limits) - 1)
     rows = list(range(len(prompts)))
@@ -121,11 +124,12 @@ def generate(
     *,
     vocabulary: int | None = None,
     stop_condition: Callable[[Sequence[int]], bool] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """The new tokens of every prompt. Arguments as for `stream_tokens`."""
     new: list[list[int]] = [[] for _ in prompts]
     for row, token in stream_tokens(
-        decoder, prompts, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
+        decoder, prompts, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition, seeds=seeds
     ):
         new[row].append(token)
     return new

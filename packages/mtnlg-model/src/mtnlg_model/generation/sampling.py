@@ -37,9 +37,14 @@ TINY = 1e-30
 NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
 
 
-def row_generators(sampling: Sampling, rows: int) -> list[torch.Generator]:
-    """One random generator per row, seeded by (seed, row) alone."""
-    return [torch.Generator().manual_seed(sampling.seed * 1_000_003 + row) for row in range(rows)]
+def row_generators(sampling: Sampling, rows: int, seeds: Sequence[int] | None = None) -> list[torch.Generator]:
+    """One random generator per row, seeded by (seed, row) alone, or by the row's own of ``seeds``."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds or row_seeds(sampling.seed, rows)]
+
+
+def row_seeds(seed: int, rows: int) -> list[int]:
+    """The seed of each row's generator."""
+    return [seed * 1_000_003 + row for row in range(rows)]
 
 
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .markup import NARROW, escape, short
+from mtnlg_eval.report.markup import NARROW, escape, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,7 +148,7 @@ def standalone_svg(pictures: Sequence[str], columns: int = 1) -> str:
             placed.append(picture.replace("<svg ", f"<svg {place} ", 1))
             x, height = x + w, max(height, y + h)
         width = max(width, x)
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8").partition("* {")[0]
+    style = files("mtnlg_eval.report").joinpath("style.css").read_text(encoding="utf-8").partition("* {")[0]
     style += "svg { background: var(--paper); font-family: system-ui, sans-serif; }"
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}">'
     return "\n".join((opening, f"<style>\n{style}\n</style>", *placed, "</svg>\n"))

@@ -6,7 +6,8 @@ and DATA is base64 of gzip of JSON, so nothing that a prompt says is ever read a
     {"total": N, "texts": [...], "rows": [[key, id, right, answer, chosen, shots, cut, prompt, choices], ...]}
 
     key      digest of the row's content: equal in every result that scored the row
-    answer   number of the right choice and of the chosen one; -1 where there is none or it is not known
+    answer   number of the right choice and of the chosen one; -1 where there is none or it is not known;
+             of a text that was generated there are two: the right one and the model's
     prompt   numbers of texts, to be joined by blank lines; the examples of prompts recur, so each is there once
     choices  [lead, continuation, score, log P, log P without the prompt or null] each, the first two numbers of texts;
              a lead belongs to the context and is not scored (WinoGrande's names)
@@ -24,8 +25,9 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.report.study_files import Schema, parse_json
 from mtnlg_model.files import open_regular, write_text
+
+from .study_files import Schema, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,32 +38,22 @@ MAX_CHARACTERS = 64_000_000
 
 FOLDER = "report/samples"
 UNKNOWN = -1
-
-
-class Document(Schema):
-    """The row that was scored."""
-
-    id: str | int
-    digest: str
-    label: Any = None
-
-
-class Request(Schema):
-    """Context and continuation."""
-
-    arg_0: str
-    arg_1: str
+SHARES = ("acc", "exact_match")
+"""Metrics that say whether a row is right; where there is none, a task's first does."""
 
 
 class Sample(Schema):
-    """A line of eval/samples/NAME.jsonl."""
+    """A line of samples/NAME.jsonl; a row of a task with several filters has one for each."""
 
-    doc: Document
+    id: str
+    digest: str
+    filter: str = "none"
     target: Any = None
-    arguments: dict[str, Request]
-    filtered_resps: list[tuple[float, bool]]
+    gold: int | None = None
+    arguments: dict[str, dict[str, Any]]
+    filtered_resps: list[Any]
+    metrics: list[str]
     scores: list[float]
-    acc: float
     shots: int
     truncated: bool
 
@@ -98,24 +90,34 @@ def write_samples(run: Path, files: Mapping[str, Path]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     texts, seen = Texts(), Counter[str]()
     rows: list[list[Any]] = []
-    total = 0
+    total, first = 0, None
     with open_regular(path) as file:
-        for total, line in enumerate(file, start=1):
+        for number, line in enumerate(file, start=1):
+            sample = parse_json(line, Sample, f"{path}:{number}")
+            first = first or sample.filter
+            if sample.filter != first:
+                continue
+            total += 1
             if texts.characters < MAX_CHARACTERS:
-                rows.append(_row(parse_json(line, Sample, f"{path}:{total}"), texts, seen))
+                metric = next((name for name in (*SHARES, *sample.metrics) if name in sample.metrics), "")
+                value = json.loads(line).get(metric)
+                rows.append(_row(sample, isinstance(value, int | float) and value >= 0.5, texts, seen))
     return {"total": total, "texts": list(texts.numbers), "rows": rows}
 
 
-def _row(sample: Sample, texts: Texts, seen: Counter[str]) -> list[Any]:
-    prompt, choices = _split(sample)
-    seen[sample.doc.digest] += 1
-    copies = seen[sample.doc.digest]
-    chosen = max(range(len(choices)), key=sample.scores.__getitem__) if len(choices) > 1 else UNKNOWN
+def _row(sample: Sample, right: bool, texts: Texts, seen: Counter[str]) -> list[Any]:
+    prompt, choices = _split(sample) if sample.scores else _texts(sample)
+    seen[sample.digest] += 1
+    copies = seen[sample.digest]
+    chosen = max(range(len(choices)), key=sample.scores.__getitem__) if len(sample.scores) > 1 else UNKNOWN
+    answer = UNKNOWN if sample.gold is None else sample.gold
+    if not sample.scores:
+        answer, chosen = 0, len(choices) - 1
     return [
-        sample.doc.digest + (f"#{copies}" if copies > 1 else ""),
-        str(sample.doc.id),
-        int(sample.acc),
-        _answer(sample, choices, chosen),
+        sample.digest + (f"#{copies}" if copies > 1 else ""),
+        sample.id,
+        int(right),
+        answer,
         chosen,
         sample.shots,
         int(sample.truncated),
@@ -124,40 +126,31 @@ def _row(sample: Sample, texts: Texts, seen: Counter[str]) -> list[Any]:
     ]
 
 
+def _texts(sample: Sample) -> tuple[str, list[list[Any]]]:
+    """The prompt of a text that was generated or read, the text that is right, and the model's."""
+    texts = [str(sample.target), *map(str, sample.filtered_resps[:1])]
+    return str(sample.arguments["gen_args_0"]["arg_0"]), [["", text, None, None, None] for text in texts]
+
+
 def _split(sample: Sample) -> tuple[str, list[list[Any]]]:
     """The prompt that all choices share, and the choices."""
     pairs = list(sample.arguments.values())
     logps = [_short(logp) for logp, _ in sample.filtered_resps]
     half = len(pairs) // 2
     # The second half asks for each choice without the prompt, for RACE's ratio or lm-eval's mutual information.
-    alone = len(sample.scores) < len(pairs) or (half > 0 and not pairs[half].arg_0 and bool(pairs[0].arg_0))
+    alone = len(sample.scores) < len(pairs) or (half > 0 and not pairs[half]["arg_0"] and bool(pairs[0]["arg_0"]))
     n = half if alone else len(pairs)
-    contexts = [pair.arg_0 for pair in pairs[:n]]
+    contexts = [pair["arg_0"] for pair in pairs[:n]]
     prompt, last = min(contexts), max(contexts)
     if prompt != last:  # WinoGrande: up to the word in which the contexts part
         same = next((n for n, (a, b) in enumerate(zip(prompt, last, strict=False)) if a != b), len(prompt))
         prompt = prompt[: max(prompt.rfind(" ", 0, same), prompt.rfind("\n", 0, same)) + 1]
     return prompt, [
-        [context[len(prompt) :], pair.arg_1, _short(score), logp, without]
+        [context[len(prompt) :], pair["arg_1"], _short(score), logp, without]
         for context, pair, score, logp, without in zip(
             contexts, pairs, sample.scores, logps, logps[half:] if alone else [None] * n, strict=False
         )
     ]
-
-
-def _answer(sample: Sample, choices: list[list[Any]], chosen: int) -> int:
-    """The number of the right choice: by the score, else as the row names it, by number or by text."""
-    if len(choices) == 1 or sample.acc == 1:
-        return max(chosen, 0)
-    if len(choices) == 2:
-        return 1 - chosen
-    texts = [text.strip() for _, text, *_ in choices]
-    for named in (sample.target, sample.doc.label):
-        if isinstance(named, str) and texts.count(named.strip()) == 1:
-            return texts.index(named.strip())
-        if isinstance(named, int) and 0 <= named < len(choices):
-            return named
-    return UNKNOWN
 
 
 def _short(number: float) -> float | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_eval.report.markup import DASH, figure, short
-from mtnlg_eval.report.svg import ACCENT, INK, MUTED, SECOND, Tip, canvas, styled, to_svg
+from mtnlg_eval.report.blocks import figure
+from mtnlg_eval.report.markup import DASH, short
+from mtnlg_eval.results.compare import labels
 from mtnlg_eval.tasks.published import SHOTS, TASKS
+
+from .svg import ACCENT, INK, MUTED, SECOND, Tip, canvas, styled, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -22,21 +26,20 @@ WIDTH, HEIGHT = 220.0, 130.0  # points
 LINES = {"0": (MUTED, "-"), "1": (ACCENT, "--"), "few": (ACCENT, "-")}
 
 
-def trends(evaluation: Evaluation) -> str:
-    """Scores against the examples shown, and against training tokens if several checkpoints were scored."""
-    tasks = [task for task in TASKS if task.name in evaluation.main.tasks()]
-    note = "accuracy in percent with its interval; the mean number shown; diamond: MT-NLG, dashed line: chance"
-    pictures = [by_shots(evaluation.main, task) for task in tasks]
-    parts = [_panels("Score against examples shown in the prompt", pictures, note)]
+def trends(evaluation: Evaluation) -> list[Markup]:
+    """The paper's tasks against the examples shown, and against training tokens if several checkpoints were scored."""
+    tasks = [task for task in TASKS if len(evaluation.main.by_shots(task.name)) > 1]
+    note = f"{labels(evaluation.runs)[0]}, percent with interval; diamond: MT-NLG, dashed line: chance"
+    parts = [_panels("Score against examples shown in the prompt", [by_shots(evaluation.main, t) for t in tasks], note)]
     history = evaluation.history
     if len({run.model.tokens for run in history}) > 1:
-        note = "accuracy in percent with its interval at 0 examples (grey), 1 (dashed) and few (solid)"
-        pictures = [by_tokens(history, task) for task in tasks]
-        parts.append(_panels("Score against training tokens", pictures, note))
-    return "\n".join(parts)
+        note = "percent with interval at 0 examples (grey), 1 (dashed) and few (solid)"
+        scored = [task for task in TASKS if evaluation.main.by_shots(task.name)]
+        parts.append(_panels("Score against training tokens", [by_tokens(history, task) for task in scored], note))
+    return [part for part in parts if "<svg" in part]
 
 
-def _panels(caption: str, pictures: Sequence[str], note: str) -> str:
+def _panels(caption: str, pictures: Sequence[str], note: str) -> Markup:
     return figure(caption, f'<div class="panels wider">{"".join(pictures)}</div>', note)
 
 

@@ -18,7 +18,7 @@
     return made;
   }
 
-  // Data: a script calls mtnlgAnswers(name, base64 of gzip of JSON); attachments/samples.py describes it.
+  // Data: a script calls mtnlgAnswers(name, base64 of gzip of JSON); samples.py describes it.
   window.mtnlgAnswers = (name, data) => arrived.get(name)?.(data);
 
   function load(name) {

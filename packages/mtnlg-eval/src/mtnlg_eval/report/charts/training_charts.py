@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from .markup import DASH, short
+from mtnlg_eval.report.markup import DASH, short
+
 from .svg import ACCENT, MUTED, RULE, SECOND, SOFT, Tip, canvas, chart, styled, to_svg
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from .run_files import Step, Training
+    from mtnlg_eval.report.run_files import Step, Training
 
 MAX_POINTS = 800  # of a curve
 MAX_DOTS = 40  # of a curve with markers

@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from mtnlg_eval.report.markup import escape, missing_part
+from markupsafe import Markup
+
+from mtnlg_eval.report.blocks import Section, asset
+from mtnlg_eval.report.samples import FOLDER, MAX_CHARACTERS
 from mtnlg_eval.results.compare import labels
 from mtnlg_eval.tasks.published import title_of
-
-from .samples import FOLDER, MAX_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,38 +33,33 @@ CONTROLS = (
 )
 
 
-@cache
-def script() -> str:
-    """The page's script."""
-    return files(__package__).joinpath("browser.js").read_text(encoding="utf-8")
-
-
 def policy() -> str:
     """The page's Content-Security-Policy: nothing is loaded or run but styles, our script and the scripts it adds."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(asset("answers.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}' 'strict-dynamic'; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def section(evaluation: Evaluation | None) -> str:
-    """The section on answers: controls that the script fills, and the results to choose from as JSON."""
+def section(evaluation: Evaluation | None) -> Section | None:
+    """Controls that the script fills, and the results to choose from as JSON; None if there are no answers."""
     if evaluation is None or not (index := _index(evaluation)):
-        return missing_part("There are no answers to show", "eval/samples/", "mtnlg-eval run")
+        return None
     controls = "\n".join(f'<label for="answers-{name}">{title} {control}</label>' for name, title, control in CONTROLS)
-    return (
+    content = (
         "<p>Every row that was scored, with the right answer. A row opens to its prompt and its choices; the one with "
         "the highest score is chosen.</p>\n"
-        f"<noscript><p>It takes JavaScript to show them; they are also in <code>eval/samples/</code>.</p></noscript>\n"
+        "<noscript><p>It takes JavaScript to show them; they are also in <code>samples/</code>.</p></noscript>\n"
         f'<div id="answers-browser" hidden>\n<div class="controls">\n{controls}\n</div>\n'
         '<div id="answers-show" class="choices" role="group" aria-label="Rows to show"></div>\n'
         '<p id="answers-state" class="quiet" role="status"></p>\n<div id="answers-rows"></div>\n'
         '<div id="answers-turn" class="choices"></div>\n'
         f'<p class="quiet"><small>Loaded from <code>{FOLDER}/</code> beside this page, a file per result with at most '
-        f"{MAX_CHARACTERS // 1_000_000} million characters; all is in <code>eval/samples/</code>.</small></p>\n</div>\n"
+        f"{MAX_CHARACTERS // 1_000_000} million characters; all is in <code>samples/</code>.</small></p>\n</div>\n"
         f'<script type="application/json" id="answers-index">{_json(index)}</script>'
     )
+    return Section("answers", "Answers", [Markup(content)])
 
 
 def _json(value: object) -> str:
@@ -100,13 +94,14 @@ def _label(result: Result, run: str) -> str:
     shots = result.shots
     seed = "" if shots.seed is None else f", seed {shots.seed}"
     count = f"{shots.asked} shot{'' if shots.asked == '1' else 's'}"
-    return f"{run}, {count}{seed}: {100 * result.accuracy:.1f} % of {result.rows.count:,} rows"
+    score = f"{100 * result.score:.1f} %" if result.is_share else f"{result.metric} {result.score:.4g}"
+    return f"{run}, {count}{seed}: {score} of {result.rows.count:,} rows"
 
 
-def linked(text: str, evaluation: Evaluation, cells: Sequence[Cell], show: str) -> str:
+def linked(text: str, evaluation: Evaluation, cells: Sequence[Cell], show: str) -> Markup:
     """The text as a link to the rows of this cell's first result, beside another's if there are two; or the text."""
     names = [cell.first.name for cell in cells]
     if not evaluation.samples.keys() >= set(names):
-        return text
-    beside = f"&amp;with={escape(names[1])}" if len(names) > 1 else ""
-    return f'<a href="#task={escape(cells[0].first.task)}&amp;of={escape(names[0])}{beside}&amp;show={show}">{text}</a>'
+        return Markup("{}").format(text)
+    target = f"#task={cells[0].first.task}&of={names[0]}" + (f"&with={names[1]}" if len(names) > 1 else "")
+    return Markup('<a href="{}&amp;show={}">{}</a>').format(target, show, text)

@@ -6,10 +6,10 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from mtnlg_eval.report.markup import decimal
+from mtnlg_eval.report.study_files import SCHEMAS, Bias, Hans, Operators, parse_json
 from mtnlg_model.files import read_small, write_text
 
-from .markup import decimal
-from .study_files import SCHEMAS, Bias, Hans, Operators, parse_json
 from .svg import ACCENT, INK, MUTED, SECOND, SOFT, Tip, canvas, standalone_svg, styled, to_svg
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .study_files import Adjectives, Cell, HansTally, Occupation, Study
+    from mtnlg_eval.report.study_files import Adjectives, Cell, HansTally, Occupation, Study
 
 LINE, BAR = 14.0, 18.0  # height of a subcase and of a group, in points
 OPERATOR_COLUMNS = 4
@@ -78,7 +78,7 @@ def hans_charts(study: Hans, name: str) -> list[str]:
 
 
 def _subcases(tally: HansTally, shots: str, name: str) -> str:
-    """A line per subcase: plain (dot) and threshold shifted (ring), with a gap between heuristics."""
+    """A line per subcase: plain (dot) with its interval and threshold shifted (ring), with a gap between heuristics."""
     lines = [(case, score) for cases in tally.subcases.values() for case, score in [*cases.items(), ("", None)]][:-1]
     height = 62 + LINE * len(lines)
     figure, axes = _panel(420, height, f"accuracy by subcase with {shots} examples, %", left=165, below=26)
@@ -86,10 +86,11 @@ def _subcases(tally: HansTally, shots: str, name: str) -> str:
     for line, (case, score) in enumerate(lines):
         if score is not None:
             plain, shifted = 100 * score.accuracy, 100 * score.shifted
-            axes.plot([plain, shifted], [line, line], color=SOFT)
+            axes.plot([100 * score.low, 100 * score.high], [line, line], color=SOFT)
             axes.plot(plain, line, "o", color=ACCENT, markersize=4, clip_on=False)
             axes.plot(shifted, line, "o", color=ACCENT, markersize=6.5, markerfacecolor="none", clip_on=False)
-            words = f"{case}, {score.rows} rows: {plain:.0f}, threshold shifted {shifted:.0f}"
+            interval = f"{100 * score.low:.0f} to {100 * score.high:.0f}"
+            words = f"{case}, {score.rows} rows: {plain:.0f} ({interval}), threshold shifted {shifted:.0f}"
             tips += [Tip(axes, x, line, words) for x in {plain, shifted}]
     axes.set(xlim=(-2, 102), ylim=(len(lines) - 0.3, -0.7))
     axes.set_yticks([n for n, (case, _) in enumerate(lines) if case], [case for case, _ in lines if case], fontsize=9)

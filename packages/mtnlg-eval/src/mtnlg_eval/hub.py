@@ -1,0 +1,61 @@
+"""The Hugging Face hub: whether it answers, and models from it. Data sets are lm-eval's and tasks/sources.py's to load.
+
+A hub that does not answer costs a command ten seconds, once: from then on only what is cached is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from functools import cache
+from pathlib import Path
+
+from mtnlg_model.console import Failure, say
+
+SECONDS = 8.0
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "chat_templates/*")
+
+
+@cache
+def reach_hub() -> bool:
+    """Whether the hub answers; if not, its libraries look into their caches alone."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in {"", "0"}:
+        return False
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    errors: list[str] = ["no answer"]
+
+    def ask() -> None:
+        request = urllib.request.Request(address, method="HEAD")  # noqa: S310  (the user's own endpoint)
+        try:
+            urllib.request.urlopen(request, timeout=SECONDS).close()  # noqa: S310
+            errors.clear()
+        except urllib.error.HTTPError:
+            errors.clear()  # it answers
+        except OSError as error:
+            errors[:] = [str(getattr(error, "reason", error))]
+
+    thread = threading.Thread(target=ask, daemon=True)  # the name's resolution knows no timeout
+    thread.start()
+    thread.join(SECONDS)
+    if errors:
+        say(f"{address}: {errors[0]}; only what was fetched before is used")
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        for name in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
+            if module := sys.modules.get(name):
+                vars(module)["HF_HUB_OFFLINE"] = True
+    return not errors
+
+
+def fetch_model(name: str, revision: str | None) -> Path:
+    """The folder of a model of the hub in the hub's cache, fetched if it is not there; ``Failure`` if it cannot be."""
+    reach_hub()
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  (reads its settings when it is imported)
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(MODEL_FILES)))
+    except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)
+        reason = str(error).splitlines()[0]
+        raise Failure(f"{name}: neither a folder nor a model that the hub gives: {reason}") from None

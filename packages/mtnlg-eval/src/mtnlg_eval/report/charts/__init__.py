@@ -1,0 +1,1 @@
+"""The page's pictures: training, scores and studies, as inline SVG."""

@@ -1,1 +1,0 @@
-"""The page's section on scores: the nine tasks beside the published figures, runs compared, trends, every result."""

@@ -1,0 +1,1 @@
+"""The chapters of the page: data, training and layout, scores, answers, studies."""

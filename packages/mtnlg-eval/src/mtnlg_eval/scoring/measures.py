@@ -1,0 +1,110 @@
+"""What lm-eval's records of rows say: the right choice, the choices' scores, metrics with standard errors."""
+
+from __future__ import annotations
+
+from math import exp, sqrt
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from mtnlg_eval.results.result import Metric
+from mtnlg_eval.results.statistics import bits_per_byte, clustered_variance, jackknife_error
+from mtnlg_eval.tasks.paper_task import PaperTask
+from mtnlg_model.console import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lm_eval.api.task import Task
+
+    from .cells import Cell
+
+
+class Guarded:
+    """A task's ``process_results`` that leaves out a row which it cannot score."""
+
+    def __init__(self, cell: Cell, process_results: Any) -> None:  # noqa: ANN401  (a bound method)
+        self._cell, self._process_results, self._rows = cell, process_results, list(cell.numbers)
+        self._calls = 0
+
+    def __call__(self, doc: Any, results: Any) -> dict[str, Any]:  # noqa: ANN401  (lm-eval's signature)
+        """The row's metrics, or nothing."""
+        number = self._rows[self._calls % len(self._rows)]  # once per filter and row, in order
+        self._calls += 1
+        if number in self._cell.failed:
+            return {}
+        task = self._cell.task
+        try:
+            metrics: dict[str, Any] = self._process_results(doc, results)
+            if task.OUTPUT_TYPE == "multiple_choice" and gold_of(task, doc) is None:
+                self._cell.failed[number] = "its answer is neither a choice nor the number of one"
+        except Exception as error:  # noqa: BLE001  (functions of a task's YAML raise anything)
+            self._cell.failed[number] = reason_of(error)
+            return {}
+        return metrics
+
+
+def reason_of(error: Exception) -> str:
+    """An error in a few words."""
+    if isinstance(error, Failure):
+        return str(error)
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def gold_of(task: Task, doc: Mapping[str, Any]) -> int | None:
+    """Number of the right choice; the first of several, None where there are no choices."""
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return 0
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    gold, choices = gold[0] if isinstance(gold, list) else gold, task.doc_to_choice(doc)
+    if isinstance(gold, str) and gold in choices:
+        return int(choices.index(gold))
+    return int(gold) if isinstance(gold, int) and 0 <= gold < len(choices) else None
+
+
+def scores_of(task: Task, sample: Mapping[str, Any]) -> list[float]:
+    """What the choices of a row are compared by; [] where there are none."""
+    if isinstance(task, PaperTask):
+        return task.scores(sample["doc"], sample["filtered_resps"])
+    if task.OUTPUT_TYPE not in {"multiple_choice", "loglikelihood"}:
+        return []
+    return [logp for logp, _ in sample["filtered_resps"]]
+
+
+def metrics_of(
+    task: Task,
+    values: Mapping[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+    in_order: Sequence[Mapping[str, Any]],
+    clusters: Sequence[int],
+) -> Iterator[tuple[str, Metric]]:
+    """lm-eval's metrics with standard errors, and of right answers the log-likelihood and the bits per byte.
+
+    Perplexity, the exponential of the mean of -log P, gets the delta method's; what is no mean of rows the jackknife's.
+    """
+    first = samples[0]["filter"]
+    for key in (key for key in values if "," in key and "_stderr" not in key):
+        name, _, filter_ = key.partition(",")
+        rows = in_order if filter_ == first else [sample for sample in samples if sample["filter"] == filter_]
+        column = [sample[name] for sample in rows if name in sample]
+        value, stderr = values[key], None
+        if not isinstance(value, int | float):
+            continue
+        if all(isinstance(each, int | float) for each in column) and len(column) == len(clusters):
+            variance = clustered_variance(column, clusters)
+            stderr = None if variance is None else sqrt(variance)
+            if name == "perplexity":
+                stderr = None if stderr is None else exp(-fmean(column)) * stderr
+        elif name in task.aggregation() and len(column) == len(clusters):
+            stderr = jackknife_error(task.aggregation()[name], column, clusters)
+        yield name if filter_ == first else f"{name},{filter_}", Metric(value=value, stderr=stderr)
+    golds = [sample["gold"] for sample in in_order]
+    if golds and None not in golds and not any(key.startswith("bits_per_byte") for key in values):
+        logps = [sample["filtered_resps"][gold][0] for sample, gold in zip(in_order, golds, strict=True)]
+        texts = [sample["arguments"][f"gen_args_{gold}"]["arg_1"] for sample, gold in zip(in_order, golds, strict=True)]
+        pairs = [(logp, len(text.encode())) for logp, text in zip(logps, texts, strict=True)]
+        variance = clustered_variance(logps, clusters)
+        yield "log_likelihood", Metric(value=fmean(logps), stderr=None if variance is None else sqrt(variance))
+        error = jackknife_error(bits_per_byte, pairs, clusters)  # type: ignore[arg-type]  # of these pairs
+        yield "bits_per_byte", Metric(value=bits_per_byte(pairs), stderr=error)

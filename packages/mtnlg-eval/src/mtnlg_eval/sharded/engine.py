@@ -1,0 +1,244 @@
+"""A rank's part of a sharded model: an `Engine` (scoring/decoder_lm.py) that all ranks call alike.
+
+    activations   GPU to GPU in torch's default group, from each stage to the next alone
+    logits        of a decoding step: over the tensor slices of the last stage, then along the pipeline
+    hosts         scores, texts and what is stored, host to host over gloo: no GPU waits for them
+
+A batch goes to the replica with the fewest tokens so far. Batches go in waves, as many to each replica as fill its
+pipeline; a wave's scores are collected while the next one is computed. Of the logits of a scored position only a
+maximum, a sum and the target's own logit ever leave a rank.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing, contextmanager
+from itertools import islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import distributed
+
+from mtnlg_eval.scoring.answer_store import AnswerStore
+from mtnlg_eval.scoring.decoder_lm import DecoderLM, row_multiple
+from mtnlg_eval.scoring.fixed_order import fixed_order
+from mtnlg_eval.scoring.generation import generate_batch
+from mtnlg_eval.scoring.open_model import answers_identity
+from mtnlg_eval.scoring.packing import pack_rows
+from mtnlg_eval.scoring.transfers import Arriving, to_device
+from mtnlg_model.console import Failure
+from mtnlg_model.generation.cache import Cache
+from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
+from mtnlg_parallel.layout import Layout, parse_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from mtnlg_eval.scoring.generation import PromptBatch
+    from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
+    from mtnlg_eval.scoring.packing import Row
+    from mtnlg_model.checkpoint.reader import Checkpoint
+    from mtnlg_model.config import ModelConfig
+    from mtnlg_model.decoder import Decoder
+    from mtnlg_model.tokenizer import Tokenizer
+
+BATCHES_PER_STAGE = 4
+"""Batches of a wave for each pipeline stage of a replica."""
+
+PIPELINE_SHARE = 2
+"""A pipeline's first stage ends, and its last begins, as many times a batch's time away as there are other stages."""
+
+
+class _Scored(NamedTuple):
+    """A batch of a wave, and its scores [2, N] on the one rank that computes them."""
+
+    rows: Sequence[Row]
+    positions: int
+    scores: Arriving | None
+
+
+class ShardedEngine:
+    """One rank's part of scoring and generation."""
+
+    def __init__(self, shard: DecoderShard, tokenizer: Tokenizer, hosts: ProcessGroup) -> None:
+        self.shard, self.tokenizer, self._hosts = shard, tokenizer, hosts
+        layout, place = shard.layout, shard.place
+        self.batch_share = 1 if layout.pp == 1 else PIPELINE_SHARE
+        self._row_multiple, self._tokens_by_replica = row_multiple(shard.device), [0] * layout.dp
+        pipeline = [layout.rank(place.tp, stage, place.dp) for stage in range(layout.pp)]
+        group = distributed.new_group(pipeline, use_local_synchronization=True)
+        self._decoder = cast("Decoder", ReplicaDecoder(shard, group, pipeline[-1]))
+
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+        """Score batches, a wave ahead of the one whose scores are collected."""
+        remaining, computed = iter(batches), list[_Scored]()
+        while True:
+            wave = list(islice(remaining, self.shard.layout.dp * self.shard.layout.pp * BATCHES_PER_STAGE))
+            computing = [self._compute(rows) for rows in wave]
+            yield from self._collect(computed)
+            computed = computing
+            if not wave:
+                return
+
+    def _compute(self, rows: Sequence[Row]) -> _Scored:
+        """Compute this rank's part of a batch, if it is its replica's."""
+        shard, load, batch = self.shard, self._tokens_by_replica, pack_rows(rows, self._row_multiple)
+        dp = min(range(len(load)), key=load.__getitem__)
+        load[dp] += len(batch.tokens)
+        if dp != shard.place.dp:
+            return _Scored(rows, len(batch.scored), None)
+        plan = batch.attention_plan(shard.device)
+        tokens_S, targets_N = (to_device(x, shard.device) for x in (batch.tokens, batch.targets))
+        with fixed_order(shard.device):
+            x_N1H = shard.forward(tokens_S[None], plan.position_ids[None], plan.attend(shard.config.layers))
+            if x_N1H is None:
+                return _Scored(rows, len(batch.scored), None)
+            logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
+        scores_2N = torch.stack((logp_N, greedy_N.to(logp_N.dtype)))
+        return _Scored(rows, len(batch.scored), None if shard.place.tp else Arriving(scores_2N))
+
+    def _collect(self, wave: Sequence[_Scored]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+        """The scores of a wave, on every rank: each is of one rank, and zero on all others."""
+        if not wave:
+            return
+        parts = [torch.zeros(2, each.positions) if each.scores is None else each.scores.wait() for each in wave]
+        total_2N = torch.cat(parts, dim=1).float().contiguous()
+        distributed.all_reduce(total_2N, group=self._hosts)
+        self.shard.wait_for_sends()
+        for each, (logp_N, greedy_N) in zip(
+            wave, torch.split(total_2N, [each.positions for each in wave], dim=1), strict=True
+        ):
+            yield each.rows, logp_N.tolist(), (greedy_N > 0).tolist()
+
+    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+        """Generate from batches of prompts, one in each replica at a time."""
+        place, remaining = self.shard.place, iter(batches)
+        while wave := list(islice(remaining, self.shard.layout.dp)):
+            longest = max(batch.options.max_tokens for batch in wave)
+            rows = [torch.zeros(len(batch.contexts), longest, dtype=torch.int64) for batch in wave]
+            if place.dp < len(wave):
+                new = generate_batch(self._decoder, self.tokenizer, wave[place.dp])
+                for row, tokens in zip(rows[place.dp], new if place.tp == place.pp == 0 else (), strict=False):
+                    row[: len(tokens)] = torch.tensor(tokens) + 1  # 0 is padding, and what other ranks add
+            self.shard.wait_for_sends()
+            tokens_NT = torch.cat(rows)
+            distributed.all_reduce(tokens_NT, group=self._hosts)
+            texts = iter([[token - 1 for token in row if token] for row in tokens_NT.tolist()])
+            yield from (list(islice(texts, len(batch.contexts))) for batch in wave)
+
+
+class ReplicaDecoder:
+    """The decoder as `generate` sees it: every rank of a replica steps alike, and gets the logits."""
+
+    training = False
+
+    def __init__(self, shard: DecoderShard, pipeline: ProcessGroup, last: int) -> None:
+        self._shard, self._pipeline, self._last = shard, pipeline, last
+        self.config: ModelConfig = shard.config
+        self.embedding = SimpleNamespace(token=SimpleNamespace(weight=torch.empty(0, device=shard.device)))
+
+    def cache(self, capacity: int) -> Cache:
+        """Cache of this rank's heads and layers."""
+        return StageCache(self.config, capacity, min(self._shard.layers))
+
+    def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: Sequence[Any]) -> Tensor:
+        """Hidden states after the final norm, x_SBH, on the last stage; something of one position on the others."""
+        x_SBH = self._shard.forward(tokens_BS, positions_BS, attend)
+        return torch.empty(1, len(tokens_BS), 0) if x_SBH is None else x_SBH
+
+    def logits(self, x_BH: Tensor) -> Tensor:
+        """[B, H] of the last stage → [B, V] on every rank."""
+        shard = self._shard
+        if shard.norm is None:
+            logits_BV = torch.empty(len(x_BH), self.config.vocabulary, device=shard.device)
+        else:
+            local_BW = shard.local_logits(x_BH).contiguous()
+            slices = [torch.empty_like(local_BW) for _ in range(shard.layout.tp)]
+            distributed.all_gather(slices, local_BW, group=shard.slicing.group)
+            logits_BV = torch.cat(slices, dim=1)
+        distributed.broadcast(logits_BV, src=self._last, group=self._pipeline)
+        return logits_BV
+
+
+class StageCache(Cache):
+    """The cache of a stage, whose length is that of its first ``layer``."""
+
+    def __init__(self, config: ModelConfig, capacity: int, layer: int) -> None:
+        super().__init__(config, capacity)
+        self._layer = layer
+
+    @property
+    def length(self) -> int:
+        """Number of tokens cached."""
+        return self.layers[self._layer].length
+
+
+class SharedStore(AnswerStore):
+    """Rank 0's store: what it finds all ranks get, and it alone keeps what is new."""
+
+    def __init__(self, identity: str, path: Path | None, hosts: ProcessGroup) -> None:
+        self._hosts, self._leads = hosts, distributed.get_rank() == 0
+        super().__init__(identity if self._leads else "", path if self._leads else None)
+
+    def lookup(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        """Rank 0's answers to these keys, which all ranks ask for."""
+        found = super().lookup(keys) if self._leads else {}
+        content = {"asked": len(keys), "found": [found.get(key) for key in keys]} if self._leads else None
+        received = broadcast_json(content, self._hosts)
+        if received["asked"] != len(keys):
+            raise Failure(
+                f"rank 0 built {received['asked']} requests, this one {len(keys)}: a task is not deterministic"
+            )
+        return {key: answer for key, answer in zip(keys, received["found"], strict=True) if answer is not None}
+
+    def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
+        """Write these answers, on rank 0."""
+        if self._leads:
+            super().save(answers)
+
+
+def broadcast_json(value: Any, group: ProcessGroup) -> Any:  # noqa: ANN401  (any JSON value)
+    """Rank 0's value, on every rank; nothing is pickled."""
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    length = torch.tensor([len(content)])
+    distributed.broadcast(length, src=0, group=group)
+    if distributed.get_rank():
+        content = torch.empty(int(length), dtype=torch.uint8)
+    distributed.broadcast(content, src=0, group=group)
+    return json.loads(content.numpy().tobytes())
+
+
+@contextmanager
+def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iterator[DecoderLM]:
+    """Join the process group of a layout with this rank's part of a model, and rank 0's answers in ``store``."""
+    device = init_distributed()
+    try:
+        layout = Layout(**parse_layout(str(options.layout)))
+        shard = DecoderShard(cast("Checkpoint", SlicedWeights(model)), layout, device, model.dtype)
+        # Two groups, for what is stored is looked up in a thread of its own.
+        hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
+        engine, tokens = ShardedEngine(shard, model.tokenizer, hosts), options.batch_tokens
+        with closing(SharedStore(answers_identity(model), store, lookups)) as answers:
+            yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=tokens, chat=model.chat)
+            distributed.barrier(hosts)
+    finally:
+        distributed.destroy_process_group()
+
+
+class SlicedWeights:
+    """A model's weights as a rank reads them: the box that it holds."""
+
+    def __init__(self, model: OpenedModel) -> None:
+        self.config, self._weights = model.config, model.weights
+
+    def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
+        """A box of a parameter; of a checkpoint only its bytes are read."""
+        if hasattr(self._weights, "progress"):
+            return cast("Checkpoint", self._weights).tensor(name, box)
+        whole = self._weights.tensor(name)
+        return whole if box is None else whole[box]

@@ -1,0 +1,227 @@
+"""lm-eval's own tasks: any by its name, a YAML file or a folder of them, and the style ``lm_eval`` of the nine.
+
+Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML. For the style ``lm_eval`` only the
+rows are ours to fetch, so that published files serve as well as the hub: nothing is stripped, RACE is an article's last
+question, shots come from the splits that its data set has, and a prompt that is too long loses its beginning, shots and
+all. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
+"""
+
+from __future__ import annotations
+
+import random
+from copy import copy
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lm_eval.tasks
+import numpy as np
+from lm_eval.api.registry import AGGREGATION_REGISTRY, get_metric_aggregation, is_higher_better
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from mtnlg_eval.hub import reach_hub
+from mtnlg_model.console import Failure, UsageFailure, say
+
+from .shots import max_shots_that_fit
+from .sources import load_hub_task, read_task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.task import Task
+
+    from .rows import Document
+    from .sources import TaskRows
+
+LM_EVAL = "lm_eval"
+"""Name of the style."""
+
+STOCK = {
+    "lambada": "lambada/lambada_openai.yaml",
+    "race_h": "race/race.yaml",
+    "boolq": "super_glue/boolq/default.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "anli_r2": "anli/anli_r2.yaml",
+    "wic": "super_glue/wic/default.yaml",
+}
+"""Files of lm-eval's tasks."""
+
+CLOZE = "_continuation"
+"""Ends lm-eval's name of the cloze form of a multiple-choice task."""
+
+ORIGINAL_LAMBADA = "lambada/lambada_standard.yaml"
+SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
+
+
+def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
+    """lm-eval's config of a task, or of LAMBADA in this variant."""
+    path = ORIGINAL_LAMBADA if variant == "original" else STOCK[task]
+    config: dict[str, Any] = load_yaml(Path(str(lm_eval.tasks.__file__)).parent / path)
+    return config
+
+
+def complete_metric(metric: Mapping[str, Any]) -> dict[str, Any]:
+    """A metric of a YAML with lm-eval's own aggregation and direction where it names none; lm-eval would warn of it."""
+    names, name = {function: name for name, function in AGGREGATION_REGISTRY.items()}, metric.get("metric", "")
+    aggregation = names.get(get_metric_aggregation(name), "mean")
+    return {"aggregation": aggregation, "higher_is_better": is_higher_better(name) is not False, **metric}
+
+
+def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> Task:
+    """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub's data set ``hub``."""
+
+    def read(pools: Sequence[str]) -> TaskRows:
+        if data is None:
+            return load_hub_task({**hub, "metadata": {"revision": revision}}, verbatim=True, pools=pools)
+        return read_task(data, task, verbatim=True, pools=pools)
+
+    def pools(config: Mapping[str, Any]) -> list[str]:
+        return [split for split, key in SPLIT_KEYS.items() if config.get(key)]
+
+    rows = read(pools(stock_config(task)))
+    if rows.variant == "original":
+        rows = read(pools(stock_config(task, rows.variant)))
+    config = stock_config(task, rows.variant)
+    for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
+        config[key] = split if split in {rows.split, rows.pool} else None
+    config["metric_list"] = list(map(complete_metric, config["metric_list"]))
+    config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
+    made = ConfigurableTask(config=config | {"custom_dataset": lambda **_: _as_datasets(rows)})
+    made.rows = rows
+    return made
+
+
+def _as_datasets(rows: TaskRows) -> dict[str, Any]:
+    from datasets import Dataset  # noqa: PLC0415  (slow to import)
+
+    splits = {rows.pool: rows.shots, rows.split: rows.scored}
+    return {split: Dataset.from_list(documents) for split, documents in splits.items()}
+
+
+@cache
+def lm_eval_manager(include_path: str | None, defaults: bool) -> TaskManager:
+    """lm-eval's manager, with its own tasks (some seconds) or without."""
+    return TaskManager(include_path=include_path, include_defaults=defaults)
+
+
+def load_lm_eval_tasks(
+    names: Sequence[str], include_path: Path | None = None
+) -> tuple[dict[str, Task], dict[str, list[str]], dict[str, str]]:
+    """lm-eval's tasks of these names, groups and tags among them, and of YAML files.
+
+    Returns the tasks by name, the tasks of each group, and why what could not be loaded could not. Raises
+    ``UsageFailure`` for a name that there is not.
+    """
+    random.seed(0)
+    np.random.seed(1234)  # noqa: NPY002  (what lm-eval's tasks draw from)
+    tasks: dict[str, Task] = {}
+    groups: dict[str, list[str]] = {}
+    gaps: dict[str, str] = {}
+    place = str(include_path) if include_path else None
+    for name in names:
+        what: str | dict[str, Any] = name
+        if name.endswith((".yaml", ".yml")):
+            what, manager = _read_config(Path(name)), lm_eval_manager(place, defaults=False)
+        else:
+            manager = next(
+                (m for m in (lm_eval_manager(place, defaults=False),) if place and name in m.task_index), None
+            )
+            manager = manager or lm_eval_manager(place, defaults=True)
+            if name not in manager.task_index:
+                raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
+            if (cloze := f"{name}{CLOZE}") in manager.task_index and cloze not in names:
+                say(f"{name}: lm-eval has a cloze form of it, {cloze}; scored too, it stands beside it on the page")
+        reach_hub()
+        try:
+            loaded = manager.load([what])
+        except Failure:
+            raise
+        except Exception as error:  # noqa: BLE001  (lm-eval, datasets and templates raise errors of many libraries)
+            reason = next(iter(str(error).splitlines()), "")
+            gaps[name] = f"not a task that lm-eval can load: {type(error).__name__}: {reason}"
+            continue
+        tasks |= loaded["tasks"]
+        for group in loaded["groups"].values():
+            groups[group.name] = [task.task_name for task in group.get_all_tasks()]
+        if isinstance(what, str) and what not in loaded["tasks"] and what not in groups:
+            groups[what] = list(loaded["tasks"])  # a tag
+    return tasks, groups, gaps
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise Failure(f"{path}: no such file")
+    try:
+        config: dict[str, Any] = load_yaml(path, resolve_func=True)
+    except Exception as error:  # noqa: BLE001  (YAML's errors, and those of functions that it names)
+        raise Failure(f"{path}: not a task's YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(config.get("task"), str):
+        raise UsageFailure(
+            f"{path}: task = {config.get('task')!r}: needs one name; a group: --include-path and its name"
+        )
+    if config.get("metric_list"):
+        config["metric_list"] = list(map(complete_metric, config["metric_list"]))
+    return config
+
+
+class RecordedShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
+    """lm-eval's sampler of a task, keeping every draw."""
+
+    def __init__(self, sampler: ContextSampler) -> None:
+        self._sampler = copy(sampler)
+        self.draws: list[Sequence[Document]] = []
+
+    def sample(self, n: int, *args: Any, **options: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
+        """Draw ``n`` shots."""
+        drawn: Sequence[Document] = self._sampler.sample(n, *args, **options)
+        self.draws.append(drawn)
+        return drawn
+
+    def set_rnd(self, rnd: int | None) -> ContextSampler:
+        """Seed the draws."""
+        return self._sampler.set_rnd(rnd)
+
+
+def with_shots(task: Task, count: int, seed: int) -> Task:
+    """A task of lm-eval's with ``count`` shots, or as many as there are, drawn with ``seed``."""
+    made = copy(task)
+    made._config = copy(task.config)  # noqa: SLF001  (Task's own)
+    if hasattr(task, "sampler"):
+        split = task.fewshot_cfg.split  # lm-eval draws one more where it leaves out the scored row
+        pool = len(task.sampler.df) - (split is not None and split == task.config.test_split)
+        made.sampler = RecordedShots(task.sampler)
+        count = min(count, pool) if count else 0
+    made.set_config("num_fewshot", count)
+    made.set_fewshot_seed(seed)
+    if (options := task.get_config("generation_kwargs")) and (options.get("do_sample") or options.get("temperature")):
+        made.set_config("generation_kwargs", {**options, "seed": options.get("seed", seed)})
+    return made
+
+
+def whole_shots(task: Task, lm: TemplateLM, instance: Instance, drawn: Sequence[Document]) -> int:
+    """Shots that are whole in a prompt that loses its beginning."""
+    prompt, continuation = instance.args
+    if not isinstance(continuation, str):
+        return 0
+    _, answer = lm._encode_pair(prompt, continuation)  # noqa: SLF001  (TemplateLM's own method)
+    starts, end = [], 0
+    for shot in drawn:
+        question = task.doc_to_text(shot)
+        text = task.doc_to_choice(shot)[question] if isinstance(question, int) else question
+        if (start := prompt.find(text, end)) < 0:
+            return 0
+        starts.append(start)
+        end = start + len(text)
+
+    def tokens(shots: int) -> int:
+        begin = starts[len(starts) - shots] if shots else len(prompt)
+        return len(lm.tok_encode(prompt[begin:], add_special_tokens=False))
+
+    return max_shots_that_fit(len(starts), tokens, lm.max_length + 1 - len(answer))
