@@ -27,6 +27,7 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.job import run_step
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources.reader import load_reader
 from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
@@ -265,6 +266,16 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
         (f"own/a.txt/{n}", TEXT, json.dumps({"letters": len(TEXT)}, separators=(",", ":"))) for n in (0, 2)
     ]
     assert summary["sources"]["own"]["dropped"] == {"too_short": 1}
+
+
+def test_the_code_of_a_reader_counts_for_what_it_has_read(folder: Path) -> None:
+    codes = []
+    for number, (old, new) in enumerate([("", ""), ("Texts of paragraphs", "Paragraphs"), ("< self", "<= self")]):
+        other = folder / str(number)
+        other.mkdir()
+        (other / "mine.py").write_text(MINE.replace(old, new))
+        codes.append(load_reader("mine.py:Paragraphs", other)().code())
+    assert codes[0] == codes[1] != codes[2], "its documentation does not"
 
 
 def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
