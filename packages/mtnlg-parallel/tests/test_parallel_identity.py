@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, prepare_run_dir

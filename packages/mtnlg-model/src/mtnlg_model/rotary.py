@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from .config import ModelConfig
 
+Frequencies = tuple[float, ...]
+"""1 / λ_i in fp32: numbers and no tensor, so a compiled decoder has them as constants."""
+
 
 class Rotation(NamedTuple):
     """Cosine and sine of every position's angles, [S, B or 1, 1, 1, R], the sine of each first half negated."""
@@ -31,36 +34,50 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-def rotation(config: ModelConfig, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
+@lru_cache(maxsize=8)
+def frequencies(config: ModelConfig) -> Frequencies:
+    """The frequencies of a decoder with rotary positions; none without."""
+    if config.positions != "rotary":
+        return ()
+    size, scaling = config.rotary_size, config.rotary_scaling
+    frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
+    if scaling is not None:
+        # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
+        turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
+        frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
+    return tuple(frequencies_R.tolist())
+
+
+def rotation(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
     """The angles of these positions, [B or 1, S], computed in fp32."""
-    frequencies_R = inverse_wavelengths(config, positions_BS.device)
-    angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
+    kept = _on_device if torch.compiler.is_compiling() else _kept_on_device
+    angles_SBR = positions_BS.t()[..., None].float() * kept(frequencies, positions_BS.device)
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
     both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
 
-@lru_cache(maxsize=2)
-def rotation_from_start(config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> Rotation:
+def rotation_from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device) -> Rotation:
     """The angles of positions 0 to ``length``, for all rows alike; kept, since every layer and step asks for them."""
-    with torch.inference_mode(mode=False), torch.no_grad():  # training may use what an evaluation left here
-        return rotation(config, torch.arange(length, device=device)[None], dtype)
+    if torch.compiler.is_compiling():
+        return _from_start(frequencies, length, dtype, device)
+    return _kept_from_start(frequencies, length, dtype, device, torch.is_inference_mode_enabled())
 
 
-@lru_cache(maxsize=2)
-def inverse_wavelengths(config: ModelConfig, device: torch.device) -> Tensor:
-    """1 / λ_i, [R/2] in fp32, computed on the CPU; kept, since a copy to a GPU waits for what that computes."""
-    with torch.inference_mode(mode=False), torch.no_grad():  # as above
-        return _inverse_wavelengths(config).to(device)
+def _from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device, *_: bool) -> Rotation:
+    return rotation(frequencies, torch.arange(length, device=device)[None], dtype)
 
 
-def _inverse_wavelengths(config: ModelConfig) -> Tensor:
-    size, scaling = config.rotary_size, config.rotary_scaling
-    frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
-    if scaling is None:
-        return frequencies_R
-    # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
-    turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
-    return frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
+def _on_device(frequencies: Frequencies, device: torch.device, *_: bool) -> Tensor:
+    return torch.tensor(frequencies, device=device)
+
+
+# An inference tensor must not reach a training, so those are kept apart; a copy to a GPU waits for what that computes.
+_kept_from_start = lru_cache(maxsize=4)(_from_start)
+_kept = lru_cache(maxsize=4)(_on_device)
+
+
+def _kept_on_device(frequencies: Frequencies, device: torch.device) -> Tensor:
+    return _kept(frequencies, device, torch.is_inference_mode_enabled())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
@@ -17,7 +18,6 @@ from .tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 """Names of the token that ends documents, as mtnlg-data looks for them; the first need not be a special token."""
@@ -34,7 +34,8 @@ class Tokenizer:
     what those say ends an answer. Many tokenizers put ``bos_token`` before every text to go on with (`before`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
         self._path, self._tokenizer = path, _load(path)
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         names = [name for name in EOD_NAMES if name in special]

@@ -1,28 +1,29 @@
-"""A Hugging Face folder's tokenizer.json, or one made of a slow tokenizer's files by what they define.
+"""A Hugging Face folder's tokenizer.json, or one that transformers makes of a slow tokenizer's files.
 
-    tokenizer.model             SentencePiece, BPE or Unigram (Llama 2, Mistral): pieces, and how text is normalized
-    vocab.json and merges.txt   byte-level BPE, whose text is split as GPT-2's or as Qwen's
+    tokenizer.model             SentencePiece, BPE or Unigram (Llama 2, Mistral)
+    vocab.json and merges.txt   byte-level BPE, whose text is split as GPT-2's, GPT-NeoX's or Qwen's
     added_tokens.json, special_tokens_map.json, tokenizer_config.json      tokens beside these, and which are special
 
-BPE of SentencePiece joins the two neighbours whose sum is the piece of the highest score; its merges are therefore all
-cuts of a piece in two pieces, in order of score. A sample of pieces must come out as the sentencepiece library has it.
+transformers chooses the conversion by ``tokenizer_class``, and several of its classes give other tokens than the
+sentencepiece library (docs/decisions/0131). Asked without a class it goes by the file alone, so no class is passed on,
+and a sample of pieces must come out as that library has it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
 
-from mtnlg_model.checkpoint.chat_files import CONFIG, named_tokens, own_file, read_chat_files
+from mtnlg_model.checkpoint.chat_files import CONFIG, GENERATION, named_tokens, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.console import Failure, foreign_data
 from mtnlg_model.files import read_small
-from mtnlg_model.tokenizer import BOS_NAMES, EOD_NAMES
 from mtnlg_model.tokenizer_file import LONGEST_TOKEN, read_tokenizer
 
 if TYPE_CHECKING:
@@ -30,44 +31,45 @@ if TYPE_CHECKING:
 
 SENTENCEPIECE: Final = "tokenizer.model"
 BYTE_LEVEL: Final = ("vocab.json", "merges.txt")
-SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "additional_special_tokens")
+BESIDE: Final = ("added_tokens.json", "special_tokens_map.json", CONFIG)
+SPLITS: Final = {"gpt_neox": "gpt_neox", "qwen2": "qwen2", "qwen3": "qwen2"}
+"""model_type whose splitting of text a byte-level model has; GPT-2's unless listed."""
 MAX_BYTES: Final = 16 << 20
 SAMPLE: Final = 2000
-QWEN: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""GPT-4's pattern, with every digit by itself."""
 
 
 @contextmanager
-def tokenizer_of(folder: Path) -> Iterator[Path]:
+def tokenizer_of(folder: Path, other: Path | None = None) -> Iterator[Path]:
     """Yield the path of a Hugging Face folder's tokenizer.json, made of its slow tokenizer's files if it has none.
 
-    Beside it are the folder's `chat_files`.
-
-    Whether it puts a token before every text is as ``add_bos_token`` in tokenizer_config.json says; where that is
-    silent, as the tokenizer.json does, and yes for a tokenizer.model. Raises ``Failure`` if the folder has no
-    tokenizer, or if sentencepiece is needed and missing.
+    It is a copy of ``other`` if that is given. Beside it are the folder's `chat_files`; where none says which tokens
+    end an answer, a generation_config.json has those of config.json, as in transformers. A tokenizer.json says itself
+    which token it puts before every text; ``add_bos_token`` is for slow files, and true for a tokenizer.model unless
+    given. Raises ``Failure`` if the folder has no tokenizer, or if transformers or sentencepiece is needed and missing.
     """
     names = (TOKENIZER, SENTENCEPIECE, BYTE_LEVEL[0])
-    model = next((name for name in names if (folder / name).exists()), BYTE_LEVEL[0])
+    model = next((name for name in names if other or (folder / name).exists()), BYTE_LEVEL[0])
     if model == BYTE_LEVEL[0] and not all((folder / name).exists() for name in BYTE_LEVEL):
         raise Failure(f"{folder}: no {TOKENIZER}, no {SENTENCEPIECE}, no {' and '.join(BYTE_LEVEL)}; put one there")
-    try:
-        with foreign_data(folder / model):
-            text = _definition(folder, model, _read_json(folder, CONFIG))
-            named_tokens(folder, Tokenizer.from_str(text))  # refuses what is malformed before the weights are read
-            chat_files = read_chat_files(folder)
-    except Failure:
-        raise
-    except ImportError:
-        way_out = "pip install 'mtnlg-model[sentencepiece]'"
-        raise Failure(f"{folder / model}: needs the libraries sentencepiece and protobuf; {way_out}") from None
-    except Exception as error:  # noqa: BLE001  (neither library raises anything narrower)
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise Failure(f"{folder / model}: not a slow tokenizer's: {reason}") from None
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / TOKENIZER
+        try:
+            with foreign_data(folder / model):
+                json_file = other or own_file(folder, TOKENIZER)
+                config = _read_json(folder, "config.json")
+                text = read_tokenizer(json_file) if model == TOKENIZER else _convert(folder, model, config)
+                named_tokens(folder, Tokenizer.from_str(text))  # refuses what is malformed before the weights are read
+                chat_files = read_chat_files(folder)
+                if GENERATION not in chat_files and isinstance(ends := config.get("eos_token_id"), list):
+                    chat_files[GENERATION] = json.dumps({"eos_token_id": ends}).encode()
+        except Failure:
+            raise
+        except ImportError as error:
+            way_out = "pip install 'mtnlg-model[sentencepiece]'"
+            raise Failure(f"{folder / model}: needs the library {error.name}; {way_out}") from None
+        except Exception as error:  # noqa: BLE001  (none of the libraries raises anything narrower)
+            reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            raise Failure(f"{folder / model}: not a slow tokenizer's: {reason}") from None
         path.write_text(text, encoding="utf-8")
         for name, content in chat_files.items():
             path.with_name(name).write_bytes(content)
@@ -75,135 +77,72 @@ def tokenizer_of(folder: Path) -> Iterator[Path]:
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    if not (folder / name).exists():
-        return {}
-    try:
-        content = json.loads(read_small(own_file(folder, name), MAX_BYTES))
-    except ValueError as error:
-        raise Failure(f"{folder / name}: not JSON: {error}") from None
+    content = json.loads(read_small(own_file(folder, name), MAX_BYTES)) if (folder / name).exists() else {}
     if not isinstance(content, dict):
         raise Failure(f"{folder / name}: not a table")
     return content
 
 
-def _definition(folder: Path, model: str, settings: dict[str, Any]) -> str:
-    """The content of tokenizer.json, from the folder's own or from the slow tokenizer's file ``model``."""
-    begins = settings.get("add_bos_token")
-    if model == TOKENIZER:
-        text = read_tokenizer(own_file(folder, TOKENIZER))
-        if begins is None:
-            return text
-        tokenizer = Tokenizer.from_str(text)
-    else:
-        tokenizer = _sentencepiece(folder) if model == SENTENCEPIECE else _byte_level(folder, settings)
-        _add_tokens(tokenizer, folder, settings)
-    if begins or (begins is None and model == SENTENCEPIECE):
-        names = [*_names(settings.get("bos_token")), *BOS_NAMES]
-        numbers = [(name, tokenizer.token_to_id(name)) for name in names if tokenizer.token_to_id(name) is not None][:1]
-        for name, _ in numbers:
-            tokenizer.post_processor = processors.TemplateProcessing(single=[name, "$A"], special_tokens=numbers)
-    elif begins is not None:
-        tokenizer.post_processor = None
+def _convert(folder: Path, model: str, config: dict[str, Any]) -> str:
+    """The content of tokenizer.json for slow files."""
+    files = {name: read_small(own_file(folder, name), MAX_BYTES) for name in BESIDE if (folder / name).exists()}
+    settings = _read_json(folder, CONFIG)
+    own = (SENTENCEPIECE,) if model == SENTENCEPIECE else BYTE_LEVEL
+    files |= {name: read_small(own_file(folder, name), MAX_BYTES) for name in own}
+    kind = "llama"
+    if model != SENTENCEPIECE:
+        is_qwen = str(settings.get("tokenizer_class")).startswith("Qwen")
+        kind = "qwen2" if is_qwen else SPLITS.get(str(config.get("model_type")), "gpt2")
+    plain = {name: _name(value) for name, value in settings.items() if name not in {"tokenizer_class", "auto_map"}}
+    files |= {CONFIG: json.dumps(plain).encode(), "config.json": json.dumps({"model_type": kind}).encode()}
+    if model == SENTENCEPIECE:
+        for library in ("sentencepiece", "google.protobuf"):  # without which transformers tries other formats
+            importlib.import_module(library)
+    tokenizer = _by_transformers(files)
+    if model == SENTENCEPIECE:
+        _require_equal(tokenizer, files[SENTENCEPIECE], folder / SENTENCEPIECE)
+    begin = named_tokens(folder, tokenizer).begin or [tokenizer.token_to_id("<s>")]
+    tokenizer.post_processor = None
+    if settings.get("add_bos_token", model == SENTENCEPIECE) and begin[0] is not None:
+        name = str(tokenizer.id_to_token(begin[0]))
+        single = processors.TemplateProcessing(single=[name, "$A"], special_tokens=[(name, begin[0])])
+        tokenizer.post_processor = single
     return tokenizer.to_str()
 
 
-def _byte_level(folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    vocabulary = _read_json(folder, BYTE_LEVEL[0])
-    lines = read_small(own_file(folder, BYTE_LEVEL[1]), MAX_BYTES).decode().split("\n")
-    merges = [tuple(line.rstrip("\r").split(" ")) for line in lines if line and not line.startswith("#version")]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))  # type: ignore[arg-type]  # the library checks them
-    tokenizer.decoder = decoders.ByteLevel()
-    kind = settings.get("tokenizer_class") or str(_read_json(folder, "config.json").get("model_type")).capitalize()
-    if str(kind).startswith("Qwen"):
-        split = pre_tokenizers.Split(Regex(QWEN), "isolated")
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space") is True)
+def _name(value: object) -> object:
+    """A token as its text, where a folder has an object, which transformers reads in one form only."""
+    return value["content"] if isinstance(value, dict) and isinstance(value.get("content"), str) else value
+
+
+def _by_transformers(files: dict[str, bytes]) -> Tokenizer:
+    from transformers import AutoTokenizer  # noqa: PLC0415  (the extra)
+
+    with TemporaryDirectory() as copy:
+        for name, content in files.items():
+            (Path(copy) / name).write_bytes(content)
+        made = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+    tokenizer: Tokenizer = made.backend_tokenizer
     return tokenizer
 
 
-def _sentencepiece(folder: Path) -> Tokenizer:
-    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2  # noqa: PLC0415  (the extra)
-
-    content = read_small(own_file(folder, SENTENCEPIECE), MAX_BYTES)
-    processor: Any = SentencePieceProcessor(model_proto=content)  # refuses what is damaged
-    schema: Any = sentencepiece_model_pb2  # generated, without annotations
-    proto = schema.ModelProto.FromString(content)
-    unigram, kinds = proto.trainer_spec.model_type == 1, proto.SentencePiece
-    if proto.trainer_spec.model_type not in {1, 2}:
-        raise Failure(f"{folder / SENTENCEPIECE}: neither BPE nor Unigram; put a {TOKENIZER} beside it")
-    normal = [piece for piece in proto.pieces if piece.type == kinds.NORMAL]
-    if (longest := max(len(piece.piece) for piece in proto.pieces)) > LONGEST_TOKEN:
-        raise Failure(f"{folder / SENTENCEPIECE}: a piece of {longest:,} characters, more than {LONGEST_TOKEN:,}")
-    fallback, unknown = proto.trainer_spec.byte_fallback, processor.unk_id()
-    if unigram:
-        tokenizer = Tokenizer(models.Unigram([(piece.piece, piece.score) for piece in proto.pieces], unknown, fallback))
-    else:
-        numbers = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-        options = {"unk_token": processor.id_to_piece(unknown), "fuse_unk": True, "byte_fallback": fallback}
-        tokenizer = Tokenizer(models.BPE(numbers, _merges(normal, numbers), **options))
-    spec = proto.normalizer_spec
-    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    steps += [normalizers.Prepend("▁")] if spec.add_dummy_prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else parts)
-    _require_equal(tokenizer, processor, [piece.piece for piece in normal], folder)
-    added = {kinds.UNKNOWN: True, kinds.CONTROL: True, kinds.USER_DEFINED: False}
-    tokenizer.add_tokens(
-        [
-            AddedToken(piece.piece, special=added[piece.type], normalized=False)
-            for piece in proto.pieces
-            if piece.type in added
-        ]
-    )
-    return tokenizer
-
-
-def _merges(pieces: list[Any], numbers: dict[str, int]) -> list[tuple[str, str]]:
-    """Every cut of a piece in two pieces; those of the highest score first."""
-    merges: list[tuple[str, str]] = []
-    for whole in sorted(pieces, key=lambda piece: -piece.score):
-        cuts = [(whole.piece[:place], whole.piece[place:]) for place in range(1, len(whole.piece))]
-        pairs = [pair for pair in cuts if pair[0] in numbers and pair[1] in numbers]
-        merges += sorted(pairs, key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
-    return merges
-
-
-def _require_equal(tokenizer: Tokenizer, processor: Any, pieces: list[str], folder: Path) -> None:  # noqa: ANN401  (no annotations)
+def _require_equal(tokenizer: Tokenizer, content: bytes, place: Path) -> None:
     """Raise ``Failure`` if more than one in a hundred texts, of two pieces each, has other tokens than it should."""
-    texts = [f"{piece} {pieces[-1 - n]}".replace("▁", " ") for n, piece in enumerate(pieces)]
+    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  (the extra)
+
+    processor: Any = SentencePieceProcessor(model_proto=content)
+    pieces = [processor.id_to_piece(number) for number in range(len(processor))]
+    if (longest := max(map(len, pieces))) > LONGEST_TOKEN:
+        raise Failure(f"{place}: a piece of {longest:,} characters, more than {LONGEST_TOKEN:,}")
+    normal = [
+        piece
+        for number, piece in enumerate(pieces)
+        if not (processor.is_control(number) or processor.is_unknown(number) or processor.is_byte(number))
+    ]
+    texts = [f"{piece} {normal[-1 - n]}".replace("▁", " ") for n, piece in enumerate(normal)]
     texts = texts[:: max(1, len(texts) // SAMPLE)]
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     others = sum(ours.ids != theirs for ours, theirs in zip(encoded, processor.encode(texts), strict=True))
     if others * 100 > len(texts):
         reason = f"{others} of {len(texts)} texts have other tokens than sentencepiece's once converted"
-        raise Failure(f"{folder / SENTENCEPIECE}: {reason}; put a {TOKENIZER} beside it")
-
-
-def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Add the tokens that the JSON files name, at their numbers, and declare special those that end or begin texts."""
-    declared = {**_read_json(folder, "special_tokens_map.json"), **settings}
-    special = {name for key in SPECIAL for name in _names(declared.get(key))}
-    table = {int(number): entry for number, entry in (settings.get("added_tokens_decoder") or {}).items()}
-    table |= {int(number): {"content": name} for name, number in _read_json(folder, "added_tokens.json").items()}
-    for number, entry in sorted(table.items()):
-        name, switches = entry["content"], {key: entry.get(key) is True for key in ("lstrip", "rstrip", "single_word")}
-        is_special = entry.get("special") is True or name in special
-        tokenizer.add_tokens([AddedToken(name, special=is_special, normalized=False, **switches)])
-        if tokenizer.token_to_id(name) != number:
-            raise Failure(f"{folder}: token {name!r:.100} has number {number}, but {tokenizer.token_to_id(name)} here")
-    known = [name for name in (*EOD_NAMES, *BOS_NAMES, *sorted(special)) if tokenizer.token_to_id(name) is not None]
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in dict.fromkeys(known)])
-
-
-def _names(value: object) -> list[str]:
-    if isinstance(value, list):
-        return [name for entry in value for name in _names(entry)]
-    name = value.get("content") if isinstance(value, dict) else value
-    return [name] if isinstance(name, str) and name else []
+        raise Failure(f"{place}: {reason}; put a {TOKENIZER} beside it")

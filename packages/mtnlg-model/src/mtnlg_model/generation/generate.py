@@ -73,6 +73,16 @@ def stream_tokens(
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
 
 
+def use_column_major_weights(decoder: Decoder) -> None:
+    """Store the wide weights column by column in memory, in place; values stay, sums are in another order.
+
+    A CPU multiplies one row by them 1.06 to 1.2 times as fast (benchmarks/generate.py), and several rows no faster.
+    """
+    for name, weight in decoder.named_parameters():
+        if name.endswith(("token.weight", "qkv.weight", "gate.weight", "up.weight", "head.weight")):
+            weight.data = weight.data.t().contiguous().t()
+
+
 def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig) -> None:
     """Raise ``Failure`` for a prompt that is empty, longer than the context, or has a token outside the vocabulary."""
     for row, prompt in enumerate(prompts):
