@@ -195,7 +195,7 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
         Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders mostly have their own.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads; required for DeepSpeed.")
+        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, where a checkpoint lacks it.")
     ] = None,
     vocabulary_multiple: Annotated[
         int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
@@ -212,18 +212,16 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
 
     tokenizer = tokenizer and tokenizer.resolve()  # the user's own word, unlike a link in the folder
     of_hugging_face = {"vocabulary-multiple": vocabulary_multiple > 1, "sequence": sequence, "family": family}
-    if torch_dist.is_torch_dist(folder):
-        _refuse(folder, "a Megatron-LM checkpoint", of_hugging_face)
+    is_megatron = torch_dist.is_torch_dist(folder)
+    if is_megatron or deepspeed.is_deepspeed(folder):
+        kind = "a Megatron-LM checkpoint" if is_megatron else "a DeepSpeed checkpoint"
+        _refuse(folder, kind, of_hugging_face)
         if tokenizer is None:
-            raise UsageFailure(f"{folder}: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE")
-        with progress("import", torch_dist.count_chunks(folder), "chunks") as advance:
-            config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
-    elif deepspeed.is_deepspeed(folder):
-        _refuse(folder, "a DeepSpeed checkpoint", of_hugging_face)
-        if tokenizer is None or heads is None:
-            raise UsageFailure(f"{folder}: a DeepSpeed checkpoint needs --tokenizer FILE and --heads N")
-        with progress("import", deepspeed.count_files(folder), "files") as advance:
-            config = deepspeed.import_deepspeed(folder, checkpoint, tokenizer, heads, advance)
+            raise UsageFailure(f"{folder}: {kind} has no tokenizer; give --tokenizer FILE")
+        parts = torch_dist.count_chunks(folder) if is_megatron else deepspeed.count_files(folder)
+        read = torch_dist.import_torch_dist if is_megatron else deepspeed.import_deepspeed
+        with progress("import", parts, "chunks" if is_megatron else "files") as advance:
+            config = read(folder, checkpoint, tokenizer, heads, advance)
     else:
         _refuse(folder, "a Hugging Face folder", {"heads": heads})
         _, config = read_family(folder, vocabulary_multiple, sequence, family)
