@@ -176,9 +176,7 @@ def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_p
     (tmp_path / "ours" / huggingface.INDEX).unlink()
     (tmp_path / "ours" / "pytorch_model.bin").rename(tmp_path / "ours" / "model.safetensors")
     (tmp_path / "ours" / "tokenizer.json").unlink()
-    with pytest.raises(
-        Failure, match=r"no tokenizer\.json, no tokenizer\.model, no vocab\.json and merges\.txt; put one"
-    ):
+    with pytest.raises(Failure, match=r"no tokenizer\.json; make one: python -c "):
         import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
     assert not (tmp_path / "back").exists()
 

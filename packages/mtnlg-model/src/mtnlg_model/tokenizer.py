@@ -113,8 +113,8 @@ class Tokenizer:
         return reached
 
 
-def largest_token(path: Path) -> int:
-    """The largest number that a tokenizer.json gives to text, and to what begins and ends it.
+def largest_token(path: Path, folder: Path) -> int:
+    """The largest number that a tokenizer.json gives to text, and to what begins and ends it by ``folder``'s files.
 
     An added token that is none of these, such as one for padding, comes only of a text that spells it out, and does not
     count: there are models without a row for it. Raises ``Failure`` if the file is unreadable.
@@ -123,7 +123,7 @@ def largest_token(path: Path) -> int:
     with _failures_of(path):
         around = tokenizer.encode("a").ids
     usual = (tokenizer.token_to_id(name) for name in (*EOD_NAMES, *BOS_NAMES))
-    named = named_tokens(path.parent, tokenizer)
+    named = named_tokens(folder, tokenizer)
     ends = (*named.begin, *named.end, *(number for number in usual if number is not None))
     return max((*tokenizer.get_vocab(with_added_tokens=False).values(), *around, *ends), default=0)
 

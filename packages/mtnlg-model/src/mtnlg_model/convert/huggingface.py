@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
-from mtnlg_model.checkpoint.chat_files import CONFIG, own_file, read_chat_files
+from mtnlg_model.checkpoint.chat_files import CONFIG, GENERATION, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
 from mtnlg_model.checkpoint.reader import empty_decoder
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, stored_dtype, write_tensor_file
@@ -22,7 +22,6 @@ from mtnlg_model.tokenizer import Tokenizer
 from .config_json import read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
 from .output import new_checkpoint, new_folder, require_file_size
-from .slow_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,13 +111,13 @@ def import_huggingface(
     """
     folder = Path(folder)
     weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
-    other = Path(tokenizer) if tokenizer else None
-    with tokenizer_of(folder, other) as path, new_checkpoint(Path(target), weights.config, path) as writer:
-        for name, shape in weights.config.parameter_shapes().items():
+    config, path = weights.config, Path(tokenizer) if tokenizer else _require_tokenizer(folder)
+    with new_checkpoint(Path(target), config, path, folder, _end_tokens(folder, config)) as writer:
+        for name, shape in config.parameter_shapes().items():
             writer.add(name, shape, "weight", None, weights.tensor(name))
             if advance:
                 advance(1)
-    return weights.config
+    return config
 
 
 class HuggingFaceWeights:
@@ -168,6 +167,22 @@ class HuggingFaceWeights:
             for name, parameter in decoder.named_parameters():
                 parameter.copy_(self.tensor(name))
         return decoder.eval()
+
+
+def _require_tokenizer(folder: Path) -> Path:
+    """The folder's tokenizer.json, which transformers makes of a slow tokenizer's files (docs/decisions/0131)."""
+    if not (folder / TOKENIZER).exists():
+        call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise Failure(f'{folder}: no {TOKENIZER}; make one: python -c "from transformers import AutoTokenizer; {call}"')
+    return own_file(folder, TOKENIZER)
+
+
+def _end_tokens(folder: Path, config: ModelConfig) -> dict[str, bytes]:
+    """A generation_config.json with the tokens that end an answer by config.json, if these are several."""
+    ends = json.loads(read_small(own_file(folder, "config.json"))).get("eos_token_id")
+    if isinstance(ends, list) and all(type(number) is int and 0 <= number < config.tokens for number in ends):
+        return {GENERATION: json.dumps({"eos_token_id": ends}).encode()}
+    return {}
 
 
 def _bytes(spec: TensorSpec) -> int:
