@@ -33,12 +33,14 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "recompute": ("none", "selective", "full"),
 }
 """What the fixed matrix is the product of. The GPT has biases and learned positions; the Llama none, gates, rotary
-positions, RMS norms, norms of q and k, and fewer heads of keys and values."""
+positions, RMS norms, norms of q and k, and fewer heads of keys and values; every other layer has a window of attention,
+no positions, and its norms after attention and MLP."""
 
 FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "gpt": {"scale_attention_by_layer": True},
     "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
-    | {"qk_norm": True, "kv_heads": 2, "ffn": 96},
+    | {"qk_norm": True, "kv_heads": 2, "ffn": 96}
+    | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
 }
 
 MOST_RANKS: Final = 8
