@@ -247,7 +247,7 @@ def test_a_completion_has_the_blank_between_it_and_the_prompt(
     monkeypatch.setattr(generation, "stream_tokens", lambda *_, **__: iter([(0, 2), (0, 1), (0, tokenizer.eod)]))
     assert complete(decoder, tokenizer, ["the fox"], 9) == [" jumps fox"]
     assert "".join(generation.stream_text(decoder, tokenizer, "the fox", 9)) == " jumps fox"
-    assert complete(decoder, tokenizer, ["the fox"], 9, stop=[" fox"]) == [" jumps"]
+    assert complete(decoder, tokenizer, ["the fox"], 9, stop=" fox") == [" jumps"]
 
 
 def test_a_model_that_computes_no_numbers_is_named(pair: Pairs) -> None:

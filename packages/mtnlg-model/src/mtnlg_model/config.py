@@ -18,6 +18,7 @@ where a layer with an attention window w < s counts 4 w a. For a GPT these are e
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
@@ -296,7 +297,7 @@ class ModelConfig(Settings):
         return float(batch * self.sequence * (passes * layers + 3 * 2 * self.vocabulary * self.hidden))
 
 
-GPT_FIELDS: Final = tuple(ModelConfig.model_fields)[:10]
+GPT_FIELDS: Final = tuple(takewhile(lambda name: name != "head_size", ModelConfig.model_fields))
 """Settings of the decoder that the paper describes; of the others, only those that differ are written."""
 
 PARTS: Final = {

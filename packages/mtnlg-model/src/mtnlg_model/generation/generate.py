@@ -147,12 +147,13 @@ def complete(  # noqa: PLR0917  (the options of a completion)
     prompts: Sequence[str],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
 ) -> list[str]:
     """The continuation of each prompt up to the end of the document or answer, or the first ``stop`` text, excluded.
 
     An empty prompt begins a new document.
     """
+    stop = [stop] if isinstance(stop, str) else stop
     encoded = [tokenizer.encode_prompt(prompt) for prompt in prompts]
     vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     completions = generate(
@@ -167,9 +168,10 @@ def stream_text(  # noqa: PLR0917  (as complete)
     prompt: str,
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the text of `complete` for one prompt in pieces as it is drawn; no piece is ever taken back."""
+    stop = [stop] if isinstance(stop, str) else stop
     lookahead = max((len(text) for text in stop), default=1) - 1
     new: list[int] = []
     shown = 0
