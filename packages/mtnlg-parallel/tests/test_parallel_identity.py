@@ -74,7 +74,7 @@ def variant(config: ModelConfig, field: str) -> ModelConfig:
         [value * 2, value // 2 if isinstance(value, int) else value / 2] if isinstance(value, (int, float)) else []
     )
     values = [not value] if isinstance(value, bool) else [*numbers, *get_args(annotation)]
-    for other in [*values, 1, 0.5, *(getattr(preset, field) for preset in PRESETS.values())]:
+    for other in [*values, 1, 0.5, [{"window": 2}], *(getattr(preset, field) for preset in PRESETS.values())]:
         try:
             found = ModelConfig.model_validate({**config.model_dump(mode="json"), field: other})
         except ValidationError:
