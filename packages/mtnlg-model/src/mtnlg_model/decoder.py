@@ -131,8 +131,7 @@ class Attention(nn.Module):
             q_SBGND, k_SBG1D = self.q_norm(q_SBGND), self.k_norm(k_SBG1D)
         if self.frequencies:
             if rotation is None:
-                length, dtype, device = len(qkv_SBF), qkv_SBF.dtype, qkv_SBF.device
-                rotation = rotary.rotation_from_start(self.frequencies, length, dtype, device)
+                rotation = rotary.rotation(self.frequencies, qkv_SBF)
             q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
             v_SBG1D = v_SBG1D.clone()  # a view would keep q and k from before the rotation until backward
         q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
@@ -263,11 +262,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
-        rotation = None
-        if self.frequencies and positions_BS is not None:
-            rotation = rotary.rotation(self.frequencies, positions_BS, x_SBH.dtype)
-        elif self.frequencies:
-            rotation = rotary.rotation_from_start(self.frequencies, len(x_SBH), x_SBH.dtype, x_SBH.device)
+        rotation = rotary.rotation(self.frequencies, x_SBH, positions_BS) if self.frequencies else None
         for n, layer in enumerate(self.layers):
             x_SBH = layer(x_SBH, attend[n] if attend else None, rotation)
         normed: Tensor = self.final_norm(x_SBH)

@@ -50,34 +50,37 @@ def frequencies(config: ModelConfig) -> Frequencies:
     return tuple(frequencies_R.tolist())
 
 
-def rotation(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
-    """The angles of these positions, [B or 1, S], computed in fp32."""
-    kept = _on_device if torch.compiler.is_compiling() else _kept_on_device
-    angles_SBR = positions_BS.t()[..., None].float() * kept(frequencies, positions_BS.device)
+def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:
+    """The angles of these positions, [B or 1, S], or of 0 to S, computed in fp32; in dtype and device of ``x``."""
+    if positions_BS is not None:
+        return _angles(frequencies, positions_BS, x_SBF.dtype)
+    counted = len(x_SBF), x_SBF.dtype, x_SBF.device
+    if torch.compiler.is_compiling():
+        return _from_start(frequencies, *counted)
+    return _kept_from_start(frequencies, *counted, torch.is_inference_mode_enabled())
+
+
+def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
+    device = positions_BS.device
+    if torch.compiler.is_compiling():
+        frequencies_R = _on_device(frequencies, device)
+    else:
+        frequencies_R = _kept_on_device(frequencies, device, torch.is_inference_mode_enabled())
+    angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
     both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
 
-def rotation_from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device) -> Rotation:
-    """The angles of positions 0 to ``length``, for all rows alike; kept, since every layer and step asks for them."""
-    if torch.compiler.is_compiling():
-        return _from_start(frequencies, length, dtype, device)
-    return _kept_from_start(frequencies, length, dtype, device, torch.is_inference_mode_enabled())
-
-
 def _from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device, *_: bool) -> Rotation:
-    return rotation(frequencies, torch.arange(length, device=device)[None], dtype)
+    return _angles(frequencies, torch.arange(length, device=device)[None], dtype)
 
 
 def _on_device(frequencies: Frequencies, device: torch.device, *_: bool) -> Tensor:
     return torch.tensor(frequencies, device=device)
 
 
-# An inference tensor must not reach a training, so those are kept apart; a copy to a GPU waits for what that computes.
+# Kept, since every layer and step asks for them and a copy to a GPU waits for what that computes. An inference tensor
+# must not reach a training, so those are kept apart; a compiled decoder keeps nothing.
 _kept_from_start = lru_cache(maxsize=4)(_from_start)
-_kept = lru_cache(maxsize=4)(_on_device)
-
-
-def _kept_on_device(frequencies: Frequencies, device: torch.device) -> Tensor:
-    return _kept(frequencies, device, torch.is_inference_mode_enabled())
+_kept_on_device = lru_cache(maxsize=4)(_on_device)

@@ -50,12 +50,12 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path | str, advance: Adva
     """
     config = checkpoint.config
     family, content = to_config_json(config)
-    names = {key: name for name in checkpoint.names for key in their_shapes(family, config, name)}
-    specs = {
-        key: TensorSpec(checkpoint.dtype(name), shape)
-        for name in checkpoint.names
-        for key, shape in their_shapes(family, config, name).items()
-    }
+    names: dict[str, str] = {}
+    specs: dict[str, TensorSpec] = {}
+    for name in checkpoint.names:
+        shapes = their_shapes(family, config, name)
+        names |= dict.fromkeys(shapes, name)
+        specs |= {key: TensorSpec(checkpoint.dtype(name), shape) for key, shape in shapes.items()}
     converted: dict[str, Tensor] = {}
 
     def tensor(key: str) -> Tensor:
