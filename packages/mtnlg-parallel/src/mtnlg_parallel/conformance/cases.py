@@ -33,14 +33,12 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "recompute": ("none", "selective", "full"),
 }
 """What the fixed matrix is the product of. The GPT has biases and learned positions; the Llama none, gates, rotary
-positions, RMS norms, norms of q and k, and fewer heads of keys and values; every other layer has a window of attention,
-no positions, and its norms after attention and MLP."""
+positions, RMS norms, norms of q and k, and fewer heads of keys and values."""
 
 FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "gpt": {"scale_attention_by_layer": True},
     "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
-    | {"qk_norm": True, "kv_heads": 2, "ffn": 96}
-    | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
+    | {"qk_norm": True, "kv_heads": 2, "ffn": 96},
 }
 
 MOST_RANKS: Final = 8
@@ -108,6 +106,16 @@ def matrix() -> Iterator[Case]:
         layout = {axis: cell[axis] for axis in ("tp", "pp", "dp")}
         if recipe := _recipe(model, layout, train):
             yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
+
+
+def unlike_layers() -> Case:
+    """Layers with a window of attention, no positions and norms of the results, beside plain ones."""
+    model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
+    kinds = {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]}
+    train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
+    recipe = _recipe({**model, **FAMILIES["llama"], **kinds}, {"tp": 2, "pp": 2}, train)
+    assert recipe  # noqa: S101  (a constant)
+    return Case("unlike layers", recipe)
 
 
 def long_sum() -> Case:
