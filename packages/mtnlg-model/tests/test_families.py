@@ -261,6 +261,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": "32"}, "sliding_window = 32: "),
         ({"model_type": "mistral", "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}, "layer_types = "),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
+        ({"layer_types": 5}, "layer_types = 5: "),
         ({"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": ["sliding_attention"] * 2}, "layer_types = "),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,14 +41,15 @@ def frequencies(config: ModelConfig) -> Frequencies:
     if config.positions != "rotary":
         return ()
     size, scaling = config.rotary_size, config.rotary_scaling
-    frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
-    if scaling is not None:
-        # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
-        turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
-        frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
-    return tuple(frequencies_R.tolist())
+    with _disable_current_modes():  # real numbers for a decoder of fake tensors too
+        frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
+        if scaling is not None:
+            # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
+            turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
+            frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
+        return tuple(frequencies_R.tolist())
 
 
 def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:

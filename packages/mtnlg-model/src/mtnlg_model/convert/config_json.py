@@ -216,13 +216,11 @@ def _with_windows(
     slides = [False] * min(config.layers, MOST_LAYERS)
     if rule and window is not None:
         slides = [bool(rule.slides(values, n)) for n in range(len(slides))]
-    types = content.get("layer_types") or []
-    if types:
-        listed = [kind == SLIDING for kind in types] if isinstance(types, list) else []
+    if types := content.get("layer_types"):
+        listed = [{SLIDING: True, FULL: False}.get(str(kind)) for kind in types] if isinstance(types, list) else [None]
         if rule and rule.reads_types and window is not None and len(listed) == config.layers:
-            slides = listed
-        differ = any(listed) != any(slides) or (any(slides) and listed != slides)
-        if differ or not {*map(str, types)} <= {FULL, SLIDING}:
+            slides = [bool(kind) for kind in listed]
+        if None in listed or any(listed) != any(slides) or (any(slides) and listed != slides):
             raise Failure(f"{place}: layer_types = {types!s:.100}: not what {family.architecture} computes")
     if rule is None or window is None:
         return config
