@@ -41,12 +41,14 @@ from mtnlg_model.checkpoint import reader
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
-from mtnlg_model.config import PRESETS, ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 from record import conditions, exact_ratio, option_parser, ratios, spread, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mtnlg_model.config import ModelConfig
 
 PRESET, SHORT = "gpt2-medium", "gpt2"
 EXPORTED = "gpt2-large"

@@ -29,7 +29,7 @@ from mtnlg_model.checkpoint import boxes, reader
 from mtnlg_model.checkpoint.manifest import MANIFEST, SLOTS, Progress, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import FILE_BYTES, publish
-from mtnlg_model.config import preset
+from mtnlg_model.families import preset
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
 from record import conditions, option_parser, spread, time_rounds, write_result

@@ -53,10 +53,11 @@ from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.shots import sample_rows
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 from record import conditions, exact_ratio, gpu, option_parser, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
     python benchmarks/generate.py [--models gpt2 llama …] [--batches 1 8] [--rounds 5] [--out FILE]
 
 Models of 100 million to 190 million random weights in fp32, some with fewer layers than the preset; prompts of 64
-tokens, 64 new ones; a batch of eight whose products are taken from the other side, and one row with column-major
-weights, as ``mtnlg-model generate`` has both.
+tokens, 64 new ones; one row, and a batch of eight.
 Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. Times
 are CPU time of one thread, so that other work on the machine costs neither side, and include the prompt's forward pass.
 """
@@ -17,17 +16,15 @@ are CPU time of one thread, so that other work on the machine costs neither side
 from __future__ import annotations
 
 import statistics
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mtnlg_model.config import PRESETS
 from mtnlg_model.convert.config_json import to_config_json
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights
+from mtnlg_model.families import PRESETS
 from mtnlg_model.generation.generate import generate
 from record import conditions, exact_ratio, option_parser, ratios, time_rounds, write_result
 
@@ -68,8 +65,7 @@ def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -
     prompts = torch.randint(30_000, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def ours() -> list[list[int]]:
-        with FewRowProducts() if batch > 1 else nullcontext():
-            return generate(decoder, prompts.tolist(), NEW)
+        return generate(decoder, prompts.tolist(), NEW)
 
     def theirs() -> list[list[int]]:
         mask = torch.ones_like(prompts)
@@ -101,13 +97,8 @@ def main() -> None:
     results = []
     for name in options.models:
         decoder, other = make_models(MODELS[name])
-        measured = []
-        for batch in sorted(options.batches, reverse=True):
-            if batch == 1:
-                use_column_major_weights(decoder)
-            measured.append(measure(batch, options.rounds, decoder, other))
         about_model = {"model": name, "parameters": MODELS[name].parameters}
-        results += [{**about_model, **figures} for figures in reversed(measured)]
+        results += [{**about_model, **measure(batch, options.rounds, decoder, other)} for batch in options.batches]
     result = {
         **about,
         "threads": torch.get_num_threads(),

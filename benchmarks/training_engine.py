@@ -41,8 +41,9 @@ import torch
 
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model import functional
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.metrics import peak_flops

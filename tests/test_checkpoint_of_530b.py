@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_model.config import preset
+from mtnlg_model.families import preset
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "checkpoint_manifest.py"
 

@@ -39,7 +39,7 @@ FLOW = {
         "steps",
         "stream",
     ),
-    "mtnlg_model": ("config", "functional", "decoder", "checkpoint", "convert"),
+    "mtnlg_model": ("config", "families", "functional", "decoder", "checkpoint", "convert"),
     "mtnlg_parallel": ("layout", "model", "engine", "record", "training", "launch"),
     "mtnlg_eval": ("tasks", "results", "scoring", "sharded", "studies", "report"),
 }

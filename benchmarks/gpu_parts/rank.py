@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.families import PRESETS
 from mtnlg_model.functional import EAGER, Ops
 from mtnlg_parallel.model import products
 from mtnlg_parallel.model.eight_bit import weights_unchanged

@@ -32,8 +32,8 @@ def main(library: str, preset: str) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from mtnlg_model.config import PRESETS
     from mtnlg_model.decoder import Decoder
+    from mtnlg_model.families import PRESETS
     from training import stub_parts, stub_streams
 
     stub_gpu.pretend()

@@ -164,6 +164,7 @@ def step(case: Case) -> Answer:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from mtnlg_model import rotary
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.model.eight_bit import weights_unchanged
@@ -181,6 +182,8 @@ def step(case: Case) -> Answer:
 
     distributed.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=layout.world)
     gpu = storages()
+    for kept in (rotary._kept_from_start, rotary._kept_on_device):
+        kept.cache_clear()  # of the case before, whose tensors are of another mode
     with FakeTensorMode(), gpu:
         engine = PipelineEngine(recipe, device, best_ops(device))
         built = gpu.bytes

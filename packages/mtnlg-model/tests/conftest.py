@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.convert.families import FAMILIES
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import load_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def twin(decoder: Decoder) -> GPT2LMHeadModel:
     )
     state: dict[str, torch.Tensor] = {}
     for name, parameter in decoder.named_parameters():
-        state |= to_theirs(FAMILIES["gpt2"], c, name, parameter.detach())
+        state |= to_theirs(load_family("gpt2"), c, name, parameter.detach())
     gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
     return gpt2.eval()
 

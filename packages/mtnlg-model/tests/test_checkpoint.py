@@ -1,12 +1,14 @@
 """Round trips: a model written in any pieces is read back in any other pieces."""
 
 import errno
+import json
 import math
 import os
 import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from torch import Tensor
 
 from mtnlg_model.checkpoint import boxes
 from mtnlg_model.checkpoint.boxes import Box
-from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest
+from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest, parse_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint, load, save
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
-from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import preset
 
 SMALL = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7, dropout=0.0, attention_dropout=0.0)
 PROGRESS = Progress(step=3, samples=24, tokens=120, loss=2.5, stream="f00d", layout=Layout(tp=2, pp=1, dp=2))
@@ -181,3 +184,22 @@ def test_a_step_that_exists_is_not_written_again(tmp_path: Path) -> None:
     save(Decoder(SMALL), tmp_path, 1, PROGRESS, tokenizer(tmp_path))
     with pytest.raises(CheckpointError, match="step-1: exists already; remove it"):
         CheckpointWriter(tmp_path, 1, "rank-0")
+
+
+MANIFESTS: Final[dict[str, str]] = json.loads((Path(__file__).parent / "manifests_0_3.json").read_text())
+"""Manifests of version 0.3 by family: of decoders of seed 1234, with `TOKENIZER_0_3`."""
+TOKENIZER_0_3 = (
+    '{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":0,"content":"<|endoftext|>",'
+    '"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":null,'
+    '"pre_tokenizer":null,"post_processor":null,"decoder":null,"model":{"type":"WordLevel",'
+    '"vocab":{"<|endoftext|>":0,"a":1},"unk_token":"<|endoftext|>"}}'
+)
+
+
+@pytest.mark.parametrize("family", MANIFESTS)
+def test_checkpoints_of_0_3_open_and_are_written_byte_for_byte(family: str, tmp_path: Path) -> None:
+    old = parse_manifest(tmp_path, MANIFESTS[family].encode())
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER_0_3)
+    folder = save(Decoder(old.config), tmp_path, 1, old.progress, tmp_path / "tokenizer.json")
+    assert (folder / "manifest.json").read_text() == MANIFESTS[family]
+    Checkpoint.open(folder).verify()

@@ -15,6 +15,8 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint
@@ -357,6 +359,31 @@ def test_a_changed_digit_of_the_manifest_is_seen(whole: Path, tmp_path: Path) ->
     path.write_text(path.read_text().replace('"samples":2', '"samples":3'))
     with pytest.raises(CheckpointError, match="checksum does not match the content"):
         Checkpoint.open(tmp_path / "step-1")
+
+
+ENTRY = '"{}":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}'
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("x", 8, 0, 8), ("x", 8, 0, 8)],
+        [("x", 8, 0, 8), ("y", 4, 4, 8)],
+        [("x", 4, 0, 4), ("y", 2, 6, 8)],
+        [("x", 4, 4, 8)],
+        [("x", 4, 0, 4)],
+    ],
+    ids=["a key twice", "overlap", "hole", "hole before", "hole behind"],
+)
+def test_what_safetensors_refuses_is_refused(tmp_path: Path, entries: list[tuple[str, int, int, int]]) -> None:
+    header = f"{{{','.join(ENTRY.format(*entry) for entry in entries)}}}".encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(8)
+    if len({name for name, *_ in entries}) == len(entries):  # of one that is there twice the library takes the last
+        with pytest.raises(SafetensorError):
+            load(content)
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError):
+        TensorFile(tmp_path / "x.safetensors")
 
 
 def test_a_file_that_became_a_link_after_the_check_is_not_read(whole: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from mtnlg_model.checkpoint import tensor_file, writer
 from mtnlg_model.checkpoint.manifest import CheckpointError, Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, load, save
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
-from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import preset
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64)
 PROGRESS = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout())

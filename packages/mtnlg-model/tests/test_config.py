@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from mtnlg_model.compare import Difference, differences
-from mtnlg_model.config import PRESETS, ModelConfig, preset
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import dump, load
 
 

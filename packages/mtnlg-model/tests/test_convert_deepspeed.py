@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_nothing_in_a_file_is_run(layers: Path, tmp_path: Path, tokenizer_path: 
         import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4, silent)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
+
+
+def test_arguments_of_the_run_count(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
+    path = layers / "mp_rank_00_model_states.pt"
+    torch.save({"args": Namespace(num_attention_heads=4, layernorm_epsilon=1e-6)}, path)
+    assert import_deepspeed(layers, tmp_path / "out", tokenizer_path, None, silent).layer_norm_eps == 1e-6
+    torch.save({"args": Namespace(num_attention_heads=4, apply_layernorm_1p=True)}, path)
+    with pytest.raises(Failure, match="apply_layernorm_1p = True: False is what fits"):
+        import_deepspeed(layers, tmp_path / "again", tokenizer_path, None, silent)
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,13 @@ def test_another_model_is_one_line(
     [
         ({}, "number of attention heads not stored; give --heads N"),
         ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
-        ({"num_attention_heads": "4"}, "common.pt: num_attention_heads or layernorm_epsilon is no number"),
-        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: not supported by this decoder"),
+        ({"num_attention_heads": "4"}, "num_attention_heads or layernorm_epsilon is no number"),
+        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: False is what fits"),
+        ({"num_attention_heads": 4, "normalization": "RMSNorm"}, "normalization = RMSNorm: "),
+        ({"num_attention_heads": 4, "window_size": (4, 0)}, "window_size = a tuple: none is what fits"),
+        ({"num_attention_heads": 4, "softmax_type": "off-by-one"}, "softmax_type = off-by-one: "),
+        ({"num_attention_heads": 4, "num_layers": 6}, "num_layers = 6: 3 is what fits"),
+        ({"num_attention_heads": 4, "hidden_size": 32}, "hidden_size = 32: 16 is what fits"),
     ],
 )
 def test_what_the_arguments_of_the_run_say_counts(
@@ -163,6 +168,14 @@ def test_what_the_arguments_of_the_run_say_counts(
     folder = write(tmp_path / "iter", megatrons(Decoder(CONFIG), stacked=True), **arguments)
     with pytest.raises(Failure, match=message):
         import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+
+
+def test_heads_must_be_those_of_the_run_and_gelu_is_as_it_says(tmp_path: Path, tokenizer_path: Path) -> None:
+    tensors = megatrons(Decoder(CONFIG, seed=3), stacked=True)
+    folder = write(tmp_path / "iter", tensors, num_attention_heads=4, bias_gelu_fusion=False)
+    with pytest.raises(Failure, match="num_attention_heads = 4: 8 is what fits"):
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 8, silent)
+    assert import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4, silent).mlp == "gelu"
 
 
 def test_a_tokenizer_that_is_not_there_is_missed_before_the_work(folder: Path, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from mtnlg_model import functional, initialization
-from mtnlg_model.config import ModelConfig, preset
-from mtnlg_model.convert.families import FAMILIES
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Attention, Decoder
+from mtnlg_model.families import load_family, preset
 from mtnlg_model.functional import AttentionOp, Ops
 from mtnlg_model.generation.cache import Cache
 
@@ -63,7 +63,7 @@ def test_logits_loss_and_every_gradient_equal_gpt2(pair: Pairs, config: ModelCon
     gradients = {name: parameter.grad for name, parameter in gpt2.named_parameters()}
     for name, parameter in decoder.named_parameters():
         assert parameter.grad is not None
-        ((key, gradient),) = to_theirs(FAMILIES["gpt2"], config, name, parameter.grad).items()
+        ((key, gradient),) = to_theirs(load_family("gpt2"), config, name, parameter.grad).items()
         assert distance(gradient, gradients[key]) < 1e-5, name
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtnlg_model import functional
+from mtnlg_model import families, functional
 from mtnlg_model.checkpoint.reader import Checkpoint, save
-from mtnlg_model.config import PRESETS
-from mtnlg_model.console import Failure
+from mtnlg_model.config import LayerConfig
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.convert import huggingface
 from mtnlg_model.convert.config_json import from_config_json, read_config, to_config_json
-from mtnlg_model.convert.families import FAMILIES
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
-from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights
+from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS, load_family, preset, references
+from mtnlg_model.families.family import REQUIRED
 from mtnlg_model.generation.generate import generate
 
 if TYPE_CHECKING:
@@ -44,18 +46,13 @@ LLAMA3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GPT2: Final = {"vocab_size": 307, "n_layer": 2, "n_embd": 48, "n_head": 6, "n_positions": 64}
+EAGER: Final = {"attn_implementation": "eager"}
+SHARED: Final = {**SIZES, "num_key_value_heads": 2}
+WINDOW: Final = {**SHARED, "sliding_window": 12}
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "gpt2": (
-        "gpt2",
-        {
-            "vocab_size": 307,
-            "n_layer": 2,
-            "n_embd": 48,
-            "n_head": 6,
-            "n_positions": 64,
-            "attn_implementation": "eager",
-        },
-    ),
+    "gpt2": ("gpt2", {**GPT2, **EAGER}),
+    "starcoder": ("gpt_bigcode", {**GPT2, **EAGER}),
     "pythia": ("gpt_neox", SIZES),
     "gpt-neox, in sequence": ("gpt_neox", {**SIZES, "use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "llama 2": ("llama", {**SIZES, "rms_norm_eps": 1e-5}),
@@ -66,12 +63,20 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     ),
     "llama 3.2": ("llama", {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}),
     "mistral": ("mistral", {**SIZES, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": None}),
-    "qwen2.5": ("qwen2", {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}),
-    "qwen2.5, head of its own": ("qwen2", {**SIZES, "num_key_value_heads": 2}),
-    "qwen3": ("qwen3", {**SIZES, "num_key_value_heads": 2, "head_dim": 16}),
+    "mistral, window": ("mistral", WINDOW),
+    "qwen2.5": ("qwen2", {**SHARED, "tie_word_embeddings": True}),
+    "qwen2.5, head of its own": ("qwen2", SHARED),
+    "qwen2.5, window above": ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {**SHARED, "head_dim": 16}),
     "qwen3, tied": ("qwen3", {**SIZES, "num_key_value_heads": 3, "head_dim": 8, "tie_word_embeddings": True}),
+    "seed-oss": ("seed_oss", {**SHARED, "head_dim": 16}),
+    "starcoder2": ("starcoder2", SHARED),
+    "starcoder2, window": ("starcoder2", {**WINDOW, "use_bias": False, "tie_word_embeddings": False}),
+    "exaone 4": ("exaone4", {**SHARED, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone 4, window": ("exaone4", {**WINDOW, "sliding_window_pattern": 2}),
 }
 """Family and sizes, by what it is a small one of."""
+OUR_FAMILIES: Final = {model_type for model_type, _ in MODELS.values()}
 
 
 def foreign_model(name: str) -> PreTrainedModel:
@@ -117,8 +122,8 @@ def folder(theirs: PreTrainedModel, tokenizer_path: Path, tmp_path_factory: pyte
 @pytest.fixture(scope="session")
 def ours(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     target = tmp_path_factory.mktemp("ours") / "imported"
-    import_huggingface(folder, target, silent)
-    return Checkpoint.open(target)
+    import_huggingface(str(folder), str(target))
+    return Checkpoint.open(str(target))
 
 
 def tokens(rows: int = 3, length: int = 40) -> Tensor:
@@ -162,9 +167,6 @@ def test_greedy_generation_equals_transformers_token_for_token(theirs: PreTraine
             theirs.generate(torch.tensor([prompt]), attention_mask=mask, **options)[0, len(prompt) :].tolist()
         )
     assert generate(decoder, prompts, 16) == wanted
-    with FewRowProducts():
-        assert generate(decoder, prompts * 3, 16) == wanted * 3
-    use_column_major_weights(decoder)
     assert [generate(decoder, [prompt], 16)[0] for prompt in prompts] == wanted
 
 
@@ -178,7 +180,23 @@ def test_the_cache_holds_kv_heads_alone(ours: Checkpoint) -> None:
         torch.testing.assert_close(torch.cat(pieces, 1), decoder(tokens_BS), rtol=1e-4, atol=1e-5)
         nothing = torch.empty(3, ours.config.kv_heads, 0, ours.config.head_size)
         keys, values = cache.layers[0].append(nothing, nothing)
-    assert keys.shape == values.shape == (3, ours.config.kv_heads, 40, ours.config.head_size)
+    kept = (ours.config.layer(0).window or 41) - 1
+    assert keys.shape == values.shape == (3, ours.config.kv_heads, kept, ours.config.head_size)
+
+
+def test_decoder_compiles_for_two_lengths(ours: Checkpoint) -> None:
+    decoder = ours.decoder()
+    torch.compiler.reset()
+    compiled = torch.compile(decoder, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for length in (33, 20):
+            torch.testing.assert_close(compiled(tokens(length=length)), decoder(tokens(length=length)))
+
+
+def test_open_gives_the_decoder_of_either_format(folder: Path, ours: Checkpoint) -> None:
+    expected = ours.decoder()(tokens())
+    for path in (folder, str(folder), ours.directory):
+        assert torch.equal(Decoder.open(path)(tokens()), expected)
 
 
 def test_export_gives_every_byte_back(
@@ -218,8 +236,8 @@ def test_a_vocabulary_is_padded_at_import_and_cut_at_export(
     with torch.no_grad():
         assert torch.equal(padded.decoder()(tokens()), ours.decoder()(tokens()))
     export_huggingface(padded, tmp_path / "out", silent)
-    key = FAMILIES[theirs.config.model_type]
-    table = key.prefix + key.outer["embedding.token.weight"]
+    key = load_family(theirs.config.model_type)
+    (table,) = key.names("embedding.token.weight")
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[table], theirs.get_input_embeddings().weight)
 
 
@@ -235,22 +253,16 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ),
         (
             {"model_type": "falcon", "alibi": True},
-            r"model_type = falcon \(alibi: ALiBi positions\): not supported; gpt2, ",
+            r"model_type = falcon \(alibi: ALiBi positions\): not supported; exaone4, gpt2, ",
         ),
         ({"model_type": None}, "model_type = None: not supported"),
         ({"model_type": ["llama"]}, r"model_type = \['llama'\]: not supported"),
-        (
-            {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32},
-            "window = 32: .* 64; mtnlg-model import --sequence 32",
-        ),
-        (
-            {"model_type": "qwen2", "num_key_value_heads": 2, "use_sliding_window": True},
-            "use_sliding_window = True: only Fal",
-        ),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types = .*: only full_attention is supported",
-        ),
+        ({"sliding_window": 32}, "window = 32: .* 64; mtnlg-model import --sequence 32"),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": "32"}, "sliding_window = 32: "),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}, "layer_types = "),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
+        ({"layer_types": 5}, "layer_types = 5: "),
+        ({"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": ["sliding_attention"] * 2}, "layer_types = "),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "rope_scaling: rope_type = yarn: only default and llama3 are",
@@ -279,24 +291,44 @@ def test_what_is_not_supported_is_named_in_one_line(changed: dict[str, Any], mes
 
 def test_a_window_that_the_sequence_does_not_exceed_is_none() -> None:
     mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32}
-    assert from_config_json(mistral, "", sequence=32)[1].sequence == 32
-    assert from_config_json({**mistral, "sliding_window": 64}, "")[1].sequence == 64
+    assert from_config_json(mistral, "")[1].by_layer == (LayerConfig(window=32),)
+    assert from_config_json(mistral, "", sequence=32)[1].by_layer == ()
+    assert from_config_json({**mistral, "sliding_window": 64}, "")[1].by_layer == ()
     del mistral["sliding_window"]  # then transformers takes 4,096
-    with pytest.raises(Failure, match="sliding_window = 4096: less than the sequence of 8192"):
-        from_config_json({**mistral, "max_position_embeddings": 8192}, "")
+    assert from_config_json({**mistral, "max_position_embeddings": 8192}, "")[1].layer(1).window == 4096
     with pytest.raises(Failure, match="--sequence 65: only rotary positions up to 64 can be limited"):
         from_config_json(mistral, "", sequence=65)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+FAMILY_FILE: Final = """
+from mtnlg_model.families import llama
+FAMILY = llama.FAMILY.like("MyForCausalLM", modules={"mlp.up": "mlp.wide"}, presets={"mine": None})
+"""
+
+
+def test_a_family_is_found_by_name_entry_point_and_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAMILY_FILE)
+    reference = f"{tmp_path / 'mine.py'}:FAMILY"
+    mine = load_family(reference)
+    assert mine.names("layers.3.mlp.up.weight") == ["model.layers.3.mlp.wide.weight"]
+    assert from_config_json({**LLAMA, "model_type": "mine"}, "", family=reference)[0] is mine
+    monkeypatch.setattr(families, "entry_points", lambda **_: [EntryPoint("mine", reference, families.GROUP)])
+    assert from_config_json({**LLAMA, "model_type": "mine"}, "")[0] is mine
+    assert list(references()) == [*sorted(OUR_FAMILIES), "mine"]
+    preset("mine")
+    for wrong in ("none", "no.such.module:FAMILY", f"{tmp_path}/none.py:FAMILY", "json:loads", "json:none"):
+        with pytest.raises(UsageFailure):
+            load_family(wrong)
+
+
+@pytest.mark.parametrize("model_type", references())
 def test_fields_that_are_missing_mean_what_transformers_takes_them_for(model_type: str) -> None:
     from transformers import AutoConfig
 
     complete = AutoConfig.for_model(model_type).to_dict()
-    complete |= {"sliding_window": None}
-    required = {key for key, ours in FAMILIES[model_type].settings.items() if ours.kind is int}
-    required -= {"n_inner", "head_dim"}
-    shortened = {key: complete[key] for key in ("model_type", "sliding_window", *required)}
+    required = {key for key, row in load_family(model_type).fields.items() if row.default is REQUIRED}
+    required -= {key for key, row in load_family(model_type).fields.items() if row.values}
+    shortened = {key: complete[key] for key in ("model_type", *required)}
     assert from_config_json(shortened, "")[1] == from_config_json(complete, "")[1]
 
 
@@ -323,7 +355,7 @@ def test_every_preset_is_that_of_a_family_and_comes_back(name: str) -> None:
 def test_a_decoder_of_no_family_is_not_exported() -> None:
     mixed = PRESETS["tiny"].model_copy(update={"norm": "rms", "bias": False})
     with pytest.raises(
-        Failure, match=r"no family of gpt2, .* has a decoder with norm = rms, bias = False; it cannot be"
+        Failure, match=r"no family of .*gpt2, .* has a decoder with norm = rms, bias = False; it cannot be"
     ):
         to_config_json(mixed)
 

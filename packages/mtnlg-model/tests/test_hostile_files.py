@@ -117,7 +117,9 @@ def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
 ) -> None:
     content = json.loads((gpt2 / "config.json").read_text())
     (gpt2 / "config.json").write_text(json.dumps({**content, "n_layer": 20_000_000, "n_embd": 4, "n_head": 1}))
-    os.truncate(gpt2 / "model.safetensors", 1 << 43)
+    header = json.dumps({"x": {"dtype": "F16", "shape": [1 << 42], "data_offsets": [0, 1 << 43]}}).encode()
+    (gpt2 / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(gpt2 / "model.safetensors", 8 + len(header) + (1 << 43))
     config = read_config(gpt2)
     monkeypatch.setattr(ModelConfig, "parameter_shapes", pytest.fail)
     with pytest.raises(Failure, match="20,000,000 layers are claimed"):
@@ -288,6 +290,10 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
             "300 times as long",
         ),
         (tokenizer_of(model={"type": "Unigram", "vocab": [["a" * 2000, 0.0]]}), "2,000 characters in a token"),
+        (
+            tokenizer_of(model={"vocab": {"a": 1 << 31}}),
+            "2,147,483,648 is a token's number",
+        ),
         (tokenizer_of(model={"vocab": [["é" * 1000, 0.0]] * 2200}), "4,400,000 bytes of a Unigram"),
         (tokenizer_of(added_tokens=[{"content": "a" * 1000}] * 1100), "1,100,000 bytes of added tokens"),
     ],

@@ -185,7 +185,7 @@ def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
     (tmp_path / "folder" / "config.json").write_text(json.dumps({**content, "model_type": "bloom"}))
     status, _, stderr = mtnlg_model("info", "folder")
     assert status == 1
-    assert "model_type = bloom: not supported; gpt2, gpt_neox, llama, mistral, qwen2, qwen3 are" in stderr
+    assert "model_type = bloom: not supported; exaone4, gpt2," in stderr
 
 
 def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path:
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe" / "layer_01-model_00-model_states.pt").touch()
     status, _, err = mtnlg_model("import", "pipe", "out")
-    assert (status, "needs --tokenizer FILE and --heads N" in err) == (2, True)
+    assert (status, "a DeepSpeed checkpoint has no tokenizer; give --tokenizer FILE" in err) == (2, True)
     status, _, err = mtnlg_model("import", "pipe", "out", "--tokenizer", tokenizer_path, "--heads", "4")
     assert (status, "not a torch.save file, or damaged" in err) == (1, True)
 
 
-def test_a_window_is_imported_with_the_sequence_that_the_refusal_names(
+def test_a_window_less_than_the_sequence_is_imported_and_exported(
     mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
 ) -> None:
     llama = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "tied": False}
@@ -216,7 +216,9 @@ def test_a_window_is_imported_with_the_sequence_that_the_refusal_names(
     path = tmp_path / "folder" / "config.json"
     fields = {key: value for key, value in json.loads(path.read_text()).items() if "bias" not in key}
     path.write_text(json.dumps({**fields, "model_type": "mistral", "sliding_window": 32}))
-    status, _, err = mtnlg_model("import", "folder", "out")
-    assert (status, "less than the sequence of 48; mtnlg-model import --sequence 32 limits it" in err) == (1, True)
-    assert mtnlg_model("import", "folder", "out", "--sequence", "32")[0] == 0
-    assert Checkpoint.open(tmp_path / "out").config.sequence == 32
+    assert mtnlg_model("import", "folder", "limited", "--sequence", "32")[0] == 0
+    assert Checkpoint.open(tmp_path / "limited").config.sequence == 32
+    assert mtnlg_model("import", "folder", "out")[0] == 0
+    assert Checkpoint.open(tmp_path / "out").config.layer(0).window == 32
+    assert mtnlg_model("export", "out", "back")[0] == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["sliding_window"] == 32

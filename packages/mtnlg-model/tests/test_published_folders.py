@@ -53,6 +53,8 @@ def silent(n: int, note: str = "") -> None:
         ("llama", {"max_sequence_length": 2048}),  # Llama 1
         ("llama", {"unsloth_fixed": True, "unsloth_version": "2026.3", "neftune_noise_alpha": 5.0}),
         ("gpt_neox", {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}),  # GPT-NeoX 20B
+        ("llama", {"n_special": 0, "predict_special_tokens": True, "output_past": True}),  # GPT-2 medium, DistilGPT2
+        ("llama", {"_num_labels": 1, "custom_pipelines": {}}),  # DistilGPT2, h2oGPT
     ],
 )
 def test_fields_that_transformers_does_not_read_change_nothing(model_type: str, fields: dict[str, Any]) -> None:

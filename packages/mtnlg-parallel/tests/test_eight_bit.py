@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mtnlg_model.config import preset
+from mtnlg_model.families import preset
 from mtnlg_parallel.layout import Layout, eight_bit_error
 from mtnlg_parallel.model import eight_bit, products
 from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, Factor, Rounding

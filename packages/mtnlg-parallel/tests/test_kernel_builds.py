@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.kernels.aot import build
 from mtnlg_parallel.kernels.aot.build import Kernel

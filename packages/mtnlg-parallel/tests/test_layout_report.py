@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.layout import Layout, Stage, stages
 from mtnlg_parallel.layout_report import print_rank, rank_shard

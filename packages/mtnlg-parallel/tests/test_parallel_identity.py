@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, prepare_run_dir
@@ -73,7 +74,7 @@ def variant(config: ModelConfig, field: str) -> ModelConfig:
         [value * 2, value // 2 if isinstance(value, int) else value / 2] if isinstance(value, (int, float)) else []
     )
     values = [not value] if isinstance(value, bool) else [*numbers, *get_args(annotation)]
-    for other in [*values, 1, 0.5, *(getattr(preset, field) for preset in PRESETS.values())]:
+    for other in [*values, 1, 0.5, [{"window": 2}], *(getattr(preset, field) for preset in PRESETS.values())]:
         try:
             found = ModelConfig.model_validate({**config.model_dump(mode="json"), field: other})
         except ValidationError:

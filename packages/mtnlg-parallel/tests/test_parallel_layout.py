@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import (
     SLICED_AXES,
     Axis,

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from torch.utils.tensorboard import SummaryWriter
 
 from mtnlg_model.checkpoint.manifest import Progress
-from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record import trackers

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model.compare import differences
-from mtnlg_model.config import PRESETS
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER
 from mtnlg_parallel.layout import Layout

@@ -5,7 +5,8 @@ from math import inf
 
 import pytest
 
-from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.families import preset
 from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner import step

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster

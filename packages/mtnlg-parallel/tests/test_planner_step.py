@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.families import preset
 from mtnlg_parallel.layout import Layout, stages
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import Cluster, cluster_names, load_cluster

@@ -1,9 +1,11 @@
 from .checkpoint.manifest import CheckpointError, Layout, Progress, latest
 from .checkpoint.reader import Checkpoint, load, save
 from .checkpoint.writer import CheckpointWriter, publish
-from .config import PRESETS, ModelConfig, preset
+from .config import LayerConfig, ModelConfig
+from .console import Failure, IoFailure, UsageFailure
 from .convert.huggingface import export_huggingface, import_huggingface
 from .decoder import Decoder
+from .families import PRESETS, preset
 from .functional import EAGER, Attend, Ops, cross_entropy
 from .generation.generate import complete, generate
 from .generation.sampling import Sampling
@@ -17,12 +19,16 @@ __all__ = [
     "CheckpointError",
     "CheckpointWriter",
     "Decoder",
+    "Failure",
+    "IoFailure",
+    "LayerConfig",
     "Layout",
     "ModelConfig",
     "Ops",
     "Progress",
     "Sampling",
     "Tokenizer",
+    "UsageFailure",
     "complete",
     "cross_entropy",
     "export_huggingface",

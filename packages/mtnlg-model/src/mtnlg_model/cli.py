@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -13,8 +12,9 @@ from rich.table import Table
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
 from mtnlg_model.convert.config_json import read_config, read_family
 
-from .config import PRESETS, STATE_BYTES_PER_PARAMETER, ModelConfig
+from .config import STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
+from .families import PRESETS, references
 from .settings import validate
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
 ) -> None:
     """Continue a prompt and stream the text. Several prompts run as one batch."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.cpu_products import FewRowProducts, use_column_major_weights  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.generate import check_prompts, complete, stream_text  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation import generate as generation  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.sampling import Sampling  # noqa: PLC0415  (torch)
 
     from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
@@ -88,23 +87,22 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     opened = Checkpoint.open(checkpoint)
     tokenizer = Tokenizer(opened.tokenizer_path)
     encoded = [tokenizer.encode_prompt(text) for text in prompt]
-    check_prompts(encoded, opened.config)  # before one of them is printed
+    generation.check_prompts(encoded, opened.config)  # before one of them is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)
     if len(prompt) == 1 and torch_device.type == "cpu":
-        use_column_major_weights(decoder)
+        generation.use_column_major_weights(decoder)
     room = opened.config.sequence - max(map(len, encoded)) + 1
     if tokens > room:
         of_prompt = " of the longest prompt" if len(prompt) > 1 else ""
         say(f"at most {room} new tokens: then the context of {opened.config.sequence}{of_prompt} is full")
     if len(prompt) == 1 and not as_json:
         print_text(prompt[0])
-        for piece in stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
+        for piece in generation.stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
             print_text(piece)
         print_text("\n")
         return
-    with FewRowProducts() if len(prompt) > 1 and torch_device.type == "cpu" else nullcontext():
-        texts = complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
+    texts = generation.complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
     if as_json:
         print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
     else:
@@ -181,52 +179,55 @@ def export(
     say(f"{folder}: {model}, {opened.config.parameters:,} parameters")
 
 
-@app.command("import")
+@app.command(
+    "import",
+    help=f"""Import weights, without optimizer state, as a checkpoint.
+
+    DIR is a Hugging Face folder with safetensors ({", ".join(references())}), a Megatron-LM torch_dist checkpoint
+    (iter_*, with .metadata), or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles are
+    read as data and never executed.
+    """,
+)
 def import_(  # noqa: PLR0917  (typer passes options by name)
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to import, of one of the three formats.")],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder; must not exist.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders have their own.")
+        Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders mostly have their own.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads; required for DeepSpeed.")
+        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, where a checkpoint lacks it.")
     ] = None,
     vocabulary_multiple: Annotated[
         int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
     ] = 1,
     sequence: Annotated[int | None, typer.Option(min=1, help="Limit a Hugging Face model's context.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Family of a Hugging Face folder, as package.module:name or file.py:name.")
+    ] = None,
 ) -> None:
-    """Import weights, without optimizer state, as a checkpoint.
-
-    DIR is a Hugging Face folder with safetensors (GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3), a Megatron-LM
-    torch_dist checkpoint (iter_*, with .metadata),
-    or a Megatron-DeepSpeed pipeline checkpoint (global_step*, with layer_*.pt). Pickles are read as data and never
-    executed.
-    """
+    """Import a folder of one of three formats."""
     from mtnlg_model.convert.huggingface import import_huggingface  # noqa: PLC0415  (torch)
 
     from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
     tokenizer = tokenizer and tokenizer.resolve()  # the user's own word, unlike a link in the folder
-    of_megatron = {"tokenizer": tokenizer, "heads": heads}
-    of_others = {"vocabulary-multiple": vocabulary_multiple > 1, "sequence": sequence}
-    if torch_dist.is_torch_dist(folder):
-        _refuse(folder, "a Megatron-LM checkpoint", of_others)
+    of_hugging_face = {"vocabulary-multiple": vocabulary_multiple > 1, "sequence": sequence, "family": family}
+    is_megatron = torch_dist.is_torch_dist(folder)
+    if is_megatron or deepspeed.is_deepspeed(folder):
+        kind = "a Megatron-LM checkpoint" if is_megatron else "a DeepSpeed checkpoint"
+        _refuse(folder, kind, of_hugging_face)
         if tokenizer is None:
-            raise UsageFailure(f"{folder}: a Megatron-LM checkpoint has no tokenizer; give --tokenizer FILE")
-        with progress("import", torch_dist.count_chunks(folder), "chunks") as advance:
-            config = torch_dist.import_torch_dist(folder, checkpoint, tokenizer, heads, advance)
-    elif deepspeed.is_deepspeed(folder):
-        _refuse(folder, "a DeepSpeed checkpoint", of_others)
-        if tokenizer is None or heads is None:
-            raise UsageFailure(f"{folder}: a DeepSpeed checkpoint needs --tokenizer FILE and --heads N")
-        with progress("import", deepspeed.count_files(folder), "files") as advance:
-            config = deepspeed.import_deepspeed(folder, checkpoint, tokenizer, heads, advance)
+            raise UsageFailure(f"{folder}: {kind} has no tokenizer; give --tokenizer FILE")
+        parts = torch_dist.count_chunks(folder) if is_megatron else deepspeed.count_files(folder)
+        read = torch_dist.import_torch_dist if is_megatron else deepspeed.import_deepspeed
+        with progress("import", parts, "chunks" if is_megatron else "files") as advance:
+            config = read(folder, checkpoint, tokenizer, heads, advance)
     else:
-        _refuse(folder, "a Hugging Face folder", of_megatron)
-        _, config = read_family(folder, vocabulary_multiple, sequence)
+        _refuse(folder, "a Hugging Face folder", {"heads": heads})
+        _, config = read_family(folder, vocabulary_multiple, sequence, family)
+        options: dict[str, Any] = {"sequence": sequence, "family": family, "tokenizer": tokenizer}
         with progress("import", config.tensor_count, "tensors") as advance:
-            import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, sequence=sequence)
+            import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, **options)
     say(f"{checkpoint}: {config.parameters:,} parameters")
 
 
@@ -304,7 +305,7 @@ def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
     try:
         torch_device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:200]
         raise UsageFailure(f"--device {device}: {reason}; use cpu, cuda or auto") from None
     if torch_device.type == "meta":
         raise UsageFailure("--device meta: it holds no numbers; use cpu, cuda or auto")

@@ -1,4 +1,4 @@
-"""ModelConfig and presets: shapes, parameter counts, floating-point operations and bytes. Imports no torch.
+"""ModelConfig: shapes, parameter counts, floating-point operations and bytes. Imports no torch.
 
 A GPT of l layers, hidden h, sequence s and vocabulary V has exactly (paper.md section 1; Narayanan et al. 2021, eq. 2)
 
@@ -11,23 +11,22 @@ for a GPT) and a = heads · head size (h for a GPT)
     model      3 B s (2 l W + 4 l s a + 2 V h)                        forward and backward
     hardware   B s (8 l W + 16 l s a + 6 V h)                         forward twice, backward (full recomputation)
 
-which for a GPT are equations 3 and 4 of the same: 72 B s l h² (1 + s/6h + V/12lh) and 96 B s l h² (1 + s/6h + V/16lh).
+where a layer with an attention window w < s counts 4 w a. For a GPT these are equations 3 and 4 of the same:
+72 B s l h² (1 + s/6h + V/12lh) and 96 B s l h² (1 + s/6h + V/16lh).
 """
 
 from __future__ import annotations
 
 import math
-from functools import reduce
-from operator import or_
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
 
-from .console import UsageFailure
 from .settings import Settings, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pydantic import SerializerFunctionWrapHandler
 
@@ -64,6 +63,24 @@ class Llama3Scaling(Settings):
         return self
 
 
+class LayerConfig(Settings):
+    """What one layer may have otherwise than another: its attention window, its positions, the place of its norms.
+
+    ``norm_after`` puts the norms behind attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
+    """
+
+    window: Count | None = Field(None, description="last tokens that a query attends to, its own included; else all")
+    rotary: bool = Field(True, description="rotary positions count in this layer")
+    norm_after: bool = Field(False, description="norms of the results of attention and MLP, not of their inputs")
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _leave_out_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if value != type(self).model_fields[key].default}
+
+
+PLAIN: Final = LayerConfig()
+
+
 class ModelConfig(Settings):
     """Shape of a decoder. Only the first five settings are required; the defaults of all others are MT-NLG's GPT.
 
@@ -74,7 +91,7 @@ class ModelConfig(Settings):
 
     ``head_size``, ``kv_heads`` and ``ffn`` are hidden / heads, heads and 4 hidden unless given. Files (``mode="json"``)
     leave out what equals its default, so a GPT's is what it was before there were others; so compare configurations by
-    `compare.differences`.
+    `compare.differences`. ``by_layer`` is the shortest pattern that gives the same layers; none if all are plain.
     """
 
     layers: Count = Field(description="number of layers")
@@ -102,6 +119,9 @@ class ModelConfig(Settings):
     parallel_residual: bool = Field(False, description="attention and MLP read the same input")
     tied: bool = Field(True, description="the head's weights are the token embedding's")
     vocabulary_padding: Annotated[int, Field(ge=0)] = Field(0, description="last rows of the vocabulary: no tokens")
+    by_layer: Annotated[tuple[LayerConfig, ...], Field(strict=False, max_length=1024)] = Field(
+        (), description="settings of layers 0, 1, ..., repeated through all layers: window, rotary, norm_after"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -117,6 +137,15 @@ class ModelConfig(Settings):
                 raise ValueError(f"heads = {heads} does not divide hidden = {hidden}; use for example {choices}")
             return {**_widths(hidden, heads), **content}
         return content
+
+    @field_validator("by_layer")
+    @classmethod
+    def _shortest_pattern(cls, pattern: tuple[LayerConfig, ...], info: ValidationInfo) -> tuple[LayerConfig, ...]:
+        size = len(pattern)
+        layers = [pattern[n % size] for n in range(min(info.data.get("layers", 0), 2 * size))]
+        periods = (n for n in range(1, size) if all(layers[i] == layers[i % n] for i in range(n, len(layers))))
+        shortest = tuple(layers[: next(periods, size)])
+        return () if shortest == (PLAIN,) else shortest
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -164,6 +193,29 @@ class ModelConfig(Settings):
     def std(self) -> float:
         """Standard deviation of the initial weights (paper.md section 1: sqrt(1/(3h)))."""
         return self.init_std if self.init_std is not None else math.sqrt(1 / (3 * self.hidden))
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layer has gates, a third matrix."""
+        return self.mlp == "swiglu"
+
+    def layer(self, number: int) -> LayerConfig:
+        """Settings of layer ``number``, counted from 0."""
+        return self.by_layer[number % len(self.by_layer)] if self.by_layer else PLAIN
+
+    def rotates(self, layer: LayerConfig) -> bool:
+        """Whether such a layer turns q and k by their positions."""
+        return self.positions == "rotary" and layer.rotary
+
+    def mean_of_layers(self, figure: Callable[[LayerConfig], float]) -> float:
+        """Mean of a figure over the layers."""
+        return sum(times * figure(self.layer(number)) for number, times in self._kinds) / self.layers
+
+    @property
+    def _kinds(self) -> list[tuple[int, int]]:
+        """Number of the first layer of each place in the pattern, and how many layers are as it is."""
+        period = len(self.by_layer) or 1
+        return [(n, len(range(n, self.layers, period))) for n in range(min(period, self.layers))]
 
     @property
     def parameters_by_part(self) -> dict[str, int]:
@@ -216,7 +268,7 @@ class ModelConfig(Settings):
             **_linear_shapes("attention.out", h, q, self.bias),
             **{f"attention.{name}.weight": (d,) for name in qk_norms},
             **self._norm_shapes("mlp_norm"),
-            **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.mlp == "swiglu" else {}),
+            **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.gated else {}),
             **_linear_shapes("mlp.up", self.ffn, h, self.bias),
             **_linear_shapes("mlp.down", h, self.ffn, self.bias),
         }
@@ -233,14 +285,19 @@ class ModelConfig(Settings):
         """96-coefficient formula: with every layer's forward pass recomputed as well. HFU counts these."""
         return self._flops(4, batch)
 
+    def layer_flops(self, number: int) -> tuple[int, int]:
+        """Operations per token of the forward pass of layer ``number``: by its matrices, and of attention's core."""
+        weights = sum(math.prod(shape) for shape in self.layer_shapes().values() if len(shape) == 2)
+        keys = min(self.sequence, self.layer(number).window or self.sequence)
+        return 2 * weights, 4 * keys * self.heads * self.head_size
+
     def _flops(self, passes: int, batch: int) -> float:
         """With as many passes of a forward's size through the layers, and three through the head."""
-        weights = sum(math.prod(shape) for shape in self.layer_shapes().values() if len(shape) == 2)
-        layer = 2 * weights + 4 * self.sequence * self.heads * self.head_size
-        return float(batch * self.sequence * (passes * self.layers * layer + 3 * 2 * self.vocabulary * self.hidden))
+        layers = sum(times * sum(self.layer_flops(number)) for number, times in self._kinds)
+        return float(batch * self.sequence * (passes * layers + 3 * 2 * self.vocabulary * self.hidden))
 
 
-GPT_FIELDS: Final = tuple(ModelConfig.model_fields)[:10]
+GPT_FIELDS: Final = tuple(takewhile(lambda name: name != "head_size", ModelConfig.model_fields))
 """Settings of the decoder that the paper describes; of the others, only those that differ are written."""
 
 PARTS: Final = {
@@ -263,91 +320,3 @@ def _widths(hidden: int, heads: int) -> dict[str, int]:
 def _linear_shapes(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, tuple[int, ...]]:
     weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs)}
     return weight | ({f"{name}.bias": (outputs,)} if bias else {})
-
-
-def _gpt2(layers: int, hidden: int, heads: int) -> ModelConfig:
-    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=1024, vocabulary=50257, init_std=0.02)
-
-
-def _dense(layers: int, hidden: int, heads: int, init_std: float) -> ModelConfig:
-    """MT-NLG and the team's smaller dense models on the same corpus (paper.md section 6)."""
-    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200, init_std=init_std)
-
-
-def _pythia(layers: int, hidden: int, heads: int, vocabulary: int = 50304) -> ModelConfig:
-    """GPT-NeoX (Black et al. 2022) at the sizes of Pythia (Biderman et al. 2023)."""
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": 2048, "vocabulary": vocabulary}
-    kind = {"positions": "rotary", "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False}
-    return ModelConfig.model_validate({**sizes, **kind, **_NO_DROPOUT, "init_std": 0.02})
-
-
-def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *kind: _Kind) -> ModelConfig:
-    """Llama (Touvron et al. 2023), and what differs from its first version by ``kind``: Mistral, Qwen."""
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "init_std": 0.02}
-    parts = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "tied": False}
-    return ModelConfig.model_validate(reduce(or_, kind, {**sizes, **parts, **_NO_DROPOUT}))
-
-
-_Kind = dict[str, object]
-_NO_DROPOUT: Final[_Kind] = {"dropout": 0.0, "attention_dropout": 0.0}
-_TIED: Final[_Kind] = {"tied": True}
-_LLAMA_2: Final[_Kind] = {"vocabulary": 32_000, "sequence": 4096}
-_LLAMA_3: Final[_Kind] = {"vocabulary": 128_256, "sequence": 131_072, "rotary_base": 5e5}
-_SCALING: Final = {"low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_sequence": 8192}
-_BY_8: Final[_Kind] = {"rotary_scaling": {"factor": 8.0, **_SCALING}}
-_BY_32: Final[_Kind] = {"rotary_scaling": {"factor": 32.0, **_SCALING}}
-_MISTRAL: Final[_Kind] = {"vocabulary": 32_768, "sequence": 32_768, "rotary_base": 1e6}  # v0.3: attention has no window
-_QWEN: Final[_Kind] = {"vocabulary": 151_936, "sequence": 32_768, "rotary_base": 1e6, "layer_norm_eps": 1e-6}
-_QWEN_LARGE: Final[_Kind] = {**_QWEN, "vocabulary": 152_064, "sequence": 131_072}
-_QWEN2: Final[_Kind] = {"qkv_bias": True}
-_QWEN3: Final[_Kind] = {"qk_norm": True, "head_size": 128}
-
-PRESETS: Final[dict[str, ModelConfig]] = {
-    "mt-nlg-530b": _dense(105, 20480, 128, 0.004),
-    "dense-350m": _dense(24, 1024, 16, 0.014),
-    "dense-1.3b": _dense(24, 2048, 16, 0.014),
-    "dense-6.7b": _dense(32, 4096, 32, 0.010),
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    "pythia-70m": _pythia(6, 512, 8),
-    "pythia-160m": _pythia(12, 768, 12),
-    "pythia-410m": _pythia(24, 1024, 16),
-    "pythia-1b": _pythia(16, 2048, 8),
-    "pythia-1.4b": _pythia(24, 2048, 16),
-    "pythia-2.8b": _pythia(32, 2560, 32),
-    "pythia-6.9b": _pythia(32, 4096, 32, 50432),
-    "pythia-12b": _pythia(36, 5120, 40, 50688),
-    "llama-2-7b": _llama(32, 4096, 32, 32, 11008, _LLAMA_2),
-    "llama-2-13b": _llama(40, 5120, 40, 40, 13824, _LLAMA_2),
-    "llama-2-70b": _llama(80, 8192, 64, 8, 28672, _LLAMA_2),
-    "llama-3.1-8b": _llama(32, 4096, 32, 8, 14336, _LLAMA_3, _BY_8),
-    "llama-3.1-70b": _llama(80, 8192, 64, 8, 28672, _LLAMA_3, _BY_8),
-    "llama-3.1-405b": _llama(126, 16384, 128, 8, 53248, _LLAMA_3, _BY_8),
-    "llama-3.2-1b": _llama(16, 2048, 32, 8, 8192, _LLAMA_3, _BY_32, _TIED),
-    "llama-3.2-3b": _llama(28, 3072, 24, 8, 8192, _LLAMA_3, _BY_32, _TIED),
-    "mistral-7b": _llama(32, 4096, 32, 8, 14336, _MISTRAL),
-    "qwen2.5-0.5b": _llama(24, 896, 14, 2, 4864, _QWEN, _QWEN2, _TIED),
-    "qwen2.5-1.5b": _llama(28, 1536, 12, 2, 8960, _QWEN, _QWEN2, _TIED),
-    "qwen2.5-3b": _llama(36, 2048, 16, 2, 11008, _QWEN, _QWEN2, _TIED),
-    "qwen2.5-7b": _llama(28, 3584, 28, 4, 18944, _QWEN_LARGE, _QWEN2),
-    "qwen2.5-14b": _llama(48, 5120, 40, 8, 13824, _QWEN_LARGE, _QWEN2),
-    "qwen2.5-32b": _llama(64, 5120, 40, 8, 27648, _QWEN_LARGE, _QWEN2),
-    "qwen2.5-72b": _llama(80, 8192, 64, 8, 29568, _QWEN_LARGE, _QWEN2),
-    "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, _QWEN, _QWEN3, _TIED),
-    "qwen3-1.7b": _llama(28, 2048, 16, 8, 6144, _QWEN, _QWEN3, _TIED),
-    "qwen3-4b": _llama(36, 2560, 32, 8, 9728, _QWEN, _QWEN3, _TIED),
-    "qwen3-8b": _llama(36, 4096, 32, 8, 12288, _QWEN, _QWEN3),
-    "qwen3-14b": _llama(40, 5120, 40, 8, 17408, _QWEN, _QWEN3),
-    "qwen3-32b": _llama(64, 5120, 64, 8, 25600, _QWEN, _QWEN3),
-    "tiny": ModelConfig(layers=2, hidden=64, heads=4, sequence=128, vocabulary=512, dropout=0.0, attention_dropout=0.0),
-}
-"""Published models by name."""
-
-
-def preset(name: str) -> ModelConfig:
-    """Return the preset of this name. Raises ``UsageFailure`` listing the valid names."""
-    if name not in PRESETS:
-        raise UsageFailure(f"preset {name}: unknown; choose from {', '.join(PRESETS)}")
-    return PRESETS[name]

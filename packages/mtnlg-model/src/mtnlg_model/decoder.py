@@ -1,4 +1,4 @@
-"""The decoder: MT-NLG's GPT (paper.md section 1), and by its configuration GPT-NeoX, Llama, Mistral and Qwen.
+"""The decoder: MT-NLG's GPT (paper.md section 1), and by its configuration those of all `families`.
 
     x      = dropout(E[tokens] + P[positions])                                   embedding
     x      = x + dropout(W_out attention(W_qkv norm(x) + b_qkv) + b_out)         every layer: attention,
@@ -7,7 +7,8 @@
 
 `ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x, no biases, a head of its own.
+the same x, no biases, a head of its own; and by layer (`LayerConfig`) a window of attention, no positions, or norms of
+the results, x + norm(f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
 are sequence-first: x_SBH.
@@ -19,6 +20,8 @@ parameters uninitialized; `Decoder` sets them by `initialization`. No loss, no o
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,7 +107,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.config, self.head_size, self.rate, self.ops = config, config.head_size, config.attention_dropout, ops
+        layer = config.layer(number)
+        self.head_size, self.rate, self.ops, self.window = config.head_size, config.attention_dropout, ops, layer.window
+        self.frequencies = rotary.frequencies(config) if layer.rotary else ()
         self.layer_scale = number + 1 if config.scale_attention_by_layer else 1
         self.sharing = config.heads // config.kv_heads
         width = config.heads * config.head_size
@@ -124,9 +129,9 @@ class Attention(nn.Module):
         q_SBGND, k_SBG1D, v_SBG1D = torch.split(qkv_SBGND, [self.sharing, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             q_SBGND, k_SBG1D = self.q_norm(q_SBGND), self.k_norm(k_SBG1D)
-        if self.config.positions == "rotary":
+        if self.frequencies:
             if rotation is None:
-                rotation = rotary.rotation_from_start(self.config, len(qkv_SBF), qkv_SBF.dtype, qkv_SBF.device)
+                rotation = rotary.rotation(self.frequencies, qkv_SBF)
             q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
             v_SBG1D = v_SBG1D.clone()  # a view would keep q and k from before the rotation until backward
         q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
@@ -134,10 +139,11 @@ class Attention(nn.Module):
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
+        attention = self.ops.attention if self.window is None else partial(self.ops.attention, window=self.window)
         if attend is None:
-            x_BNSD = self.ops.attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
+            x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
         else:
-            x_BNSD = attend(self.ops.attention, q_BNSD, k_BGSD, v_BGSD, scale, rate)
+            x_BNSD = attend(attention, q_BNSD, k_BGSD, v_BGSD, scale, rate)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 
@@ -152,7 +158,7 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__()
         self.kind, self.ops = config.mlp, ops
-        self.gate = Linear(config.hidden, config.ffn, config.bias) if config.mlp == "swiglu" else None
+        self.gate = Linear(config.hidden, config.ffn, config.bias) if config.gated else None
         self.up = Linear(config.hidden, config.ffn, config.bias)
         self.down = Linear(config.ffn, config.hidden, config.bias)
 
@@ -172,11 +178,12 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and inside a residual; ``number`` counts from 0."""
+    """Attention and feed-forward, each with a norm and inside a residual; ``number`` counts from 0."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
         self.rate, self.ops, self.parallel = config.dropout, ops, config.parallel_residual
+        self.norm_after = config.layer(number).norm_after
         self.attention_norm = Norm(config, ops)
         self.attention = Attention(config, number, ops)
         self.mlp_norm = Norm(config, ops)
@@ -184,9 +191,14 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotation: Rotation | None = None) -> Tensor:
         """x_SBH -> x_SBH, limited to ``attend.places`` if set. Causal unless ``attend`` replaces attention."""
-        y_SBH = self.attention(self.attention_norm(x_SBH), attend, rotation)
+        y_SBH = self.attention(x_SBH if self.norm_after else self.attention_norm(x_SBH), attend, rotation)
         if attend is not None and attend.places is not None:
             x_SBH = x_SBH[attend.places]
+        if self.norm_after:
+            y_SBH = self.attention_norm(functional.add_bias(y_SBH, self.attention.out.bias))
+            before_SBH, x_SBH = x_SBH, self._add(y_SBH, None, x_SBH)
+            z_SBH = self.mlp(before_SBH if self.parallel else x_SBH)
+            return self._add(self.mlp_norm(functional.add_bias(z_SBH, self.mlp.down.bias)), None, x_SBH)
         if self.parallel:
             z_SBH = self.mlp(self.mlp_norm(x_SBH))
             x_SBH = self._add(y_SBH, self.attention.out.bias, x_SBH)
@@ -217,13 +229,27 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, seed: int = 1234, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.frequencies = config, rotary.frequencies(config)
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
         self.final_norm = Norm(config, ops)
         self.head = None if config.tied else Linear(config.hidden, config.vocabulary, bias=False)
         if not self.embedding.token.weight.is_meta:
             initialization.initialize(self, config, seed)
+
+    @classmethod
+    def open(cls, path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
+        """The decoder of a checkpoint, of the newest in a folder of them, or of a Hugging Face folder.
+
+        It is in evaluation mode; ``dtype`` None keeps the stored one. Raises ``Failure`` naming what is wrong.
+        """
+        from .checkpoint.reader import Checkpoint  # noqa: PLC0415  (which builds decoders)
+        from .convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (as above)
+
+        folder = Path(path)
+        is_foreign = (folder / "config.json").is_file() and not (folder / "manifest.json").exists()
+        weights = HuggingFaceWeights(folder) if is_foreign else Checkpoint.open(folder)
+        return weights.decoder(dtype, device)
 
     def forward(
         self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None
@@ -236,9 +262,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
-        rotation = None
-        if self.config.positions == "rotary" and positions_BS is not None:
-            rotation = rotary.rotation(self.config, positions_BS, x_SBH.dtype)
+        rotation = rotary.rotation(self.frequencies, x_SBH, positions_BS) if self.frequencies else None
         for n, layer in enumerate(self.layers):
             x_SBH = layer(x_SBH, attend[n] if attend else None, rotation)
         normed: Tensor = self.final_norm(x_SBH)

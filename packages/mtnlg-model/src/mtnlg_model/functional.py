@@ -20,19 +20,18 @@ are turned, V vocabulary. Dropout at rate 0 or outside training adds no operatio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 TABLE_ROWS = 8192
 """Rows of the token table that are in fp32 at a time."""
-
-AttentionOp = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
-"""Signature of `attention`: q, k, v, mask, scale, dropout rate -> context."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
@@ -108,17 +107,31 @@ def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:
 
 
 def attention(  # noqa: PLR0917  (the signature of a kernel)
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Tensor | None, scale: float, rate: float
+    q_BNSD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    rate: float,
+    window: int | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
     G divides N: N / G heads of q in a row share keys and values. ``mask`` is true where a query may attend and
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
-    the last key.
+    the last key. With a ``window`` a query attends to the last so many of the keys that it may attend to, which are
+    neighbours.
     """
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
-    if mask is None and 1 < s < t:
-        mask = causal_mask(s, t, q_BNSD.device)
+    is_causal = False
+    if window is not None and window < t:
+        mask = causal_mask(s, t, q_BNSD.device) if mask is None else mask
+        mask = mask & ~F.pad(mask[..., window:], (0, window))  # not where it may attend to the key `window` later
+    elif mask is None and s > 1:  # an `if`, since a compiled decoder has no bool of sizes that change
+        if s < t:
+            mask = causal_mask(s, t, q_BNSD.device)
+        else:
+            is_causal = True
     if g < n and s == 1:  # the heads of a group are as many queries of one head: no copy of keys for each
         q_BGND = q_BNSD.reshape(b, g, n // g, d)
         x_BGND = F.scaled_dot_product_attention(q_BGND, k_BGTD, v_BGTD, attn_mask=mask, dropout_p=rate, scale=scale)
@@ -129,7 +142,7 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
         v_BGTD,
         attn_mask=mask,
         dropout_p=rate,
-        is_causal=mask is None and s > 1,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=g < n,
     )
@@ -162,6 +175,22 @@ def cross_entropy(logits_V: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of every token in nats, computed in fp32, in the shape of ``targets``."""
     flat = F.cross_entropy(logits_V.float().flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
+
+
+class AttentionOp(Protocol):
+    """Signature of `attention`."""
+
+    def __call__(  # noqa: PLR0917  (as `attention`)
+        self,
+        q_BNSD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        rate: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """Context of every query, [B, N, S, D]."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .config import ModelConfig
+
+Frequencies = tuple[float, ...]
+"""1 / λ_i in fp32: numbers and no tensor, so a compiled decoder has them as constants."""
 
 
 class Rotation(NamedTuple):
@@ -31,36 +35,54 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-def rotation(config: ModelConfig, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
-    """The angles of these positions, [B or 1, S], computed in fp32."""
-    frequencies_R = inverse_wavelengths(config, positions_BS.device)
+@lru_cache(maxsize=8)
+def frequencies(config: ModelConfig) -> Frequencies:
+    """The frequencies of a decoder with rotary positions; none without."""
+    if config.positions != "rotary":
+        return ()
+    size, scaling = config.rotary_size, config.rotary_scaling
+    with _disable_current_modes():  # real numbers for a decoder of fake tensors too
+        frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
+        if scaling is not None:
+            # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
+            turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
+            frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
+        return tuple(frequencies_R.tolist())
+
+
+def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:
+    """The angles of these positions, [B or 1, S], or of 0 to S, computed in fp32; in dtype and device of ``x``."""
+    if positions_BS is not None:
+        return _angles(frequencies, positions_BS, x_SBF.dtype)
+    counted = len(x_SBF), x_SBF.dtype, x_SBF.device
+    if torch.compiler.is_compiling():
+        return _from_start(frequencies, *counted)
+    return _kept_from_start(frequencies, *counted, torch.is_inference_mode_enabled())
+
+
+def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
+    device = positions_BS.device
+    if torch.compiler.is_compiling():
+        frequencies_R = _on_device(frequencies, device)
+    else:
+        frequencies_R = _kept_on_device(frequencies, device, torch.is_inference_mode_enabled())
     angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
     both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
 
-@lru_cache(maxsize=2)
-def rotation_from_start(config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> Rotation:
-    """The angles of positions 0 to ``length``, for all rows alike; kept, since every layer and step asks for them."""
-    with torch.inference_mode(mode=False), torch.no_grad():  # training may use what an evaluation left here
-        return rotation(config, torch.arange(length, device=device)[None], dtype)
+def _from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device, *_: bool) -> Rotation:
+    return _angles(frequencies, torch.arange(length, device=device)[None], dtype)
 
 
-@lru_cache(maxsize=2)
-def inverse_wavelengths(config: ModelConfig, device: torch.device) -> Tensor:
-    """1 / λ_i, [R/2] in fp32, computed on the CPU; kept, since a copy to a GPU waits for what that computes."""
-    with torch.inference_mode(mode=False), torch.no_grad():  # as above
-        return _inverse_wavelengths(config).to(device)
+def _on_device(frequencies: Frequencies, device: torch.device, *_: bool) -> Tensor:
+    return torch.tensor(frequencies, device=device)
 
 
-def _inverse_wavelengths(config: ModelConfig) -> Tensor:
-    size, scaling = config.rotary_size, config.rotary_scaling
-    frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
-    if scaling is None:
-        return frequencies_R
-    # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
-    turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
-    return frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
+# Kept, since every layer and step asks for them and a copy to a GPU waits for what that computes. An inference tensor
+# must not reach a training, so those are kept apart; a compiled decoder keeps nothing.
+_kept_from_start = lru_cache(maxsize=4)(_from_start)
+_kept_on_device = lru_cache(maxsize=4)(_on_device)

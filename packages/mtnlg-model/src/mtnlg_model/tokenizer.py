@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
@@ -17,7 +18,6 @@ from .tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 """Names of the token that ends documents, as mtnlg-data looks for them; the first need not be a special token."""
@@ -34,7 +34,8 @@ class Tokenizer:
     what those say ends an answer. Many tokenizers put ``bos_token`` before every text to go on with (`before`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
         self._path, self._tokenizer = path, _load(path)
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         names = [name for name in EOD_NAMES if name in special]
@@ -112,8 +113,8 @@ class Tokenizer:
         return reached
 
 
-def largest_token(path: Path) -> int:
-    """The largest number that a tokenizer.json gives to text, and to what begins and ends it.
+def largest_token(path: Path, folder: Path) -> int:
+    """The largest number that a tokenizer.json gives to text, and to what begins and ends it by ``folder``'s files.
 
     An added token that is none of these, such as one for padding, comes only of a text that spells it out, and does not
     count: there are models without a row for it. Raises ``Failure`` if the file is unreadable.
@@ -122,7 +123,7 @@ def largest_token(path: Path) -> int:
     with _failures_of(path):
         around = tokenizer.encode("a").ids
     usual = (tokenizer.token_to_id(name) for name in (*EOD_NAMES, *BOS_NAMES))
-    named = named_tokens(path.parent, tokenizer)
+    named = named_tokens(folder, tokenizer)
     ends = (*named.begin, *named.end, *(number for number in usual if number is not None))
     return max((*tokenizer.get_vocab(with_added_tokens=False).values(), *around, *ends), default=0)
 

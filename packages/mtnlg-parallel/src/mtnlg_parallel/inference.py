@@ -103,9 +103,8 @@ class DecoderShard:
             b, s = tokens_BS.shape
             x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
             distributed.recv(x_SBH, self._previous)
-        rotation = None
-        if self.config.positions == "rotary" and positions_BS is not None:
-            rotation = rotary.rotation(self.config, positions_BS, self.dtype)
+        frequencies = rotary.frequencies(self.config)
+        rotation = rotary.rotation(frequencies, x_SBH, positions_BS) if frequencies else None
         for number, layer in self.layers.items():
             x_SBH = layer(x_SBH, attend[number] if attend else None, rotation)
         if self.norm is not None:

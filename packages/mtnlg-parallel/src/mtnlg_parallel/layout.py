@@ -211,10 +211,11 @@ class Stage(NamedTuple):
 
 def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[Stage, ...]:
     """Cut a decoder into pipeline stages of balanced cost."""
-    h, core = config.hidden, 4 * config.heads * config.head_size * config.sequence
-    layer = core + 2 * sum(prod(shape) for shape in config.layer_shapes().values() if len(shape) > 1)
-    recomputed = {"none": 0, "selective": core, "full": layer}[recompute]
-    costs = [float(3 * layer + recomputed)] * config.layers
+    h, costs = config.hidden, list[float]()
+    for number in range(config.layers):
+        products, core = config.layer_flops(number)
+        recomputed = {"none": 0, "selective": core, "full": products + core}[recompute]
+        costs.append(float(3 * (products + core) + recomputed))
     costs[0] += 3 * 2 * h
     costs[-1] += 3 * 2 * h * config.vocabulary
     bounds = balanced_cuts(tuple(costs), layout.pp)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Se
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from mtnlg_model.config import ModelConfig, preset
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure, say
+from mtnlg_model.families import preset
 from mtnlg_model.settings import Settings, load
 from mtnlg_parallel.training.schedule import (
     IN_SAMPLES,

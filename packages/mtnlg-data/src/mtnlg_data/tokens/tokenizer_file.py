@@ -8,6 +8,7 @@ padding to a billion tokens takes the memory of a billion. So the file is looked
     growth of a text by all of them           at most `MAX_GROWTH` times, and `MAX_INSERTED` characters
     vocabulary of a Unigram model             at most `MAX_UNIGRAM_BYTES`, of which the library makes 270 times as many
     added tokens                              at most `MAX_ADDED_BYTES`; no such token is longer than `LONGEST_TOKEN`
+    numbers of tokens                         below `MAX_NUMBER`: the library fills a table up to the largest
 
 Tokenizers in use are far within: the most steps are about 10, and the growth is 66 (T5: what NFKC makes of one
 ligature, times 2). Padding and truncation are for whoever trains, and who loads the tokenizer takes them off. Regular
@@ -36,6 +37,7 @@ MAX_INSERTED: Final = 4096
 MAX_UNIGRAM_BYTES: Final = 4 << 20
 MAX_ADDED_BYTES: Final = 1 << 20
 LONGEST_TOKEN: Final = 1024
+MAX_NUMBER: Final = 1 << 22
 STAGES: Final = ("normalizer", "pre_tokenizer", "decoder")
 
 
@@ -74,6 +76,8 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
     # A model without a type is taken for the kind that its keys fit.
     unigram = [str(token) for token, _ in model["vocab"]] if isinstance(model.get("vocab"), list) else []
     longest = max(map(len, chain(added, unigram)), default=0)
+    numbers = [*(model["vocab"].values() if isinstance(model.get("vocab"), dict) else ())]
+    numbers += [token.get("id", 0) for token in content.get("added_tokens") or ()]
     figures = (
         (len(steps), MAX_STEPS, "steps"),
         (growth, MAX_GROWTH, "times as long may a text become"),
@@ -81,6 +85,7 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
         (_bytes(unigram), MAX_UNIGRAM_BYTES, "bytes of a Unigram model's tokens"),
         (_bytes(added), MAX_ADDED_BYTES, "bytes of added tokens"),
         (longest, LONGEST_TOKEN, "characters in a token"),
+        (max(numbers, default=0), MAX_NUMBER, "is a token's number"),
     )
     return next((f"{figure:,.0f} {what}, more than {most:,}" for figure, most, what in figures if figure > most), "")
 

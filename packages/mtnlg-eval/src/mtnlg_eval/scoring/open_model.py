@@ -24,8 +24,7 @@ from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, latest, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_model.convert.huggingface import HuggingFaceWeights
-from mtnlg_model.convert.slow_tokenizer import tokenizer_of
+from mtnlg_model.convert.huggingface import HuggingFaceWeights, require_tokenizer
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
@@ -173,10 +172,8 @@ def open_model(source: Path | str, options: ModelOptions = ModelOptions()) -> Op
 def _open_huggingface(folder: Path, source: str, name: str, options: ModelOptions) -> OpenedModel:
     weights = HuggingFaceWeights(folder)
     sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
-    with tokenizer_of(folder) as path:
-        opened = _opened(
-            path.parent, weights, Tokenizer(path), options, _digest([weights.config.model_dump(), sums]), folder
-        )
+    path, digest = require_tokenizer(folder), _digest([weights.config.model_dump(), sums])
+    opened = _opened(path.parent, weights, Tokenizer(path), options, digest, folder)
     return OpenedModel(source, name, *opened)
 
 

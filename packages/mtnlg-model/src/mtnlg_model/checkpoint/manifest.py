@@ -16,6 +16,7 @@ import re
 import stat
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import xxhash
@@ -29,7 +30,6 @@ from .boxes import Box, explain_tiling, lengths, volume
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SlotName = Literal["weight", "master", "exp_avg", "exp_avg_sq"]
 SLOTS: Final[tuple[SlotName, ...]] = ("weight", "master", "exp_avg", "exp_avg_sq")
@@ -360,9 +360,9 @@ def resolve_checkpoint(directory: Path) -> Path:
     return directory if (directory / MANIFEST).is_file() else latest(directory) or directory
 
 
-def latest(directory: Path) -> Path | None:
+def latest(directory: Path | str) -> Path | None:
     """The newest complete step-N in ``directory``; None if there is none."""
-    checkpoints = list_checkpoints(directory)
+    checkpoints = list_checkpoints(Path(directory))
     return checkpoints[-1][1] if checkpoints else None
 
 

@@ -13,6 +13,7 @@ Nothing is pickled, so an untrusted checkpoint is safe to open; a wrong one rais
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -42,7 +43,6 @@ from .writer import CheckpointWriter, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -75,12 +75,12 @@ class Checkpoint:
         self._files: dict[str, TensorFile] = {}
 
     @classmethod
-    def open(cls, directory: Path) -> Checkpoint:
+    def open(cls, directory: Path | str) -> Checkpoint:
         """Read and check the manifest of ``directory``: a step-N folder, or a folder of them, then the newest.
 
         Raises ``CheckpointError`` naming what is wrong.
         """
-        directory = resolve_checkpoint(directory)
+        directory = resolve_checkpoint(Path(directory))
         return cls(directory, read_manifest(directory))
 
     @classmethod
@@ -172,9 +172,7 @@ class Checkpoint:
 
     def decoder(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
         """The decoder with these weights, in evaluation mode; ``dtype`` None keeps the stored one."""
-        with torch.device("meta"):
-            decoder = Decoder(self.config).to(dtype or self.dtype(self.names[0]))
-        decoder.to_empty(device=device)
+        decoder = empty_decoder(self.config, dtype or self.dtype(self.names[0]), device)
         load(decoder, self)
         return decoder.eval()
 
@@ -261,12 +259,19 @@ class Checkpoint:
             target.copy_(buffer)
 
 
+def empty_decoder(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    """A decoder whose weights are allocated and nothing yet."""
+    with torch.device("meta"):
+        decoder = Decoder(config).to(dtype)
+    return decoder.to_empty(device=device)
+
+
 def save(  # noqa: PLR0917  (public interface)
     decoder: Decoder,
-    directory: Path,
+    directory: Path | str,
     step: int,
     progress: Progress,
-    tokenizer: Path,
+    tokenizer: Path | str,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Path:
     """Write a complete model from one process, with Adam's moments if ``optimizer`` has them; return its folder."""

@@ -63,6 +63,11 @@ class HeaderEntry(Settings):
     data_offsets: tuple[NonNegative, NonNegative]
 
 
+def stored_dtype(entry: HeaderEntry) -> torch.dtype:
+    """The dtype of an entry in torch. Raises ``KeyError`` for one that is none of `DTYPES`."""
+    return {str(name): dtype for name, dtype in DTYPES.items()}[entry.dtype]
+
+
 _HEADER = TypeAdapter(dict[str, HeaderEntry | dict[str, str]])
 
 
@@ -123,21 +128,30 @@ class TensorFile:
 
     def _parse_header(self, raw: bytes, data_bytes: int) -> dict[str, HeaderEntry]:
         try:
+            json.loads(raw, object_pairs_hook=_require_unique_keys)
             header = _HEADER.validate_json(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise CheckpointError(f"{self.path}: header: {first['loc'][:1]}: {first['msg']}") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: header: {error}") from None
         entries = {key: entry for key, entry in header.items() if isinstance(entry, HeaderEntry)}
-        for key, entry in entries.items():
+        reached = 0
+        for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
             first_byte, last_byte = entry.data_offsets
             if not first_byte <= last_byte <= data_bytes:
                 raise CheckpointError(
                     f"{self.path}: {key!r}: offsets {first_byte}:{last_byte} outside {data_bytes} bytes"
                 )
+            if first_byte != reached:
+                raise CheckpointError(f"{self.path}: {key!r}: begins at byte {first_byte}, where {reached} comes next")
+            reached = last_byte
             item = ITEM_BYTES.get(entry.dtype)
             if item is not None and last_byte - first_byte != prod(entry.shape) * item:
                 spec = f"{entry.dtype} {list(entry.shape)}"
                 raise CheckpointError(f"{self.path}: {key!r}: {spec} does not take {last_byte - first_byte} bytes")
+        if reached != data_bytes:
+            raise CheckpointError(f"{self.path}: {data_bytes - reached} bytes at the end belong to no entry")
         return entries
 
     def expect(self, key: str, dtype: DtypeName, shape: tuple[int, ...]) -> None:
@@ -161,6 +175,11 @@ class TensorFile:
                     if count == 0:
                         raise CheckpointError(f"{self.path}: {key!r}: the file ends within this entry")
                     position, done = position + count, done + count
+
+
+def _require_unique_keys(pairs: list[tuple[str, object]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -76,8 +76,9 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, directory: Path, step: int, writer: str, *, copy: bool = True, backlog: int | None = None
+        self, directory: Path | str, step: int, writer: str, *, copy: bool = True, backlog: int | None = None
     ) -> None:
+        directory = Path(directory)
         if not _WRITER.fullmatch(writer):
             raise CheckpointError(f"writer {writer!r}: use letters, digits, - and _")
         if (directory / f"step-{step}").exists():
@@ -163,12 +164,12 @@ class CheckpointWriter:
 
 
 def publish(  # noqa: PLR0917  (public interface)
-    directory: Path,
+    directory: Path | str,
     step: int,
     writers: Sequence[str],
     config: ModelConfig,
     progress: Progress,
-    tokenizer: Path,
+    tokenizer: Path | str,
     optimizer_steps: int | None = None,
     chat_files: Mapping[str, bytes] | None = None,
 ) -> Path:
@@ -178,6 +179,7 @@ def publish(  # noqa: PLR0917  (public interface)
     optimizer's count of updates, ``progress.step`` if None; ``chat_files`` those beside ``tokenizer`` if None. Raises
     ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
     """
+    directory, tokenizer = Path(directory), Path(tokenizer)
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
     chat_files = read_chat_files(tokenizer.parent) if chat_files is None else chat_files
     small = {TOKENIZER: tokenizer.read_bytes(), **chat_files}

@@ -1,7 +1,8 @@
 """Import checkpoints of Megatron-DeepSpeed's pipeline engine, which trained MT-NLG: layer_03-model_00-model_states.pt …
 
 Each file holds one layer of one tensor-parallel rank, a dictionary of tensors, read as data (`torch_file`) without
-executing anything. The run's arguments and optimizer state are not read, so the number of heads must be given.
+executing anything. The run's arguments are those of mp_rank_00_model_states.pt; without it the number of heads must be
+given. Optimizer state is not read.
 
 Rows of query_key_value are q, k, v per head, as in our decoder (Megatron's checkpoint version 2.0 and later).
 """
@@ -11,18 +12,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
-from mtnlg_model.settings import validate
 
+from .megatron import config_of, read_arguments
 from .output import new_checkpoint
 from .torch_file import TorchFile, View
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mtnlg_model.config import ModelConfig
     from mtnlg_model.console import Advance
 
+ARGUMENTS: Final = "mp_rank_00_model_states.pt"
 _FILE = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 
 EMBEDDING: Final = {
@@ -48,7 +50,7 @@ def is_deepspeed(folder: Path) -> bool:
     return folder.is_dir() and any(_FILE.fullmatch(path.name) for path in folder.iterdir())
 
 
-def import_deepspeed(folder: Path, target: Path, tokenizer: Path, heads: int, advance: Advance) -> ModelConfig:
+def import_deepspeed(folder: Path, target: Path, tokenizer: Path, heads: int | None, advance: Advance) -> ModelConfig:
     """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
     Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
@@ -94,7 +96,7 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
 
 
 def _read_config(
-    folder: Path, files: dict[int, list[Path]], heads: int
+    folder: Path, files: dict[int, list[Path]], heads: int | None
 ) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
     """The configuration implied by the tensors' shapes, and per layer file our name of each tensor."""
     names: dict[int, dict[str, str]] = {}
@@ -116,8 +118,7 @@ def _read_config(
             names[number] = FINAL
         else:
             raise Failure(f"{ranks[0]}: neither embedding, layer nor final norm: its tensors are {sorted(views)[:4]}")
-    config = validate({**sizes, "layers": layers, "heads": heads}, ModelConfig, str(folder))
-    return config, names
+    return config_of({**sizes, "layers": layers}, heads, read_arguments(folder / ARGUMENTS), folder), names
 
 
 def _views(file: TorchFile) -> dict[str, View]:

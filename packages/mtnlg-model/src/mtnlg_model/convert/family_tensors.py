@@ -17,39 +17,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.config import ModelConfig
-
-    from .families import Family
+    from mtnlg_model.families.family import Family
 
 
 def their_shapes(family: Family, config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the family's tensors that our tensor ``name`` is made of. Raises ``KeyError`` for others."""
-    kind, _, rest = name.partition(".")
-    if kind != "layers":
-        shape, key = config.outer_shapes()[name], family.outer[name]
-        rows = config.tokens if kind == "head" or ".token." in name else shape[0]
-        return {key if kind == "head" else family.prefix + key: (rows, *shape[1:])}
-    number, _, within = rest.partition(".")
-    module, _, kind = within.rpartition(".")
-    shape = config.layer_shapes()[within]
-    keys = [f"{family.prefix}{family.layers}{number}.{key}.{kind}" for key in family.inner[module]]
-    rows_of = _qkv_rows(config) if len(keys) > 1 else [shape[0]]
-    shapes = [(rows, *shape[1:]) for rows in rows_of]
-    return {key: shape[::-1] if family.transposed else shape for key, shape in zip(keys, shapes, strict=True)}
+    is_inner = name.startswith("layers.")
+    shape = config.layer_shapes()[name.split(".", 2)[2]] if is_inner else config.outer_shapes()[name]
+    keys = family.names(name)
+    rows = _qkv_rows(config) if len(keys) > 1 else [config.tokens if _has_padding(name) else shape[0]]
+    shapes = [(count, *shape[1:]) for count in rows]
+    return {key: size[::-1] if family.transposed and is_inner else size for key, size in zip(keys, shapes, strict=True)}
 
 
 def to_theirs(family: Family, config: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Our tensor ``name`` as the family stores it, contiguous."""
     shapes = their_shapes(family, config, name)
-    transposed = family.transposed and name.startswith("layers.")
+    transposed = family.transposed and name.startswith("layers.") and tensor.dim() > 1
     if ".qkv." in name and not family.ordered_by_head:
         groups = torch.split(tensor.view(config.kv_heads, -1, *tensor.shape[1:]), _group_rows(config), dim=1)
         tensor = torch.cat([part.flatten(0, 1) for part in groups])
     rows = [shape[-1 if transposed else 0] for shape in shapes.values()]
     parts = torch.split(tensor[: sum(rows)], rows)
-    return {
-        key: (part.T if transposed and part.dim() > 1 else part).contiguous()
-        for key, part in zip(shapes, parts, strict=True)
-    }
+    return {key: (part.T if transposed else part).contiguous() for key, part in zip(shapes, parts, strict=True)}
 
 
 def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -59,9 +49,13 @@ def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequenc
     if ".qkv." in name and not family.ordered_by_head:
         parts = torch.split(tensor, _qkv_rows(config))
         tensor = torch.cat([part.view(config.kv_heads, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
-    if config.vocabulary_padding and name in {"embedding.token.weight", "head.weight"}:
+    if config.vocabulary_padding and _has_padding(name):
         tensor = torch.cat([tensor, tensor.new_zeros(config.vocabulary_padding, tensor.shape[1])])
     return tensor.contiguous()
+
+
+def _has_padding(name: str) -> bool:
+    return name in {"embedding.token.weight", "head.weight"}
 
 
 def _qkv_rows(config: ModelConfig) -> list[int]:

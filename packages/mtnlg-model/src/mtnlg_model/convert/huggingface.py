@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
-from mtnlg_model.checkpoint.chat_files import CONFIG, own_file, read_chat_files
+from mtnlg_model.checkpoint.chat_files import CONFIG, GENERATION, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
-from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
+from mtnlg_model.checkpoint.reader import empty_decoder
+from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, stored_dtype, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
@@ -20,16 +22,14 @@ from mtnlg_model.tokenizer import Tokenizer
 from .config_json import read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
 from .output import new_checkpoint, new_folder, require_file_size
-from .slow_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.console import Advance
+    from mtnlg_model.decoder import Decoder
 
 IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
 """Causal masks and angles of rotary positions in older folders, which follow from config.json."""
@@ -42,7 +42,7 @@ class _Index(BaseModel):
     weight_map: dict[str, str] = Field(min_length=1)
 
 
-def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -> str:
+def export_huggingface(checkpoint: Checkpoint, folder: Path | str, advance: Advance | None = None) -> str:
     """Write the weights as the folder ``folder``, which must not exist; ``advance(1)`` per tensor of theirs.
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
@@ -50,23 +50,24 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -
     """
     config = checkpoint.config
     family, content = to_config_json(config)
-    names = {key: name for name in checkpoint.names for key in their_shapes(family, config, name)}
-    specs = {
-        key: TensorSpec(checkpoint.dtype(name), shape)
-        for name in checkpoint.names
-        for key, shape in their_shapes(family, config, name).items()
-    }
+    names: dict[str, str] = {}
+    specs: dict[str, TensorSpec] = {}
+    for name in checkpoint.names:
+        shapes = their_shapes(family, config, name)
+        names |= dict.fromkeys(shapes, name)
+        specs |= {key: TensorSpec(checkpoint.dtype(name), shape) for key, shape in shapes.items()}
     converted: dict[str, Tensor] = {}
 
     def tensor(key: str) -> Tensor:
         if key not in converted:
             converted.clear()
             converted.update(to_theirs(family, config, names[key], checkpoint.tensor(names[key])))
-        advance(1)
+        if advance:
+            advance(1)
         return converted[key]
 
     shards = _split_into_shards(specs)
-    with new_folder(folder) as partial:
+    with new_folder(Path(folder)) as partial:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
         files = files if len(files) > 1 else [WEIGHTS]
         for file, shard in zip(files, shards, strict=True):
@@ -93,51 +94,61 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path, advance: Advance) -
 
 
 def import_huggingface(
-    folder: Path,
-    target: Path,
-    advance: Advance,
+    folder: Path | str,
+    target: Path | str,
+    advance: Advance | None = None,
     *,
     vocabulary_multiple: int = 1,
     sequence: int | None = None,
+    family: str | None = None,
+    tokenizer: Path | str | None = None,
 ) -> ModelConfig:
     """Write the folder ``folder`` as the checkpoint ``target``, which must not exist; ``advance(1)`` per tensor.
 
-    The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context. Raises
-    ``Failure``, before anything is written, if the folder is not of a family that `families` lists or is not complete.
+    The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context; ``family`` is a
+    reference to the folder's, if `families` has it by no name; ``tokenizer`` a tokenizer.json instead of the folder's.
+    Raises ``Failure``, before anything is written, if the folder is of no known family or not complete.
     """
-    weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence)
-    with tokenizer_of(folder) as tokenizer, new_checkpoint(target, weights.config, tokenizer) as writer:
-        for name, shape in weights.config.parameter_shapes().items():
+    folder = Path(folder)
+    weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
+    config, path = weights.config, Path(tokenizer) if tokenizer else require_tokenizer(folder)
+    with new_checkpoint(Path(target), config, path, folder, _end_tokens(folder, config)) as writer:
+        for name, shape in config.parameter_shapes().items():
             writer.add(name, shape, "weight", None, weights.tensor(name))
-            advance(1)
-    return weights.config
+            if advance:
+                advance(1)
+    return config
 
 
 class HuggingFaceWeights:
     """The weights of a Hugging Face folder in terms of the decoder's tensors, read where they lie, one at a time.
 
-    Raises ``Failure`` if the folder is not of a family that `families` lists or is not complete.
+    Raises ``Failure`` if the folder is not of a family that `families` has, or is not complete.
     """
 
-    def __init__(self, folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None) -> None:
-        self._family, self.config = family, config = read_family(folder, vocabulary_multiple, sequence)
-        self._files = files = _files_by_tensor(folder)
-        for key, file in files.items():  # before their sizes, which are others where weights are quantized
+    def __init__(
+        self, folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None, family: str | None = None
+    ) -> None:
+        self._family, self.config = read_family(folder, vocabulary_multiple, sequence, family)
+        config, self._files = self.config, _files_by_tensor(folder)
+        for key, file in self._files.items():  # before their sizes, which are others where weights are quantized
             if (dtype := file.entries[key].dtype) not in DTYPES and not key.endswith(IGNORED_SUFFIXES):
                 raise Failure(f"{folder}: {key:.100}: {dtype}: only {', '.join(DTYPES)} are supported")
-        self.paths = sorted({file.path for file in files.values()})
-        require_file_size(config, set(self.paths))
-        if config.tensor_count > 4 * (len(files) + 16):  # no list of names as long as someone claims
-            raise Failure(f"{folder}: {len(files):,} tensors where config.json claims {config.tensor_count:,}")
-        shapes = config.parameter_shapes()
-        self._sources = sources = {name: _sources(folder, files, their_shapes(family, config, name)) for name in shapes}
-        used = {key for keys in sources.values() for key in keys}
-        head = family.outer["head.weight"]
-        for key in files:
+        self.paths = sorted({file.path for file in self._files.values()})
+        require_file_size(config, self.paths)
+        if config.tensor_count > 4 * (len(self._files) + 16):  # no list of names as long as someone claims
+            raise Failure(f"{folder}: {len(self._files):,} tensors where config.json claims {config.tensor_count:,}")
+        self._sources = {
+            name: _sources(folder, self._files, their_shapes(self._family, config, name))
+            for name in config.parameter_shapes()
+        }
+        used = {key for keys in self._sources.values() for key in keys}
+        (head,) = self._family.names("head.weight")
+        for key in self._files:
             if config.tied and key == head:
-                _require_equal(folder, files, head, sources["embedding.token.weight"][0])
+                _require_equal(folder, self._files, head, self._sources["embedding.token.weight"][0])
             elif key not in used and not key.endswith(IGNORED_SUFFIXES):
-                raise Failure(f"{folder}: {key:.100}: {family.architecture} has no such tensor")
+                raise Failure(f"{folder}: {key:.100}: {self._family.architecture} has no such tensor")
 
     def tensor(self, name: str) -> Tensor:
         """A parameter of the decoder, whole, on the CPU, in the dtype that is stored."""
@@ -147,7 +158,31 @@ class HuggingFaceWeights:
     def dtype(self, name: str) -> torch.dtype:
         """The dtype in which a parameter is stored."""
         key = self._sources[name][0]
-        return {str(stored): dtype for stored, dtype in DTYPES.items()}[self._files[key].entries[key].dtype]
+        return stored_dtype(self._files[key].entries[key])
+
+    def decoder(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
+        """The decoder with these weights, in evaluation mode; ``dtype`` None keeps the stored one."""
+        decoder = empty_decoder(self.config, dtype or self.dtype("embedding.token.weight"), device)
+        with torch.no_grad():
+            for name, parameter in decoder.named_parameters():
+                parameter.copy_(self.tensor(name))
+        return decoder.eval()
+
+
+def require_tokenizer(folder: Path) -> Path:
+    """The folder's tokenizer.json, which transformers makes of a slow tokenizer's files (docs/decisions/0131)."""
+    if not (folder / TOKENIZER).exists():
+        call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise Failure(f'{folder}: no {TOKENIZER}; make one: python -c "from transformers import AutoTokenizer; {call}"')
+    return own_file(folder, TOKENIZER)
+
+
+def _end_tokens(folder: Path, config: ModelConfig) -> dict[str, bytes]:
+    """A generation_config.json with the tokens that end an answer by config.json, if these are several."""
+    ends = json.loads(read_small(own_file(folder, "config.json"))).get("eos_token_id")
+    if isinstance(ends, list) and all(type(number) is int and 0 <= number < config.tokens for number in ends):
+        return {GENERATION: json.dumps({"eos_token_id": ends}).encode()}
+    return {}
 
 
 def _bytes(spec: TensorSpec) -> int:
@@ -224,6 +259,6 @@ def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tup
 
 def _read_tensor(file: TensorFile, key: str) -> Tensor:
     stored = file.entries[key]
-    tensor = torch.empty(stored.shape, dtype={str(name): dtype for name, dtype in DTYPES.items()}[stored.dtype])
+    tensor = torch.empty(stored.shape, dtype=stored_dtype(stored))
     file.read(key, [(0, tensor.numel())], tensor)
     return tensor

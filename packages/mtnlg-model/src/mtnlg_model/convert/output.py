@@ -16,7 +16,7 @@ from mtnlg_model.tokenizer import largest_token
 from mtnlg_model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from mtnlg_model.config import ModelConfig
@@ -57,16 +57,25 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_checkpoint(target: Path, config: ModelConfig, tokenizer: Path) -> Iterator[CheckpointWriter]:
+def new_checkpoint(
+    target: Path,
+    config: ModelConfig,
+    tokenizer: Path,
+    folder: Path | None = None,
+    defaults: Mapping[str, bytes] | None = None,
+) -> Iterator[CheckpointWriter]:
     """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress.
+
+    `chat_files` are those of ``folder``, of the tokenizer's unless given, or of ``defaults`` where it has none.
 
     Raises ``Failure`` if the tokenizer is of a larger vocabulary than the model.
     """
-    if (largest := largest_token(tokenizer)) >= config.tokens:
+    folder = folder or tokenizer.parent
+    if (largest := largest_token(tokenizer, folder)) >= config.tokens:
         numbers = f"the tokenizer's tokens go up to number {largest}, the model's to {config.tokens - 1}"
         raise Failure(f"{target}: {numbers}: they do not belong together")
     # Read first because it is needed last, which may be hours later, when another file may be there.
-    text, chat_files = read_tokenizer(tokenizer), read_chat_files(tokenizer.parent)
+    text, chat_files = read_tokenizer(tokenizer), {**(defaults or {}), **read_chat_files(folder)}
     with new_folder(target) as partial:
         (partial / TOKENIZER).write_text(text, encoding="utf-8")
         # backlog=0 bounds memory to a few tensors.

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_model.checkpoint.boxes import lengths, volume
-from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
-from mtnlg_model.settings import validate
 
 from . import pickle_reader
+from .megatron import config_of, read_arguments
 from .output import new_checkpoint, require_file_size
 from .pickle_reader import Global, Record
 from .torch_file import MAX_AXES, TorchFile, View
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.checkpoint.boxes import Box
+    from mtnlg_model.config import ModelConfig
     from mtnlg_model.console import Advance
 
 INDEX: Final = ".metadata"
@@ -51,8 +51,6 @@ INNER: Final = {
     "mlp.linear_fc1.": "mlp.up.",
     "mlp.linear_fc2.": "mlp.down.",
 }
-UNSUPPORTED_SWITCHES: Final = ("apply_residual_connection_post_layernorm", "apply_layernorm_1p", "squared_relu")
-"""Options of Megatron that change the computation but not the tensors' shapes."""
 _LAYER = re.compile(r"decoder\.layers\.(?:(\d{1,9})\.)?(.+?)(weight|bias)")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -196,35 +194,12 @@ def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | N
         sequence, _ = positions
     except (KeyError, ValueError):
         raise Failure(f"{folder}: not a GPT with learned positions: no token and position embedding") from None
-    arguments = _arguments(folder)
-    for switch in UNSUPPORTED_SWITCHES:
-        if arguments.get(switch):
-            raise Failure(f"{folder / ARGUMENTS}: {switch} = True: not supported by this decoder")
-    content = {
-        "layers": max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0),
-        "hidden": hidden,
-        "heads": heads or arguments.get("num_attention_heads"),
-        "sequence": sequence,
-        "vocabulary": vocabulary,
-        "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5),
-    }
-    if content["heads"] is None:
-        raise Failure(f"{folder}: number of attention heads not stored; give --heads N")
-    if not all(isinstance(content[key], int | float) for key in ("heads", "layer_norm_eps")):
-        raise Failure(f"{folder / ARGUMENTS}: num_attention_heads or layernorm_epsilon is no number")
-    config = validate(content, ModelConfig, str(folder))
+    layers = max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0)
+    sizes = {"layers": layers, "hidden": hidden, "sequence": sequence, "vocabulary": vocabulary}
+    config = config_of(sizes, heads, read_arguments(folder / ARGUMENTS), folder)
     files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
     require_file_size(config, [folder / file for file in files])
     return config
-
-
-def _arguments(folder: Path) -> dict[str, Any]:
-    """Megatron's arguments of the run; empty if the folder has none."""
-    path = folder / ARGUMENTS
-    content = TorchFile(path).content if path.is_file() else {}
-    arguments = content.get("args") if isinstance(content, dict) else None
-    state = arguments.state if isinstance(arguments, Record) else None
-    return state if isinstance(state, dict) else {}
 
 
 def _layer_count(key: str, tensor: IndexedTensor) -> int:

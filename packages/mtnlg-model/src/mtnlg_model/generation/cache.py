@@ -15,21 +15,31 @@ if TYPE_CHECKING:
 
 
 class LayerCache:
-    """One layer's keys and values [B, N, capacity, D], of which the first ``length`` tokens are filled."""
+    """One layer's keys and values [B, N, capacity, D], of which the first ``length`` tokens are filled.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+    With a ``window`` less than that, only as many tokens are kept.
+    """
+
+    def __init__(self, capacity: int, window: int | None = None) -> None:
+        self.capacity, self.length, self._window = capacity, 0, capacity if window is None else window
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add S tokens and return all filled ones. The first call decides batch, heads, width, dtype and device."""
+        """Add S tokens; return those they may attend to. The first call decides batch, heads, width, dtype, device."""
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
             raise ValueError(f"cache capacity is {self.capacity} tokens, {end} were given; make it larger")
         if self._keys is None or self._values is None:
             b, n, _, d = k_BNSD.shape
-            self._keys, self._values = (x.new_empty(b, n, self.capacity, d) for x in (k_BNSD, v_BNSD))
+            size = self.capacity if self._window >= self.capacity else 0
+            self._keys, self._values = (x.new_empty(b, n, size, d) for x in (k_BNSD, v_BNSD))
+        if self._window < self.capacity:
+            self.length = end
+            first = max(0, self._keys.shape[2] - self._window + 1)
+            self._keys = torch.cat((self._keys[:, :, first:], k_BNSD), dim=2)
+            self._values = torch.cat((self._values[:, :, first:], v_BNSD), dim=2)
+            return self._keys, self._values
         self._keys[:, :, self.length : end] = k_BNSD
         self._values[:, :, self.length : end] = v_BNSD
         self.length = end
@@ -53,14 +63,16 @@ class CachedAttention:
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
         """Append the step's keys and values to the cache, then attend over all of them."""
-        return attention(q_BNSD, *self.cache.append(k_BNSD, v_BNSD), self.mask, scale, rate)
+        keys, values = self.cache.append(k_BNSD, v_BNSD)
+        mask = None if self.mask is None else self.mask[..., -keys.shape[2] :]
+        return attention(q_BNSD, keys, values, mask, scale, rate)
 
 
 class Cache:
     """The caches of all layers, for ``capacity`` tokens per row; memory is allocated at first use."""
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
-        self.layers = [LayerCache(capacity) for _ in range(config.layers)]
+        self.layers = [LayerCache(capacity, config.layer(number).window) for number in range(config.layers)]
 
     @property
     def length(self) -> int:

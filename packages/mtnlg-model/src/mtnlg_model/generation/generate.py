@@ -76,6 +76,16 @@ def stream_tokens(
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
 
 
+def use_column_major_weights(decoder: Decoder) -> None:
+    """Store the wide weights column by column in memory, in place; values stay, sums are in another order.
+
+    A CPU multiplies one row by them 1.06 to 1.2 times as fast (benchmarks/generate.py), and several rows no faster.
+    """
+    for name, weight in decoder.named_parameters():
+        if name.endswith(("token.weight", "qkv.weight", "gate.weight", "up.weight", "head.weight")):
+            weight.data = weight.data.t().contiguous().t()
+
+
 def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig) -> None:
     """Raise ``Failure`` for a prompt that is empty, longer than the context, or has a token outside the vocabulary."""
     for row, prompt in enumerate(prompts):
@@ -141,12 +151,13 @@ def complete(  # noqa: PLR0917  (the options of a completion)
     prompts: Sequence[str],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
 ) -> list[str]:
     """The continuation of each prompt up to the end of the document or answer, or the first ``stop`` text, excluded.
 
     An empty prompt begins a new document.
     """
+    stop = [stop] if isinstance(stop, str) else stop
     encoded = [tokenizer.encode_prompt(prompt) for prompt in prompts]
     vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     completions = generate(
@@ -161,9 +172,10 @@ def stream_text(  # noqa: PLR0917  (as complete)
     prompt: str,
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the text of `complete` for one prompt in pieces as it is drawn; no piece is ever taken back."""
+    stop = [stop] if isinstance(stop, str) else stop
     lookahead = max((len(text) for text in stop), default=1) - 1
     new: list[int] = []
     shown = 0

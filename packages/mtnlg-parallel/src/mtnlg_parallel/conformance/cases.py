@@ -108,6 +108,16 @@ def matrix() -> Iterator[Case]:
             yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
 
 
+def unlike_layers() -> Case:
+    """Layers with a window of attention, no positions and norms of the results, beside plain ones."""
+    model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
+    kinds = {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]}
+    train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
+    recipe = _recipe({**model, **FAMILIES["llama"], **kinds}, {"tp": 2, "pp": 2}, train)
+    assert recipe  # noqa: S101  (a constant)
+    return Case("unlike layers", recipe)
+
+
 def long_sum() -> Case:
     """256 micro-batches in bf16, the sum of whose gradients would be too coarse in bf16."""
     model = {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": TOKENS, "init_std": 0.1, "tied": False}

@@ -12,7 +12,7 @@ import torch
 
 from mtnlg_parallel.engine.build import engine_class
 
-from .cases import covering, draw, long_sum, matrix
+from .cases import covering, draw, long_sum, matrix, unlike_layers
 from .compare import Result, check
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ class Count(NamedTuple):
 def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
     """The fixed matrix: cases that this engine supports with every combination of ``strength`` factors' values."""
     unsupported = engine_class(engine).unsupported
-    return [long_sum(), *covering([case for case in matrix() if not unsupported(case.recipe)], strength)]
+    return [
+        long_sum(),
+        unlike_layers(),
+        *covering([case for case in matrix() if not unsupported(case.recipe)], strength),
+    ]
 
 
 def drawn_cases(engine: str, seed: int, first: int = 0) -> Iterator[Case]:

@@ -75,7 +75,7 @@ class ParallelOps(functional.Ops):
 
     statistics: Callable[[Tensor, Tensor, int], Tensor] = statistics
     gradient: Callable[[Tensor, Tensor, int, Tensor, float], None] = gradient
-    attention_of_rank: Callable[[int, Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor] = attention_of_rank
+    attention_of_rank: Callable[..., Tensor] = attention_of_rank
     eight_bit: Rounding = Rounding()  # noqa: RUF009  (of functions alone)
 
 

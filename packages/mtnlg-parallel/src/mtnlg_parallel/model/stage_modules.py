@@ -88,7 +88,7 @@ class Layer(decoder.DecoderLayer):
             super().__init__(config, number, local_ops)
             if slicing.kv_group:
                 self.attention = SharedHeads(config, number, local_ops, slicing)
-            if config.mlp == "swiglu":
+            if config.gated:
                 self.mlp = GatedMLP(config, slicing, local_ops)
         tensor_parallel.parallelize_module(self, slicing, device)
 

@@ -133,8 +133,9 @@ def parallel_ops(slicing: Slicing, recompute: Recompute, ops: ParallelOps) -> Pa
     return replace(ops, attention=attention)
 
 
-def checkpoint_activations(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
+def checkpoint_activations(function: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401  (any function)
     """Call ``function``, saving only ``inputs``; backward runs it again with the same random numbers."""
+    function = partial(function, **options)
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
 
 

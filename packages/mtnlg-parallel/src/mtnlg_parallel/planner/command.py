@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from mtnlg_model.config import PRESETS, ModelConfig, preset
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure, print_json, say
+from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe

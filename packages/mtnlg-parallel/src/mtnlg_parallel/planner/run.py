@@ -70,9 +70,14 @@ class Shape(NamedTuple):
         """(columns, depth) of a rank's four weight matrices: qkv, attention output, MLP up, MLP down."""
         model, t = self.model, self.tp
         h, attention = model.hidden, model.heads * model.head_size
-        up = model.ffn * (2 if model.mlp == "swiglu" else 1)
+        up = model.ffn * (2 if model.gated else 1)
         qkv = attention + 2 * model.kv_heads * model.head_size
         return (qkv // t, h), (h, attention // t), (up // t, h), (h, model.ffn // t)
+
+    @property
+    def attended(self) -> float:
+        """Share of causal attention's work that windows leave, mean of the layers."""
+        return self.model.mean_of_layers(lambda layer: _attended(self.model.sequence, layer.window))
 
     @property
     def added_bytes(self) -> int:
@@ -313,3 +318,9 @@ def padded_vocabulary(tokens: int, tp: int) -> int:
     """Vocabulary size as Megatron pads it: a multiple of 128 tp."""
     multiple = 128 * tp
     return -(-tokens // multiple) * multiple
+
+
+def _attended(sequence: int, window: int | None) -> float:
+    """Pairs of a query and a key under a causal mask that a window leaves, as a share."""
+    width = min(window or sequence, sequence)
+    return width * (2 * sequence - width + 1) / (sequence * (sequence + 1))

@@ -26,14 +26,13 @@ def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
     if recompute == "full":
         return 2 * scale * repeated
     attention, keys = model.heads * model.head_size, max(model.kv_heads, t) * model.head_size  # one or more a rank
-    gated = model.mlp == "swiglu"
     if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
         products = sum(columns for columns, _ in shape.linears) * t / 2
         sums = 2 if software.fused_kernels else 4
         return scale * (sums * repeated + 2 * tokens / t * (attention + products))
     kept = 8 * repeated + (2 * repeated if model.dropout else 0)
     # q, k, v, the projection's input; the MLP's inner values before and after its activation.
-    sliced = 4 * attention + 4 * keys + (6 if gated else 4) * model.ffn
+    sliced = 4 * attention + 4 * keys + (6 if model.gated else 4) * model.ffn
     if shape.product_width == 1 and software.keeps_fp8:  # what a product reads; of attention, unless recomputed, also
         kept -= 2 * repeated  # its own result
         sliced += (-attention if recompute == "selective" else attention) - model.ffn

@@ -77,6 +77,7 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     s, d = model.sequence, model.head_size
     row = s / shape.cp
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
+    operations *= shape.attended
     peak_share = measured.native_flash if software.native_attention and d <= NATIVE_HEAD else measured.flash
     rate = (
         cluster.gpu.flops(shape.width)

@@ -177,17 +177,16 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: 
     """Seconds of a layer's element-wise kernels, in the forward (0) or backward (1) phase."""
     model, rank_tokens, kernels = shape.model, shape.tokens / shape.tp, _kernels(software)
     qkv = (model.heads + 2 * model.kv_heads) * model.head_size
-    gated = model.mlp == "swiglu"
     residual = (kernels.residual if model.dropout else kernels.plain_residual)[phase]
     whole = 2 * (kernels.norm[phase] + residual) * shape.repeated
-    sliced = (kernels.gate if gated else kernels.inner)[phase] * model.ffn
+    sliced: float = (kernels.gate if model.gated else kernels.inner)[phase] * model.ffn
     sliced += 4 * model.heads * model.head_size  # the context made contiguous, and its gradient
     if model.bias:  # over qkv (4); the sums of their gradients (2)
         sliced += 2 * (model.ffn + qkv) if phase else 4 * qkv
     if phase:  # gradients of q, k, v put together
         sliced += 4 * qkv
-    if model.positions == "rotary":
-        sliced += kernels.rotary * (model.heads + model.kv_heads) * model.head_size
+    rotating = model.mean_of_layers(model.rotates)
+    sliced += rotating * kernels.rotary * (model.heads + model.kv_heads) * model.head_size
     moved = whole + sliced * rank_tokens
     return memory_seconds(cluster, moved * shape.width / 2, kernels.number[phase])
 

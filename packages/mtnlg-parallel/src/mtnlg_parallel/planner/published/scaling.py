@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from mtnlg_model.config import PRESETS
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.report import console, plan, three_digits
 

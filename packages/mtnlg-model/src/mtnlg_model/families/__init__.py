@@ -1,0 +1,87 @@
+"""Families of decoders, a file each: what Hugging Face's config.json calls model_type.
+
+A file of this folder named by the model_type holds its ``FAMILY``. An installed package adds one by an entry point of
+the group ``mtnlg_model.families``, named by the model_type; ``package.module:name`` and ``path/file.py:name`` name any
+other. Names are read without importing what they stand for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from mtnlg_model.console import UsageFailure
+
+from .family import Family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from mtnlg_model.config import ModelConfig
+
+GROUP: Final = "mtnlg_model.families"
+_OURS: Final = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "family"]
+
+
+def references() -> dict[str, str]:
+    """Reference of every family that has a name: ours in alphabetical order, then those of entry points."""
+    ours = {name: f"{__name__}.{name}:FAMILY" for name in _OURS}
+    return ours | {point.name: point.value for point in entry_points(group=GROUP) if point.name not in ours}
+
+
+def load_family(name: str) -> Family:
+    """The family of a name or a reference. Raises ``UsageFailure``, which lists the names."""
+    known = references()
+    reference = known.get(name, name)
+    if ":" not in reference:
+        raise UsageFailure(f"family {name:.100}: unknown; {', '.join(known)}, package.module:name or file.py:name")
+    return _load(reference)
+
+
+@cache
+def _load(reference: str) -> Family:
+    module, _, attribute = reference.rpartition(":")
+    try:
+        family = getattr(_import(module), attribute)
+    except (ImportError, OSError, AttributeError) as error:
+        raise UsageFailure(f"family {reference}: {error}") from error
+    if not isinstance(family, Family):
+        raise UsageFailure(f"family {reference}: a {type(family).__name__}, not a Family")
+    return family
+
+
+def _import(module: str) -> ModuleType:
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    path = Path(module).absolute()
+    name = "mtnlg_file_" + "".join(c if c.isalnum() else "_" for c in str(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path}: not a Python file")
+    sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
+    {name: config for family in _OURS for name, config in load_family(family).presets.items()}
+)
+"""Published models of our own families by name."""
+
+
+def preset(name: str) -> ModelConfig:
+    """The preset of this name, of any family that is installed. Raises ``UsageFailure`` listing the names of ours."""
+    if name in PRESETS:
+        return PRESETS[name]
+    for family in references().keys() - set(_OURS):
+        if name in (others := load_family(family).presets):
+            return others[name]
+    raise UsageFailure(f"preset {name}: unknown; choose from {', '.join(PRESETS)}")

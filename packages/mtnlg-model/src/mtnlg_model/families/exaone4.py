@@ -1,0 +1,19 @@
+"""EXAONE 4: norms behind attention and MLP; windows in most layers, and in the others no positions (LG AI 2025)."""
+
+from __future__ import annotations
+
+from .family import Field, Windows
+from .llama import LIKE
+
+FAMILY = LIKE.like(
+    "Exaone4ForCausalLM",
+    kind={"qk_norm": True, "by_layer": [{"norm_after": True}]},
+    fields={"sliding_window_pattern": Field(default=4), "rms_norm_eps": Field("layer_norm_eps", float, 1e-5)},
+    modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+    windows=Windows(
+        4096,
+        slides=lambda fields, n: (n + 1) % max(1, fields["sliding_window_pattern"]) != 0,
+        reads_types=True,
+        others={"rotary": False},
+    ),
+)

@@ -1,0 +1,132 @@
+"""A family of decoders as data: presets, fields of its config.json, names of its tensors.
+
+What a `ModelConfig` says follows from these rows in both directions, and parameters, FLOPs and kernels from the
+`ModelConfig`; nothing else knows a family. A new one is a `Family`, or a known one's `Family.like`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mtnlg_model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+REQUIRED: Final = object()
+
+
+class Field(NamedTuple):
+    """A field of config.json: our settings that it ``sets`` (blank-separated; none: only checked), and its type.
+
+    ``default`` is its value where it is missing; None leaves our settings to `ModelConfig`. With ``values`` it has one
+    of these, each with ours, and the first where it is missing.
+    """
+
+    sets: str = ""
+    kind: type = int
+    default: object = REQUIRED
+    values: Mapping[Any, object] = {}
+
+
+def only(value: object) -> Field:
+    """A field that is supported at one value, which is also what its absence says."""
+    return Field(values={value: None})
+
+
+class Windows(NamedTuple):
+    """Which layers' attention has the window ``sliding_window``, by fields of config.json.
+
+    ``default`` is that window where the field is missing; ``switch`` names a field that must be true. ``slides`` says
+    of layer n whether it has the window, by the fields; the list ``layer_types`` comes first if the family reads it.
+    ``others`` are settings of layers without a window beside such with one.
+    """
+
+    default: int | None = None
+    switch: str = ""
+    slides: Callable[[Mapping[str, Any], int], bool] = lambda _fields, _n: True
+    reads_types: bool = False
+    others: Mapping[str, object] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model_type of config.json. ``kind`` are the settings that all its models share.
+
+    ``modules`` maps ours to theirs, blank-separated where several make up one: those of layer N are behind ``prefix``,
+    ``layers`` and N, others but the head behind ``prefix``. A packed qkv is ordered by head, as ours, or has all q,
+    all k, all v; ``transposed`` linear layers are [inputs, outputs]. ``ignored`` fields change no logit.
+    """
+
+    architecture: str
+    kind: Mapping[str, object]
+    fields: Mapping[str, Field]
+    modules: Mapping[str, str]
+    prefix: str = "model."
+    layers: str = "layers."
+    ignored: str = ""
+    windows: Windows | None = None
+    transposed: bool = False
+    ordered_by_head: bool = False
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+
+    def like(self, architecture: str, **changes: Any) -> Family:  # noqa: ANN401  (any of its rows)
+        """A family that differs from this one, without its presets.
+
+        ``kind``, ``fields`` and ``modules`` are added to this one's; a field that is None is taken away.
+        """
+        for table in ("kind", "fields", "modules"):
+            rows = {**getattr(self, table), **changes.get(table, {})}
+            changes[table] = {key: row for key, row in rows.items() if row is not None}
+        return replace(self, architecture=architecture, **{"presets": {}, **changes})
+
+    @property
+    def rotary_fields(self) -> dict[str, str]:
+        """Names of the fields for base and fraction of rotary positions, by their usual names; {} without these."""
+        if self.kind.get("positions") != "rotary":
+            return {}
+        usual = {"rotary_base": "rope_theta", "rotary_fraction": "partial_rotary_factor"}
+        return {name: next((key for key, f in self.fields.items() if f.sets == s), name) for s, name in usual.items()}
+
+    def names(self, name: str) -> list[str]:
+        """Names of the tensors that make up ours of this name. Raises ``KeyError`` for one that it does not have."""
+        place, within = "", name
+        if name.startswith("layers."):
+            _, number, within = name.split(".", 2)
+            place = f"{self.layers}{number}."
+        module, _, kind = within.rpartition(".")
+        prefix = "" if module == "head" else self.prefix + place
+        return [f"{prefix}{key}.{kind}" for key in self.modules[module].split()]
+
+
+GELU: Final = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu": "gelu"}
+EXACT_GELU: Final = {"gelu": "gelu", **GELU}
+TANH_GELU: Final = {"gelu_pytorch_tanh": "gelu-tanh", **GELU}
+SILU: Final = {"silu": "swiglu", "swish": "swiglu"}
+NO_DROPOUT: Final[Mapping[str, object]] = {"dropout": 0.0, "attention_dropout": 0.0}
+SIZES: Final[Mapping[str, Field]] = {
+    "initializer_range": Field("init_std", float, 0.02),
+    "vocab_size": Field("vocabulary"),
+    "num_hidden_layers": Field("layers"),
+    "hidden_size": Field("hidden"),
+    "num_attention_heads": Field("heads"),
+    "max_position_embeddings": Field("sequence"),
+    "intermediate_size": Field("ffn"),
+    "attention_dropout": Field("attention_dropout", float, 0.0),
+    "tie_word_embeddings": Field("tied", bool, False),
+}
+"""Fields of most families' config.json."""
+
+
+def presets(
+    columns: str, rows: Mapping[str, tuple[object, ...]], *shared: Mapping[str, object]
+) -> dict[str, ModelConfig]:
+    """Configurations by name: settings of the blank-separated ``columns`` in each row, behind those that all share."""
+    common: dict[str, object] = {"init_std": 0.02}
+    for settings in shared:
+        common |= settings
+    names = columns.split()
+    return {
+        name: ModelConfig.model_validate({**common, **dict(zip(names, row, strict=True))}) for name, row in rows.items()
+    }
