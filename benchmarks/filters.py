@@ -29,6 +29,7 @@ import resource
 import tempfile
 import time
 from collections import Counter, deque
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,17 +51,18 @@ from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils import word_tokenizers
 from datatrove.utils.typeshelper import Languages
 from fastwarc.warc import ArchiveIterator, WarcRecordType
-from mtnlg_data.filters.stage import apply_filters
 
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.filters import c4
-from mtnlg_data.filters.decisions import KEPT, REASONS, DocumentFilter
-from mtnlg_data.filters.lists import ListFiles
-from mtnlg_data.filters.rules import RULES, Effect, expand_rules
+from mtnlg_data.filters.decisions import KEPT, DocumentFilter
+from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings
+from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
+from mtnlg_data.steps.filter import Filter
 from mtnlg_data.text.arrays import Texts, small_batches
+from mtnlg_data.text.batch import TextBatch
 from mtnlg_data.text.characters import character_table
 from mtnlg_data.text.words import Words, sum_words
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
@@ -68,13 +70,20 @@ from record import claimed_ratio, conditions, option_parser, rates, ratios, writ
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
 SETTINGS = FilterSettings(c4_fewest_words=3, c4_fewest_sentences=5, fineweb_duplicate_line_characters=0.01)
 EXCEPT = {"c4_bad_words", "c4_terminal_punctuation", "pii_phone"}
-RULES_ON = tuple(rule.name for rule in RULES if rule.family != "url" and rule.name not in EXCEPT)
+RULES_OF = {
+    family.name: [rule.name for rule in family.rules if rule.name not in EXCEPT]
+    for family in own_families()
+    if family.name != "url"
+}
+RULES_ON = tuple(rule for rules in RULES_OF.values() for rule in rules)
 SENTENCES_A_LINE = 3
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 #: Our names of datatrove's reasons, where they do not follow from the name of a rule in order.
-GOPHER = [rule.name for rule in RULES if rule.family.startswith("gopher") and rule.effect is Effect.DROP]
+GOPHER = [rule for rule in RULES_ON if rule.startswith("gopher")]
 THEIR_GOPHER = [
     *("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac"),
     *(f"top_{n}_gram" for n in (2, 3, 4)),
@@ -164,15 +173,14 @@ def their_decisions(texts: list[str], words: word_tokenizers.WordTokenizer | str
 
 
 def our_decisions(
-    texts: list[str], settings: FilterSettings, split: Callable[[Texts], Words] | None = None
+    texts: list[str], settings: FilterSettings, make_batch: Callable[..., TextBatch] | None = None
 ) -> list[str]:
     """Return of each text its reason, or in brackets what is left of it."""
     rules = [name for name in RULES_ON if not name.startswith("pii")]
-    decided = DocumentFilter(rules, settings, ListFiles.of(settings), split).decide(
-        pa.array(texts, pa.large_string()), [None] * len(texts)
-    )
+    chosen = DocumentFilter(rules, settings, make_batch)
+    decided = chosen.decide(pa.array(texts, pa.large_string()), [None] * len(texts))
     kept = iter(decided.texts.to_pylist())
-    return [f"<{next(kept)}>" if number == KEPT else REASONS[number] for number in decided.reasons.tolist()]
+    return [f"<{next(kept)}>" if number == KEPT else chosen.reasons[number] for number in decided.reasons.tolist()]
 
 
 def spacy_words(texts: Texts) -> Words:
@@ -194,12 +202,26 @@ def spacy_words(texts: Texts) -> Words:
     return sum_words(texts, np.array(starts, np.int64), np.array(ends, np.int64), np.array(bounds))
 
 
+class SpacyBatch(TextBatch):
+    """A batch with the words of spaCy."""
+
+    @cached_property
+    def words(self) -> Words:
+        """Words that datatrove finds."""
+        return spacy_words(self.texts)
+
+    @cached_property
+    def word_counts(self) -> NDArray[np.int64]:
+        """Number of them."""
+        return np.diff(self.words.bounds)
+
+
 def compare(texts: list[str]) -> dict[str, Any]:
     """Return how many documents the two sides decide differently, and for which reasons."""
     whitespace = SETTINGS.model_copy(update={"words": "whitespace"})
     same_words = _differences(their_decisions(texts, OurSentences()), our_decisions(texts, whitespace))
     theirs = their_decisions(texts, Languages.english)
-    on_spacy_words = _differences(theirs, our_decisions(texts, SETTINGS, spacy_words))
+    on_spacy_words = _differences(theirs, our_decisions(texts, SETTINGS, SpacyBatch))
     defaults = _differences(theirs, our_decisions(texts, SETTINGS))
     between_spaces = _differences(theirs, our_decisions(texts, whitespace))
     return {
@@ -234,21 +256,18 @@ def run_theirs(shard: Path, out: Path, steps: list[Any]) -> None:
     LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / "log")).run()
 
 
-def families() -> dict[str, tuple[tuple[str, ...], Callable[[Any], list[Any]]]]:
+def families() -> dict[str, tuple[list[str], Callable[[Any], list[Any]]]]:
     """Return rules of mtnlg_data and the same steps of datatrove on given words, by family."""
-
-    def rules(*names: str) -> tuple[str, ...]:
-        return tuple(name for name in expand_rules(names) if name in RULES_ON)
 
     def step(number: int) -> Callable[[Any], list[Any]]:
         return lambda words: their_steps(words)[number : number + 1]
 
     return {
-        "gopher_repetition": (rules("gopher_repetition"), step(0)),
-        "gopher_quality": (rules("gopher_quality"), step(1)),
-        "c4": (rules("c4"), step(2)),
-        "fineweb": (rules("fineweb"), step(3)),
-        "pii": (rules("pii"), lambda _: [PIIFormatter()]),
+        "gopher_repetition": (RULES_OF["gopher_repetition"], step(0)),
+        "gopher_quality": (RULES_OF["gopher_quality"], step(1)),
+        "c4": (RULES_OF["c4"], step(2)),
+        "fineweb": (RULES_OF["fineweb"], step(3)),
+        "pii": (RULES_OF["pii"], lambda _: [PIIFormatter()]),
     }
 
 
@@ -263,8 +282,8 @@ def measure_filters(texts: list[str], rounds: int, sides: tuple[str, ...]) -> di
     if batch.num_rows < len(texts):
         raise SystemExit("the texts do not fit into one batch")
 
-    def decide(rules: tuple[str, ...]) -> None:
-        chosen = DocumentFilter(rules, SETTINGS, ListFiles.of(SETTINGS))
+    def decide(rules: list[str]) -> None:
+        chosen = DocumentFilter(rules, SETTINGS)
         for part in small_batches(batch):
             chosen.decide(part["text"], [None] * part.num_rows)
 
@@ -295,7 +314,7 @@ def measure_runs(shard: Path, small: Path, rounds: int) -> dict[str, list[float]
             words, out = SIDES[name], shard.parent / f"{name}-{number}"
             before = _cpu_seconds()
             if words is None:
-                apply_filters([source], out, SETTINGS, {"web": RULES_ON}, before={"web": {}}, engine=Local(1))
+                run_step(Filter(SETTINGS, {"web": {"filters": list(RULES_ON)}}), [source], out, Local(1))
             else:
                 run_theirs(source, out, [*their_steps(words), PIIFormatter()])
             if number >= 0:

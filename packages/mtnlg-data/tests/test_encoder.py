@@ -28,7 +28,8 @@ from mtnlg_data.tokens.tokenizer import EOD, check_tokenizer, read_tokenizer, tr
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mtnlg_data.tokens.encoder import Encoder, Library
+    from mtnlg_data.steps.tokenize import Library
+    from mtnlg_data.tokens.encoder import Encoder
 
 LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken", "auto")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
