@@ -4,7 +4,7 @@
 
 Every stage runs as a command of its own with one worker, on the same documents: 4,600 characters each of recombined
 sentences of real news, and real pages in WARC. A rate is from the CPU time minus that of the same command on a handful
-of documents, which is the cost of starting. Hours are planned from benchmarks/unit_costs.py.
+of documents, which is the cost of starting. Costs are measured by benchmarks/unit_costs.py.
 """
 
 # /// script
@@ -158,14 +158,14 @@ def measure(documents: int, rounds: int, wanted: tuple[str, ...]) -> dict[str, A
             "from": round(min(speeds), 3),
             "to": round(max(speeds), 3),
             "peak_bytes": peaks[stage],
-            "planned_bytes": planned[stage]["memory_a_worker"],
-            "peak_over_planned": round(peaks[stage] / planned[stage]["memory_a_worker"], 3),
+            "planned_bytes": planned[stage]["memory_per_worker"],
+            "peak_over_planned": round(peaks[stage] / planned[stage]["memory_per_worker"], 3),
         }
     return {
         "stages": stages,
         "unit": "characters of text; of extract bytes of .warc.gz",
         "sizes": {"documents": documents, **sizes[documents]},
-        "packed_bytes_a_character": round(packed / sizes[documents]["characters"], 4),
+        "packed_bytes_per_character": round(packed / sizes[documents]["characters"], 4),
         "rounds": rounds,
     }
 

@@ -1,14 +1,13 @@
-"""Cost of every step of a curation: core-seconds for each million characters that its stage reads.
+"""Cost of every step of a curation: core-seconds per million characters that it reads.
 
     python benchmarks/unit_costs.py [--pages 8000] [--documents 4000] [--rounds 3] [--out FILE]
 
-Stages are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filters and the search
-for exact repeats on real news (``plan``). A curation runs in one process, over all and over a few; a step's cost is
-what lies between. The cost of starting is what a process of its own takes beyond that, over a few. Real web pages, with
-much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart.
+Steps are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filter and exact on real
+news (``plan``). A curation runs in one process, over all and over a few; a step's cost is what lies between. Real web
+pages, with much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart; ``exact``
+runs with each kind alone, and with all.
 
-``mtnlg_data.planning.schedule`` reckons with these ``costs`` and ``start_seconds``; ``plan`` compares what it then has
-for the crawl, and for one of twice the pages, with the seconds that these take.
+The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compares those that they hold now.
 """
 
 # /// script
@@ -23,19 +22,16 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curation_scale import read_paragraphs
 from curation_scale import write_corpus as write_crawl
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.planning import schedule
+from mtnlg_data import Exact, Local, curate, load_recipe, run_step
+from mtnlg_data.document import shard_source
+from mtnlg_data.engine import listed_shards
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
-from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS
-from mtnlg_data.recipe import load_recipe
+from mtnlg_data.planning.plan import plan
 from plan import FEW, sentences
 from plan import write_corpus as write_news
 from record import conditions, default_out, option_parser, write_result
@@ -43,7 +39,10 @@ from record import conditions, default_out, option_parser, write_result
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mtnlg_data import Recipe
+
 FILES, FEW_PAGES = 8, 400
+WEB = {"crawl", "web"}  # sources of pages
 RULES = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
 NEWS = f"""
 [sources.news]
@@ -58,74 +57,56 @@ weight = 0.5
 filters = {RULES}
 [extract]
 max_failed = 1.0
-[exact]
-kinds = ["documents", "lines", "substrings"]
-alarm_share = 1.0
 [deduplicate]
 alarm_share = 1.0
 [tokenize]
 vocabulary = 400
 sample_bytes = 100_000
 """
-STAGES = {
-    "extract": "extract",
-    "quality": "quality",
-    "clean": "clean",
-    "filters": "filter",
-    "dedup": "deduplicate",
-    "exact": "exact",
-    "decontaminate": "decontaminate",
-    "tokens": "tokenize",
-}
-#: Steps that every kind of repeats has of its own, and what of theirs belongs to which kind.
-KINDS = {"anchors": "substrings", "windows": "substrings"}
-OF_KINDS = {"exact.scan_shard", "exact.write_repeats"}
-#: What is planned by another measure than the text that a stage reads.
-CONSTANT = {"decontaminate.write_ngrams", "decontaminate.choose_rare", "tokens.write_tokenizer", "tokens.write_blend"}
+KINDS = ("documents", "lines", "substrings")
+#: Tasks whose cost does not follow the text that their step reads.
+CONSTANT = {"train_classifier", "write_ngrams", "choose_rare", "write_tokenizer", "write_blend"}
 
 
 class Costs(Local):
-    """Sums what every function takes of something that is counted, by default CPU seconds."""
+    """Sums what every step takes of something that is counted, by default CPU seconds; of extract, by source."""
 
-    def __init__(self, count: Callable[[], float] = time.process_time) -> None:
+    def __init__(self, out: Path, count: Callable[[], float] = time.process_time) -> None:
         super().__init__(1)
         self.costs: defaultdict[str, float] = defaultdict(float)
+        self._out = out
         self._count = count
 
     def imap(self, function: Callable[[Any], Any], units: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Run units in this process."""
-        inner = function.args[0]  # type: ignore[attr-defined]  # a partial of the engine
-        name = f"{inner.__module__.split('.')[1]}.{inner.__name__}"
         for unit in units:
             before = self._count()
             summary = function(unit)
-            if name == "extract.extract_group":
-                step = f"extract.{unit.pieces[0][0].kind}"
-            elif name in OF_KINDS:
-                step = f"{name}.{KINDS.get(unit.kind, unit.kind)}"
-            else:
-                step = name
-            self.costs[step] += self._count() - before
+            folder = unit.output.relative_to(self._out).parts[0]
+            step = "tokenize" if folder == "tokens" else folder.partition("-")[2]
+            task = getattr(unit, "work", "").rpartition(":")[2]
+            if step == "extract":
+                step = f"extract {shard_source(unit.output)}"
+            self.costs[f"{step} {task}" if task in CONSTANT else step] += self._count() - before
             yield unit, summary
 
 
 class Curation(NamedTuple):
-    """What a curation took by function, and the millions of characters that each stage read."""
+    """What a curation took by step, and the millions of characters that each read."""
 
     costs: dict[str, float]
     millions: dict[str, float]
     size: CorpusSize
+    page_bytes: dict[str, float]  # per character of text, by source
 
-    @property
-    def web(self) -> tuple[float, float]:
-        """Millions of bytes of web pages, and of characters of their text."""
-        return self.millions["pages"], self.millions["web text"]
-
-    def amount(self, function: str) -> float:
-        """The millions that a function's cost is for."""
-        if function == "quality.train_classifier":
-            return self.millions["trained"]
-        return self.millions[STAGES[function.partition(".")[0]]]
+    def slopes(self, few: Curation) -> dict[str, float]:
+        """Costs per million characters, beside a smaller curation of the same kind."""
+        slopes = {}
+        for step, own in self.millions.items():
+            more = own - few.millions[step]
+            cost = self.costs[step] - (few.costs[step] if more else 0)  # of a source that is in both all the same
+            slopes[step] = max(0.0, cost / (more or own))
+        return slopes
 
 
 def curation(
@@ -133,66 +114,41 @@ def curation(
 ) -> Curation:
     """Curate a folder's recipe."""
     recipe = load_recipe(folder, overrides)
-    engine = Costs(count)
+    engine = Costs(out, count)
     summary = curate(recipe, out, engine)
     stages = {stage["name"]: stage for stage in summary["stages"]}
-    size = estimate_corpus(recipe)._replace(near_duplicates=gone(stages["deduplicate"]))
-    millions = {name: stage["characters_in"] / 1e6 for name, stage in stages.items()}
-    web = [name for name, source in recipe.sources.items() if source.kind == "warc"]
-    of_web = [stages["extract"]["sources"][name] for name in web]
-    millions["pages"] = sum(source["characters_in"] for source in of_web) / 1e6
-    millions["web text"] = sum(source["characters_out"] for source in of_web) / 1e6
-    millions["texts"] = stages["extract"]["characters_out"] / 1e6 - millions["web text"]
-    kinds = [[stages["extract"]["sources"][name] for name in names] for names in (recipe.filtered, recipe.curated)]
-    counts = [(sum(own["documents_out"] for own in kind), sum(own["characters_out"] for own in kind)) for kind in kinds]
-    drawn = min(recipe.quality.sample, *(documents for documents, _ in counts))
-    means = [min(CLASSIFIED_CHARACTERS, characters / max(1, documents)) for documents, characters in counts]
-    millions["trained"] = drawn * sum(means) / 1e6
-    return Curation(engine.costs, millions, size)
+    unique = stages["deduplicate"]
+    gone = 1 - unique["characters_out"] / unique["characters_in"]
+    millions = {name: stage["characters_in"] / 1e6 for name, stage in stages.items() if name != "extract"}
+    extracted = stages["extract"]["sources"]
+    millions |= {f"extract {name}": own["characters_out"] / 1e6 for name, own in extracted.items()}
+    pages = {name: own["characters_in"] / own["characters_out"] for name, own in extracted.items()}
+    return Curation(engine.costs, millions, estimate_corpus(recipe)._replace(near_duplicates=gone), pages)
 
 
-def gone(stage: dict[str, Any]) -> float:
-    """Share of the text that a stage drops."""
-    return float(1 - stage["characters_out"] / stage["characters_in"])
+def kinds_of_exact(out: Path, few: Path) -> dict[str, float]:
+    """Costs of each kind of repeats beyond what writing costs, and of that."""
+    costs: dict[str, float] = {}
+    for kinds in (*((kind,) for kind in KINDS), KINDS):
+        taken, read = [], []
+        for folder in (few, out):
+            engine = Costs(folder)
+            shards = listed_shards(next(folder.glob("*-clean"))) or []
+            step = Exact(kinds=kinds, alarm_share=1.0)
+            read.append(run_step(step, shards, folder / f"0-{'-'.join(kinds)}", engine)["characters_in"] / 1e6)
+            taken.append(sum(engine.costs.values()))
+        costs[" ".join(kinds)] = (taken[1] - taken[0]) / (read[1] - read[0])
+    writing = (sum(costs[kind] for kind in KINDS) - costs.pop(" ".join(KINDS))) / (len(KINDS) - 1)
+    return {"exact": writing} | {f"exact {kind}": costs[kind] - writing for kind in KINDS}
 
 
-def unit_costs(few: Curation, some: Curation) -> dict[str, float]:
-    """Costs of every step for each million, by a small and a large curation of one kind; of web pages in all."""
-    costs = {"extract.texts": some.costs["extract.jsonl"] / some.millions["texts"]}
-    costs["extract.warc"] = (some.costs["extract.warc"] - few.costs["extract.warc"]) / (some.web[1] - few.web[1])
-    for function in some.costs:
-        if not function.startswith("extract."):
-            more = some.costs[function] - few.costs[function]
-            costs[function] = max(0.0, more / (some.amount(function) - few.amount(function)))
-    return costs
-
-
-def of_pages(crawl: Curation, one: float, news: Curation, other: float) -> dict[str, float]:
-    """The two parts of a page's cost, by the costs of a million characters in two kinds of pages."""
-    bytes_one, bytes_other = (own.web[0] / own.web[1] for own in (crawl, news))
-    a_byte = max(0.0, (other - one) / (bytes_other - bytes_one))
-    return {"extract.page_bytes": a_byte, "extract.page_text": one - bytes_one * a_byte}
-
-
-def start(folder: Path, out: Path) -> tuple[float, Curation]:
-    """What a process takes until it has a recipe, and then for its first curation."""
-    return time.process_time(), curation(folder, out)
-
-
-def start_seconds(folder: Path, out: Path, costs: dict[str, float]) -> dict[str, float]:
-    """Core-seconds of a new process, by stage, beyond those that the text costs; what is planned by itself is not."""
-    for turn in range(2):  # the first compiles what is not in the cache
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            began, cold = pool.submit(start, folder, out / f"{turn}").result()
-    seconds = defaultdict(float, extract=began)
-    for function, own in cold.costs.items():
-        if function not in CONSTANT:
-            text = 0.0 if function.startswith("extract.") else costs[function] * cold.amount(function)
-            seconds[STAGES[function.partition(".")[0]]] += own - text
-    (pages, of_web), texts = cold.web, cold.millions["texts"]
-    seconds["extract"] -= costs["extract.page_bytes"] * pages + costs["extract.page_text"] * of_web
-    seconds["extract"] -= costs["extract.texts"] * texts
-    return {stage: round(max(0.0, own), 2) for stage, own in seconds.items()}
+def compare(recipe: Recipe, curated: Curation) -> dict[str, float]:
+    """Core-seconds that the plan has for such a corpus over those that it took, by step."""
+    took: defaultdict[str, float] = defaultdict(float)
+    for step, cost in curated.costs.items():
+        took[step.partition(" ")[0]] += cost
+    planned = {stage["stage"]: 3600 * stage["core_hours"] for stage in plan(recipe, curated.size, 1)["stages"]}
+    return {step: round(planned[step] / took[step], 3) for step in planned}
 
 
 def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
@@ -200,7 +156,7 @@ def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         pool, news = read_paragraphs(base), sentences()
-        for size in (FEW_PAGES, pages, 2 * pages):
+        for size in (FEW_PAGES, pages):
             write_crawl(base / f"crawl-{size}", pool, FILES, size // FILES)
         for size in (FEW, documents):
             write_news(base / f"news-{size}", size, news)
@@ -210,54 +166,27 @@ def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
             curation(base / small, base / f"first-{small}")  # compiles what is compiled once
         slopes: dict[str, list[float]] = {}
         for turn in range(rounds):
-            few, some, few_news, some_news = (curation(base / each, base / f"{each}-{turn}") for each in names)
-            costs, of_news = unit_costs(few, some), unit_costs(few_news, some_news)
-            costs |= of_pages(some, costs.pop("extract.warc"), some_news, of_news["extract.warc"])
-            costs |= {step: own for step, own in of_news.items() if step.partition(".")[0] in ("filters", "exact")}
+            outs = [base / f"{each}-{turn}" for each in names]
+            few, some, few_news, some_news = (curation(base / each, out) for each, out in zip(names, outs, strict=True))
+            costs, of_news = some.slopes(few), some_news.slopes(few_news)
+            (page,) = (step for step in costs if step.startswith("extract ") and step.split()[1] in WEB)
+            one, other = costs.pop(page), of_news["extract web"]
+            ratios = some.page_bytes[page.split()[1]], some_news.page_bytes["web"]
+            per_byte = max(0.0, (other - one) / (ratios[1] - ratios[0]))
+            costs |= {"extract page bytes": per_byte, "extract page text": one - ratios[0] * per_byte}
+            costs |= {"filter": of_news["filter"]} | kinds_of_exact(outs[3], outs[2])
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)
-        median = {step: statistics.median(own) for step, own in slopes.items()}
-        started = start_seconds(base / names[0], base / "starts", median)
-        schedule.COSTS.update(costs := planned_costs(median))
-        recipe = load_recipe(base / names[1])
-        compared = {
-            str(size): compare(recipe, curation(base / f"crawl-{size}", base / f"check-{size}"))
-            for size in (pages, 2 * pages)
-        }
-    steps = {
-        step: {"seconds_a_million": round(median[step], 6), "from": round(min(own), 6), "to": round(max(own), 6)}
+        compared = compare(load_recipe(base / names[1]), some)
+    spread = {
+        step: {"median": round(statistics.median(own), 5), "least": round(min(own), 5), "most": round(max(own), 5)}
         for step, own in slopes.items()
     }
     return {
-        "steps": steps,
-        "costs": costs,
-        "start_seconds": started,
+        "seconds_per_million": spread,
+        "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
-        "plan": compared,
-    }
-
-
-def planned_costs(costs: dict[str, float]) -> dict[str, float]:
-    """The costs that a plan is made of, of those of every function."""
-    return {
-        name: round(sum(own for step, own in costs.items() if step == name or step.startswith(f"{name}.")), 5)
-        for name in schedule.COSTS
-    }
-
-
-def compare(recipe: Any, curated: Curation) -> dict[str, Any]:  # noqa: ANN401  (a recipe)
-    """What the plan has for such a corpus, and what it took, by stage, without starts and what is once for all."""
-    planned: defaultdict[str, float] = defaultdict(float)
-    for step in schedule.steps_of(recipe, curated.size):
-        if step.of == "units" and step.step not in ("n-grams", "vocabulary"):
-            planned[step.stage] += step.units * step.seconds
-    took: defaultdict[str, float] = defaultdict(float)
-    for function, own in curated.costs.items():
-        if function not in CONSTANT:
-            took[STAGES[function.partition(".")[0]]] += own
-    return {stage: {"planned": round(planned[stage], 2), "measured": round(took[stage], 2)} for stage in planned} | {
-        "ratio": round(sum(planned.values()) / sum(took.values()), 3)
     }
 
 

@@ -10,17 +10,24 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from mtnlg_data.commands.setting_options import Leaf
-from mtnlg_data.recipe import Recipe as DataRecipe
-from mtnlg_data.recipe import Source
+from mtnlg_data.recipe import Source, own_factories, recipe_schema
 from mtnlg_data.sources.reader import all_readers
 from mtnlg_parallel.recipe import Recipe as TrainRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+FACTORIES = own_factories()
+TOP_LEVEL: dict[str, Any] = {
+    key: (field.annotation, field)
+    for cls, *_ in FACTORIES.values()
+    for key, field in cls.Settings.model_fields.items()
+    if key in cls.top_level
+}
+DataRecipe = create_model("DataRecipe", __base__=recipe_schema(FACTORIES, FACTORIES), **TOP_LEVEL)
 PAGE = Path(__file__).parents[1] / "docs" / "recipe-keys.md"
 HEAD = """# Keys of the recipes
 
@@ -54,7 +61,7 @@ def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[st
     own: list[Leaf] = []
     inner: list[tuple[str, list[Leaf]]] = []
     for name, field in schema.model_fields.items():
-        leaf = Leaf((*path, name), field)
+        leaf = Leaf((*path, field.alias or name), field)
         if _is_model(leaf.type):
             inner += _tables(leaf.type, leaf.path)
         elif get_origin(leaf.type) is dict and _is_model(get_args(leaf.type)[1]):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.engine import Local
-from mtnlg_data.filters.rules import own_families
+from mtnlg_data.filters.rules import choose, own_families
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 
@@ -23,13 +23,15 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "fineweb"
 
 def test_the_recipe_of_fineweb_has_the_published_rules_in_their_order() -> None:
     recipe = load_recipe(RECIPE)
-    rules = recipe.filters["crawl"]
+    chosen = choose(recipe.sources["crawl"].filters)
+    rules = tuple(rule.name for one in chosen for rule in one.family.rules if rule.name in one.asked)
     every = [rule.name for family in own_families() for rule in family.rules]
     without = {"c4_bad_words", "c4_terminal_punctuation", "pii_phone"}
     assert rules == tuple(name for name in every if name not in without)
-    assert (recipe.deduplicate.bands, recipe.deduplicate.rows, recipe.deduplicate.shingle_length) == (14, 8, 5)
-    assert (recipe.extract.method, recipe.extract.min_language_score) == ("trafilatura", 0.65)
-    assert (recipe.filter.c4_fewest_words, recipe.filter.c4_fewest_sentences) == (3, 5)
+    extract, filters, dedup = (recipe.step(name).settings for name in ("extract", "filter", "deduplicate"))
+    assert (dedup.bands, dedup.rows, dedup.shingle_length) == (14, 8, 5)
+    assert (extract.method, extract.min_language_score) == ("trafilatura", 0.65)
+    assert (filters.c4_fewest_words, filters.c4_fewest_sentences) == (3, 5)
 
 
 WORDS = [

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from mtnlg_data import Decontaminate
 from mtnlg_data.cli import app
-from mtnlg_data.console import Failure, Failures, IoFailure, error_status
+from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
 from mtnlg_data.quality.classifier import FILE_SHAPE
@@ -36,7 +37,7 @@ def refusals(recipe: Path, *overrides: str) -> list[list[str]]:
     said = []
     for words in (["run", str(recipe), "--out", str(recipe.parent / "out"), "--workers", "1"], ["plan", str(recipe)]):
         done = CliRunner().invoke(app, [*words, *(f"--set={override}" for override in overrides)])
-        assert isinstance(done.exception, Failures), (done.exception, done.output)
+        assert isinstance(done.exception, Failure), (done.exception, done.output)
         assert error_status(done.exception) == 1
         said.append(str(done.exception).splitlines())
         assert not (recipe.parent / "out").exists()
@@ -95,8 +96,7 @@ def test_what_works_is_returned_and_a_plan_for_a_number_of_documents_needs_no_fi
     recipe: Path, tmp_path: Path
 ) -> None:
     found = check_inputs(load_recipe(recipe))
-    assert [file.name for file in found.files] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
-    assert found.texts == tmp_path / "texts.jsonl"
+    assert [file.name for file in found] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
     (tmp_path / "texts.jsonl").unlink()
     for path in (tmp_path / "raw").rglob("*.*"):
         path.unlink()
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch
     def fails(*_: object) -> None:
         raise IoFailure("the store is busy; the same command tries again")
 
-    monkeypatch.setattr("mtnlg_data.planning.preflight.check_task_texts", fails)
+    monkeypatch.setattr(Decontaminate, "check", fails)
     with pytest.raises(IoFailure, match="the store is busy"):
         check_inputs(load_recipe(recipe))
 

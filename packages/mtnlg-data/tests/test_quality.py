@@ -14,34 +14,29 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mtnlg_data.quality.stage import filter_documents
 from numpy_loops import distinct_buckets_numpy
 
+from mtnlg_data import Local, Quality, run_step
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, shard_name, write_documents
-from mtnlg_data.engine import Local, manifest_path
-from mtnlg_data.files import sha256, write_json
+from mtnlg_data.job import Done
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.draws import keep_probability, uniform_draws
-from mtnlg_data.quality.training import Samples, TrainingExamples
+from mtnlg_data.quality.training import TrainingExamples
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.quality import QualitySettings
 from mtnlg_data.text.hashing import ngram_hashes
 from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
-    Roles = tuple[Sequence[str], Sequence[str]]
-
-SETTINGS = QualitySettings(sample=150)
-ROLES = (["crawl"], ["books"])
+SOURCES = {"books": {"curated": True}, "crawl": {"filtered": True}, "code": {}}
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------
@@ -137,7 +132,8 @@ def test_a_batch_of_examples_costs_its_own_texts_however_many_there_are(tmp_path
     for number in range(4):
         documents = [Document(f"{number}/{row}", "web", "word " * 800) for row in range(500)]
         write_documents(tmp_path / f"{number:07d}.parquet", batch_documents(documents))
-    examples = TrainingExamples(Samples(tmp_path, 2, 4, ""), seed=1)
+    samples = [Done(path, "") for path in sorted(tmp_path.glob("*.parquet"))]
+    examples = TrainingExamples(samples, 2, seed=1)
     pool = pa.default_memory_pool()
     before = pool.total_bytes_allocated()
     assert examples.texts(np.arange(20)) == ["word " * 800] * 20
@@ -187,9 +183,16 @@ def test_the_area_counts_pairs_in_order_and_ties_as_half(good: list[int], bad: l
 # --- the stage -------------------------------------------------------------------------------------------------------
 
 
-def write_shards(
-    folder: Path, corpus: ModuleType, cut: int = 1, documents: int = 400, step: int = 1
-) -> tuple[list[Path], dict[str, Summary]]:
+def filter_corpus(
+    folder: Path,
+    corpus: ModuleType,
+    *,
+    sources: Mapping[str, Mapping[str, bool]] = SOURCES,
+    cut: int = 1,
+    documents: int = 400,
+    step: int = 1,
+    **settings: Any,  # noqa: ANN401
+) -> tuple[Summary, dict[str, float]]:
     """Books, good; a crawl, half of it bad; and code, which is neither: each over ``cut`` shards."""
     texts = {
         "books": [corpus.text(number) for number in range(documents)],
@@ -200,20 +203,10 @@ def write_shards(
     for source, own in texts.items():
         rows = [Document(f"{source}/{number}", source, text) for number, text in enumerate(own)][::step]
         for part in range(cut):
-            path = folder / shard_name(source, part)
-            write_documents(path, batch_documents(rows[part::cut]))
-            write_json(manifest_path(path), {"key": "", "sha256": sha256(path), "summary": {}})
-            shards.append(path)
-    counts = {source: sum(map(len, own)) for source, own in texts.items()}
-    before = {source: {"documents_out": len(own), "characters_out": counts[source]} for source, own in texts.items()}
-    return shards, before
-
-
-def filter_corpus(
-    folder: Path, corpus: ModuleType, settings: QualitySettings = SETTINGS, *, roles: Roles = ROLES, **shape: int
-) -> tuple[Summary, dict[str, float]]:
-    shards, before = write_shards(folder, corpus, **shape)
-    summary = filter_documents(shards, folder / "out", settings, *roles, before=before, engine=Local(1))
+            shards.append(folder / shard_name(source, part))
+            write_documents(shards[-1], batch_documents(rows[part::cut]))
+    quality = Quality(sources=sources, **({"sample": 150} | settings))
+    summary = run_step(quality, shards, folder / "out", Local(1))
     kept = [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
     return summary, {row["id"]: row["score"] for row in kept}
 
@@ -261,7 +254,7 @@ def test_a_document_that_was_trained_on_is_kept_as_often_as_any_other(tmp_path: 
 def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corpus: ModuleType) -> None:
     summary, kept = filter_corpus(tmp_path, corpus)
     trained = (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns
-    again, fewer = filter_corpus(tmp_path, corpus, QualitySettings(sample=150, alpha=9.0))
+    again, fewer = filter_corpus(tmp_path, corpus, alpha=9.0)
     assert (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns == trained
     assert fewer.items() < kept.items()
     assert again["quality"]["auc"] == summary["quality"]["auc"]
@@ -270,15 +263,16 @@ def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corp
 def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
     tmp_path: Path, corpus: ModuleType
 ) -> None:
-    roles = (["crawl"], ["books", "code"])
-    filter_corpus(tmp_path, corpus, QualitySettings(positives={"books": 100, "code": 0}), roles=roles)
+    sources = SOURCES | {"code": {"curated": True}}
+    options: dict[str, Any] = {"sources": sources, "sample": 800_000}
+    filter_corpus(tmp_path, corpus, positives={"books": 100, "code": 0}, **options)
     samples = (tmp_path / "out" / "state" / "samples").glob("*.parquet")
     counts = Counter(source for path in samples for source in pq.read_table(path)["source"].to_pylist())
     assert counts["code"] == 0
     assert counts["books"] == pytest.approx(100, abs=5 * 100**0.5)  # drawn one by one: a standard deviation of 9
     assert counts["crawl"] == pytest.approx(100, abs=5 * 100**0.5)
     with pytest.raises(Failure, match=r"quality\.positives\.web: not a curated source; those are books, code"):
-        filter_corpus(tmp_path, corpus, QualitySettings(positives={"web": 1}), roles=roles)
+        filter_corpus(tmp_path, corpus, positives={"web": 1}, **options)
 
 
 # --- a model that is given -------------------------------------------------------------------------------------------
@@ -288,8 +282,8 @@ def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
     tmp_path: Path, corpus: ModuleType
 ) -> None:
     trained, kept = filter_corpus(tmp_path / "one", corpus)
-    settings = QualitySettings(sample=150, model=tmp_path / "one" / "out" / "classifier.npy")
-    summary, again = filter_corpus(tmp_path / "two", corpus, settings)
+    model = tmp_path / "one" / "out" / "classifier.npy"
+    summary, again = filter_corpus(tmp_path / "two", corpus, model=model)
     assert again == kept
     measured = summary["quality"]
     assert measured["trained_on"] == 0
@@ -297,12 +291,7 @@ def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
     assert measured["auc"] > trained["quality"]["auc"] - 0.1  # measured on what it had trained from
     assert sum(measured["positives"]) + sum(measured["negatives"]) == measured["held_out"]
     assert not (tmp_path / "two" / "out" / "classifier.npy").exists()
-
-
-def test_a_given_classifier_needs_no_curated_source(tmp_path: Path, corpus: ModuleType) -> None:
-    filter_corpus(tmp_path / "one", corpus)
-    settings = QualitySettings(model=tmp_path / "one" / "out" / "classifier.npy")
-    summary, kept = filter_corpus(tmp_path / "two", corpus, settings, roles=(["crawl"], []))
+    summary, kept = filter_corpus(tmp_path / "uncurated", corpus, model=model, sources=SOURCES | {"books": {}})
     assert {*summary["quality"]} == {"edges", "candidates", "kept"}
     assert sum(summary["quality"]["kept"]) == len(kept) > 0
 
@@ -314,10 +303,10 @@ def test_a_recipe_with_a_model_needs_no_curated_source_and_finds_it_from_input_o
     ):
         load_recipe(tmp_path)
     recipe = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.tokenizer=./gpt2"])
-    assert recipe.resolved_quality.model == tmp_path / "data" / "models" / "a.npy"
-    assert recipe.resolved_tokenize.tokenizer == str(tmp_path / "data" / "gpt2")
+    assert recipe.step("quality").settings.model == tmp_path / "data" / "models" / "a.npy"
+    assert recipe.step("tokenize").settings.tokenizer == str(tmp_path / "data" / "gpt2")
     by_name = load_recipe(tmp_path, ["quality.model=models/a.npy", "tokenize.tokenizer=gpt2"])
-    assert by_name.resolved_tokenize.tokenizer == "gpt2"
+    assert by_name.step("tokenize").settings.tokenizer == "gpt2"
 
 
 RECIPE = """
@@ -364,10 +353,8 @@ def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
     rows = [Document(f"crawl/{n}", "crawl", "good" if n % 2 else "bad") for n in range(400)]
     shard = tmp_path / shard_name("crawl", 0)
     write_documents(shard, batch_documents(rows))
-    write_json(manifest_path(shard), {"key": "", "sha256": sha256(shard), "summary": {}})
-    settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
-    before = {"crawl": {"documents_out": 400, "characters_out": 1400}}
-    summary = filter_documents([shard], tmp_path / "out", settings, ["crawl"], [], before=before, engine=Local(1))
+    step = Quality(sources={"crawl": {"filtered": True}}, model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
+    summary = run_step(step, [shard], tmp_path / "out", Local(1))
     kept = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
     assert summary["documents_out"] == len(kept)
     assert {row["text"]: row["score"] for row in kept}["good"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-4)
@@ -379,18 +366,15 @@ def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
 
 def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classifier, "find_spec", lambda _: None)
-    settings = QualitySettings(model=write_fasttext(tmp_path / "model.bin"))
-    with pytest.raises(
-        Failure, match=r'model\.bin: a fastText model needs fastText: pip install "mtnlg-data\[fasttext\]"'
-    ):
-        settings.check([])
+    write_fasttext(tmp_path / "model.bin")
     (tmp_path / "other.bin").write_bytes(b"GGUF")
-    with pytest.raises(Failure, match=r"other\.bin: not a classifier trained by quality"):
-        QualitySettings(model=tmp_path / "other.bin").check([])
-    with pytest.raises(
-        Failure, match=r"none\.npy: No such file or directory; quality\.model must be a classifier\.npy of another run"
+    for name, line in (
+        ("model.bin", r'a fastText model needs fastText: pip install "mtnlg-data\[fasttext\]"'),
+        ("other.bin", "not a classifier trained by quality"),
+        ("none.npy", r"No such file or directory; quality\.model must be a classifier\.npy of another run"),
     ):
-        QualitySettings(model=tmp_path / "none.npy").check([])
+        with pytest.raises(Failure, match=rf"{name}: {line}"):
+            Quality(model=tmp_path / name).check()
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

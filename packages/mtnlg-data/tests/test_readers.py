@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +43,13 @@ def read(
     return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
 
 
-PACK: dict[str, Callable[[bytes], bytes]] = {".jsonl": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".jsonl": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
 LINES = b"".join(json.dumps({"text": f"{n * 7919 % 10007:0100d}"}).encode() + b"\n" for n in range(20_000))
 
 
@@ -120,9 +128,10 @@ def test_a_stream_that_cannot_be_read_on_names_the_loss(  # noqa: PLR0917
     assert dropped[-1].ends_file
 
 
-def test_zstandard_files_of_several_frames_are_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.zst").write_bytes(b"".join(zstandard.compress(b'{"text": "%d"}\n' % n) for n in range(3)))
-    assert [record.content for record in read(tmp_path / "a.zst", "jsonl")[0]] == ["0", "1", "2"]
+@pytest.mark.parametrize("suffix", PACK)
+def test_files_of_several_streams_are_read_whole(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a{suffix}").write_bytes(b"".join(PACK[suffix](b'{"text": "%d"}\n' % n) for n in range(3)))
+    assert [record.content for record in read(tmp_path / f"a{suffix}", "jsonl")[0]] == ["0", "1", "2"]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -226,6 +235,9 @@ class Paragraphs(Reader):
                 yield Record(number, text, metadata={"letters": len(text)})
 
 class NotOne: ...
+
+class Clashing(Reader):
+    paths: int = 1
 '''
 TEXT = "The people of the town did not know what to do with all of the rain. " * 3
 
@@ -270,6 +282,7 @@ def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
         ("code/mine.py:Paragraf", "", ["did you mean Paragraphs?"]),
         ("code/mine.py:NotOne", "", ["not a reader"]),
         ("code/gone.py:Paragraphs", "", ["gone.py"]),
+        ("code/mine.py:Clashing", "", ["its key paths"]),
         ("code/mine.py:Paragraphs", "shortes = 3", ["shortes = 3", "did you mean shortest?"]),
         ("code/mine.py:Paragraphs", "weigth = 3", ["weigth = 3", "did you mean weight?"]),
         ("code/mine.py:Paragraphs", 'shortest = "3"', ["shortest = '3'", "integer"]),

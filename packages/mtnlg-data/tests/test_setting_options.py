@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
-import typer
-from mtnlg_data.commands.stage_command import StageRun, stage_command
+from command_line import invoke
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import leaves, parse_settings
+from mtnlg_data.commands.step_command import NAMES
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
+from mtnlg_data.step import Step
+from mtnlg_data.user_code import open_step
 
-STAGES = {
-    "extract": "mtnlg_data.extract.text:ExtractSettings",
-    "score": "mtnlg_data.quality.stage:QualitySettings",
-    "clean": "mtnlg_data.clean.stage:CleanSettings",
-    "dedup": "mtnlg_data.dedup.stage:DeduplicateSettings",
-    "decontaminate": "mtnlg_data.decontaminate.cut_planning:DecontaminateSettings",
-    "tokenize": "mtnlg_data.tokens.tokenizer:TokenizeSettings",
-}
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = (
+    "extract",
+    "quality",
+    "clean",
+    "deduplicate",
+    "exact",
+    "decontaminate",
+    "tokenize",
+)  # names of filter are longer
 
 
 class Inner(Settings):
@@ -43,37 +47,27 @@ class Every(Settings):
     inner: Inner = Inner()
 
 
-def read(*words: str) -> Settings:
-    """The settings that a command with these options gets."""
-    one, seen = typer.Typer(), []
-
-    @stage_command(one, f"{__name__}:Every")
-    def stage(settings: Settings, *, out: Path = Path("out")) -> StageRun:
-        """Do it."""
-        seen.append(settings)
-        return lambda _: {"stages": [], "out": str(out)}
-
-    @one.command()
-    def other() -> None:
-        """Do another thing."""
-
-    result = CliRunner().invoke(one, ["stage", "--workers", "1", *words])
-    if result.exception is not None:
-        raise result.exception
-    (settings,) = seen
-    return settings
+class SettingsRead(Exception):  # noqa: N818  (no error)
+    """Ends a command with the settings that it got."""
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtnlg_data.commands.stage_command.import_module", lambda _: import_module(__name__))
+class Spy(Step[Every, Settings]):
+    """Runs nothing."""
+
+    def check(self) -> None:
+        raise SettingsRead(self.settings)
 
 
-def test_without_options_the_settings_are_the_defaults() -> None:
-    assert read() == Every()
+def read(folder: Path, *words: str) -> object:
+    """The settings that the command of a step gets with these options."""
+    (folder / "x.jsonl").touch()
+    with pytest.raises(SettingsRead) as ended:
+        invoke("step", f"{__name__}:Spy", folder / "x.jsonl", "--out", folder / "out", "--workers", 1, *words)
+    return ended.value.args[0]
 
 
-def test_each_type_has_its_form_of_option() -> None:
+def test_each_type_has_its_form_of_option(tmp_path: Path) -> None:
+    assert read(tmp_path) == Every()
     words = ("--count", "3", "--kind", "other", "--names", "x,y", "--shares", "a=1,b=2", "--loud", "--no-careful")
     expected = Every(
         count=3,
@@ -84,7 +78,7 @@ def test_each_type_has_its_form_of_option() -> None:
         careful=False,
         inner=Inner(low=0.5),
     )
-    assert read(*words, "--inner-low", "0.5") == expected
+    assert read(tmp_path, *words, "--inner-low", "0.5") == expected
 
 
 @pytest.mark.parametrize(
@@ -99,9 +93,9 @@ def test_each_type_has_its_form_of_option() -> None:
         (["--inner-low", "2"], "--inner-low 2: Input should be less than or equal to 1"),
     ],
 )
-def test_a_wrong_value_is_a_line_with_option_and_value(words: list[str], line: str) -> None:
+def test_a_wrong_value_is_a_line_with_option_and_value(tmp_path: Path, words: list[str], line: str) -> None:
     with pytest.raises(UsageFailure) as failure:
-        read(*words)
+        read(tmp_path, *words)
     assert str(failure.value).startswith(line)
     assert "\n" not in str(failure.value)
 
@@ -113,13 +107,9 @@ def test_every_mistake_has_its_line() -> None:
     assert [line.split()[0] for line in str(failure.value).splitlines()] == ["--count", "--kind"]
 
 
-@pytest.mark.parametrize("command", STAGES)
-def test_help_shows_every_setting_with_default_unit_and_the_papers_value(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    module, _, name = STAGES[command].partition(":")
-    schema = getattr(import_module(module), name)
+@pytest.mark.parametrize("step", STEPS)
+def test_help_shows_every_setting_with_default_unit_and_the_papers_value(step: str) -> None:
+    command, schema = NAMES.get(step, step), open_step(step).Settings
     narrow = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
     assert max(map(len, narrow.splitlines())) <= 80
     assert not re.search(r"--\S*…", narrow), "an option's name is cut"
@@ -146,7 +136,6 @@ def test_help_shows_every_setting_with_default_unit_and_the_papers_value(
 def test_a_mistyped_command_line_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], line: str
 ) -> None:
-    monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["mtnlg-data", *words])
     with pytest.raises(SystemExit) as ended:

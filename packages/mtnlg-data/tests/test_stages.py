@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,29 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import invoke
 
-from mtnlg_data.commands import standalone
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.engine import Local, manifest_path
-from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES, CleanSettings
-from mtnlg_data.steps.decontaminate import DecontaminateSettings
-from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from mtnlg_data.steps.quality import QualitySettings
-from mtnlg_data.steps.tokenize import TokenizeSettings
+from mtnlg_data.engine import manifest_path
+from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
+
+    from conftest import Run
 
 README = Path(__file__).parents[1] / "README.md"
 FORMATS = ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
-
-
-@pytest.fixture
-def engine() -> Iterator[Local]:
-    with closing(Local(1)) as local:
-        yield local
 
 
 def texts_of(folder: Path) -> list[str]:
@@ -48,31 +36,24 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def test_the_stages_one_by_one_leave_the_tokens_of_the_whole_curation(
-    finished: Any,  # noqa: ANN401  (the curation that conftest.py runs)
-    tmp_path: Path,
-    engine: Local,
-) -> None:
-    raw, at = finished.out.parent / "raw", tmp_path
-    standalone.extract(find_inputs([f"books={raw / 'books'}"], raw=True), at / "books", ExtractSettings(), engine)
-    standalone.extract(find_inputs([f"crawl={raw / 'crawl'}"], raw=True), at / "crawl", ExtractSettings(), engine)
-    books, crawl = find_inputs([str(at / "books")]), find_inputs([str(at / "crawl")])
-    standalone.score(crawl, at / "good", QualitySettings(alpha=1.0), engine, positives=books)
-    short = CleanSettings(shortest=200)
-    standalone.clean(books, at / "clean-books", short, engine, rules=TEXT_RULES)
-    standalone.clean(find_inputs([str(at / "good")]), at / "clean-crawl", short, engine, rules=PAGE_RULES)
-    both = find_inputs([str(at / "clean-books"), str(at / "clean-crawl")])
-    assert both.sources == ["books", "crawl"]
-    standalone.dedup(both, at / "unique", DeduplicateSettings(), engine)
-    texts = finished.out.parent / "texts.jsonl"
-    unique = find_inputs([str(at / "unique")])
-    standalone.decontaminate(unique, at / "pure", DecontaminateSettings(), engine, texts=texts)
-    pure = find_inputs([str(at / "pure")])
-    weights = {"books": 0.4, "crawl": 0.6}
-    summary = standalone.tokenize(pure, at / "tokens", TokenizeSettings(vocabulary=400), engine, weights=weights)
+def test_the_steps_one_by_one_leave_the_tokens_of_the_whole_curation(finished: Run, tmp_path: Path) -> None:
+    raw, at = finished.out.parent, tmp_path
+
+    def step(name: str, *words: object, out: str) -> None:
+        invoke(name, *words, "--out", at / out, "--workers", 1)
+
+    for source in ("books", "crawl"):
+        step("extract", f"{source}={raw / 'raw' / source}", out=source)
+    step("score", at / "crawl", "--positive", at / "books", "--alpha", 1, out="good")
+    for source, rules in (("books", TEXT_RULES), ("good", PAGE_RULES)):
+        step("clean", at / source, "--rules", ",".join(rules), "--shortest", 200, out=f"clean-{source}")
+    step("dedup", at / "clean-books", at / "clean-good", out="unique")
+    step("decontaminate", at / "unique", "--texts", raw / "texts.jsonl", out="pure")
+    weights = ("--weight", "books=0.4", "--weight", "crawl=0.6")
+    step("tokenize", at / "pure", "--vocabulary", 400, *weights, out="tokens")
     names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
     assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
-    assert summary["tokens"] == finished.summary["tokens"]
+    assert read_summary(at / "tokens")["tokens"] == finished.summary["tokens"]
     assert read_summary(at / "unique")["duplicates"] == finished.summary["duplicates"]
 
 
@@ -171,26 +152,34 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
             UsageFailure,
             "minimum = 14 is more than n = 13",
         ),
-        (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: 'tidy' is none of unicode,"),
-        (["score", "x.jsonl"], UsageFailure, "score needs --positive INPUT, examples"),
+        (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: Input should be 'unicode',"),
+        (["score", "x.jsonl"], UsageFailure, "no source has curated = true to train a classifier on"),
         (["score", "x.jsonl", "--model", "none.npy"], Failure, "none.npy: "),
-        (["score", "a=x.jsonl", "--positive", "a=x.jsonl"], UsageFailure, "a: a source of both the inputs and the pos"),
+        (
+            ["score", "a=x.jsonl", "--positive", "a=x.jsonl"],
+            UsageFailure,
+            "a: a source of both the inputs and --positive",
+        ),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
-        (["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"], UsageFailure, "for each of a, b"),
+        (
+            ["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"],
+            UsageFailure,
+            "sources.a: weight: required key",
+        ),
         (
             ["tokenize", "x.jsonl", "--vocabulary", "300", "--weight", "a=2"],
             UsageFailure,
-            "--weight a=2: expected NAME=SHARE",
+            "--weight a=2: needs NAME=VALUE for each of documents, once",
         ),
         (
-            ["tokenize", "x.jsonl", "--vocabulary", "300", "--weight", "a=0.1", "--weight", "a=0.2"],
+            ["tokenize", "a=x.jsonl", "--vocabulary", "300", "--weight", "a=0.1", "--weight", "a=0.2"],
             UsageFailure,
-            "--weight a=0.2: a has a weight already",
+            "--weight a=0.2: needs NAME=VALUE for each of a, once",
         ),
         (
             ["tokenize", "a=x.jsonl", "b=y.jsonl", "--vocabulary", "300", "--weight", "a=0.9", "--weight", "b=0.9"],
             UsageFailure,
-            "--weight: the weights of the sources sum to 1.8, not to 1: a 0.9 \\+ b 0.9",
+            "the weights of the sources sum to 1.8, not to 1: a 0.9 \\+ b 0.9",
         ),
         (["tokenize", "x.jsonl"], UsageFailure, "takes either a vocabulary"),
         (["clean", ""], UsageFailure, "an INPUT is empty; . is this folder"),
@@ -213,14 +202,11 @@ def test_what_cannot_work_is_one_line_before_any_work(
     assert not list(Path("out").rglob("*.parquet"))
 
 
-def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpus: ModuleType, engine: Local) -> None:
+def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpus: ModuleType) -> None:
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
-        files = find_inputs([str(tmp_path / f"{name}.jsonl")], raw=True)
-        standalone.extract(files, tmp_path / name, ExtractSettings(), engine)
+        invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)
     with pytest.raises(UsageFailure, match="its documents are of documents already; give only PATH"):
         find_inputs([f"web={tmp_path / 'a'}"])
     with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
-        standalone.dedup(
-            find_inputs([str(tmp_path / "a"), str(tmp_path / "b")]), tmp_path / "out", DeduplicateSettings(), engine
-        )
+        invoke("dedup", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out", "--workers", 1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 
 from mtnlg_data import tally
 from mtnlg_data.schema import SCHEMA, Document, document_columns
@@ -18,6 +17,8 @@ from mtnlg_data.tally import EXCERPT_CHARACTERS, Fates, Tallies, Tally, recorded
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import pytest
 
 
 def tally_of(numbers: Sequence[int]) -> Tally:

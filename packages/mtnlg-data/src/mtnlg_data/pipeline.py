@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from .console import MISTAKES, Failure, Failures, IoFailure, error_line
+from .console import MISTAKES, Failure, Failures, IoFailure, error_line, say
 from .document import shard_source
 from .engine import StageFolder, checksum, lock_folder, open_engine, read_list
 from .engine.folder_lock import LOCK
@@ -132,6 +132,8 @@ class _Run:
             write_json(account, {"key": key, "account": summary, "files": _stats_of_files(results), "removed": []})
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
         self.summaries.append(summary)
+        if failure := summary.get("failure"):
+            say(f"WARNING: {failure}")
         if step.takes == "files":
             _check_sources(summary, self._recipe)
         if step.gives == "documents":

@@ -84,9 +84,14 @@ class Source(Settings):
         if not isinstance(table, dict) or "kind" not in table:
             return table
         try:
-            known = {*cls.model_fields, *load_reader(str(table["kind"]), recipe_folder()).model_fields}
+            keys = load_reader(str(table["kind"]), recipe_folder()).model_fields
         except UsageFailure as error:
             raise ValueError(f"kind = {table['kind']!r}: {error}") from None
+        if clash := {*cls.model_fields} & {*keys}:
+            raise ValueError(
+                f"kind = {table['kind']!r}: its key {clash.pop()} has a meaning for every source; rename it"
+            )
+        known = {*cls.model_fields, *keys}
         if unknown := [key for key in table if key not in known]:
             hint = f"{did_you_mean(unknown[0], known)}keys of kind {table['kind']}: {', '.join(sorted(known))}"
             raise ValueError(f"{unknown[0]} = {table[unknown[0]]!r}: unknown key; {hint}")

@@ -22,6 +22,8 @@ from mtnlg_data.steps.extract import Extract
 from mtnlg_data.summary import merge_summaries, say_summary
 from mtnlg_data.transfer.url_files import fetch_files
 
+from .setting_options import parse_settings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
@@ -46,10 +48,11 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
                 raise UsageFailure(f"{source}: a source of both the inputs and --{name}; rename one by NAME=PATH")
             sources[source] = dict(step.inputs[name] if name else step.alone)
     own = found[""].sources
-    for leaf, text in given.items():
-        _set_keys(sources, own, leaf, text)
+    for source, own_texts in _texts_by_source(own, given).items():
+        if own_texts:
+            sources[source] |= parse_settings(step.SourceKeys, own_texts).model_dump(exclude_unset=True)
     if len(own) == 1 and "weight" in step.SourceKeys.model_fields:
-        sources[own[0]].setdefault("weight", "1")
+        sources[own[0]].setdefault("weight", 1.0)
     try:
         step.bind(sources)
         step.validate()
@@ -62,14 +65,17 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         raise UsageFailure(f"{step.name}: nothing to do; {step.nothing or f'give {options[0]}'}")
 
 
-def _set_keys(sources: dict[str, dict[str, Any]], own: Sequence[str], leaf: Leaf, text: str) -> None:
-    """Give sources the value of an option: all of ``own``, or the one of each ``NAME=VALUE``."""
-    for part in [text] if leaf.is_list else text.split(","):
-        source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
-        if equals and (source not in sources or leaf.path[0] in sources[source]):
-            raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
-        for name in [source] if equals else own:
-            sources[name][leaf.path[0]] = leaf.parse(value if equals else part)
+def _texts_by_source(own: Sequence[str], given: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:
+    """The options of every source: those of all, and those of each ``NAME=VALUE``."""
+    texts: dict[str, dict[Leaf, str]] = {source: {} for source in own}
+    for leaf, text in given.items():
+        for part in [text] if leaf.is_list else text.split(","):
+            source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
+            if equals and leaf in texts.get(source, {leaf: ""}):
+                raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
+            for name in [source] if equals else own:
+                texts[name][leaf] = value if equals else part
+    return texts
 
 
 def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engine: Engine) -> Summary:

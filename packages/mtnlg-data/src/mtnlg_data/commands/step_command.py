@@ -19,12 +19,12 @@ from mtnlg_data.steps import OWN_STEPS, step_help
 from mtnlg_data.transfer.publish import Place
 from mtnlg_data.transfer.url_files import local_path
 
-from .setting_options import Leaf, leaves, parse_settings
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mtnlg_data.tally import Summary
+
+    from .setting_options import Leaf
 
 InputPaths = Annotated[
     list[str],
@@ -100,6 +100,8 @@ def _command(name: str, step: str) -> Any:  # noqa: ANN401  (click's)
 def _with_options(reference: str) -> Callable[..., None]:
     """A function whose signature has all options of the step's command."""
     from mtnlg_data.user_code import open_step  # noqa: PLC0415
+
+    from .setting_options import leaves, parse_settings  # noqa: PLC0415
 
     cls = open_step(reference)
     settings = {_parameter_name("setting", leaf): leaf for leaf in leaves(cls.Settings)}

@@ -7,7 +7,6 @@ one source or, for files of the Pile, several (one per subset), each with shards
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
 from mtnlg_data.sources import Dropped, Record
-from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata
+from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata, read_any
 from mtnlg_data.tally import recorded_tallies
 
 from .text import PARSE_ERRORS, ExtractSettings, extract_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -74,7 +73,9 @@ def _extract_piece(
 ) -> bool:
     """Extract a file, or its part, that the writers have begun; returns whether it holds anything."""
     is_empty = True
-    for item in _read_items([writer.file for writer in writers], settings.largest):
+    file, *others = (writer.file for writer in writers)
+    reader = file.reader.together([other.reader for other in others])
+    for item in read_any(reader, file, settings.largest):
         is_empty = False
         # A record whose subset could not be read is counted with the first source.
         accepting = [writer for writer in writers if writer.accepts(item)] or writers[:1]
@@ -84,26 +85,6 @@ def _extract_piece(
             for writer in accepting:
                 writer.count_dropped(item)
     return not is_empty
-
-
-def _read_items(piece: Sequence[SourceFile], max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the records of a piece. Raises ``OSError`` with the file's name where the system cannot read it.
-
-    Anything else that a reader of a user raises costs the rest of the file.
-    """
-    file, *others = piece
-    reader, number = file.reader.together([other.reader for other in others]), -1
-    try:
-        for item in reader.read(file.here, file.part, max_bytes):
-            yield item
-            number = item.number if isinstance(item, Record) else number
-    except OSError as error:
-        if error.filename is None and error.errno:
-            raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
-        raise
-    except Exception as error:  # noqa: BLE001  (a reader of a user may raise anything)
-        where = f"{file.here.name}: behind record {number}{file.part.place}"
-        yield Dropped("unreadable", where, f"{type(error).__name__}: {error}", ends_file=True)
 
 
 def _extract_record(

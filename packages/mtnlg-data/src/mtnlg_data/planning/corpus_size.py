@@ -19,7 +19,8 @@ import zstandard
 
 from mtnlg_data.document import group_memory
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
-from mtnlg_data.sources import Record, SourceFile, read_records
+from mtnlg_data.sources import Record, SourceFile
+from mtnlg_data.sources.record import read_any
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
@@ -130,12 +131,12 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
     with TemporaryDirectory() as folder:
         if file.reader.is_table:
             with file.local(Path(folder, "copy")) as local:
-                items = list(islice(read_records(local, settings.largest), SAMPLED_ROWS))
+                items = list(islice(read_any(file.reader, local, settings.largest), SAMPLED_ROWS))
                 read = _size(file) * len(items) / max(len(items), file.reader.rows(local.here))
         else:
             beginning = Path(folder, file.path.name)
             beginning.write_bytes(read_beginning(file.path, SAMPLED_BYTES))
-            items = list(read_records(replace(file, path=beginning)))
+            items = list(read_any(file.reader, replace(file, path=beginning), settings.largest))
             read = min(_size(file), SAMPLED_BYTES)
     records = [item for item in items if isinstance(item, Record)]
     texts = [text for record in records if (text := _text(record, settings))]

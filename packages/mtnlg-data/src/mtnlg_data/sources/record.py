@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -102,6 +103,25 @@ def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterato
     Only a file that the system cannot open or read raises (``OSError``).
     """
     return file.reader.read(file.here, file.part, max_bytes)
+
+
+def read_any(reader: Reader, file: SourceFile, max_bytes: int) -> Iterator[Record | Dropped]:
+    """As ``read_records``, of a reader that may be a user's: whatever it raises costs the rest of the file.
+
+    Raises ``OSError`` with the file's name where the system cannot read it.
+    """
+    number = -1
+    try:
+        for item in reader.read(file.here, file.part, max_bytes):
+            yield item
+            number = item.number if isinstance(item, Record) else number
+    except OSError as error:
+        if error.filename is None and error.errno:
+            raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
+        raise
+    except Exception as error:  # noqa: BLE001  (a reader of a user may raise anything)
+        where = f"{file.here.name}: behind record {number}{file.part.place}"
+        yield Dropped("unreadable", where, f"{type(error).__name__}: {error}", ends_file=True)
 
 
 class Metadata(NamedTuple):

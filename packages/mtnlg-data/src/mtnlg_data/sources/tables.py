@@ -1,7 +1,7 @@
 """Tables, Parquet and Arrow (data sets of Hugging Face): the text in a column of strings; all other columns go with it.
 
-Strings of Parquet are read dictionary-encoded, texts are converted value by value, and other columns a few megabytes at
-a time: a megabyte repeated in a million rows is held once, and invalid UTF-8 costs only its row.
+Strings of Parquet are read dictionary-encoded, and texts are converted value by value: a megabyte of text repeated in a
+million rows is held once, and invalid UTF-8 costs only its row. Other columns are in memory for a batch of rows.
 
 A folder of ``save_to_disk`` holds ``data-00000-of-00002.arrow`` and so on, ``dataset_info.json`` and ``state.json``,
 which lists the data files; other .arrow files there (``cache-….arrow``) are what ``map`` left, no part of the data set.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -251,23 +250,20 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType) -> Iterator[Carri
         yield from (Carried(None, None, Metadata()) for _ in range(batch.num_rows))
         return
     sizes = np.sum([row_bytes(batch[column.name]) for column in kind], axis=0)
-    is_small = sizes <= MAX_METADATA_BYTES
-    part = np.cumsum(np.where(is_small, sizes, 0)) // BATCH_BYTES
-    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), batch.num_rows]):
-        rows = pa.array(np.flatnonzero(is_small[begin:end]) + begin)
-        arrays = [batch[column.name].take(rows).cast(column.type) for column in kind]
-        columns = pa.StructArray.from_arrays(arrays, fields=list(kind))
-        names = [column.name for column in kind]  # pyarrow 17 has no kind.names
-        ids = _strings(given_ids(columns.field("id"))) if "id" in names else [None] * len(rows)
-        has_urls = has_strings(pa.schema(list(kind)), "url")
-        urls = _strings(columns.field("url")) if has_urls else [None] * len(rows)
-        place = 0
-        for size, fits in zip(sizes[begin:end].tolist(), is_small[begin:end].tolist(), strict=True):
-            if fits:
-                yield Carried(ids[place], urls[place], Metadata(TableRow(columns, place, size)))
-                place += 1
-            else:
-                yield Carried(None, None, Metadata(lost="metadata_too_large"))
+    rows = pa.array(np.flatnonzero(sizes <= MAX_METADATA_BYTES))
+    arrays = [batch[column.name].take(rows).cast(column.type) for column in kind]
+    columns = pa.StructArray.from_arrays(arrays, fields=list(kind))
+    names = [column.name for column in kind]  # pyarrow 17 has no kind.names
+    ids = _strings(given_ids(columns.field("id"))) if "id" in names else [None] * len(rows)
+    has_urls = has_strings(pa.schema(list(kind)), "url")
+    urls = _strings(columns.field("url")) if has_urls else [None] * len(rows)
+    place = 0
+    for size in sizes.tolist():
+        if size > MAX_METADATA_BYTES:
+            yield Carried(None, None, Metadata(lost="metadata_too_large"))
+        else:
+            yield Carried(ids[place], urls[place], Metadata(TableRow(columns, place, size)))
+            place += 1
 
 
 def row_bytes(column: pa.Array) -> NDArray[np.int64]:

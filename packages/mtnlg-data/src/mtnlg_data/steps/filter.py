@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pydantic import field_validator
 
+from mtnlg_data.console import Failure, Failures, IoFailure
 from mtnlg_data.document import replace_columns, shard_source
 from mtnlg_data.filters.decisions import DocumentFilter
 from mtnlg_data.filters.lists import check_list
@@ -55,8 +56,16 @@ class Filter(Step[FilterSettings, FilterKeys]):
 
     def check(self) -> None:
         """Read the first lines of the lists."""
+        mistakes = []
         for path in list_paths(self.settings):
-            check_list(path)
+            try:
+                check_list(path)
+            except IoFailure:
+                raise
+            except Failure as error:
+                mistakes.append(str(error))
+        if mistakes:
+            raise Failures("\n".join(mistakes))
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """As measured with all rules."""

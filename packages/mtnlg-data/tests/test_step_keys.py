@@ -1,0 +1,94 @@
+"""What reruns a step: its version, its settings, the libraries that its output depends on, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtnlg_data import Clean, Extract, Step
+from mtnlg_data.engine import Local
+from mtnlg_data.pipeline import curate
+from mtnlg_data.recipe import load_recipe, own_factories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Run
+
+libraries = import_module("mtnlg_data.fingerprint")  # the package has a function of this name
+
+
+@pytest.fixture
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Changes the versions of libraries, as this process sees them."""
+    installed = libraries.version
+
+    def change(**versions: str) -> None:
+        monkeypatch.setattr(libraries, "version", lambda name: versions.get(name) or installed(name))
+        libraries.library_version.cache_clear()
+
+    yield change
+    monkeypatch.undo()
+    libraries.library_version.cache_clear()
+
+
+@pytest.mark.parametrize("changed", ["version", "library"])
+def test_a_change_reruns_its_step_and_what_follows_from_changed_bytes(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrade: Callable[..., None], changed: str
+) -> None:
+    out = shutil.copytree(finished.out, tmp_path / "data")
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.parent != out}
+    if changed == "version":
+        monkeypatch.setattr(Clean, "version", 99)
+    else:
+        upgrade(ftfy="6.99")
+    with closing(Local(1)) as engine:
+        summary = curate(load_recipe(finished.recipe), out, engine)
+    moved = {path.relative_to(out).parts[0] for path, time in times.items() if path.stat().st_mtime_ns != time}
+    assert moved == {"03-clean"}
+    assert summary["tokens"] == finished.summary["tokens"]
+
+
+def key(cls: type[Step], **settings: object) -> str:
+    return cls(
+        sources={"own": {"weight": 1.0} if "weight" in cls.SourceKeys.model_fields else {}}, **settings
+    ).run_key()
+
+
+def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callable[..., None]) -> None:
+    def keys() -> dict[str, str]:
+        return {name: key(cls, **SETTINGS.get(name, {})) for name, (cls, *_) in own_factories().items()}
+
+    before, upgraded = keys(), {}
+    for library in ("jusText", "lxml", "pycld2", "scikit-learn", "ftfy", "datasketch", "tokenizers", "pyarrow"):
+        upgrade(**{library: "99"})
+        upgraded[library] = {name for name, own in keys().items() if own != before[name]}
+    assert upgraded == {
+        "jusText": {"extract"},
+        "lxml": {"extract"},
+        "pycld2": {"extract", "clean"},
+        "scikit-learn": {"quality"},
+        "ftfy": {"clean"},
+        "datasketch": {"deduplicate"},
+        "tokenizers": {"tokenize"},
+        "pyarrow": set(),
+    }
+
+
+SETTINGS: dict[str, dict[str, object]] = {"tokenize": {"vocabulary": 400}}
+
+
+def test_an_extra_counts_where_a_setting_chooses_it(upgrade: Callable[..., None]) -> None:
+    methods = ("justext", "resiliparse")
+    before = [key(Extract, method=method) for method in methods]
+    upgrade(resiliparse="99")
+    assert [key(Extract, method=method) == old for method, old in zip(methods, before, strict=True)] == [True, False]
+
+
+def test_the_version_of_a_library_that_is_missing_is_none() -> None:
+    assert libraries.library_version("no-such-library-anywhere") is None
