@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data import Clean, Decontaminate, Exact, Filter, Local, Quality, Tokenize, document, run_step
 from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.engine.tasks import run_task
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens import encoding, stage
 
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from mtnlg_data.engine import Summary
-    from mtnlg_data.engine.tasks import Task
+    from mtnlg_data.engine.tasks import Summary, Task
 
 FAN_OUT = 8
 SHARDS = 8  # of each of two sources
@@ -56,18 +56,18 @@ class Measuring(Local):
         self.units: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
 
-    def imap(self, units: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
-        for unit in units:
-            step = getattr(getattr(unit, "item", None), "step", None)
-            name = f"{getattr(unit, 'work', type(unit).__name__)}{f' of {step.reference}' if step else ''}"
-            self.bytes[name] = max(self.bytes[name], len(pickle.dumps(unit)))
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        for task in tasks:
+            step = getattr(task.item, "step", None)
+            name = f"{task.work}{f' of {step.reference}' if step else ''}"
+            self.bytes[name] = max(self.bytes[name], len(pickle.dumps(task)))
             opened.clear()
-            ((_, summary),) = super().imap([unit])
+            summary = run_task(task)
             paths = (path for path in opened.elements() if not path.endswith((".json", ".tmp")))
             files = Counter(path.rpartition("/")[0] for path in paths)
             self.units[name] += 1
             self.most[name] = max([self.most[name], *files.values()])
-            yield unit, summary
+            yield task, summary
 
 
 def measured(folder: Path, shards: int) -> Measuring:

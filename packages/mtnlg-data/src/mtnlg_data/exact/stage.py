@@ -14,7 +14,7 @@ Hashes of 64 bits stand for what is compared. Of a billion different documents, 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ import pyarrow as pa
 from mtnlg_data.document import replace_columns
 from mtnlg_data.exchange import Numbering, count_ranges
 from mtnlg_data.step import KEPT, Outcome
-from mtnlg_data.steps.exact import Kind
 from mtnlg_data.tally import EXCERPT_CHARACTERS, key_ranks, lowest
 from mtnlg_data.text.arrays import column_of, text_lengths, texts_of
 
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
     from mtnlg_data.exchange import Range, Rows
     from mtnlg_data.job import Job
     from mtnlg_data.step import Decide
-    from mtnlg_data.steps.exact import ExactSettings
+    from mtnlg_data.steps.exact import ExactSettings, Kind
     from mtnlg_data.summary import Summary
 
 REASONS = EQUAL, SHORT = "exact_document", "exact_remainder"
 CUTS_SHOWN = 4  # of each kind
 #: Name, source and effect of the rule of each kind.
-RULES = {
+RULES: dict[Kind, tuple[str, str, str]] = {
     "documents": (EQUAL, "Dolma", "documents dropped"),
     "lines": ("exact_line", "C4", "lines removed"),
     "substrings": ("exact_substring", "Lee et al. 2022", "passages removed"),
@@ -57,16 +56,17 @@ def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Ran
     shards = sorted(job.shards, key=lambda shard: shard.path.name)
     numbering, numbered = Numbering(len(shards)), [(shard, number) for number, shard in enumerate(shards)]
     windows = (settings.substring_unit, settings.substring_length)
-    measures = {"documents": (), "lines": (settings.shortest_line,), "substrings": windows}
+    lines = (settings.shortest_line,)
+    measures: dict[Kind, tuple[object, ...]] = {"documents": (), "lines": lines, "substrings": windows}
     found: dict[Path, dict[Kind, Range]] = {shard.path: {} for shard in shards}
-    for kind in (kind for kind in get_args(Kind) if kind in settings.kinds):
+    for kind in (kind for kind in RULES if kind in settings.kinds):
         anchors: list[Range] | list[None] = [None] * len(shards)
         if kind == "substrings":
             rows = job.rows("anchors", write_anchors, numbered, measure=windows)
             anchors = _compared(job, rows, write_recurring, numbering)
         items = [(*item, own) for item, own in zip(numbered, anchors, strict=True)]
-        of_kind = {"kind": kind, "measure": measures[kind], "priority": list(job.step.sources)}
-        rows = job.rows(kind, write_things, items, **of_kind)
+        priority = list(job.step.sources)
+        rows = job.rows(kind, write_things, items, kind=kind, measure=measures[kind], priority=priority)
         for shard, own in zip(shards, _compared(job, rows, write_repeats, numbering), strict=True):
             found[shard.path][kind] = own
     return found
