@@ -3,7 +3,7 @@
     python benchmarks/generate.py [--models gpt2 llama …] [--batches 1 8] [--rounds 5] [--out FILE]
 
 Models of 100 million to 190 million random weights in fp32, some with fewer layers than the preset; prompts of 64
-tokens, 64 new ones; one row, and a batch of eight.
+tokens, 64 new ones; a batch of eight, and one row with column-major weights, as ``mtnlg-model generate`` has it.
 Every round runs both, in alternating order, and both return the same tokens; the ratio is the median over rounds. Times
 are CPU time of one thread, so that other work on the machine costs neither side, and include the prompt's forward pass.
 """
@@ -25,7 +25,7 @@ from mtnlg_model.convert.config_json import to_config_json
 from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
-from mtnlg_model.generation.generate import generate
+from mtnlg_model.generation.generate import generate, use_column_major_weights
 from record import conditions, exact_ratio, option_parser, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:
@@ -98,7 +98,10 @@ def main() -> None:
     for name in options.models:
         decoder, other = make_models(MODELS[name])
         about_model = {"model": name, "parameters": MODELS[name].parameters}
-        results += [{**about_model, **measure(batch, options.rounds, decoder, other)} for batch in options.batches]
+        for batch in sorted(options.batches, reverse=True):
+            if batch == 1:
+                use_column_major_weights(decoder)
+            results.append({**about_model, **measure(batch, options.rounds, decoder, other)})
     result = {
         **about,
         "threads": torch.get_num_threads(),

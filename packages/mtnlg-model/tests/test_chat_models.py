@@ -57,10 +57,6 @@ CLASSES: Final = dict(zip(KINDS, ("PreTrainedTokenizerFast", "Qwen2Tokenizer", "
 PROMPT, LENGTH, TOKENIZER = "the quick fox", 20, "tokenizer.json"
 
 
-def silent(n: int, note: str = "") -> None:
-    del n, note
-
-
 def swap(model: PreTrainedModel, a: int, b: int) -> None:
     """Exchange two tokens' rows of the table that embeds and predicts them."""
     table = model.get_input_embeddings().weight
@@ -129,7 +125,7 @@ def folder(kind: str, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def imported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("imported") / "checkpoint"
-    import_huggingface(folder, target, silent)
+    import_huggingface(folder, target)
     return target
 
 
@@ -152,7 +148,7 @@ def test_a_chat_model_ends_its_answers_here_and_once_exported(kind: str, folder:
     assert text == tokenizer.decode(expected[:-1])
 
     exported = imported.with_name(f"{imported.name}-exported")
-    export_huggingface(checkpoint, exported, silent)
+    export_huggingface(checkpoint, exported)
     assert greedy(AutoModelForCausalLM.from_pretrained(exported), prompt_ids) == expected
     ours = AutoTokenizer.from_pretrained(exported)
     for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False}):
@@ -191,7 +187,7 @@ def test_a_checkpoint_without_them_is_as_before(imported: Path, tokenizer_path: 
     assert not set(CHAT_FILES) & read_manifest(plain.directory).files.keys()
     tokenizer = Tokenizer(plain.tokenizer_path)
     assert tokenizer.ends == {tokenizer.eod}
-    export_huggingface(plain, tmp_path / "exported", silent)
+    export_huggingface(plain, tmp_path / "exported")
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["eos_token_id"] == tokenizer.eod
     assert not (tmp_path / "exported" / "generation_config.json").exists()
 
@@ -248,7 +244,7 @@ def test_a_link_leads_to_no_other_file(folder: Path, tmp_path: Path) -> None:
     (copy / "generation_config.json").unlink()
     (copy / "generation_config.json").symlink_to("/etc/hostname")
     with pytest.raises(Failure, match=r"generation_config\.json: not a regular file, or a link"):
-        import_huggingface(copy, tmp_path / "out", silent)
+        import_huggingface(copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

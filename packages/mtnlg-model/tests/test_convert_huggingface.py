@@ -46,7 +46,7 @@ def test_there_and_back_again(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
     monkeypatch.setattr(huggingface, "SHARD_BYTES", shard_bytes)
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours")
     assert (len(list((tmp_path / "ours").glob("*.safetensors"))) > 1) == (shard_bytes == 40_000)
     gpt2 = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     tokens_BS = torch.randint(307, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def test_there_and_back_again(
         torch.testing.assert_close(gpt2(tokens_BS).logits, checkpoint.decoder()(tokens_BS), rtol=1e-5, atol=1e-5)
     gpt2.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_bytes(checkpoint.tokenizer_path.read_bytes())
-    import_huggingface(tmp_path / "theirs", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "theirs", tmp_path / "back")
     back = Checkpoint.open(tmp_path / "back")
     back.verify()
     assert back.config == CONFIG
@@ -65,7 +65,7 @@ def test_there_and_back_again(
 
 
 def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
     assert tokenizer.eos_token == Tokenizer(checkpoint.tokenizer_path).eod_token
@@ -80,7 +80,7 @@ def test_a_token_that_begins_documents_comes_along(pair: Pairs, tokenizer_path: 
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     path = save(pair(CONFIG)[0], tmp_path / "runs", 1, PROGRESS, tmp_path / "tokenizer.json")
-    export_huggingface(Checkpoint.open(path), tmp_path / "ours", silent)
+    export_huggingface(Checkpoint.open(path), tmp_path / "ours")
     opened = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert (opened.bos_token, opened.eos_token) == ("<s>", "<|endoftext|>")
     assert (
@@ -95,20 +95,20 @@ def test_a_token_that_begins_documents_comes_along(pair: Pairs, tokenizer_path: 
 def test_bfloat16_stays_bfloat16(pair: Pairs, tmp_path: Path, tokenizer_path: Path) -> None:
     decoder = pair(CONFIG)[0].to(torch.bfloat16)
     checkpoint = Checkpoint.open(save(decoder, tmp_path / "runs", 1, PROGRESS, tokenizer_path))
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto").dtype == torch.bfloat16
-    import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "ours", tmp_path / "back")
     for name in checkpoint.names:
         assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
 
 
 def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """As in OpenAI's own files on the hub."""
-    export_huggingface(checkpoint, tmp_path / "hub", silent)
+    export_huggingface(checkpoint, tmp_path / "hub")
     file = tmp_path / "hub" / "model.safetensors"
     tensors = {key.removeprefix("transformer."): tensor for key, tensor in load_file(file).items()}
     save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool)}, file)
-    import_huggingface(tmp_path / "hub", tmp_path / "back", silent)
+    import_huggingface(tmp_path / "hub", tmp_path / "back")
     for name in checkpoint.names:
         assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
 
@@ -142,42 +142,42 @@ def test_rearranging_is_undone_exactly(name: str) -> None:
 def test_another_function_than_this_decoders_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, field: str, value: object, message: str
 ) -> None:
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours")
     path = tmp_path / "ours" / "config.json"
     content: dict[str, Any] = json.loads(path.read_text())
     path.write_text(json.dumps({**content, field: value}))
     with pytest.raises(Failure, match=message):
-        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back")
     assert not (tmp_path / "back").exists()
     assert not list(tmp_path.glob(".back*"))
 
 
 def test_an_unknown_tensor_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+    export_huggingface(checkpoint, tmp_path / "ours")
     file = tmp_path / "ours" / "model.safetensors"
     save_file({**load_file(file), "transformer.h.0.adapter": torch.ones(2)}, file)
     with pytest.raises(Failure, match=r"transformer\.h\.0\.adapter: GPT2LMHeadModel has no such tensor"):
-        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back")
 
 
 def test_folders_that_cannot_be_imported_are_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"config\.json: No such file"):
-        import_huggingface(tmp_path, tmp_path / "back", silent)
-    export_huggingface(checkpoint, tmp_path / "ours", silent)
+        import_huggingface(tmp_path, tmp_path / "back")
+    export_huggingface(checkpoint, tmp_path / "ours")
     with pytest.raises(Failure, match="ours: exists already"):
-        export_huggingface(checkpoint, tmp_path / "ours", silent)
+        export_huggingface(checkpoint, tmp_path / "ours")
     (tmp_path / "ours" / "model.safetensors").rename(tmp_path / "ours" / "pytorch_model.bin")
     with pytest.raises(Failure, match=r"only safetensors are read, never a pickled \.bin"):
-        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back")
     index = {"weight_map": {"transformer.wte.weight": "../../etc/passwd"}}
     (tmp_path / "ours" / huggingface.INDEX).write_text(json.dumps(index))
     with pytest.raises(Failure, match="passwd: no such weights"):
-        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back")
     (tmp_path / "ours" / huggingface.INDEX).unlink()
     (tmp_path / "ours" / "pytorch_model.bin").rename(tmp_path / "ours" / "model.safetensors")
     (tmp_path / "ours" / "tokenizer.json").unlink()
     with pytest.raises(Failure, match=r"no tokenizer\.json; make one: python -c "):
-        import_huggingface(tmp_path / "ours", tmp_path / "back", silent)
+        import_huggingface(tmp_path / "ours", tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -206,7 +206,7 @@ def test_any_change_to_a_folder_is_refused_or_harmless(
         path.write_bytes(after)
     try:
         with suppress(Failure):
-            import_huggingface(folder, out, silent)
+            import_huggingface(folder, out)
     finally:
         path.write_bytes(before)
         shutil.rmtree(out, ignore_errors=True)

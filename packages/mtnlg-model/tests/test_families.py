@@ -96,10 +96,6 @@ def foreign_model(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def silent(n: int, note: str = "") -> None:
-    del n, note
-
-
 @pytest.fixture(scope="session", params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -203,7 +199,7 @@ def test_export_gives_every_byte_back(
     folder: Path, ours: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 40_000)
-    export_huggingface(ours, tmp_path / "out", silent)
+    export_huggingface(ours, tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     before, after = (
         {key: tensor for file in sorted(each.glob("*.safetensors")) for key, tensor in load_file(file).items()}
@@ -220,7 +216,7 @@ def test_transformers_opens_the_export_with_the_same_logits(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    export_huggingface(ours, tmp_path / "out", silent)
+    export_huggingface(ours, tmp_path / "out")
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
     with torch.no_grad():
         assert torch.equal(opened(tokens()).logits, theirs(tokens()).logits)
@@ -229,13 +225,13 @@ def test_transformers_opens_the_export_with_the_same_logits(
 def test_a_vocabulary_is_padded_at_import_and_cut_at_export(
     theirs: PreTrainedModel, folder: Path, ours: Checkpoint, tmp_path: Path
 ) -> None:
-    import_huggingface(folder, tmp_path / "padded", silent, vocabulary_multiple=128)
+    import_huggingface(folder, tmp_path / "padded", vocabulary_multiple=128)
     padded = Checkpoint.open(tmp_path / "padded")
     assert (padded.config.vocabulary, padded.config.tokens) == (384, 307)
     assert not padded.tensor("embedding.token.weight", (slice(307, 384), slice(None))).any()
     with torch.no_grad():
         assert torch.equal(padded.decoder()(tokens()), ours.decoder()(tokens()))
-    export_huggingface(padded, tmp_path / "out", silent)
+    export_huggingface(padded, tmp_path / "out")
     key = load_family(theirs.config.model_type)
     (table,) = key.names("embedding.token.weight")
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[table], theirs.get_input_embeddings().weight)
@@ -377,29 +373,27 @@ def test_a_folder_that_lacks_a_shard_or_a_tensor_is_refused_before_anything_is_w
     folder = changed_folder(tmp_path / "whole", tmp_path / "no shard")
     (folder / last).unlink()
     with pytest.raises(Failure, match=f"{last}: no such weights"):
-        import_huggingface(folder, tmp_path / "out", silent)
+        import_huggingface(folder, tmp_path / "out")
     folder = changed_folder(tmp_path / "whole", tmp_path / "wrong shape")
     tensors = load_file(folder / last)
     key = max(tensors)
     save_file({**tensors, key: tensors[key][:-1].clone()}, folder / last)
     with pytest.raises(Failure, match=r"where config.json says|are claimed"):
-        import_huggingface(folder, tmp_path / "out", silent)
+        import_huggingface(folder, tmp_path / "out")
     save_file({other: tensor for other, tensor in tensors.items() if other != key}, folder / last)
     with pytest.raises(Failure, match=r"no such tensor|are claimed"):
-        import_huggingface(folder, tmp_path / "out", silent)
+        import_huggingface(folder, tmp_path / "out")
     save_file({**tensors, "adapter.weight": torch.ones(3)}, folder / last)
     with pytest.raises(Failure, match=r"adapter\.weight: .* has no such tensor"):
-        import_huggingface(folder, tmp_path / "out", silent)
+        import_huggingface(folder, tmp_path / "out")
     # What older versions stored besides: causal masks and the angles of rotary positions.
     save_file({**tensors, "x.0.attention.bias": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(3)}, folder / last)
-    import_huggingface(folder, tmp_path / "out", silent)
+    import_huggingface(folder, tmp_path / "out")
 
 
 def test_padding_of_a_vocabulary_is_no_claim_on_the_files(ours: Checkpoint, tmp_path: Path) -> None:
     """In 16 bits the files hold two bytes a parameter and a header, which is shorter than the rows of the padding."""
     progress, tokenizer = ours.progress, ours.tokenizer_path
     half = save(ours.decoder().to(torch.bfloat16), tmp_path / "half", 1, progress, tokenizer)
-    export_huggingface(Checkpoint.open(half), tmp_path / "folder", silent)
-    assert (
-        import_huggingface(tmp_path / "folder", tmp_path / "out", silent, vocabulary_multiple=4096).vocabulary == 4096
-    )
+    export_huggingface(Checkpoint.open(half), tmp_path / "folder")
+    assert import_huggingface(tmp_path / "folder", tmp_path / "out", vocabulary_multiple=4096).vocabulary == 4096

@@ -48,7 +48,7 @@ def silent(n: int, note: str = "") -> None:
 @pytest.fixture
 def gpt2(checkpoint_path: Path, tmp_path: Path) -> Path:
     """A Hugging Face folder of a small decoder."""
-    export_huggingface(Checkpoint.open(checkpoint_path), tmp_path / "gpt2", silent)
+    export_huggingface(Checkpoint.open(checkpoint_path), tmp_path / "gpt2")
     return tmp_path / "gpt2"
 
 
@@ -74,7 +74,7 @@ def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: P
     if name == INDEX:
         (gpt2 / "model.safetensors").unlink()
     with pytest.raises(Failure, match=f"{name}: .*link"):
-        import_huggingface(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: P
 def test_what_is_no_tokenizer_is_not_copied_into_a_checkpoint(gpt2: Path, tmp_path: Path, text: str) -> None:
     (gpt2 / "tokenizer.json").write_text(text, encoding="latin-1")
     with pytest.raises(Failure, match=r"tokenizer\.json: not a tokenizer\.json"):
-        import_huggingface(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -93,15 +93,15 @@ def test_a_pipe_or_an_endless_device_is_not_read(gpt2: Path, tmp_path: Path, nam
         (gpt2 / "model.safetensors").unlink()
     os.mkfifo(gpt2 / name)
     with pytest.raises(Failure, match=r"not a regular file|no tokenizer|no such"):
-        import_huggingface(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out")
     (gpt2 / name).unlink()
     (gpt2 / name).symlink_to("/dev/zero")
     with pytest.raises(Failure, match=r"not a regular file|no tokenizer|no such"):
-        import_huggingface(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out")
 
 
 def test_hugging_faces_cache_is_imported_and_a_link_out_of_it_is_not(hub_cache: Path, tmp_path: Path) -> None:
-    import_huggingface(hub_cache, tmp_path / "out", silent)
+    import_huggingface(hub_cache, tmp_path / "out")
     Checkpoint.open(tmp_path / "out").verify()
     (tmp_path / "secret").write_bytes((hub_cache / "tokenizer.json").read_bytes())
     (hub_cache / "../../blobs/again").symlink_to(tmp_path / "secret")
@@ -109,7 +109,7 @@ def test_hugging_faces_cache_is_imported_and_a_link_out_of_it_is_not(hub_cache: 
         (hub_cache / "tokenizer.json").unlink()
         (hub_cache / "tokenizer.json").symlink_to(target)
         with pytest.raises(Failure, match="not a regular file, or a link"):
-            import_huggingface(hub_cache, tmp_path / "again", silent)
+            import_huggingface(hub_cache, tmp_path / "again")
 
 
 def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
@@ -123,7 +123,7 @@ def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
     config = read_config(gpt2)
     monkeypatch.setattr(ModelConfig, "parameter_shapes", pytest.fail)
     with pytest.raises(Failure, match="20,000,000 layers are claimed"):
-        import_huggingface(gpt2, tmp_path / "out", silent)
+        import_huggingface(gpt2, tmp_path / "out")
     with pytest.raises(Failure, match=f"20,000,000 layers are claimed, more than {MAX_LAYERS:,}"):
         require_file_size(config, [gpt2 / "model.safetensors"])
 

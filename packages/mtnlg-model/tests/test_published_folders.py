@@ -39,10 +39,6 @@ NEOX: Final = {key: value for key, value in SIZES.items() if key != "num_key_val
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def silent(n: int, note: str = "") -> None:
-    del n, note
-
-
 @pytest.mark.parametrize(
     ("model_type", "fields"),
     [
@@ -162,12 +158,12 @@ def test_weights_of_an_unsupported_dtype_are_refused_by_its_name(
         shutil.copy(llama / name, folder)
     masks = {"model.layers.0.self_attn.bias.inv_freq": torch.ones(3, dtype=torch.bool)}
     save_file(stored(llama) | masks, folder / "model.safetensors")
-    import_huggingface(folder, tmp_path / "masks", silent)
+    import_huggingface(folder, tmp_path / "masks")
     layer = {key: tensor.to(dtype) if "_proj" in key else tensor for key, tensor in stored(llama).items()}
     save_file(layer, folder / "model.safetensors")
     name = {torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3"}[dtype]
     with pytest.raises(Failure, match=rf"_proj\.weight: {name}: only F64, F32, F16, BF16 are supported"):
-        import_huggingface(folder, tmp_path / "out", silent)
+        import_huggingface(folder, tmp_path / "out")
 
 
 @pytest.fixture
@@ -180,7 +176,7 @@ def llama(tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     checkpoint = save(Decoder(config, seed=3), tmp_path / "runs", 1, progress, tokenizer_path)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface, "SHARD_BYTES", 60_000)
-        export_huggingface(Checkpoint.open(checkpoint), tmp_path / "llama", silent)
+        export_huggingface(Checkpoint.open(checkpoint), tmp_path / "llama")
     return tmp_path / "llama"
 
 
@@ -199,13 +195,13 @@ def test_a_tensor_in_two_files_is_refused(llama: Path, tmp_path: Path) -> None:
     key, tensor = next(iter(load_file(first).items()))
     save_file({**load_file(second), key: tensor + 1}, second)
     with pytest.raises(Failure, match=f"{key}: in {second.name} and in another file; keep one of them"):
-        import_huggingface(llama, tmp_path / "out", silent)
+        import_huggingface(llama, tmp_path / "out")
 
 
 def test_an_index_that_names_no_file_is_refused(llama: Path, tmp_path: Path) -> None:
     (llama / INDEX).write_text('{"weight_map": {}}')
     with pytest.raises(Failure, match=f"{INDEX}: Dictionary should have at least 1 item"):
-        import_huggingface(llama, tmp_path / "out", silent)
+        import_huggingface(llama, tmp_path / "out")
 
 
 def test_one_file_comes_before_shards_as_in_transformers(llama: Path, tmp_path: Path) -> None:
@@ -213,7 +209,7 @@ def test_one_file_comes_before_shards_as_in_transformers(llama: Path, tmp_path: 
 
     doubled = {key: 2 * tensor for key, tensor in stored(llama).items()}
     save_file(doubled, llama / "model.safetensors", metadata={"format": "pt"})
-    import_huggingface(llama, tmp_path / "out", silent)
+    import_huggingface(llama, tmp_path / "out")
     read = Checkpoint.open(tmp_path / "out").tensor("embedding.token.weight")
     assert torch.equal(read, doubled[TABLE])
     assert torch.equal(read, AutoModelForCausalLM.from_pretrained(llama).get_input_embeddings().weight)
@@ -223,14 +219,14 @@ def test_a_tied_head_that_is_stored_must_be_the_embedding(llama: Path, tmp_path:
     table = stored(llama)[TABLE]
     save_file({HEAD: table}, llama / "model-head.safetensors")
     change_index(llama, **{HEAD: "model-head.safetensors"})
-    import_huggingface(llama, tmp_path / "equal", silent)
+    import_huggingface(llama, tmp_path / "equal")
     save_file({HEAD: table + 1}, llama / "model-head.safetensors")
     with pytest.raises(Failure, match=rf"{HEAD}: differs from {TABLE}, which config\.json says it is tied to; "):
-        import_huggingface(llama, tmp_path / "out", silent)
+        import_huggingface(llama, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    import_huggingface(llama, tmp_path / "out", silent)
+    import_huggingface(llama, tmp_path / "out")
     assert torch.equal(Checkpoint.open(tmp_path / "out").tensor("head.weight"), table + 1)
 
 
@@ -239,13 +235,13 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_p
     content = json.loads(path.read_text())
     content["model"]["vocab"]["last"] = 306
     path.write_text(json.dumps(content))
-    import_huggingface(llama, tmp_path / "fits", silent)
+    import_huggingface(llama, tmp_path / "fits")
     content["model"]["vocab"]["last"] = 307
     path.write_text(json.dumps(content))
     message = "out: the tokenizer's tokens go up to number 307, the model's to 306: they do not belong together"
     for multiple in (1, 128):
         with pytest.raises(Failure, match=message):
-            import_huggingface(llama, tmp_path / "out", silent, vocabulary_multiple=multiple)
+            import_huggingface(llama, tmp_path / "out", vocabulary_multiple=multiple)
     assert not (tmp_path / "out").exists()
 
 
@@ -253,10 +249,10 @@ def test_an_added_token_without_a_row_is_accepted_unless_it_ends_texts(llama: Pa
     tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
     tokenizer.add_special_tokens([f"<{number}>" for number in range(tokenizer.get_vocab_size(), 308)])
     tokenizer.save(str(llama / "tokenizer.json"))
-    import_huggingface(llama, tmp_path / "padding", silent)
+    import_huggingface(llama, tmp_path / "padding")
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": 307}))
     with pytest.raises(Failure, match="number 307, the model's to 306"):
-        import_huggingface(llama, tmp_path / "out", silent)
+        import_huggingface(llama, tmp_path / "out")
 
 
 def test_a_folder_that_another_command_writes_is_left_to_it(tmp_path: Path) -> None:

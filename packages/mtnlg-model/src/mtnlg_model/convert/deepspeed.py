@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import Failure
 
-from .megatron import config_of, read_arguments
+from .megatron import config_of
 from .output import new_checkpoint
 from .torch_file import TorchFile, View
 
@@ -118,7 +118,7 @@ def _read_config(
             names[number] = FINAL
         else:
             raise Failure(f"{ranks[0]}: neither embedding, layer nor final norm: its tensors are {sorted(views)[:4]}")
-    return config_of({**sizes, "layers": layers}, heads, read_arguments(folder / ARGUMENTS), folder), names
+    return config_of({**sizes, "layers": layers}, heads, folder / ARGUMENTS), names
 
 
 def _views(file: TorchFile) -> dict[str, View]:

@@ -33,7 +33,7 @@ FIXED: Final[dict[str, tuple[object, ...]]] = {
 """Arguments that change what is computed but no shape, at the values of this decoder; None is one of all."""
 
 
-def read_arguments(path: Path) -> dict[str, Any]:
+def _read_arguments(path: Path) -> dict[str, Any]:
     """The arguments in a file of Megatron's; empty, and said to be so, if there is no such file."""
     content = TorchFile(path).content if path.is_file() else {}
     arguments = content.get("args") if isinstance(content, dict) else None
@@ -44,20 +44,21 @@ def read_arguments(path: Path) -> dict[str, Any]:
     return {}
 
 
-def config_of(sizes: dict[str, int], heads: int | None, arguments: dict[str, Any], place: Path) -> ModelConfig:
-    """The configuration by sizes of tensors and the arguments. Raises ``Failure`` where they contradict each other."""
+def config_of(sizes: dict[str, int], heads: int | None, path: Path) -> ModelConfig:
+    """The configuration by sizes of tensors and arguments at ``path``. Raises ``Failure`` where they contradict."""
+    arguments = _read_arguments(path)
     heads = heads or arguments.get("num_attention_heads")
     if heads is None:
-        raise Failure(f"{place}: number of attention heads not stored; give --heads N")
+        raise Failure(f"{path.parent}: number of attention heads not stored; give --heads N")
     by_tanh = arguments.get("bias_gelu_fusion") is not False or arguments.get("openai_gelu") is True
     rest = {"heads": heads, "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5)}
     if not all(isinstance(value, int | float) for value in rest.values()):
-        raise Failure(f"{place}: num_attention_heads or layernorm_epsilon is no number")
-    config = validate({**sizes, **rest, "mlp": "gelu-tanh" if by_tanh else "gelu"}, ModelConfig, str(place))
+        raise Failure(f"{path}: num_attention_heads or layernorm_epsilon is no number")
+    config = validate({**sizes, **rest, "mlp": "gelu-tanh" if by_tanh else "gelu"}, ModelConfig, str(path.parent))
     expected = {name: (getattr(config, ours),) for name, ours in SIZES.items()} | FIXED
     for name, values in expected.items():
         value = arguments.get(name)
         if value is not None and value not in values:
             shown = value if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
-            raise Failure(f"{place}: {name} = {shown!s:.60}: {', '.join(map(str, values)) or 'none'} is what fits")
+            raise Failure(f"{path}: {name} = {shown!s:.60}: {', '.join(map(str, values)) or 'none'} is what fits")
     return config

@@ -18,7 +18,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 
 from . import pickle_reader
-from .megatron import config_of, read_arguments
+from .megatron import config_of
 from .output import new_checkpoint, require_file_size
 from .pickle_reader import Global, Record
 from .torch_file import MAX_AXES, TorchFile, View
@@ -196,7 +196,7 @@ def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | N
         raise Failure(f"{folder}: not a GPT with learned positions: no token and position embedding") from None
     layers = max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0)
     sizes = {"layers": layers, "hidden": hidden, "sequence": sequence, "vocabulary": vocabulary}
-    config = config_of(sizes, heads, read_arguments(folder / ARGUMENTS), folder)
+    config = config_of(sizes, heads, folder / ARGUMENTS)
     files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
     require_file_size(config, [folder / file for file in files])
     return config
