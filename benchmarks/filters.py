@@ -72,7 +72,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SETTINGS = FilterSettings(c4_fewest_words=3, c4_fewest_sentences=5, fineweb_duplicate_line_characters=0.01)
+SETTINGS = FilterSettings.model_validate(
+    {"c4_fewest_words": 3, "c4_fewest_sentences": 5, "fineweb_duplicate_line_characters": 0.01}
+)
 EXCEPT = {"c4_bad_words", "c4_terminal_punctuation", "pii_phone"}
 RULES_OF = {
     family.name: [rule.name for rule in family.rules if rule.name not in EXCEPT]

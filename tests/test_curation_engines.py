@@ -13,11 +13,11 @@ from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from curations import Undisturbed
-    from mtnlg_data.engine import Summary, U
+    from mtnlg_data.engine import Summary, Task
 
 
 def command(recipe: Path, out: Path, *options: str) -> list[str]:
@@ -29,14 +29,14 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 
 
 class StopsAfter(Local):
-    """One worker that stops after ``units`` units."""
+    """One worker that stops after so many tasks."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, tasks: int) -> None:
         super().__init__(1)
-        self.left = units
+        self.left = tasks
 
-    def imap(self, function: Callable[[U], Summary], units: Iterable[U]) -> Iterator[tuple[U, Summary]]:
-        for result in super().imap(function, units):
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
+        for result in super().imap(tasks):
             if not self.left:
                 raise Stopped
             self.left -= 1

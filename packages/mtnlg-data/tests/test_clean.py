@@ -127,7 +127,7 @@ def test_each_source_gets_its_own_rules_and_the_summary_counts_every_drop(tmp_pa
         path = tmp_path / f"{source}-00000.parquet"
         write_documents(path, batch_documents(rows))
         shards.append(path)
-    rules = {"code": {"rules": ["unicode", "short"]}, "crawl": {"rules": list(ALL)}}
+    rules: dict[str, dict[str, list[Rule]]] = {"code": {"rules": ["unicode", "short"]}, "crawl": {"rules": list(ALL)}}
     account = run_step(Clean(sources=rules), shards, tmp_path / "out", Local(1))
     code, crawl = (pq.read_table(tmp_path / "out" / shard.name).to_pylist() for shard in shards)
     assert [row["id"] for row in code] == ["code/0", "code/2"]

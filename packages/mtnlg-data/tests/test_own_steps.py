@@ -213,8 +213,8 @@ def test_a_finished_run_does_nothing_and_a_changed_setting_what_it_must(
     class NoWork:
         workers = 1
 
-        def imap(self, function: object, units: Any) -> Iterator[Any]:  # noqa: ANN401
-            raise AssertionError(function, [unit.output for unit in units])
+        def imap(self, tasks: Any) -> Iterator[Any]:  # noqa: ANN401
+            raise AssertionError([task.output for task in tasks])
 
     assert curate(load_recipe(recipe), run[0], NoWork()) == run[1]
     with pytest.raises(AssertionError, match="03-long"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_change_reruns_its_step_and_what_follows_from_changed_bytes(
     assert summary["tokens"] == finished.summary["tokens"]
 
 
-def key(cls: type[Step], **settings: object) -> str:
+def key(cls: type[Step[Any, Any]], **settings: Any) -> str:  # noqa: ANN401
     return cls(
         sources={"own": {"weight": 1.0} if "weight" in cls.SourceKeys.model_fields else {}}, **settings
     ).run_key()
@@ -80,7 +80,7 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
     }
 
 
-SETTINGS: dict[str, dict[str, object]] = {"tokenize": {"vocabulary": 400}}
+SETTINGS: dict[str, dict[str, Any]] = {"tokenize": {"vocabulary": 400}}
 
 
 def test_an_extra_counts_where_a_setting_chooses_it(upgrade: Callable[..., None]) -> None:

@@ -15,9 +15,10 @@ from mtnlg_eval.scoring.decoder_lm import LocalEngine
 from mtnlg_eval.scoring.open_model import ModelOptions, choose_threads, open_lm, open_model
 from mtnlg_eval.scoring.packing import Branch, Request, Row
 from mtnlg_model.checkpoint.manifest import CheckpointError
-from mtnlg_model.config import PRESETS, ModelConfig
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.convert.huggingface import export_huggingface
+from mtnlg_model.families import preset
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def test_small_products_get_one_thread_unless_the_user_says_otherwise(monkeypatc
     small = ModelConfig(layers=6, hidden=384, heads=6, sequence=64, vocabulary=512)
     choose_threads(small)
     assert threads == ([] if torch.cuda.is_available() else [1])
-    choose_threads(PRESETS["llama-3.2-1b"])
+    choose_threads(preset("llama-3.2-1b"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     choose_threads(small)
     assert len(threads) <= 1

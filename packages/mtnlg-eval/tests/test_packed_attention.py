@@ -108,10 +108,16 @@ def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
     scales: list[float] = []
 
     def scaled(  # noqa: PLR0917  (its signature)
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, rate: float
+        q_BNSD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        rate: float,
+        window: int | None = None,
     ) -> Tensor:
         scales.append(scale)
-        return functional.attention(q, k, v, mask, scale, rate)
+        return functional.attention(q_BNSD, k_BGTD, v_BGTD, mask, scale, rate, window)
 
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
     assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
