@@ -190,7 +190,7 @@ def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: Mo
         (["--input", "/nowhere"], 1, "/nowhere/raw/books/*.jsonl.zst: no such file"),
         (["--set", "texts=none.jsonl"], 1, "none.jsonl: no such file of task texts"),
         (["--set", "sources.books.weight=0.5"], 2, "sum to 1.1, not to 1"),
-        (["--set", "sources.books.colour=1"], 2, "sources.books.colour = 1: unknown key"),
+        (["--set", "sources.books.colour=1"], 2, "sources.books: colour = 1: unknown key"),
         (["--workers", "0"], 2, ""),
         (["--set", "quality"], 2, "expected key=value"),
     ],

@@ -45,6 +45,10 @@ class Extract(Step[ExtractSettings, Settings]):
             of_web * corpus.text / 1e6, 160_000_000 + page + len(self.sources) * corpus.group // 2 + model, corpus.disk
         )
 
+    def fingerprint(self, source: str) -> object:
+        """The version of another extractor counts where it is used."""
+        return [super().fingerprint(source), library_version(self.settings.method)]
+
     def apply(self, job: Job) -> Summary:
         """Read every file once.
 
