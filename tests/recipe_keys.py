@@ -115,6 +115,8 @@ def unknown(table: dict[str, Any], above: tuple[str, ...] = ()) -> list[str]:
     for name, value in table.items():
         path = (*above, name)
         same_depth = (key for key in known if len(key) == len(path))
+        if isinstance(value, dict) and ("use" in value or ":" in str(value.get("kind", ""))):
+            continue  # a step or a reader of the user's own, with keys of its own
         if any(all(part in {own, "NAME"} for own, part in zip(path, key, strict=True)) for key in same_depth):
             continue
         found += unknown(value, path) if isinstance(value, dict) else [".".join(path)]

@@ -104,4 +104,4 @@ def test_a_fetch_that_is_killed_at_random_ends_with_the_servers_bytes(server: Se
         assert (tmp_path / path).read_bytes() == server.files[f"/crawl-data/{NAME}/{path}"]
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     names = {Path(path).name for path in PATHS} | {"warc.paths.gz"}
-    assert left == names | {f"{name}.json" for name in names} | {".lock"}
+    assert left == names | {".lock", ".fetched.jsonl"}
