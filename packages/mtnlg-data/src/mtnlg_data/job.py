@@ -254,4 +254,7 @@ def run_step(
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    return step.apply(Job(step, shards, out, engine, files=files))
+    job = Job(step, shards, out, engine, files=files)
+    summary = step.apply(job)
+    job.folder.remove_stale()
+    return summary

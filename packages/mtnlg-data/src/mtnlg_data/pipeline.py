@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .console import MISTAKES, Failure, Failures, IoFailure, error_line, say
 from .document import shard_source
-from .engine import StageFolder, checksum, lock_folder, open_engine, read_list
+from .engine import StageFolder, checksum, lock_folder, manifest_path, open_engine, read_list
 from .engine.folder_lock import LOCK
 from .engine.stage_folder import ACCOUNT, RECIPE, STATE
 from .files import read_small, write_json, write_text
@@ -129,7 +129,10 @@ class _Run:
             job = Job(step, given, folder, self._engine, files=files, before=before, results=results)
             summary = step.apply(job)
             summary["seconds"] = round(time.monotonic() - started, 3)
-            write_json(account, {"key": key, "account": summary, "files": _stats_of_files(results), "removed": []})
+            _write_account(account, key, summary, results, job.folder.stale)
+            job.folder.remove_stale()
+        else:
+            _remove_named(account)  # what a killed run has left
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
         self.summaries.append(summary)
         if failure := summary.get("failure"):
@@ -186,6 +189,13 @@ def _finished_summary(path: Path, key: str, results: Path) -> Summary | None:
     return dict(account["account"]) if unchanged else None
 
 
+def _write_account(path: Path, key: str, summary: Summary, results: Path, stale: Sequence[Path]) -> None:
+    """Record that a step is done; ``stale`` files of its folder go now."""
+    going = {file.relative_to(path.parent).as_posix() for one in stale for file in (one, manifest_path(one))}
+    files = {name: stats for name, stats in _stats_of_files(results).items() if name not in going}
+    write_json(path, {"key": key, "account": summary, "files": files, "removed": sorted(going)})
+
+
 def _stats_of_files(results: Path) -> dict[str, list[int]]:
     """Size and modification time of every file but the account: enough to see a change since the step finished."""
     paths = (path for path in results.rglob("*") if path.name != ACCOUNT and not path.name.startswith("."))
@@ -197,17 +207,22 @@ def _stats_of_files(results: Path) -> dict[str, list[int]]:
 
 
 def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
-    """Remove these shards and all state from a step's results, named in its account at ``path`` before.
-
-    Raises ``Failure`` for a name in the account that leads out of the results: no run has written it.
-    """
+    """Remove these shards and all state from a step's results, named in its account at ``path`` before."""
     account = json.loads(read_small(path, LARGEST_ACCOUNT))
     going = {name for name in account["files"] if name.startswith(f"{STATE}/") or results / name in shards}
     if going:
         account["files"] = {name: stats for name, stats in account["files"].items() if name not in going}
         account["removed"] = sorted({*account["removed"], *going})
         write_json(path, account)
-    for name in account["removed"]:
+    _remove_named(path)
+
+
+def _remove_named(path: Path) -> None:
+    """Remove the files that an account names as removed.
+
+    Raises ``Failure`` for a name that leads out of the step's folder: no run has written it.
+    """
+    for name in json.loads(read_small(path, LARGEST_ACCOUNT))["removed"]:
         if PurePosixPath(name).root or ".." in PurePosixPath(name).parts:
-            raise Failure(f"{path}: names {name!r}, which is not below {results}; remove that file of the run")
-        (results / name).unlink(missing_ok=True)
+            raise Failure(f"{path}: names {name!r}, which is not below {path.parent}; remove that file of the run")
+        (path.parent / name).unlink(missing_ok=True)

@@ -104,6 +104,7 @@ def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engi
 def _run(step: Step[Any, Any], job: Job, summaries: list[Summary]) -> Summary:
     started = time.monotonic()
     summary = step.apply(job)
+    job.folder.remove_stale()
     summary["seconds"] = round(time.monotonic() - started, 3)
     summaries.append(summary)
     say_summary(summary, f"{summary['seconds']:.1f} s")

@@ -50,11 +50,12 @@ class StageFolder:
         self._stage = stage
         self._engine = engine
         self._outputs: set[Path] = set()
+        self.stale: list[Path] = []
         if (left := read_list(path)) is not None and left.stage != stage:
             raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
 
     def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
-        """Run tasks of the stage, as ``run_tasks`` does; of ``scratch`` ones ``finish`` removes the outputs."""
+        """Run tasks of the stage, as ``run_tasks`` does; of ``scratch`` ones the outputs go at the end."""
         summaries = run_tasks(self._engine, tasks, label)
         if not scratch:
             for task, summary in zip(tasks, summaries, strict=True):
@@ -68,6 +69,7 @@ class StageFolder:
         if read_list(self.path) is None:
             return
         self.finish(())
+        self.remove_stale()
         for name in (ACCOUNT, LIST):  # the list last: where it is, a killed run goes on
             (self.path / name).unlink(missing_ok=True)
         for folder, _, _ in os.walk(self.path, topdown=False):
@@ -75,21 +77,24 @@ class StageFolder:
                 Path(folder).rmdir()
 
     def finish(self, shards: Iterable[Path] | None) -> None:
-        """List these shards as the stage's result, and remove the outputs of tasks that are not part of the stage.
+        """List these shards as the stage's result; ``stale`` are the outputs of tasks that are not part of the stage.
 
         None where the result is not shards but token stores, whose list is ``blend.json``.
         """
         left = StageList(self._stage, None if shards is None else sorted(shard.name for shard in shards))
         if read_list(self.path) != left:  # a list written again would look like a change
             write_json(self.path / LIST, left._asdict())
-        stale = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
-        for path in stale:
+        self.stale = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
+
+    def remove_stale(self) -> None:
+        """Remove them, once the stage is known to be done: a killed run would make again what the stage handed on."""
+        for path in self.stale:
             path.unlink(missing_ok=True)
-        for folder in {path.parent for path in stale}:
+        for folder in {path.parent for path in self.stale}:
             sync_directory(folder)  # before the manifests go, by which the next run finds what is left of a killed one
-        for path in stale:
+        for path in self.stale:
             manifest_path(path).unlink(missing_ok=True)
-        if removed := sum(path.parent == self.path for path in stale):
+        if removed := sum(path.parent == self.path for path in self.stale):
             say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
 
     def _found(self) -> Iterator[Path]:
