@@ -132,7 +132,7 @@ class _Run:
             _write_account(account, key, summary, results, job.folder.stale)
             job.folder.remove_stale()
         else:
-            _remove_named(account)  # what a killed run has left
+            _remove_named(account, results)  # what a killed run has left
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
         self.summaries.append(summary)
         if failure := summary.get("failure"):
@@ -190,8 +190,8 @@ def _finished_summary(path: Path, key: str, results: Path) -> Summary | None:
 
 
 def _write_account(path: Path, key: str, summary: Summary, results: Path, stale: Sequence[Path]) -> None:
-    """Record that a step is done; ``stale`` files of its folder go now."""
-    going = {file.relative_to(path.parent).as_posix() for one in stale for file in (one, manifest_path(one))}
+    """Record that a step is done; ``stale`` files of its results go now."""
+    going = {file.relative_to(results).as_posix() for one in stale for file in (one, manifest_path(one))}
     files = {name: stats for name, stats in _stats_of_files(results).items() if name not in going}
     write_json(path, {"key": key, "account": summary, "files": files, "removed": sorted(going)})
 
@@ -214,15 +214,15 @@ def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
         account["files"] = {name: stats for name, stats in account["files"].items() if name not in going}
         account["removed"] = sorted({*account["removed"], *going})
         write_json(path, account)
-    _remove_named(path)
+    _remove_named(path, results)
 
 
-def _remove_named(path: Path) -> None:
+def _remove_named(path: Path, results: Path) -> None:
     """Remove the files that an account names as removed.
 
-    Raises ``Failure`` for a name that leads out of the step's folder: no run has written it.
+    Raises ``Failure`` for a name that leads out of the results: no run has written it.
     """
     for name in json.loads(read_small(path, LARGEST_ACCOUNT))["removed"]:
         if PurePosixPath(name).root or ".." in PurePosixPath(name).parts:
-            raise Failure(f"{path}: names {name!r}, which is not below {path.parent}; remove that file of the run")
-        (path.parent / name).unlink(missing_ok=True)
+            raise Failure(f"{path}: names {name!r}, which is not below {results}; remove that file of the run")
+        (results / name).unlink(missing_ok=True)
