@@ -343,6 +343,8 @@ def test_a_broken_member_of_an_arc_file_costs_the_rest_of_it(tmp_path: Path, dam
     assert [drop.ends_file for drop in dropped] == [True]
 
 
+@example(position=383, junk=b"\x04", compressed=True)  # an error that warcio only prints
+@example(position=35, junk=b"\x04", compressed=True)  # a flag by which the rest of the file is one header
 @given(position=st.integers(0, 1200), junk=st.binary(min_size=1, max_size=30), compressed=st.booleans())
 def test_no_bytes_of_an_arc_file_raise(position: int, junk: bytes, compressed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -122,15 +122,17 @@ def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dro
     from warcio.archiveiterator import ArchiveIterator as WarcioIterator  # noqa: PLC0415  (few have ARC)
 
     archive = WarcioIterator(file, no_record_parse=True)
-    number = offset = 0
+    number = offset = end = 0
+    said = StringIO()  # where warcio writes what a broken gzip member raised, and goes on as at the end of the file
     while True:
         try:
-            with redirect_stderr(StringIO()):  # warcio warns there
+            with redirect_stderr(said):
                 if (arc := next(archive, None)) is None:
-                    return
+                    break
                 url, ip, date, _, length = (value for _, value in arc.rec_headers.headers)
                 body = arc.raw_stream.read(max_bytes + 1) if arc.length else b""
                 offset = archive.get_record_offset()
+                end = offset + archive.get_record_length()
         except Exception as error:
             if getattr(error, "errno", None):
                 raise
@@ -154,6 +156,11 @@ def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dro
             record.is_http = True
             yield read_html_page(record, number, where, url, max_bytes)
         number += 1
+    file.seek(0)
+    is_cut = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC and end < os.fstat(file.fileno()).st_size
+    if said.getvalue() or is_cut:
+        what = said.getvalue().strip() or "what follows is no gzip member"
+        yield Dropped("unreadable", f"{name}: byte {end}", what, ends_file=True)
 
 
 def read_gzip_member(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, int] | None:
