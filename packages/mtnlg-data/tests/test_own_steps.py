@@ -296,7 +296,8 @@ main()
 def test_killed_in_every_step_it_goes_on_with_other_workers_and_engines(
     recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    out, statuses = tmp_path / "data", []
+    out = tmp_path / "data"
+    statuses: list[int] = []
     words = ["run", str(recipe), "--out", str(out)]
     while not statuses or statuses[-1] == -signal.SIGKILL:
         killed = subprocess.run([sys.executable, "-c", KILLED, "4", *words, "--workers", "1"], check=False)
