@@ -2,7 +2,7 @@
 
 A step that decides document by document defines ``open``, which returns a function of a batch:
 
-    class FewWords(Step[FewWordsSettings, Settings]):
+    class FewWords(Step[FewWordsSettings]):
         version = 1
 
         def open(self, shard, item=None):

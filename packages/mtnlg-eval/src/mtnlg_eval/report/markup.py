@@ -1,18 +1,12 @@
-"""HTML elements of a report, and how it writes numbers.
+"""How a report writes numbers, and text from files.
 
-Everything read from a file must pass through ``escape``; all other arguments here are markup already.
-
-``mtnlg_data`` and ``mtnlg_eval`` must not import each other, so both have this file; a test keeps the two byte-equal.
+The curation's page writes numbers the same way (``mtnlg_data.report.numbers``); neither package may import the other.
 """
 
 from __future__ import annotations
 
 import html
 from math import isfinite
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 NARROW = "\N{NARROW NO-BREAK SPACE}"
 DASH = "\N{EN DASH}"
@@ -23,33 +17,6 @@ MAGNITUDES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 def escape(value: object) -> str:
     """The value as text that is safe in elements and in quoted attributes."""
     return html.escape(str(value))
-
-
-def figure(caption: str, picture: str, note: str = "") -> str:
-    """A ``<figure>`` with its caption above; ``note`` follows the caption in a muted colour."""
-    muted = f" <span>{note}</span>" if note else ""
-    return f"<figure><figcaption>{caption}{muted}</figcaption>\n{picture}\n</figure>"
-
-
-def row(cells: Sequence[str], css_class: str = "") -> str:
-    """A table row: a heading cell, then numeric cells."""
-    head, *numbers = cells
-    opening = f'<tr class="{css_class}">' if css_class else "<tr>"
-    tail = "".join(f'<td class="n">{cell}</td>' for cell in numbers)
-    return f'{opening}<th scope="row">{head}</th>{tail}</tr>'
-
-
-def table(head: Sequence[str], rows: Iterable[str]) -> str:
-    """A table of column names and rows; it scrolls by itself where it is wider than the page."""
-    first, *others = head
-    heads = f'<th scope="col">{first}</th>' + "".join(f'<th class="n" scope="col">{name}</th>' for name in others)
-    body = "\n".join(rows)
-    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
-
-
-def missing_part(statement: str, file: str, command: str) -> str:
-    """A notice for a part that has not been run, with the missing file and the command that writes it."""
-    return f'<p class="absent">{statement}: there is no <code>{file}</code>. <code>{command}</code> writes it.</p>'
 
 
 def count(n: float) -> str:
