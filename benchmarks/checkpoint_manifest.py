@@ -31,7 +31,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import FILE_BYTES, publish
 from mtnlg_model.families import preset
 from mtnlg_parallel.engine import zero
-from mtnlg_parallel.layout import SLICED_AXES, Layout, stages
+from mtnlg_parallel.layout import Layout, sliced_axis, stages
 from record import conditions, option_parser, spread, time_rounds, write_result
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def local_parameters(config: ModelConfig, parts: Iterable[str], first_stage: boo
         tied = part == "head"
         names = [name for name in shapes if name.startswith("embedding.token." if tied else f"{part}.")]
         for name in [] if tied and first_stage else names:
-            axis = SLICED_AXES.get(name.removeprefix("embedding." if tied else f"{part}."))
+            axis = sliced_axis(name)
             box = [(0, size) for size in shapes[name]]
             if axis is not None:
                 width = shapes[name][axis] // LAYOUT.tp

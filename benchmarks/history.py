@@ -90,7 +90,7 @@ SHORTS = {
     "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0)}),
     "training_engine": Short(
         "--model cpu --rounds 5 --steps 2",
-        {"a training step": ("ratios of processor seconds", "pipeline engine / plain")},
+        {"a training step": ("ratios of processor seconds", "ours / plain")},
     ),
     "startup": Short("--rounds 1", {"files to start a rank": ("libraries' files over a rank's",)}),
     "planner_published": Short(

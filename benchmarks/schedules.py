@@ -162,7 +162,8 @@ class SleepForWeight(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401, D102  (as above)
-        sleeper, put_off = ctx.sleeper, ctx.engine and ctx.engine.optimizer.deferral.products
+        sleeper, engine = ctx.sleeper, ctx.engine
+        put_off = engine.optimizer.put_off if engine and engine.splits_backward else None
         if put_off is None:
             sleeper.sleep("weights", sleeper.unit)
         else:

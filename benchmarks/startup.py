@@ -4,9 +4,8 @@
 
 The other 2,239 ranks are not there: torch's fake process group takes every collective and moves nothing. So seconds
 are those of the rank's own work. On a cluster each group that it joins costs a rendezvous too, and with NCCL's
-``device_id`` each group that anyone makes costs all ranks a split of the communicator. megatron-core's
-``initialize_model_parallel`` made the tensor-parallel group before. DeepSpeed's engine makes its grid; the pipeline
-engine makes the groups that a rank uses. The decoder is a small one, with a layer a stage.
+``device_id`` each group that anyone makes costs all ranks a split of the communicator. DeepSpeed's engine makes its
+grid; the pipeline engine makes the groups that a rank uses. The decoder is a small one, with one layer per stage.
 
 Files are counted by Python's audit events, once each, beside those of the libraries that a rank imports alone.
 """
@@ -37,8 +36,7 @@ from mtnlg_parallel.engine import process
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
-from megatron.core import parallel_state
-from mtnlg_parallel.model import pipeline, slicing
+from mtnlg_parallel.model import slicing
 from torch import device, distributed
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -65,15 +63,12 @@ recipe = Recipe.model_validate({
     "layout": layout,
     "train": {"samples": 1000, "batch": 8, "lr": 1e-3, "decay": 900, "checkpoint_every": 0},
 }, strict=False)
-split = recipe.model_copy(update={"train": recipe.train.model_copy(update={"schedule": "zero-bubble"})})
+deepspeed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "deepspeed"})})
 cpu = process.init_distributed(layout, device="cpu")
-def megatron():
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=8, pipeline_model_parallel_size=35)
 print(json.dumps({
     "tensor_parallel_group": measured(lambda: slicing.Slicing.of_this_rank(layout, recipe.model, False)),
-    "tensor_parallel_group_by_megatron_core": measured(megatron),
-    "deepspeed": measured(lambda: build_engine(recipe, cpu)),
-    "pipeline_engine": measured(lambda: build_engine(split, cpu)),
+    "deepspeed": measured(lambda: build_engine(deepspeed, cpu)),
+    "pipeline_engine": measured(lambda: build_engine(recipe, cpu)),
 }), file=sys.__stdout__)
 os._exit(0)
 """
@@ -81,7 +76,7 @@ os._exit(0)
 IMPORTS = """
 import json, os, sys, time, warnings
 warnings.simplefilter("ignore")
-os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+os.environ |= {"DS_ACCELERATOR": "cpu"}
 files = set()
 def opened(event, words):
     if event == "open" and isinstance(words[0], str):
@@ -97,7 +92,7 @@ print(json.dumps(figures), file=out)
 RANK_IMPORTS = "import mtnlg_parallel.cli, mtnlg_parallel.launch.worker, mtnlg_parallel.engine.pipeline_engine"
 STATEMENTS = {
     "a rank, pipeline_engine": RANK_IMPORTS,
-    "a rank, deepspeed": f"{RANK_IMPORTS}, deepspeed.ops, mtnlg_parallel.model.pipeline",
+    "a rank, deepspeed": f"{RANK_IMPORTS}, deepspeed.pipe, mtnlg_parallel.model.megatron",
     "torch and megatron-core alone": "import torch, megatron.core.tensor_parallel",
     "the two and deepspeed alone": "import torch, megatron.core.tensor_parallel, deepspeed.ops, deepspeed.pipe",
 }

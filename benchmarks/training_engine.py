@@ -2,12 +2,11 @@
 
     python benchmarks/training_engine.py [--model cpu|dense-1.3b] [--rounds 5] [--steps 5] [--out FILE]
 
-"engine" is that of train.schedule = "1f1b", DeepSpeed's; "pipeline engine" that of the other schedules. All train the
-same shape on the same tokens with AdamW and clipping, each in its own process. In every round each runs ``--steps``
-steps, in varying order, so that other load costs all alike; the result has medians, ratios first, by the clock and by
-the processor seconds of the process, which other load changes less. On a GPU the compiled plain loop is one more.
-Precision is fp32 on a CPU; on a GPU bf16, with fp32 accumulation and master weights in our engines, by autocast in the
-others.
+"ours" is the default engine, "deepspeed" that of train.engine = "deepspeed". All train the same shape on the same
+tokens with AdamW and clipping, each in its own process. In every round each runs ``--steps`` steps, in varying order,
+so that other load costs all alike; the result has medians, ratios first, by the clock and by the processor seconds of
+the process, which other load changes less. On a GPU the compiled plain loop is one more. Precision is fp32 on a CPU; on
+a GPU bf16, with fp32 accumulation and master weights in our engines, by autocast in the others.
 
 Also measured on our engine: the share of a step that waits for samples; the time that a background checkpoint adds to
 the steps it overlaps, as a share of the 100 steps between two; and the time from the command to the first step.
@@ -58,7 +57,7 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 BETWEEN = 100
 """Steps from one checkpoint to the next, as in recipes/mt-nlg-530b."""
 
-ENGINES = ("engine", "pipeline engine")
+ENGINES = ("ours", "deepspeed")
 
 MODELS = {
     "cpu": ModelConfig(
@@ -231,9 +230,9 @@ def serve(side: str, name: str, folder: Path) -> None:
     recipe, data, out = make_recipe(name), folder / "data", folder / side
     out.mkdir(exist_ok=True)
     go = {
-        "engine": lambda: engine_side(recipe, data, out),
-        "pipeline engine": lambda: engine_side(
-            recipe.model_copy(update={"train": recipe.train.model_copy(update={"schedule": "zero-bubble"})}), data, out
+        "ours": lambda: engine_side(recipe, data, out),
+        "deepspeed": lambda: engine_side(
+            recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "deepspeed"})}), data, out
         ),
         "plain": lambda: plain_side(recipe, data, compiled=False),
         "compiled": lambda: plain_side(recipe, data, compiled=True),
@@ -291,7 +290,7 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     sides = {side: Side(side, name, folder) for side in (*ENGINES, *others)}
     for process in sides.values():
         process.go(2)  # warm
-    seconds: dict[str, list[float]] = {side: [] for side in (*sides, "engine with a checkpoint")}
+    seconds: dict[str, list[float]] = {side: [] for side in (*sides, "with a checkpoint")}
     used: dict[str, list[float]] = {side: [] for side in sides}
     waits, peaks = [], dict.fromkeys(sides, 0.0)
     for number in range(rounds):
@@ -300,13 +299,13 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
             seconds[side].append(times["seconds"] / steps)
             used[side].append(times["cpu_seconds"] / steps)
             peaks[side] = max(peaks[side], times.get("peak_bytes", 0.0))
-            if side == "engine":
+            if side == "ours":
                 waits.append(times["data_seconds"] / times["seconds"])
-        seconds["engine with a checkpoint"].append(sides["engine"].go(-steps)["seconds"] / steps)
+        seconds["with a checkpoint"].append(sides["ours"].go(-steps)["seconds"] / steps)
     for process in sides.values():
         process.close()
     step = {side: statistics.median(each) for side, each in seconds.items()}
-    saving = [(w - o) * steps for w, o in zip(seconds["engine with a checkpoint"], seconds["engine"], strict=True)]
+    saving = [(w - o) * steps for w, o in zip(seconds["with a checkpoint"], seconds["ours"], strict=True)]
     tokens = recipe.train.batch * recipe.model.sequence
     peak = peak_flops(torch.cuda.get_device_name()) if GPU else None
     return {
@@ -315,7 +314,7 @@ def measure(name: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
             f"{e} / {s}": exact_ratio(ratios(used[s], used[e])) for e in ENGINES for s in others
         },
         "share of a step waiting for samples": statistics.median(waits),
-        f"share of {BETWEEN} steps that a checkpoint takes": statistics.median(saving) / (BETWEEN * step["engine"]),
+        f"share of {BETWEEN} steps that a checkpoint takes": statistics.median(saving) / (BETWEEN * step["ours"]),
         "seconds to the first step": [first_step(recipe, folder) for _ in range(3)],
         "tokens/s": {side: tokens / each for side, each in step.items()},
         "seconds a step": seconds,

@@ -17,7 +17,6 @@ from mtnlg_parallel.kernels import best_ops, norm
 from mtnlg_parallel.kernels.aot.build import check_limits
 from mtnlg_parallel.kernels.aot.compilation import compile_launches, describe, run_backward
 from mtnlg_parallel.model import eight_bit
-from mtnlg_parallel.model.eight_bit import weights_unchanged
 
 from . import checks, waiting
 from .clock import DEVICE, DTYPE
@@ -55,8 +54,7 @@ def launch_all() -> None:
     config, _, ways = setting(tiny=False)
     rank = make_rank(config, 1)
     for way, name in product(ways, ("kernels", "kernels, 8 bits")):
-        with weights_unchanged():
-            make_step(rank, way, sides_of(ops)[name])()
+        make_step(rank, way, sides_of(ops)[name])()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from .clock import DEVICE, GPU, is_left_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mtnlg_parallel.model.eight_bit import Rounding
+    from mtnlg_parallel.model.eight_bit import EightBit
     from mtnlg_parallel.model.head import ParallelOps
 
     Side = Callable[..., tuple[Tensor, ...]]
@@ -66,7 +66,7 @@ class SingleRank(NamedTuple):
     rank: int = 0
     degree: int = 1
     sequence_parallel: bool = False
-    eight_bit: Rounding | None = None
+    eight_bit: EightBit | None = None
 
 
 class Operation(NamedTuple):

@@ -16,7 +16,6 @@ run. Goals: 0.75 of it, and 1.15 x torch.compile.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -31,11 +30,13 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import PRESETS
 from mtnlg_model.functional import EAGER, Ops
 from mtnlg_parallel.model import products
-from mtnlg_parallel.model.eight_bit import weights_unchanged
+from mtnlg_parallel.model.eight_bit import EightBit
 from mtnlg_parallel.model.head import ParallelOps
+from mtnlg_parallel.model.products import SlicedWeight
 
 from .clock import DEVICE, DTYPE, GPU, Clock, Sampler, compile_fresh, kernels, release
-from .rank_layers import TP, Rank, add_in_fp32, make_layers, make_rank, multiply_in_8_bits, replace_products
+from .operations import SingleRank
+from .rank_layers import TP, Rank, make_layers, make_rank, replace_products
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,25 +92,25 @@ def make_step(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
         # As in training. A compiler decides itself which activations to keep.
         ops = replace(ops, attention=partial(recompute, ops.attention))
     split = case.recompute == "selective"
-    multiply: dict[str, Product] = {"within": add_in_fp32, "after": F.linear}
-    if isinstance(ops, ParallelOps):
-        multiply["within, 8 bits"] = partial(multiply_in_8_bits, ops.eight_bit)
-    layers: list[Any] = [replace_products(layer, rank, multiply[side.added], split) for layer in make_layers(rank, ops)]
+    rounding = ops.eight_bit if isinstance(ops, ParallelOps) and side.added == "within, 8 bits" else None
+    slicing: Any = SingleRank(eight_bit=rounding and EightBit(rounding))  # which rounds weights once, as in a step
+    within = [weight for weight in rank.parameters if weight.ndim == 2 and side.added != "after"]
+    sliced: dict[Tensor, SlicedWeight] = {weight: SlicedWeight(weight, slicing) for weight in within}
+    for weight in within:
+        sliced[weight].sink = Total(weight)
+    multiply: Product = F.linear if side.added == "after" else lambda x, weight: products.row(x, sliced[weight])
+    layers: list[Any] = [replace_products(layer, rank, multiply, split) for layer in make_layers(rank, ops)]
     if side.compiled:
         layers = [compile_fresh(layer) for layer in layers]
     x_SBH = rank.x_SBH.detach()[: case.rows].requires_grad_()
     upstream_SBH = rank.upstream_SBH[: case.rows]
-    within = [weight for weight in rank.parameters if weight.ndim == 2 and side.added != "after"]
-    sinks = {weight: Total(weight) for weight in within}
-    after = [weight for weight in rank.parameters if weight not in sinks]
+    after = [weight for weight in rank.parameters if weight not in sliced]
     totals = [torch.zeros_like(weight, dtype=torch.float32) for weight in after]
 
     def step() -> None:
         x_SBH.grad = None
         for weight in rank.parameters:
             weight.grad = None
-        for weight, sink in sinks.items():
-            vars(weight)["gradient_sink"] = sink
         y_SBH: Tensor = x_SBH
         for layer in layers:
             y_SBH = recompute(layer, y_SBH) if case.recompute == "full" else layer(y_SBH)
@@ -120,7 +121,7 @@ def make_step(rank: Rank, case: Case, side: Side) -> Callable[[], None]:
 
 
 def recompute(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function of tensors)
-    """Recompute ``function`` backward, as mtnlg_parallel.model.tensor_parallel does, which needs megatron-core."""
+    """Recompute ``function`` backward, as mtnlg_parallel.model.tensor_parallel does."""
     return checkpoint(function, *inputs, use_reentrant=False)
 
 
@@ -215,7 +216,6 @@ def main(tiny: bool, results: Results) -> None:
         for side in sides_of(ops):
             if results.has(key := f"{case.name}, {side}"):
                 continue
-            # Weights are rounded to 8 bits once, as in a step of many micro-batches.
-            with results.attempt(key), weights_unchanged() if "8 bits" in side else nullcontext():
+            with results.attempt(key):
                 results.add(key, *measure(rank, case, side, ops, clock, rate))
             release()

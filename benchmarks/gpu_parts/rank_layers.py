@@ -14,22 +14,18 @@ from torch.autograd import Function
 
 from mtnlg_model.decoder import DecoderLayer, Linear
 from mtnlg_parallel.layout import SLICED_AXES
-from mtnlg_parallel.model import products
 
 from .clock import DEVICE, DTYPE, generator
-from .operations import SingleRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.functional import Ops
-    from mtnlg_parallel.model.eight_bit import Rounding
 
     Product = Callable[[Tensor, Tensor], Tensor]
 
 TP = 8
-ALONE: Any = SingleRank()
 
 
 class Rank(NamedTuple):
@@ -143,17 +139,6 @@ class Row(nn.Module):
         """[S, B, inputs / tp] → [S / tp, B, outputs]."""
         part: Tensor = _Scatter.apply(self.product(x_SBF, self.weight), self.gradient_SBH)  # type: ignore[no-untyped-call]
         return part
-
-
-def add_in_fp32(x: Tensor, weight: Tensor) -> Tensor:
-    """Training's product: x Wᵀ, with the weight's gradient added in fp32 where it has a `GradientSink`."""
-    return products.row(x, weight, ALONE)
-
-
-def multiply_in_8_bits(rounding: Rounding, x: Tensor, weight: Tensor) -> Tensor:
-    """The same with factors of 8 bits."""
-    alone: Any = SingleRank(eight_bit=rounding)
-    return products.row(x, weight, alone)
 
 
 def replace_products(layer: DecoderLayer, rank: Rank, product: Product, sequence_parallel: bool) -> DecoderLayer:

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mtnlg_parallel.engine import deepspeed_engine, sharded_optimizer
-from mtnlg_parallel.engine.deepspeed_engine import DeepSpeedEngine, GuardedAdamW
+from mtnlg_parallel.engine import deepspeed as deepspeed_engine
+from mtnlg_parallel.engine import pipeline_engine, sharded_optimizer
+from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine, GuardedAdamW
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ParameterGradient
 from mtnlg_parallel.model import head
+from mtnlg_parallel.model.stage_modules import StageModules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.distributed import ProcessGroup
+    from collections.abc import Callable, Iterator
 
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe, Train
 
-_kind = PipelineEngine._kind
+_local_parameters = StageModules.local_parameters
 _config = deepspeed_engine.deepspeed_config
 _has_arrived = ParameterGradient._has_arrived
 
@@ -37,13 +37,18 @@ def broken(engine: type[Any], break_it: Callable[[], None]) -> type[Any]:
     return Broken
 
 
-def kind_without(**changes: Any) -> Callable[[], None]:  # noqa: ANN401  (fields of a BucketKind)
-    """Have the pipeline engine see all parameters with these fields of a `BucketKind`."""
+def sum_nothing() -> None:
+    """Have an engine sum neither the tied table nor what ranks have seen in part."""
 
-    def changed(self: PipelineEngine, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
-        return _kind(self, chunk, local, tied)._replace(**changes)
+    def alone(self: StageModules) -> Iterator[LocalParameter]:
+        return (local._replace(summed_over=None) for local in _local_parameters(self))
 
-    return lambda: setattr(PipelineEngine, "_kind", changed)
+    setattr(StageModules, "local_parameters", alone)  # noqa: B010  (mypy refuses a method)
+
+
+def decay_everything() -> None:
+    """Have the pipeline engine decay biases and norms too."""
+    vars(pipeline_engine)["BucketKind"] = lambda *fields: BucketKind(*fields)._replace(decays=True)
 
 
 def config_with(section: str, **changes: Any) -> Callable[[], None]:  # noqa: ANN401  (settings of DeepSpeed's)
@@ -54,13 +59,6 @@ def config_with(section: str, **changes: Any) -> Callable[[], None]:  # noqa: AN
         return {**config, section: {**config.get(section, {}), **changes}}
 
     return lambda: vars(deepspeed_engine).update(deepspeed_config=changed)
-
-
-def sum_nothing() -> None:
-    """Have DeepSpeed sum neither the tied table nor what ranks have seen in part."""
-    from mtnlg_parallel.model.pipeline import Pipeline
-
-    setattr(Pipeline, "get_tied_weights_and_groups", lambda _: [])  # noqa: B010  (mypy refuses a method)
 
 
 def lose_head_gradient() -> None:
@@ -99,10 +97,10 @@ def small_buckets() -> None:
     sharded_optimizer.BUCKET_ELEMENTS = deepspeed_engine.COPIED_ELEMENTS = 500
 
 
-PipelineUnsummed = broken(PipelineEngine, kind_without(summed_over=None))
+PipelineUnsummed = broken(PipelineEngine, sum_nothing)
 PipelineHead = broken(PipelineEngine, lose_head_gradient)
 PipelineSum = broken(PipelineEngine, sum_in_bf16)
-PipelineDecay = broken(PipelineEngine, kind_without(decays=True))
+PipelineDecay = broken(PipelineEngine, decay_everything)
 PipelineBuckets = broken(PipelineEngine, small_buckets)
 DeepSpeedUnsummed = broken(DeepSpeedEngine, sum_nothing)
 DeepSpeedHead = broken(DeepSpeedEngine, config_with("bf16", immediate_grad_update=False))

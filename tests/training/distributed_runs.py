@@ -19,7 +19,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 warnings.simplefilter("ignore")
 
@@ -42,7 +42,7 @@ from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
 from mtnlg_parallel.launch import health, worker  # noqa: E402
-from mtnlg_parallel.model import head, slicing, tensor_parallel  # noqa: E402
+from mtnlg_parallel.model import head, slicing  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
 from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
 from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
@@ -73,7 +73,7 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         moved.clear()
         data = open_data(Path(request["data"]), recipe)
         if rank == request.get("cannot_validate"):
-            data = data._replace(validation=DamagedStream(data.validation))
+            data = data._replace(validation=DamagedStream(cast("TokenStream", data.validation)))
         if rank == 0:
             prepare_run_dir(Path(out), recipe, data.fingerprint, resume=True)
         distributed.barrier()
@@ -381,7 +381,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     recipe = validate(request["recipes"][0], Recipe, "request")
     process.init_distributed(recipe.layout)
     slicing = Slicing.of_this_rank(recipe.layout, recipe.model, sequence_parallel=False)
-    attention = tensor_parallel.parallel_ops(slicing, "none", head.EAGER).attention
+    attention = partial(head.EAGER.attention_of_rank, slicing.rank)
     torch.manual_seed(5)
     ones = torch.ones(1, 2, 16, 8)
     masks = [

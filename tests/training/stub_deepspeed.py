@@ -63,7 +63,7 @@ def run(case: stub_gpu.Case) -> Answer:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from mtnlg_parallel.engine.deepspeed_engine import DeepSpeedEngine
+    from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
     from mtnlg_parallel.planner.run import train_run, train_software

@@ -167,7 +167,6 @@ def step(case: Case) -> Answer:
     from mtnlg_model import rotary
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
-    from mtnlg_parallel.model.eight_bit import weights_unchanged
     from mtnlg_parallel.planner.memory import memory
     from mtnlg_parallel.planner.run import train_run, train_software
     from mtnlg_parallel.recipe import load_recipe
@@ -188,8 +187,7 @@ def step(case: Case) -> Answer:
         engine = PipelineEngine(recipe, device, best_ops(device))
         built = gpu.bytes
         gpu.on_host.clear()  # AdamW's and rotary positions' constants are made there
-        with weights_unchanged():
-            engine.train_batch(batches(), case.micro_batches, 1e-4, lambda _loss, _norm: None)
+        engine.train_batch(batches(), case.micro_batches, 1e-4, lambda _loss, _norm: None)
     distributed.destroy_process_group()
     run = train_run(recipe)._replace(batch=case.micro_batches * layout.dp * train.micro_batch)
     planned = memory(run, train_software(run))[layout.coordinates(case.rank).pp]

@@ -36,7 +36,7 @@ ONCE_A_STEP = {
     "_local_scalar_dense utils.is_invalid_grad_norm",
     "_local_scalar_dense utils.clip_tensors_by_global_norm",
     "_to_copy engine._aggregate_total_loss",
-    "tolist deepspeed_engine._loss_and_grad_norm",
+    "tolist deepspeed._loss_and_grad_norm",
 }
 """Whether the norm is finite, its clipping, and the loss; the last two by DeepSpeed for itself."""
 

@@ -15,7 +15,7 @@ from training.reference_loop import RunRanks, recipe_of
 def test_every_process_group_waits_longer_than_the_watchdog(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     recipe = recipe_of((2, 2, 1), guard={"patience": 700.0, "disk_patience": 50.0}, samples=8)
     for timeouts in run_ranks("group_timeouts", [recipe], data=data, outs=[tmp_path]):
-        assert len(timeouts) > 6
+        assert len(timeouts) >= 6
         assert set(timeouts) == {760.0}
 
 
@@ -31,24 +31,18 @@ def test_every_rank_is_in_as_many_groups(run_ranks: RunRanks, data: Path, tmp_pa
 def test_a_rank_of_2240_makes_only_groups_that_are_used(run_ranks: RunRanks) -> None:
     """Together with all ranks the world's and DeepSpeed's twin of it; every other one alone with its own ranks."""
     layout, model = (8, 35, 8), {"layers": 35, "heads": 8, "hidden": 64}
-    recipe = recipe_of(layout, model, batch=8, micro_batch=1, ramp=None, validation_samples=8)
-    for rank, joined in ((0, 8), (1117, 7)):
-        (made,) = run_ranks("groups_made", [recipe], rank=rank, world=1)
-        assert made == {"together": 2, "joined": joined}
-    split = recipe_of(layout, model, batch=8, micro_batch=1, ramp=None, validation_samples=8, schedule="zero-bubble")
-    for rank, joined in ((0, 6), (1117, 6)):
-        (made,) = run_ranks("groups_made", [split], rank=rank, world=1)
-        assert made == {"together": 1, "joined": joined}, "every other group is made by its own ranks alone"
+    for engine, together, joined in (("deepspeed", 2, 8), ("pipeline", 1, 6)):
+        recipe = recipe_of(layout, model, engine=engine, batch=8, micro_batch=1, ramp=None, validation_samples=8)
+        for rank in (0, 1117):
+            (made,) = run_ranks("groups_made", [recipe], rank=rank, world=1)
+            assert made == {"together": together, "joined": joined}, "as many on every rank"
 
 
-def test_the_pipeline_engine_starts_without_deepspeed() -> None:
+def test_default_engine_imports_no_deepspeed_or_megatron_and_leaves_torch_compile_on() -> None:
     """On a cluster each rank's imports are files read from a shared disk."""
     statements = """if True:
-        import mtnlg_parallel.launch.worker, sys
-        from mtnlg_parallel.engine.process import suppress_output
-        with suppress_output():
-            import mtnlg_parallel.engine.pipeline_engine, mtnlg_parallel.model.slicing
-        sys.exit("deepspeed" in sys.modules)
+        import mtnlg_parallel.launch.worker, mtnlg_parallel.engine.pipeline_engine, os, sys
+        sys.exit("deepspeed" in sys.modules or "megatron" in sys.modules or "TORCHDYNAMO_DISABLE" in os.environ)
     """
     subprocess.run([sys.executable, "-c", statements], check=True)
 

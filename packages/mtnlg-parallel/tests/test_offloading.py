@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.engine.build import supported_engine
 from mtnlg_parallel.engine.offloading import HostActivations, Streams
 from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE, orders
 from mtnlg_parallel.layout import Layout
@@ -227,9 +229,10 @@ def test_the_plan_has_as_many_passes_on_the_device_as_run_come_and_go(ranks: int
 
 
 def test_deepspeeds_engine_is_refused_what_it_cannot_do() -> None:
-    train = {"samples": 8, "batch": 8, "lr": 1e-3, "schedule": "1f1b", "offload_activations": True}
-    with pytest.raises(ValueError, match='offload_activations: the engine of "1f1b" keeps them on the device; use'):
-        Recipe.model_validate({"model": CONFIG, "train": train}, strict=False)
+    for changes in ({"offload_activations": True}, {"schedule": "zero-bubble"}):
+        train = {"samples": 8, "batch": 8, "lr": 1e-3, "engine": "deepspeed", **changes}
+        with pytest.raises(UsageFailure, match=r'train\.engine = "deepspeed"'):
+            supported_engine(Recipe.model_validate({"model": CONFIG, "train": train}, strict=False))
 
 
 def test_a_saved_tensor_of_another_device_stays_where_it_is() -> None:

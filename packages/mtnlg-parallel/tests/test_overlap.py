@@ -13,9 +13,12 @@ from torch import Tensor
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.engine import sharded_optimizer
-from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
+from mtnlg_parallel.layout import Stage
 from mtnlg_parallel.model import products
+from mtnlg_parallel.model.products import SlicedWeight
+from mtnlg_parallel.model.slicing import fake_process_group
+from mtnlg_parallel.model.stage_modules import StageModules
 from mtnlg_parallel.recipe import Train
 
 Events = list[str]
@@ -42,17 +45,17 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     return noted
 
 
-def weight_noted(events: Events) -> torch.nn.Parameter:
+def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401  (what a product asks of a slicing)
     """A weight whose gradient's product is noted."""
-    weight = torch.nn.Parameter(torch.randn(4, 4))
-    vars(weight)["gradient_sink"] = SimpleNamespace(product=lambda *_: events.append("product for dW"))
-    return weight
+    layer = SlicedWeight(torch.nn.Parameter(torch.randn(4, 4)), slicing)
+    layer.sink = SimpleNamespace(product=lambda *_: events.append("product for dW"))
+    return layer
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_parallel: bool, events: Events) -> None:
     slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=None, group=None)
-    y = products.column(torch.randn(2, 1, 4, requires_grad=True), weight_noted(events), slicing)
+    y = products.column(torch.randn(2, 1, 4, requires_grad=True), sliced_weight(slicing, events))
     events.clear()
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
     if sequence_parallel:
@@ -64,13 +67,10 @@ def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, events: Events) -> None:
-    with suppress_output():  # of megatron-core
-        from mtnlg_parallel.model.slicing import fake_process_group
-        from mtnlg_parallel.model.stage_modules import Layer
-
     config = ModelConfig(layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, mlp="swiglu")
     with fake_process_group(0, 2, config, sequence_parallel) as slicing:
-        mlp = Layer(config, 0, slicing, "none", torch.device("cpu")).mlp
+        stage = Stage(0, range(1), ("layers.0",), 0, 0.0)
+        mlp: Any = StageModules(stage, config, slicing, "none", torch.device("cpu")).layers["0"].mlp
         y = mlp(torch.randn(4 // (2 if sequence_parallel else 1), 1, 8, requires_grad=True))
         begun = ["all_gather_into_tensor", "reduce_scatter_tensor"] if sequence_parallel else ["all_reduce"]
         assert [event for event in events if not event.startswith("waited")] == begun
@@ -83,15 +83,15 @@ def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, 
 
 def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_first_forward(events: Events) -> None:
     group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
-    weights = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    layers = [sliced_weight(None, events) for _ in range(3)]
     chunks = (0, 0, 1)
     optimizer = ShardedOptimizer(
         (
             (
                 BucketKind(chunk, decays=True, counts=True, summed_over=None),
-                cast("Any", SimpleNamespace(parameter=weight)),  # all that a bucket reads of it
+                cast("Any", SimpleNamespace(parameter=layer.weight, layer=layer)),  # all that a bucket reads of it
             )
-            for chunk, weight in zip(chunks, weights, strict=True)
+            for chunk, layer in zip(chunks, layers, strict=True)
         ),
         group,
         TRAIN,
@@ -99,7 +99,7 @@ def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_f
     optimizer.begin_step(2)
     for number in (2, 2, 1, 1, 0, 0):  # the last part's two micro-batches first
         events.append(f"dW of {number}")
-        vars(weights[number])["gradient_sink"].product(torch.ones(4, 2), torch.ones(4, 2))
+        layers[number].sink.product(torch.ones(4, 2), torch.ones(4, 2))  # type: ignore[union-attr]
     reduced = "reduce_scatter_tensor"
     assert events == ["dW of 2"] * 2 + [reduced] + ["dW of 1"] * 2 + ["dW of 0"] * 2 + [reduced]
     optimizer.finish_gradients()

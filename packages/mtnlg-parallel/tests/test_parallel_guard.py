@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.engine.deepspeed_engine import GuardedAdamW, Verdict
+from mtnlg_parallel.engine.deepspeed import GuardedAdamW, Verdict
 from mtnlg_parallel.recipe import GuardSettings
 from mtnlg_parallel.record.metrics import Step
 from mtnlg_parallel.training.guard import Guard, history

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtnlg_parallel.engine.sharded_optimizer import Deferral, ParameterGradient
+from mtnlg_parallel.engine.sharded_optimizer import ParameterGradient
 from mtnlg_parallel.model import products
+from mtnlg_parallel.model.products import SlicedWeight
 
 ROWS, INPUTS, OUTPUTS = 6, 48, 40
 ALONE: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=None)
@@ -42,7 +43,7 @@ def micro_batch(number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     """Reads and writes of the fp32 total, none of a gradient of its own: 28 bytes where DeepSpeed's engine adds it."""
     total = torch.empty(OUTPUTS, INPUTS)
-    sink = ParameterGradient(total, lambda: None, Deferral())
+    sink = ParameterGradient(total, lambda: None)
     for number in range(2):
         x, dy = (value.flatten(0, 1) for value in micro_batch(number, torch.bfloat16))
         with WeightTraffic() as traffic:
@@ -54,11 +55,12 @@ def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
 
 def test_recomputation_leaves_out_a_layers_last_product() -> None:
     up, down = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((OUTPUTS, INPUTS), (INPUTS, OUTPUTS)))
+    first, second = SlicedWeight(up, ALONE), SlicedWeight(down, ALONE)
     x, _ = micro_batch(0, torch.float32)
     inputs = [x.requires_grad_(), up, down]
 
     def layer(x: Tensor) -> Tensor:
-        return x + products.row(products.column(x, up, ALONE).tanh(), down, ALONE)
+        return x + products.row(products.column(x, first).tanh(), second)
 
     with FlopCounterMode(display=False) as counter:
         y: Tensor = checkpoint(layer, x, use_reentrant=False)

@@ -102,7 +102,7 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
 def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = Data(Numbers(), Numbers(), Path("t"), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
+    opened = Data(Numbers(), Path("t"), Numbers(), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
     monkeypatch.setattr(run, "open_data", lambda *_: opened)
     assert run._fingerprint(Path("data"), recipe_of(dp=1, samples=100)) == ("numbers", Path("t"))
     warning, passes = capsys.readouterr().err.splitlines()

@@ -61,6 +61,7 @@ def test_no_two_ranks_wait_to_be_connected_over_different_links(
 ) -> None:
     groups = LazyGroups()
     monkeypatch.setattr(pipeline_engine, "distributed", groups)
+    monkeypatch.setattr(pipeline_engine, "new_group", groups.new_group)
     last = ranks * chunks - 1
 
     def step(rank: int, order: Order) -> None:

@@ -37,11 +37,11 @@ def test_the_sum_of_squares_is_that_of_fp64_and_copies_no_gradients(elements: in
     torch.manual_seed(1)
     weight = torch.nn.Parameter(torch.zeros(elements))
     kind = BucketKind(0, decays=False, counts=True, summed_over=None)
-    optimizer = ShardedOptimizer([(kind, cast("Any", SimpleNamespace(parameter=weight)))], ALONE, TRAIN)
+    optimizer = ShardedOptimizer([(kind, cast("Any", SimpleNamespace(parameter=weight, layer=None)))], ALONE, TRAIN)
     gradient = torch.randn(elements) * 10.0 ** torch.randint(-4, 2, (elements,))
     optimizer.begin_step(1)
     weight.grad = gradient.clone()
-    vars(weight)["gradient_sink"].take(weight)
+    optimizer.buckets[0].sums[0].take(weight)
     with LargestResult() as largest:
         squares = optimizer.finish_gradients()
     exact = gradient.double().square().sum()

@@ -13,17 +13,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
-from mtnlg_model import rotary
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import fp32_logits
 from mtnlg_parallel import rendezvous
 from mtnlg_parallel.model.head import real_rows
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
-from mtnlg_parallel.model.stage_modules import Embedding, Head, Layer, Norm
+from mtnlg_parallel.model.stage_modules import StageModules
 
-from .layout import SLICED_AXES, layout_error, stages
+from .layout import layout_error, stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,33 +59,18 @@ class DecoderShard:
         self.slicing = Slicing.of_this_rank(layout, config, sequence_parallel=False)
         set_timeouts(TIMEOUT)
         stage = stages(config, layout, "none")[self.place.pp]
-        is_first, is_last = self.place.pp == 0, self.place.pp == layout.pp - 1
-        self.embedding = Embedding(config, self.slicing, device) if is_first else None
-        self.layers = {n: Layer(config, n, self.slicing, "none", device) for n in stage.layers}
-        self.norm = Norm(config, self.slicing, device) if is_last else None
-        # The first stage has it as well: it draws the tokens that it continues.
-        has_head = is_last and not is_first if config.tied else is_first or is_last
-        self.head = Head(config, self.slicing, device) if has_head else None
-        self._previous = layout.rank(self.place.tp, self.place.pp - 1, self.place.dp) if not is_first else -1
-        self._next = layout.rank(self.place.tp, self.place.pp + 1, self.place.dp) if not is_last else -1
+        if self.place.pp == 0 != layout.pp - 1:  # which draws the tokens that it continues
+            stage = stage._replace(parts=(*stage.parts, "head"))
+        self.layers, self.is_last = stage.layers, self.place.pp == layout.pp - 1
+        self.modules = StageModules(stage, config, self.slicing, "none", device).to(dtype)
+        self.modules.eval().requires_grad_(requires_grad=False)
+        for local in self.modules.local_parameters():
+            local.parameter.copy_(checkpoint.tensor(local.name, local.box))
+        self._previous, self._next = (
+            layout.rank(self.place.tp, pp, self.place.dp) if 0 <= pp < layout.pp else None
+            for pp in (self.place.pp - 1, self.place.pp + 1)
+        )
         self._sends: list[tuple[distributed.Work, Tensor]] = []
-        self._load(checkpoint)
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        shapes = self.config.parameter_shapes()
-        modules: list[tuple[str, nn.Module | None]] = [
-            ("embedding", self.embedding),
-            ("embedding" if self.config.tied else "", self.head),
-            ("final_norm", self.norm),
-        ]
-        modules += [(f"layers.{n}", layer) for n, layer in self.layers.items()]
-        for prefix, module in modules:
-            if module is None:
-                continue
-            module.to(self.dtype).eval().requires_grad_(requires_grad=False)
-            for suffix, parameter in module.named_parameters():
-                name, axis = f"{prefix}.{suffix}".removeprefix("."), SLICED_AXES.get(suffix)
-                parameter.copy_(checkpoint.tensor(name, self.slicing.box(shapes[name], axis)))
 
     @torch.inference_mode()
     def forward(
@@ -97,24 +81,20 @@ class DecoderShard:
         All ranks of a replica must call it with the same batches in the same order. ``attend`` replaces the attention
         of each layer of the decoder, by number, to use this rank's cache or packed paths.
         """
-        if self.embedding is not None:
-            x_SBH = self.embedding(tokens_BS, positions_BS)
+        if self._previous is None:
+            x = tokens_BS
         else:
             b, s = tokens_BS.shape
-            x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
-            distributed.recv(x_SBH, self._previous)
-        frequencies = rotary.frequencies(self.config)
-        rotation = rotary.rotation(frequencies, x_SBH, positions_BS) if frequencies else None
-        for number, layer in self.layers.items():
-            x_SBH = layer(x_SBH, attend[number] if attend else None, rotation)
-        if self.norm is not None:
-            normed: Tensor = self.norm(x_SBH)
-            return normed
-        self._send(x_SBH.contiguous())
+            x = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
+            distributed.recv(x, self._previous)
+        x_SBH: Tensor = self.modules(x, positions_BS, attend)
+        if self._next is None:
+            return x_SBH
+        self._send(x_SBH.contiguous(), self._next)
         return None
 
-    def _send(self, x_SBH: Tensor) -> None:
-        work = distributed.isend(x_SBH, self._next)
+    def _send(self, x_SBH: Tensor, receiver: int) -> None:
+        work = distributed.isend(x_SBH, receiver)
         if work is not None:  # keep the tensor alive until it has been sent
             self._sends = [send for send in self._sends if not send[0].is_completed()] + [(work, x_SBH)]
 
@@ -147,10 +127,7 @@ class DecoderShard:
 
     def local_logits(self, x_NH: Tensor) -> Tensor:
         """[N, H] → this rank's slice of the logits, [N, W] in fp32, padding's -Inf; on the first and last stage."""
-        module = self.head or self.embedding
-        if module is None:
-            raise RuntimeError(f"stage {self.place.pp} of {self.layout.pp} has no token table")
-        weight_WH = module.weight if isinstance(module, Head) else module.token.weight
+        weight_WH = self.modules.table
         logits_NW = fp32_logits(x_NH, weight_WH)
         logits_NW[:, real_rows(self.slicing, len(weight_WH), self.config.vocabulary_padding) :] = -torch.inf
         return logits_NW

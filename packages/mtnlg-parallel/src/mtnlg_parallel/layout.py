@@ -39,7 +39,7 @@ Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 """Order of a pipeline rank's work: Narayanan et al. 2021, sections 2.2.1 and 2.2.2; Qi et al. 2023, ZB-H1."""
 
 SLICED_AXES: Final[dict[str, int]] = {
-    "token.weight": 0,
+    "embedding.token.weight": 0,
     "attention.qkv.weight": 0,
     "attention.qkv.bias": 0,
     "attention.out.weight": 1,
@@ -50,7 +50,7 @@ SLICED_AXES: Final[dict[str, int]] = {
     "mlp.down.weight": 1,
     "head.weight": 0,
 }
-"""Axis that tensor parallelism slices, by a parameter's name within its module; all others are replicated."""
+"""Axis that tensor parallelism slices, by a parameter's name, of a layer's within the layer; others are replicated."""
 
 NORMS_OF_HEADS: Final = ("attention.q_norm.weight", "attention.k_norm.weight")
 """Replicated parameters of which each tensor-parallel rank sees its own heads only: their gradients are summed."""
@@ -239,8 +239,13 @@ def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
     else:
         prefix = "embedding.token." if part == "head" and config.tied else f"{part}."
         outer = config.outer_shapes().items()
-        shapes = {name.removeprefix("embedding."): shape for name, shape in outer if name.startswith(prefix)}
+        shapes = {name: shape for name, shape in outer if name.startswith(prefix)}
     return sum(prod(shape) // (layout.tp if name in SLICED_AXES else 1) for name, shape in shapes.items())
+
+
+def sliced_axis(name: str) -> int | None:
+    """Axis of a parameter of the decoder that tensor parallelism slices; None where every rank has all of it."""
+    return SLICED_AXES.get(name.split(".", 2)[2] if name.startswith("layers.") else name)
 
 
 @cache

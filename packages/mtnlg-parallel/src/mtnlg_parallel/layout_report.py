@@ -29,10 +29,10 @@ RANK_BYTES: Final = {
     ("fp32", True): {"weights": 4, "gradients": 4},
     ("fp32", False): {"weights": 4, "accumulated gradients": 4},
 }
-"""Bytes a parameter, of what every rank holds for its slices, by precision and whether the schedule is 1F1B."""
+"""Bytes per parameter, of what every rank holds for its slices, by precision and whether the engine is DeepSpeed's."""
 
 ZERO_BYTES: Final = {"master weights": 4, "moments": 8}
-"""Bytes a parameter, of what ZeRO-1 partitions over the data-parallel ranks."""
+"""Bytes per parameter, of what ZeRO-1 partitions over the data-parallel ranks."""
 
 SHOWN_GROUPS: Final = 4
 WIDTH: Final = 120
@@ -132,7 +132,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
         if part != "head" or layout.pp > 1 or not config.tied  # else the head is the embedding's table
     }
     parameters = sum(parts.values())
-    is_deepspeed = train.schedule == "1f1b"
+    is_deepspeed = train.engine == "deepspeed"
     state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
     shared = {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
     if train.precision == "fp32" and not is_deepspeed:

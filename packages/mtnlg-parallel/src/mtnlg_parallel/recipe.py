@@ -38,6 +38,8 @@ from .layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mtnlg_parallel.record.metrics import Step
+    from mtnlg_parallel.record.trackers import Tracker
 
 FILE = "train.toml"
 
@@ -76,6 +78,7 @@ class Train(Settings):
         "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
     )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
+    engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")
     schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
     chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
@@ -182,9 +185,6 @@ class Recipe(Settings):
         train, dp = self.train, self.layout.dp
         if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
             raise ValueError(reason)
-        if train.offload_activations and train.schedule == "1f1b":
-            hint = 'use train.schedule = "interleaved" or "zero-bubble"'
-            raise ValueError(f'train.offload_activations: the engine of "1f1b" keeps them on the device; {hint}')
         if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
             raise ValueError(reason)
         multiple = dp * train.micro_batch
@@ -311,8 +311,14 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 class RunOptions(NamedTuple):
-    """W&B project, steps to profile, and whether to train on the CPU. Never changes what is trained."""
+    """W&B project, steps to profile, whether to train on the CPU, and what rank 0 does with each step.
+
+    A callback that returns True stops the run after a last checkpoint, as a signal does. Nothing else here changes what
+    is trained.
+    """
 
     wandb: str | None = None
     profile: range | None = None
     device: Literal["auto", "cpu"] = "auto"
+    callbacks: Sequence[Callable[[Step], bool | None]] = ()
+    trackers: Sequence[Tracker] = ()

@@ -154,7 +154,7 @@ class ReplicaDecoder:
     def logits(self, x_BH: Tensor) -> Tensor:
         """[B, H] of the last stage → [B, V] on every rank."""
         shard = self._shard
-        if shard.norm is None:
+        if not shard.is_last:
             logits_BV = torch.empty(len(x_BH), self.config.vocabulary, device=shard.device)
         else:
             local_BW = shard.local_logits(x_BH).contiguous()

@@ -176,7 +176,7 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
         "samples": batch * chance.randint(1, 4),
         "recompute": chance.choice(("none", "selective", "full")),
         "sequence_parallel": chance.random() < 0.6,
-        "offload_activations": schedule != "1f1b" and chance.random() < 0.3,
+        "offload_activations": chance.random() < 0.3,
         "precision": chance.choice(("fp32", "fp32", "bf16", "bf16", "fp8")),
         "lr": chance.choice((1e-3, 3e-3, 1e-2)),
         "warmup": chance.choice((0, batch)),

@@ -18,7 +18,6 @@ from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import process, zero
 from mtnlg_parallel.engine.build import build_engine, engine_class
 from mtnlg_parallel.launch.local import rank_environment
-from mtnlg_parallel.model.eight_bit import weights_unchanged
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.rendezvous import HostedStore
@@ -82,7 +81,9 @@ def run_ranks(case: Case, engine: str, start: State, device: Literal["auto", "cp
     """Train ``case`` from ``start`` on all its ranks. Raises ``RankError`` where one fails or all hang."""
     context = multiprocessing.get_context("forkserver")
     on_cpu = device == "cpu"  # DeepSpeed chooses its accelerator when it is imported
-    context.set_forkserver_preload(["__main__", __name__, *(["mtnlg_parallel.model.pipeline"] if on_cpu else [])])
+    context.set_forkserver_preload(
+        ["__main__", __name__, *(["deepspeed.pipe", "mtnlg_parallel.model.megatron"] if on_cpu else [])]
+    )
     for name, value in {**SERVER, **({"DS_ACCELERATOR": "cpu"} if on_cpu else {})}.items():
         os.environ.setdefault(name, value)
     store, world = HostedStore(), case.recipe.layout.world
@@ -170,13 +171,12 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         seen = [_sums(masters)]
         engine.before_update = lambda masters=masters, seen=seen: seen.append(_sums(masters))  # type: ignore[misc]
         torch.manual_seed(hash((before, place.pp, place.dp, place.tp * train.sequence_parallel)))
-        with weights_unchanged():
-            outcome = engine.train_batch(
-                batches(range(before, before + batch)) if place.pp in {0, layout.pp - 1} else None,
-                batch // multiple,
-                train.learning_rate.at(before + batch),
-                lambda _loss, _norm, number=number: "forbidden by the case" if number == case.skipped else None,  # type: ignore[misc]
-            )
+        outcome = engine.train_batch(
+            batches(range(before, before + batch)) if place.pp in {0, layout.pp - 1} else None,
+            batch // multiple,
+            train.learning_rate.at(before + batch),
+            lambda _loss, _norm, number=number: "forbidden by the case" if number == case.skipped else None,  # type: ignore[misc]
+        )
         skipped = number == case.skipped
         if (outcome.skip_reason is not None) != skipped:
             raise RankError(f"step {number}: skip_reason is {outcome.skip_reason!r}, and judge forbade it: {skipped}")

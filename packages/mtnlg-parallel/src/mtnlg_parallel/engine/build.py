@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "mtnlg_parallel.engines"
 ENGINES: Final = {
-    "deepspeed": "mtnlg_parallel.engine.deepspeed_engine:DeepSpeedEngine",
+    "deepspeed": "mtnlg_parallel.engine.deepspeed:DeepSpeedEngine",
     "pipeline": "mtnlg_parallel.engine.pipeline_engine:PipelineEngine",
 }
 
@@ -39,20 +39,25 @@ def engine_class(name: str) -> EngineClass:
     return cast("EngineClass", engine)
 
 
+def supported_engine(recipe: Recipe) -> EngineClass:
+    """The recipe's engine. Raises ``UsageFailure`` also where that cannot train the recipe."""
+    engine = engine_class(recipe.train.engine)
+    if reason := engine.unsupported(recipe):
+        raise UsageFailure(f'train.engine = "{recipe.train.engine}": {reason}')
+    return engine
+
+
 def build_engine(
     recipe: Recipe, device: torch.device, ops: ParallelOps = EAGER, engine: EngineClass | None = None
 ) -> Engine:
     """Build this rank's engine with uninitialised parameters; `zero.restore` fills them.
 
-    ``ops`` are the operations of its layers; ``engine`` is the one for the recipe's schedule unless given. From here on
+    ``ops`` are the operations of its layers; ``engine`` is the recipe's unless given. From here on
     every process group has the timeout of `collective_timeout`.
     """
     from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import)
 
-    built = (engine or engine_class("deepspeed" if recipe.train.schedule == "1f1b" else "pipeline"))(
-        recipe, device, ops
-    )
-    slicing.level_group_counts(device)
+    built = (engine or supported_engine(recipe))(recipe, device, ops)
     slicing.set_timeouts(collective_timeout(recipe.guard))
     # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
     gc.collect()

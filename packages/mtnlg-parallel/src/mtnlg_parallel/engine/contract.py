@@ -1,7 +1,7 @@
-"""What the training loop asks of an engine, whichever runs the stages: DeepSpeed's or `pipeline_engine`'s.
+"""What the training loop asks of an engine, whichever runs the stages: ours or DeepSpeed's.
 
-    DeepSpeed        train.schedule = "1f1b": the paper's engine, 1F1B and ZeRO-1
-    pipeline_engine  every schedule, with gradients reduced in fp32 while backward runs
+    pipeline     ours, the default: every schedule, with gradients reduced in fp32 while backward runs
+    deepspeed    the paper's: 1F1B and ZeRO-1 of DeepSpeed over megatron-core's layers
 
 A checkpoint of either is resumed by the other: it holds `Fragment`s of the decoder's own tensors. What the contract
 means in numbers, `mtnlg_parallel.conformance` checks.

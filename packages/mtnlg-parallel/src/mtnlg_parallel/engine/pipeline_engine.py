@@ -2,7 +2,7 @@
 
     forward    receive x; run the part; send its output, of which only the graph is kept
     backward   receive dy; send the gradient of the part's input; weight gradients too unless the order has them apart
-    weights    the weight gradients that backward has put off (`sharded_optimizer.Deferral`)
+    weights    the weight gradients that backward has put off (`ShardedOptimizer.take_put_off`)
 
 Each rank has at most one receive in flight for each kind of message, the next that its order needs, and never waits for
 a send within a step. Forward and backward, and the way round from the last rank to the first, have process groups of
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,9 +26,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
-from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.model.slicing import Slicing
-from mtnlg_parallel.model.stage_modules import StageModules
+from mtnlg_parallel.model.slicing import new_group
+from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
 
 from .contract import Outcome
 from .offloading import HostActivations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.autograd.graph import GradientEdge
-    from torch.distributed import ProcessGroup, Work
+    from torch.distributed import Work
 
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
@@ -50,53 +50,39 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """A pass of a rank: micro-batch and chunk."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class PipelineEngine:
     """One rank's parts of the decoder, the order in which they run, and its share of the optimizer."""
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         self.before_update: Callable[[], None] = lambda: None
-        layout, config, train, self.device = recipe.layout, recipe.model, recipe.train, device
+        layout, train, self.device = recipe.layout, recipe.train, device
         self._layout, self._chunks, self.splits_backward = layout, train.chunks, train.schedule == "zero-bubble"
         self._place = place = layout.coordinates(distributed.get_rank())
-        eight_bit = ops.eight_bit if train.precision == "fp8" else None
-        self._slicing = slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, eight_bit)
-        self._dp_group = _group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
+        self.parts = build_stages(recipe, device, ops)
+        self._slicing = slicing = self.parts[0].slicing
+        dp_group = new_group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
         ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks, device)
-        ends = [ring[0], ring[-1]] if place.pp in {0, layout.pp - 1} else [distributed.get_rank()]
-        tied = _group(ends) if layout.pp > 1 else None
-        virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
-        cut = stages(config, virtual, train.recompute)[place.pp :: layout.pp]
-        self._dtype = DTYPES[train.storage]
-        self.parts = [
-            StageModules(stage, config, slicing, train.recompute, device, ops).to(self._dtype) for stage in cut
-        ]
         kinds = (
-            (self._kind(chunk, local, tied), local)
+            (BucketKind(chunk, local.parameter.ndim > 1, local.is_primary, local.summed_over), local)
             for chunk, part in enumerate(self.parts)
             for local in part.local_parameters()
         )
-        self.optimizer = ShardedOptimizer(kinds, self._dp_group, train)
+        self.optimizer = ShardedOptimizer(kinds, dp_group, train, self.splits_backward)
         staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """Makes autograd record what is computed of a message."""
         self.host_activations = HostActivations(device, staying) if train.offload_activations else None
         width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
-        self._shape = (width, train.micro_batch, recipe.model.hidden)
+        self._message = partial(
+            torch.empty, width, train.micro_batch, recipe.model.hidden, dtype=DTYPES[train.storage], device=device
+        )
 
     @staticmethod
     def unsupported(_recipe: Recipe) -> str | None:
         """None: it trains every valid recipe."""
         return None
-
-    def _kind(self, chunk: int, local: LocalParameter, tied: ProcessGroup | None) -> BucketKind:
-        over = self._slicing.group if local.is_seen_in_part else None
-        if local.name == "embedding.token.weight":
-            over = tied if self.parts[0].config.tied else None
-        return BucketKind(chunk, decays=local.parameter.ndim > 1, counts=local.is_primary, summed_over=over)
 
     @property
     def optimizer_steps(self) -> int:
@@ -118,8 +104,7 @@ class PipelineEngine:
 
     def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
-        for part in self.parts:
-            part.train()
+        self._begin(training=True)
         order = orders(self._layout.pp, self._chunks, micro_batches, split=self.splits_backward)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
         step = _Step(self, order, batches or iter(()), 1 / (micro_batches * self._layout.dp))
@@ -137,14 +122,20 @@ class PipelineEngine:
     @torch.no_grad()
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
-        for part in self.parts:
-            part.eval()
+        self._begin(training=False)
         order = orders(self._layout.pp, self._chunks, micro_batches, split=False)[self._place.pp]
         step = _Step(self, tuple(action for action in order if action.kind == "forward"), batches, 0.0)
         step.run()
         loss = self._share_of_loss(step.losses, micro_batches)
         distributed.all_reduce(loss)
         return float(loss)
+
+    def _begin(self, training: bool) -> None:
+        """Round weights again, which may have changed, and turn dropout on or off."""
+        if self._slicing.eight_bit:
+            self._slicing.eight_bit.forget_weights()
+        for part in self.parts:
+            part.train(training)
 
     def _share_of_loss(self, losses: list[Tensor], micro_batches: int) -> Tensor:
         """What this rank adds to the mean loss over all ranks."""
@@ -164,7 +155,7 @@ class PipelineEngine:
 
     def new_message(self) -> Tensor:
         """An uninitialised message: hidden states of a micro-batch, or their gradient."""
-        return torch.empty(self._shape, dtype=self._dtype, device=self.device)
+        return self._message()
 
 
 class _Step:
@@ -224,12 +215,9 @@ class _Step:
             dy = torch.full((), self._loss_scale, device=engine.device)
         else:
             dy = self._receives["backward"].take()
-        deferral = engine.optimizer.deferral
-        if engine.splits_backward:
-            deferral.products = []
         torch.autograd.backward((output,), (dy,))
-        if deferral.products is not None:
-            self._put_off[key], deferral.products = deferral.products, None
+        if engine.splits_backward:
+            self._put_off[key] = engine.optimizer.take_put_off()
         if stage:
             self._send("backward", self._input_gradients.pop(key), stage - 1)
         if engine.host_activations:
@@ -296,7 +284,7 @@ class Links:
         ways: list[tuple[Kind, bool]] = [
             (kind, around) for kind in ("forward", "backward") for around in (False, True)[: 1 + (chunks > 1)]
         ]
-        self._groups = {way: _group(ring) for way in ways} if len(ring) > 1 else {}
+        self._groups = {way: new_group(ring) for way in ways} if len(ring) > 1 else {}
         self._connect(torch.zeros(1, device=device))
 
     def _connect(self, message: Tensor) -> None:
@@ -329,12 +317,3 @@ class Links:
 
     def _goes_around(self, kind: Kind, receiver: int) -> bool:
         return receiver == (0 if kind == "forward" else len(self._ring) - 1)
-
-
-def _group(ranks: Sequence[int]) -> ProcessGroup:
-    """A process group, made by its own ranks alone. torch names it by how many groups they have made before.
-
-    So every rank of a job makes as many, one between others perhaps a group of its own.
-    """
-    group: ProcessGroup = distributed.new_group(list(ranks), use_local_synchronization=True)
-    return group

@@ -26,9 +26,8 @@ MARGIN = timedelta(minutes=1)
 ENVIRONMENT: Final = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders kernels as megatron-core's overlap needs
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # else stages whose tensors vary in size lose memory in gaps
-    "TORCHDYNAMO_DISABLE": "1",  # megatron-core uses torch.compile on functions we never call
 }
-"""Read when CUDA and megatron-core start, and on rank 0 the forecast starts CUDA: so set where this is imported."""
+"""Read when CUDA starts, and on rank 0 the forecast starts CUDA: so set where this is imported."""
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

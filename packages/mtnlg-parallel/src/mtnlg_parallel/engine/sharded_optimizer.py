@@ -55,7 +55,11 @@ class Bucket:
     """Parameters of one kind, in flat buffers whose share [begin, end) this rank updates."""
 
     def __init__(
-        self, kind: BucketKind, parameters: Sequence[LocalParameter], dp_group: ProcessGroup, deferral: Deferral
+        self,
+        kind: BucketKind,
+        parameters: Sequence[LocalParameter],
+        dp_group: ProcessGroup,
+        put_off: list[Callable[[], None]] | None = None,
     ) -> None:
         self.kind, self.parameters, self._group = kind, parameters, dp_group
         first = parameters[0].parameter
@@ -69,27 +73,31 @@ class Bucket:
         self.master = torch.nn.Parameter(share.float() if first.dtype != torch.float32 else share)
         self.gradient_share = self.master.grad = self.gradients[self.begin : self.end]
         self.starts: list[int] = []
+        self.sums: list[ParameterGradient] = []
         self._arrivals_left = 0
         self._work: list[Work] = []
         start = 0
         for local in parameters:
             self.starts.append(start)
-            start = self._take(local.parameter, start, deferral)
+            start = self._take(local, start, put_off)
 
-    def _take(self, parameter: torch.nn.Parameter, start: int, deferral: Deferral) -> int:
+    def _take(self, local: LocalParameter, start: int, put_off: list[Callable[[], None]] | None) -> int:
         """Lay a parameter's storage into the buffers, and have its gradients added there."""
+        parameter = local.parameter
         stop = start + parameter.numel()
         parameter.data = self.weights[start:stop].view_as(parameter)
-        gradient = ParameterGradient(self.gradients[start:stop].view_as(parameter), self._arrived, deferral)
-        vars(parameter)["gradient_sink"] = gradient
+        gradient = ParameterGradient(self.gradients[start:stop].view_as(parameter), self._arrived, put_off)
+        self.sums.append(gradient)
+        if local.layer:
+            local.layer.sink = gradient
         parameter.register_post_accumulate_grad_hook(gradient.take)  # type: ignore[no-untyped-call]
         return stop
 
     def begin_step(self, micro_batches: int) -> None:
         """Expect the gradients of so many micro-batches of every parameter."""
         self._arrivals_left = micro_batches * len(self.parameters)
-        for local in self.parameters:
-            vars(local.parameter)["gradient_sink"].is_empty = True
+        for gradient in self.sums:
+            gradient.is_empty = True
 
     def _arrived(self) -> None:
         self._arrivals_left -= 1
@@ -130,25 +138,24 @@ class Bucket:
                 yield local, begin - first, end - first, begin - self.begin
 
 
-class Deferral:
-    """Products of weight gradients put off: while ``products`` is a list they go there, to be called later."""
-
-    products: list[Callable[[], None]] | None = None
-
-
 class ParameterGradient:
-    """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it."""
+    """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it.
 
-    def __init__(self, total: Tensor, arrived: Callable[[], None], deferral: Deferral) -> None:
-        self._total, self._arrived, self._deferral = total, arrived, deferral
+    Products go to the list ``put_off``, if there is one, to be called later.
+    """
+
+    def __init__(
+        self, total: Tensor, arrived: Callable[[], None], put_off: list[Callable[[], None]] | None = None
+    ) -> None:
+        self._total, self._arrived, self._put_off = total, arrived, put_off
         self.is_empty = True
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         """Add dy xᵀ, or put it off."""
-        if self._deferral.products is None:
+        if self._put_off is None:
             self._add_product(dy_ON, x_IN)
         else:
-            self._deferral.products.append(lambda: self._add_product(dy_ON, x_IN))
+            self._put_off.append(lambda: self._add_product(dy_ON, x_IN))
 
     def _add_product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         products.add_product(self._total, dy_ON, x_IN, first=self.is_empty)
@@ -171,17 +178,24 @@ class ParameterGradient:
 
 
 class ShardedOptimizer:
-    """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares."""
+    """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares.
+
+    Where weight gradients are ``apart`` from backward, their products wait in a list that `take_put_off` empties.
+    """
 
     def __init__(
-        self, parameters: Iterable[tuple[BucketKind, LocalParameter]], dp_group: ProcessGroup, train: Train
+        self,
+        parameters: Iterable[tuple[BucketKind, LocalParameter]],
+        dp_group: ProcessGroup,
+        train: Train,
+        apart: bool = False,
     ) -> None:
-        self.deferral = Deferral()
+        self.put_off: list[Callable[[], None]] = []
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
         for kind, local in parameters:
             by_kind.setdefault(kind, []).append(local)
         self.buckets = [
-            Bucket(kind, part, dp_group, self.deferral)
+            Bucket(kind, part, dp_group, self.put_off if apart else None)
             for kind, locals_ in by_kind.items()
             for part in _parts(locals_[::-1])
         ]
@@ -210,6 +224,12 @@ class ShardedOptimizer:
         self._steps = steps
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
+
+    def take_put_off(self) -> list[Callable[[], None]]:
+        """The products that have been put off since the last call."""
+        taken = [*self.put_off]
+        self.put_off.clear()
+        return taken
 
     def begin_step(self, micro_batches: int) -> None:
         """Expect the gradients of so many micro-batches."""

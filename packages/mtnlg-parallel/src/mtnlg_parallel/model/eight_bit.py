@@ -8,8 +8,8 @@ history of a run, so a resumed one rounds as an untouched one, and it is the onl
 in fp32, in which weight gradients are summed.
 
 The tensor cores take rows of what is summed over, so a matrix of two products is rounded to two factors, one of them
-transposed. A weight is rounded once a step, 2 bytes a parameter until the update: forward, recomputation and backward
-of each micro-batch would round the same numbers again (`weights_unchanged`).
+transposed. A weight is rounded once per step, 2 bytes per parameter: forward, recomputation and backward of each
+micro-batch would round the same numbers again (`EightBit`).
 
 8-bit factors multiply exactly in fp32. So a CPU, which only converts and multiplies in fp32, gives what a GPU gives
 within the rounding of fp32 sums, and shows how such a run learns.
@@ -17,14 +17,13 @@ within the rounding of fp32 sums, and shows how such a run learns.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 FORWARD: Final = torch.float8_e4m3fn
 """Of weights and activations."""
@@ -42,10 +41,11 @@ class Factor(NamedTuple):
 
 @torch.no_grad()
 def rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor, Factor]:
-    """Round a matrix to 8 bits; its largest elements become the largest of the format. No host waits for them.
+    """Round a matrix to 8 bits; its largest elements become the largest of the format.
 
-    Returns its factor and that of the transpose, which is empty unless ``transposed``. Both x and its largest element
-    are multiplied by reciprocals, so that each device rounds alike: some divide by a constant that way, some do not.
+    Does not synchronize with the host. Returns the factor and that of the transpose, which is empty unless
+    ``transposed``. Both x and its largest element are multiplied by reciprocals, so that each device rounds alike: some
+    divide by a constant that way, some do not.
     """
     most, tiny = torch.finfo(dtype).max, torch.finfo(torch.float32).tiny
     scale = (torch.linalg.vector_norm(x_RK, torch.inf).float() * (1 / most)).clamp(min=tiny)
@@ -66,27 +66,25 @@ class Rounding(NamedTuple):
     transpose: Callable[[Tensor], Tensor] = transpose
 
 
-_weights: dict[Tensor, tuple[Factor, Factor]] | None = None
-"""Factors of weights; None where weights may change."""
+class EightBit:
+    """The rounding of a rank's products, and the factors of its weights.
 
+    An engine calls `forget_weights` where weights may have changed.
+    """
 
-@contextmanager
-def weights_unchanged() -> Iterator[None]:
-    """Round each weight once within the block, which must not use a weight after it has been updated."""
-    global _weights  # noqa: PLW0603  (autograd's threads run backward: no context of theirs would have it)
-    _weights = {}
-    try:
-        yield
-    finally:
-        _weights = None
+    def __init__(self, rounding: Rounding) -> None:
+        self.rounded, self.transpose = rounding
+        self._weights: dict[Tensor, tuple[Factor, Factor]] = {}
 
+    def weight(self, weight_OI: Tensor) -> tuple[Factor, Factor]:
+        """A weight in 8 bits, [O, I], and transposed, [I, O]."""
+        if weight_OI not in self._weights:
+            self._weights[weight_OI] = self.rounded(weight_OI, FORWARD, True)
+        return self._weights[weight_OI]
 
-def weight_factors(weight_OI: Tensor, rounding: Rounding) -> tuple[Factor, Factor]:
-    """A weight in 8 bits, [O, I], and transposed, [I, O]."""
-    known = {} if _weights is None else _weights
-    if weight_OI not in known:
-        known[weight_OI] = rounding.rounded(weight_OI, FORWARD, True)
-    return known[weight_OI]
+    def forget_weights(self) -> None:
+        """Round weights again when they are next used."""
+        self._weights.clear()
 
 
 @torch.no_grad()

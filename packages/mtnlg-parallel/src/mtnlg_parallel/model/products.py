@@ -8,9 +8,9 @@ all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backw
 gathers beside the one for dx, sums of dx beside the one for dW. Products of one x, as SwiGLU's, share its gathers, its
 rounding and the sum of dx over the ranks.
 
-dW goes to the weight's `GradientSink` where an engine has set one, and else to autograd. A sink can add it in fp32
-inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has the weight itself, not
-a saved tensor: recomputation and hooks of saved tensors return another object, without sink or factors of 8 bits.
+A layer's weight is a `SlicedWeight`. Its dW goes to the `GradientSink` that an engine has set, and else to autograd. A
+sink can add it in fp32 inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has
+the layer itself, not a saved tensor of its weight, which recomputation and hooks replace.
 
 Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`), and x is kept for dW in 8
 bits: transposed, or under sequence parallelism this rank's rows, which backward gathers. Nothing else crosses ranks so.
@@ -22,12 +22,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import eight_bit
-from .eight_bit import BACKWARD, FORWARD, Factor, weight_factors
+from .eight_bit import BACKWARD, FORWARD, Factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,28 +49,37 @@ def adds_in_fp32(device: torch.device) -> bool:
 
 
 class GradientSink(Protocol):
-    """Takes a weight's gradient in place of autograd; the attribute ``gradient_sink`` of a parameter."""
+    """Takes a weight's gradient in place of autograd."""
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         """Add dy xᵀ, a sum over tokens, now or later; both factors are of one kind."""
 
 
-def column(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
+class SlicedWeight(nn.Module):
+    """A rank's slice of a weight, [O, I], how its ranks multiply by it, and what takes its gradient."""
+
+    def __init__(self, weight_OI: nn.Parameter, slicing: Slicing) -> None:
+        super().__init__()
+        self.weight, self.slicing = weight_OI, slicing
+        self.sink: GradientSink | None = None
+
+
+def column(x: Tensor, layer: SlicedWeight) -> Tensor:
     """[S, …, I] → [S, …, O], this rank's columns; under sequence parallelism from this rank's part, [S/tp, …, I]."""
-    return columns(x, [weight_OI], slicing)[0]
+    return columns(x, layer)[0]
 
 
-def columns(x: Tensor, weights_OI: Sequence[Tensor], slicing: Slicing) -> tuple[Tensor, ...]:
-    """`column` for each weight, with one gather and one rounding of x, and one sum of dx."""
-    ys: tuple[Tensor, ...] = _Columns.apply(x, slicing, *weights_OI)  # type: ignore[no-untyped-call]
+def columns(x: Tensor, *layers: SlicedWeight) -> tuple[Tensor, ...]:
+    """`column` for each layer, with one gather and one rounding of x, and one sum of dx."""
+    ys: tuple[Tensor, ...] = _Columns.apply(x, layers, *(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
     return ys
 
 
-def row(x: Tensor, weight_OI: Tensor, slicing: Slicing) -> Tensor:
+def row(x: Tensor, layer: SlicedWeight) -> Tensor:
     """[S, …, I], this rank's columns → [S, …, O]; under sequence parallelism this rank's part, [S/tp, …, O]."""
     kept: list[Any] = []
-    x = _Keep.apply(x, weight_OI, slicing, kept)  # type: ignore[no-untyped-call]
-    y: Tensor = _Row.apply(x, weight_OI, slicing, kept)  # type: ignore[no-untyped-call]
+    x = _Keep.apply(x, layer.weight, layer.slicing, kept)  # type: ignore[no-untyped-call]
+    y: Tensor = _Row.apply(x, layer.weight, layer, kept)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -95,8 +104,13 @@ def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor,
 
 class _Columns(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slicing: Slicing, *weights: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401  (autograd's context)
-        ctx.weights, ctx.slicing = weights, slicing
+    def forward(  # (autograd's context)
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        layers: Sequence[SlicedWeight],
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.layers, slicing = layers, layers[0].slicing
         whole, x_NI = _wait(*_gather(x, slicing)), None
         if slicing.eight_bit is None:
             ctx.save_for_backward(x)
@@ -111,22 +125,23 @@ class _Columns(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-        (x, *scale), slicing = ctx.saved_tensors, ctx.slicing
+        (x, *scale), layers = ctx.saved_tensors, ctx.layers
+        slicing = layers[0].slicing
         gathered = _gather(x.view(torch.uint8) if scale else x, slicing)  # which every backend can gather
-        dx, dy_ON = _backward(dys[0], ctx.weights[0], slicing)
+        dx, dy_ON = _backward(dys[0], layers[0].weight, slicing)
         factors = [dy_ON]
-        for dy, weight in zip(dys[1:], ctx.weights[1:], strict=True):
-            more, dy_ON = _backward(dy, weight, slicing)
+        for dy, layer in zip(dys[1:], layers[1:], strict=True):
+            more, dy_ON = _backward(dy, layer.weight, slicing)
             dx += more
             factors.append(dy_ON)
         summed = _sum(dx, slicing)
         x = _wait(*gathered)
         if not any(ctx.needs_input_grad[2:]):
-            return _wait(*summed), None, *(None for _ in ctx.weights)
+            return _wait(*summed), None, *(None for _ in layers)
         if slicing.eight_bit and slicing.sequence_parallel:
             x = slicing.eight_bit.transpose(x.view(FORWARD))
         x_IN = Factor(x.view(FORWARD), *scale) if scale else _matrix(x).t()
-        dws = [_weight_gradient(weight, dy_ON, x_IN) for weight, dy_ON in zip(ctx.weights, factors, strict=True)]
+        dws = [_weight_gradient(layer, dy_ON, x_IN) for layer, dy_ON in zip(layers, factors, strict=True)]
         return _wait(*summed), None, *dws
 
 
@@ -158,18 +173,18 @@ class _Keep(Function):
 
 class _Row(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, slicing: Slicing, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SlicedWeight, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
         x_NI = kept.pop()
-        ctx.weight, ctx.slicing, ctx.kept = weight, slicing, kept
-        return _wait(*_sum(_forward(x_NI, x, weight, slicing), slicing))
+        ctx.layer, ctx.kept = layer, kept
+        return _wait(*_sum(_forward(x_NI, x, weight, layer.slicing), layer.slicing))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401  (as above)
-        (x, *scale), slicing = ctx.kept[0].saved_tensors, ctx.slicing
-        dx, dy_ON = _backward(_wait(*_gather(dy, slicing)), ctx.weight, slicing)
+        (x, *scale), layer = ctx.kept[0].saved_tensors, ctx.layer
+        dx, dy_ON = _backward(_wait(*_gather(dy, layer.slicing)), layer.weight, layer.slicing)
         x_IN = Factor(x, *scale) if scale else _matrix(x).t()
-        return dx, _weight_gradient(ctx.weight, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
+        return dx, _weight_gradient(layer, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -181,7 +196,7 @@ def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -
     """X Wᵀ, of 8-bit factors where x has one."""
     if x_NI is None or slicing.eight_bit is None:
         return x @ weight.t()
-    w_OI, _ = weight_factors(weight, slicing.eight_bit)
+    w_OI, _ = slicing.eight_bit.weight(weight)
     return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
 
 
@@ -190,15 +205,14 @@ def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Ten
     if slicing.eight_bit is None:
         return dy @ weight, _matrix(dy).t()
     dy_NO, dy_ON = slicing.eight_bit.rounded(_matrix(dy), BACKWARD, True)
-    _, w_IO = weight_factors(weight, slicing.eight_bit)
+    _, w_IO = slicing.eight_bit.weight(weight)
     return eight_bit.product(dy_NO, w_IO, dy.dtype).view(*dy.shape[:-1], -1), dy_ON
 
 
-def _weight_gradient(weight: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> Tensor | None:
-    sink: GradientSink | None = vars(weight).get("gradient_sink")
-    if sink is None:
-        return _weight_product(dy_ON, x_IN, weight.dtype)
-    sink.product(dy_ON, x_IN)
+def _weight_gradient(layer: SlicedWeight, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> Tensor | None:
+    if layer.sink is None:
+        return _weight_product(dy_ON, x_IN, layer.weight.dtype)
+    layer.sink.product(dy_ON, x_IN)
     return None
 
 

@@ -5,7 +5,9 @@
 
 These are g and ḡ of Korthikanti et al. 2022, section 4.2.2. Together they move as many bytes as one all-reduce, and
 norms, dropout and residuals take 1/tp of the memory. The embedding and the head use them; a layer's products have them
-within (`products`).
+within (`products`). Without sequence parallelism the embedding has
+
+    sum_over_ranks   partial sums [S, …] → [S, …], all-reduce                backward: nothing
 """
 
 from __future__ import annotations
@@ -31,6 +33,12 @@ def scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
     return local
 
 
+def sum_over_ranks(partial: Tensor, group: ProcessGroup) -> Tensor:
+    """Sum over the ranks, [S, …] → [S, …]."""
+    total: Tensor = _Sum.apply(partial, group)  # type: ignore[no-untyped-call]
+    return total
+
+
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
@@ -51,6 +59,19 @@ class _Scatter(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
         return _all_gather(gradient, ctx.group), None
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.mark_dirty(partial)
+        distributed.all_reduce(partial, group=group)
+        return partial
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
+        del ctx
+        return gradient, None
 
 
 def _all_gather(local: Tensor, group: ProcessGroup) -> Tensor:

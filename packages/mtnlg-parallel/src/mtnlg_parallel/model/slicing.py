@@ -1,14 +1,13 @@
-"""Which slices of the decoder a rank holds, by its tensor-parallel group, and whether activations are sliced too."""
+"""Which slices of the decoder a rank holds, by its tensor-parallel group, and how it multiplies by them."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
 
@@ -16,7 +15,7 @@ from mtnlg_parallel import rendezvous
 from mtnlg_parallel.environment import this_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Layout
 
-    from .eight_bit import Rounding
+    from .eight_bit import EightBit
 
 Box = tuple[slice, ...]
 """A rank's slice of a global tensor, one range an axis."""
@@ -64,42 +63,44 @@ def set_timeouts(timeout: timedelta) -> None:
         distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001  (and no public way to change this)
 
 
-def level_group_counts(device: torch.device) -> None:
-    """Bring every rank into as many process groups, by groups of its own; collective over all ranks.
-
-    torch names a group that its own ranks make alone by how many groups each of them is in: if they differ they wait
-    for each other until the timeout. In DeepSpeed's engine only the outer stages have a group for the token table.
-    """
-    names = distributed_c10d._world.pg_names  # noqa: SLF001  (as above)
-    most = torch.tensor(len(names), device=device)
-    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
-    for _ in range(int(most) - len(names)):
-        distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+def new_group(ranks: Sequence[int]) -> Any:  # noqa: ANN401  (a ProcessGroup, of which torch has no public name)
+    """A process group, made by its own ranks alone. torch names it by how many groups they have made before."""
+    return distributed.new_group(list(ranks), use_local_synchronization=True)
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """A rank's tensor-parallel group, whether it also slices activations along the sequence, and how it multiplies.
+    """A rank's groups within its replica, whether activations are sliced along the sequence, and how it multiplies."""
 
-    megatron-core's layers take the group as an argument, so ``parallel_state.initialize_model_parallel``, which makes
-    thousands of groups, is never called. ``kv_group`` has the ranks that share a head of keys and values
-    (`shared_heads`).
-    """
-
-    group: Any  # a torch.distributed.ProcessGroup
+    group: Any  # the tensor-parallel torch.distributed.ProcessGroup
     sequence_parallel: bool = False
-    eight_bit: Rounding | None = None  # of the layers' sliced products, where they are of 8-bit factors
-    kv_group: Any = None  # None where each rank has heads of its own
+    eight_bit: EightBit | None = None  # of the layers' sliced products, where they are of 8-bit factors
+    kv_group: Any = None  # of the ranks that share a head of keys and values (`shared_heads`), if there are any
+    tied_group: Any = None  # of first and last stage, where each holds a copy of the token table
+    layers: Mapping[type, type] = field(default_factory=dict)  # in place of those of `tensor_parallel`
 
     @classmethod
     def of_this_rank(
-        cls, layout: Layout, config: ModelConfig, sequence_parallel: bool, eight_bit: Rounding | None = None
+        cls,
+        layout: Layout,
+        config: ModelConfig,
+        sequence_parallel: bool = False,
+        eight_bit: EightBit | None = None,
+        layers: Mapping[type, type] | None = None,
     ) -> Slicing:
-        """Slicing of this process; makes its tensor-parallel group, together with that group's other ranks alone."""
+        """Slicing of this process; makes its groups, each together with that group's other ranks alone.
+
+        Every rank makes as many: torch names a group by how many its ranks have made before.
+        """
         place = layout.coordinates(distributed.get_rank())
         ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
-        group = distributed.new_group(ranks, use_local_synchronization=True)
-        return cls(group, sequence_parallel and layout.tp > 1, eight_bit, _kv_group(ranks, place.tp, config))
+        group = new_group(ranks)
+        tied = None
+        if config.tied and layout.pp > 1:
+            ends = [layout.rank(place.tp, pp, place.dp) for pp in (0, layout.pp - 1)]
+            tied = new_group(ends if distributed.get_rank() in ends else [distributed.get_rank()])
+        kv_group = _kv_group(ranks, place.tp, config)
+        return cls(group, sequence_parallel and layout.tp > 1, eight_bit, kv_group, tied, layers or {})
 
     @property
     def rank(self) -> int:
@@ -110,15 +111,6 @@ class Slicing:
     def degree(self) -> int:
         """Number of tensor-parallel ranks."""
         return int(self.group.size())
-
-    @property
-    def config(self) -> ModelParallelConfig:
-        """Settings for megatron-core's layers."""
-        return ModelParallelConfig(
-            tensor_model_parallel_size=self.degree,
-            use_cpu_initialization=True,  # allocates on torch's default device
-            perform_initialization=False,
-        )
 
     def box(self, shape: tuple[int, ...], axis: int | None) -> Box:
         """Slice of a global tensor of ``shape`` that this rank holds; all of it for axis None."""
@@ -142,12 +134,12 @@ def _kv_group(ranks: list[int], place: int, config: ModelConfig) -> Any:  # noqa
     if sharing < 2:
         return None
     first = place // sharing * sharing
-    return distributed.new_group(ranks[first : first + sharing], use_local_synchronization=True)
+    return new_group(ranks[first : first + sharing])
 
 
 @contextmanager
 def fake_process_group(
-    rank: int, degree: int, config: ModelConfig, sequence_parallel: bool, eight_bit: Rounding | None = None
+    rank: int, degree: int, config: ModelConfig, sequence_parallel: bool, eight_bit: EightBit | None = None
 ) -> Iterator[Slicing]:
     """Slicing of any rank of a job that is not running, to build and run modules on the meta device.
 

@@ -1,135 +1,95 @@
-"""The modules of a pipeline stage, sliced for this rank: embedding, decoder layer, final norm and head.
+"""A stage of the decoder: a pipeline rank's embedding, decoder layers, final norm and head, sliced for this rank.
 
-Each is built on the meta device, sliced, and only then given storage, so a process never holds more than its own
-slices. Built for the meta device it takes no memory at all, and its parameters can still be counted.
+    embedding | layers.0 … layers.l-1 | final_norm | head          cut between layers, at the bounds of layout.stages
+
+Both engines and sharded evaluation run it. If a tied head lies on another stage than the embedding, each of the two
+stages holds a copy of the token table, and their gradients are summed. Modules are built on the meta device, sliced,
+and only then given storage, so a process never holds more than its own slices. Built for the meta device a stage takes
+no memory at all, and its parameters can still be counted.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from mtnlg_model import decoder
+from mtnlg_model import decoder, rotary
 from mtnlg_model.functional import add_bias
-from mtnlg_parallel.layout import NORMS_OF_HEADS, SLICED_AXES
+from mtnlg_parallel.layout import NORMS_OF_HEADS, Layout, sliced_axis, stages
 
-from . import products, tensor_parallel
+from . import products
+from .eight_bit import EightBit
 from .head import EAGER, mean_loss
+from .products import SlicedWeight
 from .shared_heads import SharedHeads
+from .slicing import Slicing
+from .tensor_parallel import Column, checkpoint_activations, parallelize_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch.distributed import ProcessGroup
 
     from mtnlg_model.config import ModelConfig
+    from mtnlg_model.functional import Attend
     from mtnlg_parallel.layout import Recompute, Stage
+    from mtnlg_parallel.recipe import Recipe
 
     from .head import ParallelOps
-    from .slicing import Box, Slicing
+    from .slicing import Box
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class LocalParameter(NamedTuple):
-    """A parameter on this rank: its global name and shape, the axis that is sliced, and this rank's box."""
+    """A parameter on this rank: its global name and shape, and this rank's box of it."""
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
-    axis: int | None
     box: Box
     is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
-    is_seen_in_part: bool  # each tensor-parallel rank has a part of its gradient
-
-
-class Embedding(decoder.Embedding):
-    """Token and position embedding, with this rank's rows of the token table."""
-
-    def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device) -> None:
-        with torch.device("meta"):
-            super().__init__(config)
-        self.slicing = slicing
-        tensor_parallel.parallelize_module(self, slicing, device)
-
-    def forward(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Integers [B, S] → x_SBH; under sequence parallelism this rank's part, [S/tp, B, H]."""
-        return super().forward(tokens_BS, self.slicing.positions(tokens_BS) if positions_BS is None else positions_BS)
+    summed_over: ProcessGroup | None  # ranks whose gradients add up: each has seen a part, or holds another copy
+    layer: SlicedWeight | None  # the layer whose weight it is, where its gradient comes from a product
 
 
 class GatedMLP(decoder.MLP):
     """`decoder.MLP` with SwiGLU, of which both first products share one x."""
 
-    def __init__(self, config: ModelConfig, slicing: Slicing, ops: ParallelOps) -> None:
-        super().__init__(config, ops)
-        self.slicing = slicing
-
     def forward(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> x_SBH."""
         gate: Any = self.gate  # which SwiGLU has
-        y_SBF, gate_SBF = products.columns(x_SBH, [self.up.weight, gate.weight], self.slicing)
+        y_SBF, gate_SBF = products.columns(x_SBH, self.up, gate)  # type: ignore[arg-type]  # which are sliced
         gate_SBF, y_SBF = add_bias(gate_SBF, gate.bias), add_bias(y_SBF, self.up.bias)
         out: Tensor = self.down(self.ops.swiglu(gate_SBF, y_SBF))
         return out
 
 
 class Layer(decoder.DecoderLayer):
-    """A decoder layer with this rank's heads and slice of the MLP."""
+    """A decoder layer with this rank's heads; `parallelize_module` slices its weights."""
 
-    def __init__(  # noqa: PLR0917  (built positionally, by LayerSpec)
-        self,
-        config: ModelConfig,
-        number: int,
-        slicing: Slicing,
-        recompute: Recompute,
-        device: torch.device,
-        ops: ParallelOps = EAGER,
+    def __init__(
+        self, config: ModelConfig, number: int, slicing: Slicing, recompute: Recompute, ops: ParallelOps
     ) -> None:
-        with torch.device("meta"):
-            local_ops = tensor_parallel.parallel_ops(slicing, recompute, ops)
-            super().__init__(config, number, local_ops)
-            if slicing.kv_group:
-                self.attention = SharedHeads(config, number, local_ops, slicing)
-            if config.gated:
-                self.mlp = GatedMLP(config, slicing, local_ops)
-        tensor_parallel.parallelize_module(self, slicing, device)
-
-
-class Norm(decoder.Norm):
-    """The final layer norm, whole on every rank."""
-
-    def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device, ops: ParallelOps = EAGER) -> None:
-        with torch.device("meta"):
-            super().__init__(config, ops)
-        tensor_parallel.parallelize_module(self, slicing, device)
-
-
-class Head(nn.Module):
-    """The head's table, with this rank's rows: its own, or the token table for a last stage that is not the first."""
-
-    def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device) -> None:
-        super().__init__()
-        table = "token" if config.tied else "head"  # its name in the embedding, or in the decoder
-        with torch.device("meta"):
-            self.add_module(table, decoder.EmbeddingTable(config.vocabulary, config.hidden))
-        self.slicing, self._table = slicing, f"{table}.weight"
-        tensor_parallel.parallelize_module(self, slicing, device)
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """Rows of this rank."""
-        return self.get_parameter(self._table)
-
-    def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss's inputs: hidden states x_SBH, and this rank's rows."""
-        return x_SBH, self.weight
-
-
-def head_inputs(tied: Embedding | Head, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss's inputs: hidden states x_SBH, and this rank's rows of the tied token table."""
-    return x_SBH, tied.weight if isinstance(tied, Head) else tied.token.weight
+        attention: Any = partial(ops.attention_of_rank, slicing.rank)
+        if recompute == "selective":
+            attention = partial(checkpoint_activations, attention)
+        local_ops = replace(ops, attention=attention)
+        super().__init__(config, number, local_ops)
+        if slicing.kv_group:
+            self.attention = SharedHeads(config, number, local_ops, slicing)
+        if config.gated and Column not in slicing.layers:
+            self.mlp = GatedMLP(config, local_ops)
 
 
 class StageModules(nn.Module):
-    """All modules of one stage, in order. If it is both first and last, the head is the embedding's token table."""
+    """All modules of one stage, in order. If it is both first and last, a tied head is the embedding's token table."""
+
+    head: nn.Module | None
 
     def __init__(  # noqa: PLR0917  (a stage of what, on which slices, how)
         self,
@@ -143,45 +103,81 @@ class StageModules(nn.Module):
         super().__init__()
         self.config, self.slicing, self._ops = config, slicing, ops
         self._recompute_all = recompute == "full"
-        is_first, is_last = "embedding" in stage.parts, "head" in stage.parts
-        self.embedding = Embedding(config, slicing, device) if is_first else None
-        self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, device, ops) for n in stage.layers})
-        self.final_norm = Norm(config, slicing, device, ops) if is_last else None
-        self.head = Head(config, slicing, device) if is_last and not (is_first and config.tied) else None
+        with torch.device("meta"):
+            self.embedding = decoder.Embedding(config) if "embedding" in stage.parts else None
+            has_table = "head" in stage.parts and not (config.tied and self.embedding)
+            table = decoder.EmbeddingTable(config.vocabulary, config.hidden) if has_table else None
+            if config.tied:  # it stands where the embedding would
+                self.head = table
+            self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, ops) for n in stage.layers})
+            self.final_norm = decoder.Norm(config, ops) if "final_norm" in stage.parts else None
+            self.head = table
+        parallelize_module(self, slicing, device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here."""
-        x_SBH: Tensor = self.embedding(x) if self.embedding else x
-        for layer in self.layers.values():
-            x_SBH = tensor_parallel.checkpoint_activations(layer, x_SBH) if self._recompute_all else layer(x_SBH)
+    def forward(self, x: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None) -> Tensor:
+        """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here.
+
+        Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. Positions count from 0 unless given;
+        ``attend`` replaces the attention of each layer, by its number in the decoder.
+        """
+        x_SBH, rotation = x, None
+        if self.embedding:
+            x_SBH = self.embedding(x, self.slicing.positions(x) if positions_BS is None else positions_BS)
+        if positions_BS is not None and (frequencies := rotary.frequencies(self.config)):
+            rotation = rotary.rotation(frequencies, x_SBH, positions_BS)
+        for number, layer in self.layers.items():
+            if self._recompute_all:
+                x_SBH = checkpoint_activations(layer, x_SBH)
+            else:
+                x_SBH = layer(x_SBH, attend and attend[int(number)], rotation)
         return self.final_norm(x_SBH) if self.final_norm else x_SBH
+
+    @property
+    def table(self) -> nn.Parameter:
+        """Rows of the head's table on this rank. Raises ``AttributeError`` on a stage that has none."""
+        return self.get_parameter("head.weight" if self.head else "embedding.token.weight")
 
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Mean cross entropy of the last stage's `forward`, in nats."""
-        table = self.head.weight if self.head else self.get_parameter("embedding.token.weight")
-        return mean_loss(x_SBH, table, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
+        return mean_loss(x_SBH, self.table, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""
-        tied = self.config.tied
-        modules: list[tuple[str, nn.Module | None, bool]] = [
-            ("embedding", self.embedding, False),
-            ("embedding", self.head if tied else None, True),
-        ]
-        modules += [(f"layers.{number}", layer, False) for number, layer in self.layers.items()]
-        modules += [("final_norm", self.final_norm, False), ("", None if tied else self.head, False)]
-        return list_parameters(modules, self.config, self.slicing)
-
-
-def list_parameters(
-    modules: Iterable[tuple[str, nn.Module | None, bool]], config: ModelConfig, slicing: Slicing
-) -> Iterator[LocalParameter]:
-    """The parameters of modules, each with its prefix in the decoder's names and whether another stage has it too."""
-    shapes = config.parameter_shapes()
-    for prefix, module, is_copy in modules:
-        for suffix, parameter in module.named_parameters() if module else ():
-            name, axis = f"{prefix}.{suffix}".removeprefix("."), SLICED_AXES.get(suffix)
+        slicing, shapes = self.slicing, self.config.parameter_shapes()
+        for path, parameter in self.named_parameters():
+            is_copy = path == "head.weight" and self.config.tied
+            name = "embedding.token.weight" if is_copy else path
+            axis, summed_over = sliced_axis(name), None
+            if name == "embedding.token.weight":
+                summed_over = slicing.tied_group
+            elif axis is None and (slicing.sequence_parallel or name.endswith(NORMS_OF_HEADS)):
+                summed_over = slicing.group
+            layer = self.get_submodule(path.rpartition(".")[0])
             is_primary = not is_copy and (axis is not None or slicing.rank == 0)
-            in_part = axis is None and (slicing.sequence_parallel or suffix in NORMS_OF_HEADS)
-            box = slicing.box(shapes[name], axis)
-            yield LocalParameter(name, parameter, shapes[name], axis, box, is_primary, in_part)
+            yield LocalParameter(
+                name,
+                parameter,
+                shapes[name],
+                slicing.box(shapes[name], axis),
+                is_primary,
+                summed_over,
+                layer if isinstance(layer, SlicedWeight) and parameter is layer.weight else None,
+            )
+
+
+def build_stages(
+    recipe: Recipe, device: torch.device, ops: ParallelOps, layers: Mapping[type, type] | None = None
+) -> list[StageModules]:
+    """Build this rank's stages of the decoder, one per chunk, with uninitialised parameters in the recipe's dtype.
+
+    All ranks call it together: it makes their groups. ``layers`` are those of the slicing.
+    """
+    config, layout, train = recipe.model, recipe.layout, recipe.train
+    eight_bit = EightBit(ops.eight_bit) if train.precision == "fp8" else None
+    slicing = Slicing.of_this_rank(layout, config, train.sequence_parallel, eight_bit, layers)
+    virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
+    place = layout.coordinates(distributed.get_rank()).pp
+    cut = stages(config, virtual, train.recompute)[place :: layout.pp]
+    return [
+        StageModules(stage, config, slicing, train.recompute, device, ops).to(DTYPES[train.storage]) for stage in cut
+    ]

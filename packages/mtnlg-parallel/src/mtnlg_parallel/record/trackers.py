@@ -17,7 +17,7 @@ from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.files import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
@@ -112,11 +112,15 @@ class BackgroundTracker:
         self._warned = True
 
 
-def open_trackers(out: Path, recipe: Recipe, step: int, project: str | None) -> list[BackgroundTracker]:
-    """The trackers of the run in ``out``, resumed at ``step``: TensorBoard, and W&B where there is a ``project``."""
+def open_trackers(
+    out: Path, recipe: Recipe, step: int, project: str | None, others: Iterable[Tracker] = ()
+) -> list[BackgroundTracker]:
+    """The trackers of the run in ``out``, resumed at ``step``: TensorBoard, W&B with a ``project``, and ``others``."""
     openers: dict[str, Callable[[int], Tracker]] = {"TensorBoard": lambda step: TensorBoard(out, step)}
     if project:
         openers["Weights & Biases"] = lambda _step: WeightsAndBiases(project, out, recipe)
+    for number, tracker in enumerate(others):
+        openers[f"{type(tracker).__name__} {number}"] = lambda _step, tracker=tracker: tracker  # type: ignore[misc]
     return [BackgroundTracker(name, open_after, step) for name, open_after in openers.items()]
 
 

@@ -1,7 +1,7 @@
 """The training loop of one rank.
 
     before a step   batch size and learning rate from the samples consumed; dropout seed from (seed, samples, rank)
-    a step          DeepSpeed's 1F1B engine runs the batch in micro-batches and updates, unless the guard forbids it
+    a step          the engine runs the batch in micro-batches and updates, unless the guard forbids it
     between steps   the ranks agree whether one of them got a stop signal, and whether all have written a checkpoint
     after           at intervals a checkpoint, which is written while training goes on, and validation; metrics
 
@@ -25,7 +25,6 @@ from mtnlg_model.console import error_line, say
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.layout import stages
-from mtnlg_parallel.model.eight_bit import weights_unchanged
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.metrics import Step, peak_flops, throughput
@@ -35,7 +34,7 @@ from mtnlg_parallel.record.run_dir import CHECKPOINTS
 from mtnlg_parallel.record.trackers import open_trackers
 
 from .checkpointing import BackgroundCheckpoint, StateCopier
-from .collectives import all_gather_json
+from .collectives import all_gather_json, broadcast_from_rank0
 from .guard import Guard
 from .resume import resume
 from .samples import Data, Prefetch, micro_batches, validation_samples
@@ -67,7 +66,7 @@ class Training:
         options: RunOptions = RunOptions(),  # noqa: B008  (a tuple)
     ) -> None:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
-        self.signals, self.wandb, self.validation_error = signals, options.wandb, ""
+        self.signals, self.options, self.validation_error = signals, options, ""
         self.coordinates = recipe.layout.coordinates(rank)
         self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
         self.watchdog.start()
@@ -94,11 +93,12 @@ class Training:
     def run(self, observe: Callable[[Step], None]) -> int:
         """Train to the recipe's end; rank 0 records every step and passes it to ``observe``.
 
-        Returns 0, or the signal that stopped the run after a last checkpoint.
+        Returns the signal that stopped the run after a last checkpoint; 0 at its end, or where a callback stopped it.
         """
         recorder = None
         if self.rank == 0:
-            trackers = open_trackers(self.out, self.recipe, self.progress.step, self.wandb)
+            options, first = self.options, self.progress.step
+            trackers = open_trackers(self.out, self.recipe, first, options.wandb, options.trackers)
             recorder = Recorder(self.out, self.recipe, trackers)
         batches = self._prefetch()
         stop_signal = 0
@@ -116,6 +116,10 @@ class Training:
                     observe(step)
                 self._end_if_exhausted(step)
                 self.watchdog.beat(self.progress.step)
+                if not (self.finished or stop_signal) and self._stopped_by_callback(step):
+                    if not self._checkpoint_is_due:
+                        self.checkpoint.begin(self.progress, "skipped" in step)
+                    break
             self.checkpoint.finish()
         finally:
             self.watchdog.close()
@@ -146,8 +150,7 @@ class Training:
         lr = recipe.train.learning_rate.at(samples)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
-        with weights_unchanged():
-            loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
+        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
@@ -200,6 +203,7 @@ class Training:
     def _held_out(self, count: int) -> tuple[list[MicroBatch], str]:
         """Read the rank's share of so many held-out samples; the micro-batches, or why it cannot."""
         stream, size, dp = self.data.validation, self.recipe.train.micro_batch, self.recipe.layout.dp
+        assert stream is not None  # noqa: S101  (`open_data` has seen to it)
         try:
             return list(micro_batches(stream, range(count), size, dp, self.coordinates.dp)), ""
         except (Failure, OSError) as error:  # of a store that is damaged or out of reach
@@ -222,13 +226,25 @@ class Training:
         train, number = self.recipe.train, self.progress.step
         if waited := self.copier.waited_seconds():
             step["checkpoint_seconds"] = waited
-        if self.finished or stop_signal or (train.checkpoint_every and number % train.checkpoint_every == 0):
+        if self.finished or stop_signal or self._checkpoint_is_due:
             with _timed(step, "checkpoint_seconds"):
                 self.checkpoint.begin(self.progress, "skipped" in step)
         if train.validation_every and (self.finished or number % train.validation_every == 0):
             with _timed(step, "validation_seconds"):
                 self.validate(step)
         self.profiler.after_step(number)
+
+    @property
+    def _checkpoint_is_due(self) -> bool:
+        every = self.recipe.train.checkpoint_every
+        return bool(every) and self.progress.step % every == 0
+
+    def _stopped_by_callback(self, step: Step) -> bool:
+        """Have rank 0 call the callbacks; whether one of them stops the run, on every rank."""
+        callbacks = self.options.callbacks
+        return bool(callbacks) and bool(
+            broadcast_from_rank0(lambda: True in [callback(step) for callback in callbacks], self.device)
+        )
 
     def _end_if_exhausted(self, step: Step) -> None:
         """Record the step with the guard, which ends the run on all ranks after too many skips in a row."""

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -16,7 +17,6 @@ from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -49,16 +49,16 @@ class StreamFrom:
 
 
 class Data(NamedTuple):
-    """The training stream by the run's own sample numbers, the held-out stream, and the tokenizer that made both.
+    """The training stream, the tokenizer.json that made its tokens, and a held-out stream if there is one.
 
-    ``corpus``: samples in one pass over the training tokens. ``left_out`` has a line for each source that is too small
-    for one training sample.
+    ``corpus``: samples in one pass over the training tokens, the stream's length unless given. ``left_out`` has a line
+    for each source that is too small for one training sample.
     """
 
     train: TokenStream
-    validation: TokenStream
     tokenizer: Path
-    corpus: int
+    validation: TokenStream | None = None
+    corpus: int = 0
     left_out: tuple[str, ...] = ()
 
     @property
@@ -67,36 +67,52 @@ class Data(NamedTuple):
         return DataFingerprint(self.train.fingerprint, self.tokenizer)
 
 
-def open_data(folder: Path, recipe: Recipe) -> Data:
-    """Open the tokens of a data folder. Raises ``Failure`` where they are missing or do not fit the recipe."""
-    if not isinstance(folder, os.PathLike):
-        hint = "give the Path of a folder that mtnlg-data run has made, which each rank opens by itself"
-        raise UsageFailure(f"data is a {type(folder).__name__}; {hint}")
-    tokens, sequence, start = folder / "tokens", recipe.model.sequence, recipe.train.start_sample
-    samples = start + recipe.train.samples + recipe.train.batch  # the last step may end less than a batch behind
-    train = open_stream(tokens, sequence, "train", samples)
-    if train.vocab_size > recipe.model.vocabulary:
+def open_data(source: Path | str | Data, recipe: Recipe) -> Data:
+    """The data of a run: a data folder's, or streams, of which each sample is a function of its number.
+
+    The training stream begins at train.start_sample. Raises ``Failure`` where something is missing or does not fit the
+    recipe.
+    """
+    train = recipe.train
+    end = train.start_sample + train.samples + train.batch  # the last step may end less than a batch behind
+    if isinstance(source, Data):
+        data, place = source, type(source.train).__name__
+        if (length := len(data.train)) < end or data.train.seq_length != recipe.model.sequence:
+            needs = f"needs {end} of {recipe.model.sequence} tokens"
+            raise UsageFailure(f"{place}: {length} samples of {data.train.seq_length} tokens; the recipe {needs}")
+    elif isinstance(source, str | os.PathLike):
+        place = str(Path(source) / "tokens")
+        data = _open_folder(Path(place), recipe.model.sequence, end)
+    else:
+        hint = "give the folder that mtnlg-data run has made, or mtnlg_parallel.Data(stream, tokenizer)"
+        raise UsageFailure(f"data is a {type(source).__name__}; {hint}")
+    if data.train.vocab_size > recipe.model.vocabulary:
         raise Failure(
-            f"{tokens}: has {train.vocab_size} different tokens, model.vocabulary = {recipe.model.vocabulary} rows; "
-            f"set model.vocabulary to {train.vocab_size} or more"
+            f"{place}: {data.train.vocab_size} different tokens for model.vocabulary = {recipe.model.vocabulary}; "
+            f"set model.vocabulary to {data.train.vocab_size} or more"
         )
-    validation = open_stream(tokens, sequence, "validation")
-    if recipe.train.validation_every and not validation_samples(recipe, validation):
+    if train.validation_every and not validation_samples(recipe, data.validation):
+        held_out = 0 if data.validation is None else len(data.validation)
         raise Failure(
-            f"{tokens}: {len(validation)} held-out samples are fewer than layout.dp x train.micro_batch = "
+            f"{place}: {held_out} held-out samples are fewer than layout.dp x train.micro_batch = "
             f"{recipe.batch_size.multiple}; set train.validation_every = 0"
         )
-    tokenizer = tokens / "tokenizer.json"
-    if not tokenizer.is_file():  # which every checkpoint has
-        raise Failure(f"{tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
+    if not data.tokenizer.is_file():  # which every checkpoint has
+        raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
+    return data._replace(train=StreamFrom(data.train, train.start_sample), corpus=data.corpus or len(data.train))
+
+
+def _open_folder(tokens: Path, sequence: int, samples: int) -> Data:
+    train = open_stream(tokens, sequence, "train", samples)
     corpus = sum(source.windows for source in train.sources)
-    return Data(StreamFrom(train, start), validation, tokenizer, corpus, train.left_out)
+    validation = open_stream(tokens, sequence, "validation")
+    return Data(train, tokens / "tokenizer.json", validation, corpus, train.left_out)
 
 
-def validation_samples(recipe: Recipe, stream: TokenStream) -> int:
+def validation_samples(recipe: Recipe, stream: TokenStream | None) -> int:
     """Number of held-out samples that a validation reads, rounded down to divide evenly over the ranks."""
     multiple = recipe.batch_size.multiple
-    return min(recipe.train.validation_samples, len(stream)) // multiple * multiple
+    return 0 if stream is None else min(recipe.train.validation_samples, len(stream)) // multiple * multiple
 
 
 def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int) -> Iterator[MicroBatch]:

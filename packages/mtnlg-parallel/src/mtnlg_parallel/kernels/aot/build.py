@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -97,17 +96,14 @@ def this_gpu() -> str | None:
 
 
 def _compile_in_worker(target: str, piece: Recipe | str) -> list[Kernel]:
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core uses torch.compile on functions we never call
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # megatron-core warns of optional packages
-        from . import compilation, launch_signatures  # noqa: PLC0415  (import Triton and megatron-core)
+    from . import compilation, launch_signatures  # noqa: PLC0415  (import Triton)
 
-        launches = (
-            partial(launch_signatures.launch_all_variants, piece)
-            if isinstance(piece, str)
-            else partial(launch_signatures.launch_recipe, piece)
-        )
-        return [*map(compilation.describe, compilation.compile_launches(target, launches))]
+    launches = (
+        partial(launch_signatures.launch_all_variants, piece)
+        if isinstance(piece, str)
+        else partial(launch_signatures.launch_recipe, piece)
+    )
+    return [*map(compilation.describe, compilation.compile_launches(target, launches))]
 
 
 def check_limits(target: str, kernels: Iterable[Kernel]) -> None:

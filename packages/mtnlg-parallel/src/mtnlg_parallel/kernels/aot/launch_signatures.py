@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mtnlg_parallel.kernels.dispatch import best_ops
-from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD
-from mtnlg_parallel.model.head import mean_loss
+from mtnlg_parallel.layout import Stage
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, EightBit
 from mtnlg_parallel.model.slicing import fake_process_group
-from mtnlg_parallel.model.stage_modules import Head, Layer, Norm, head_inputs
+from mtnlg_parallel.model.stage_modules import StageModules
 
 from .build import converts_to_eight_bits
 from .compilation import active_target, run_backward
@@ -77,18 +77,16 @@ def launch_recipe(recipe: Recipe) -> None:
     """Launch what the ranks of a recipe compute in training and validation: layer, final norm and the head's loss."""
     config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.storage]
     ops = best_ops(META)
-    eight_bit = ops.eight_bit if train.precision == "fp8" else None
+    eight_bit = EightBit(ops.eight_bit) if train.precision == "fp8" else None
+    part = Stage(0, range(1), ("layers.0", "final_norm", "head"), 0, 0.0)
     with fake_process_group(0, recipe.layout.tp, config, train.sequence_parallel, eight_bit) as slicing:
-        layer = Layer(config, 0, slicing, train.recompute, META, ops).to(dtype)
-        norm = Norm(config, slicing, META, ops).to(dtype)
-        head = Head(config, slicing, META).to(dtype)
+        stage = StageModules(part, config, slicing, train.recompute, META, ops).to(dtype)
         local_sequence = config.sequence // (slicing.degree if slicing.sequence_parallel else 1)
         x_SBH = torch.empty(local_sequence, train.micro_batch, config.hidden, dtype=dtype, device=META)
         targets_BS = torch.empty(train.micro_batch, config.sequence, dtype=torch.int64, device=META)
         for training in (True, False):
-            layer.train(training)
+            stage.train(training)
             with torch.set_grad_enabled(training):
-                out_SBH = norm(layer(x_SBH.requires_grad_(training)))
-                loss = mean_loss(*head_inputs(head, out_SBH), targets_BS, slicing, ops)
+                loss = stage.loss(stage(x_SBH.requires_grad_(training)), targets_BS)
             if training:
                 run_backward(loss)

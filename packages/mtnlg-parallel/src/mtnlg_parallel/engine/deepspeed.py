@@ -1,6 +1,8 @@
 """DeepSpeed's pipeline engine for this rank's stage: 1F1B, ZeRO-1 over the data-parallel ranks, AdamW, clipping.
 
-Under bf16, gradients are accumulated and reduced in fp32, and master weights and moments are fp32 (paper.md section 2).
+This is the paper's system: tensor slices of Megatron, pipeline and data parallelism of DeepSpeed. A stage is one layer
+of DeepSpeed's pipeline. Under bf16, gradients are accumulated and reduced in fp32, and master weights and moments are
+fp32 (paper.md section 2).
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+
+from mtnlg_parallel.model.stage_modules import build_stages
 
 from .contract import MOMENTS, Fragment, Outcome
 from .process import suppress_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.model.head import ParallelOps
-    from mtnlg_parallel.model.pipeline import Pipeline
-    from mtnlg_parallel.model.stage_modules import LocalParameter
+    from mtnlg_parallel.model.stage_modules import LocalParameter, StageModules
     from mtnlg_parallel.recipe import Recipe, Train
 
     from .contract import Judge, MicroBatches
@@ -44,20 +48,19 @@ class DeepSpeedEngine:
             import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
             import deepspeed.runtime.pipe.engine  # noqa: PLC0415  (as above)
 
-            from mtnlg_parallel.model.pipeline import Pipeline  # noqa: PLC0415  (imports DeepSpeed)
-
             # Else DeepSpeed tries every operator's compiler, and on a CPU compiles collectives that we never call.
             vars(deepspeed.ops)["__compatible_ops__"] = {}
             # Of gradients summed in fp32; no setting of DeepSpeed's has it.
             vars(deepspeed.runtime.pipe.engine)["MEMORY_OPT_ALLREDUCE_SIZE"] = COPIED_ELEMENTS
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
-            with _own_groups_alone(), torch.no_grad():  # it broadcasts tied weights, which autograd would record
-                module = Pipeline(recipe, device, ops)
-            self._adamw = build_optimizer(module, recipe.train)
-            self._engine, *_ = deepspeed.initialize(
-                model=module, optimizer=self._adamw, config=deepspeed_config(recipe)
-            )
-        self._module = module
+            (self._stage,) = build_stages(recipe, device, ops, megatron_layers(recipe.train))
+            self._adamw = build_optimizer(self._stage, recipe.train)
+            with _own_groups_alone():
+                self._engine, *_ = deepspeed.initialize(
+                    model=build_pipeline(self._stage, recipe.layout),
+                    optimizer=self._adamw,
+                    config=deepspeed_config(recipe),
+                )
 
     @staticmethod
     def unsupported(recipe: Recipe) -> str | None:
@@ -88,7 +91,7 @@ class DeepSpeedEngine:
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of this rank, in model order."""
-        return self._module.local_parameters()
+        return self._stage.local_parameters()
 
     def fragments(self) -> Iterator[Fragment]:
         """ZeRO's fragments, by ``param._hp_mapping``; creates moments of zero if there are none yet."""
@@ -111,6 +114,7 @@ class DeepSpeedEngine:
 
     def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
+        self._forget_rounded()
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         verdict = Verdict(judge, self._loss_and_grad_norm)
@@ -125,7 +129,12 @@ class DeepSpeedEngine:
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
+        self._forget_rounded()
         return float(self._engine.eval_batch(self._on_device(batches), num_micro_batches=micro_batches))
+
+    def _forget_rounded(self) -> None:
+        if self._stage.slicing.eight_bit:
+            self._stage.slicing.eight_bit.forget_weights()
 
     def _on_device(self, batches: MicroBatches) -> MicroBatches:
         """The micro-batches on this rank's device: DeepSpeed's own copies would make the host wait for the GPU."""
@@ -149,6 +158,34 @@ class DeepSpeedEngine:
         distributed.all_reduce(loss_and_norm)
         loss, grad_norm = loss_and_norm.tolist()
         return loss, grad_norm
+
+
+def megatron_layers(train: Train) -> Mapping[type, type] | None:
+    """megatron-core's layers, where they can do the work; None where ours do it (`model.megatron`)."""
+    if train.sequence_parallel or train.precision == "fp8":
+        return None
+    from mtnlg_parallel.model.megatron import LAYERS  # noqa: PLC0415  (slow to import)
+
+    return LAYERS
+
+
+def build_pipeline(stage: StageModules, layout: Layout) -> nn.Module:
+    """The stage as DeepSpeed's pipeline module runs it: the only layer of this rank."""
+    from deepspeed.pipe import LayerSpec, PipelineModule  # noqa: PLC0415  (as above)
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # noqa: PLC0415  (as above)
+
+    class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
+        def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
+            """Parameters whose gradients the engine sums over a group, before it averages them over dp."""
+            return [(local.parameter, local.summed_over) for local in stage.local_parameters() if local.summed_over]
+
+    layers = [LayerSpec(nn.Identity)] * layout.pp
+    layers[layout.coordinates(distributed.get_rank()).pp] = stage
+    topology = PipeModelDataParallelTopology(num_pp=layout.pp, num_dp=layout.dp, num_mp=layout.tp)
+    pipeline = Pipeline(layers, topology=topology, loss_fn=stage.loss, partition_method="uniform")
+    for local in stage.local_parameters():  # each counts once in a norm: where it is primary
+        vars(local.parameter).update(ds_pipe_replicated=not local.is_primary, tensor_model_parallel=True)
+    return pipeline
 
 
 @contextmanager
@@ -225,7 +262,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def build_optimizer(module: Pipeline, train: Train) -> GuardedAdamW:
+def build_optimizer(module: StageModules, train: Train) -> GuardedAdamW:
     """AdamW with weight decay on matrices only, not on biases and norms (paper.md section 2)."""
     matrices = [local.parameter for local in module.local_parameters() if local.parameter.ndim > 1]
     vectors = [local.parameter for local in module.local_parameters() if local.parameter.ndim == 1]
