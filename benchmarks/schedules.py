@@ -46,6 +46,7 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
+from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
 from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.engine.schedule import orders
@@ -217,7 +218,9 @@ def ours(case: Case, sleeper: Sleeper) -> Callable[[], object]:
         while True:
             yield tokens, tokens
 
-    return lambda: engine.train_batch(batches(), case.micro_batches, 1e-3, lambda *_: "a sleeping step")
+    return lambda: engine.train_batch(
+        batches(), case.micro_batches, StepSettings(1e-3, 0.0, 1.0), lambda *_: "a sleeping step"
+    )
 
 
 def torchs(case: Case, sleeper: Sleeper) -> Callable[[], object]:

@@ -66,6 +66,8 @@ def _tables(schema: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[st
             inner += _tables(leaf.type, leaf.path)
         elif get_origin(leaf.type) is dict and _is_model(get_args(leaf.type)[1]):
             inner += _tables(get_args(leaf.type)[1], (*leaf.path, "NAME"))
+        elif get_origin(leaf.type) is tuple and _is_model(get_args(leaf.type)[0]):
+            inner += _tables(get_args(leaf.type)[0], leaf.path)
         else:
             own.append(leaf)
     if issubclass(schema, Source):
@@ -119,7 +121,12 @@ def unknown(table: dict[str, Any], above: tuple[str, ...] = ()) -> list[str]:
             continue  # a step or a reader of the user's own, with keys of its own
         if any(all(part in {own, "NAME"} for own, part in zip(path, key, strict=True)) for key in same_depth):
             continue
-        found += unknown(value, path) if isinstance(value, dict) else [".".join(path)]
+        tables = value if isinstance(value, list) and value else [value]
+        found += (
+            [each for table in tables for each in unknown(table, path)]
+            if isinstance(tables[0], dict)
+            else [".".join(path)]
+        )
     return found
 
 

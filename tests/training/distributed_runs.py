@@ -48,7 +48,7 @@ from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
 from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training import loop, watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
-from mtnlg_parallel.training.samples import StreamFrom, open_data  # noqa: E402
+from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -329,11 +329,16 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
         next(engine.local_parameters()).parameter.register_hook(lambda gradient: gradient * factor[0])
 
 
-class DamagedStream(StreamFrom):
+class DamagedStream:
     """A stream of which no sample can be read."""
 
     def __init__(self, stream: TokenStream) -> None:
-        super().__init__(stream, 0)
+        self._stream = stream
+        self.seq_length, self.vocab_size, self.fingerprint = stream.seq_length, stream.vocab_size, stream.fingerprint
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._stream)
 
     def __getitem__(self, sample: int) -> NoReturn:
         """Raise what a damaged store raises."""

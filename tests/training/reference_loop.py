@@ -53,7 +53,7 @@ def reference_run(recipe: Recipe, data: Path, skipped: Collection[int] = ()) -> 
     steps: list[Json] = []
     for number, (before, batch) in enumerate(recipe.batch_size.steps(train.samples), 1):
         loss, norm = loop.step(before, batch, number not in skipped)
-        lr = train.learning_rate.at(before + batch)
+        lr = train.at(before).learning_rate.at(before + batch)
         steps.append({"step": number, "samples": before + batch, "batch_size": batch, "lr": lr})
         steps[-1] |= {"loss": loss, "grad_norm": norm}
         if train.validation_every and number % train.validation_every == 0:

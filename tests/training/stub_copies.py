@@ -55,6 +55,7 @@ def run(recipe: Recipe) -> None:
     """Two steps and a copy of the state between them."""
     import torch
 
+    from mtnlg_parallel.engine.contract import StepSettings
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.training import checkpointing
@@ -71,7 +72,7 @@ def run(recipe: Recipe) -> None:
             yield torch.empty(shape, dtype=torch.long).pin_memory(), torch.empty(shape, dtype=torch.long).pin_memory()
 
     def step() -> None:
-        engine.train_batch(batches(), MICRO_BATCHES, 1e-4, lambda _loss, _norm: None)
+        engine.train_batch(batches(), MICRO_BATCHES, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)
 
     step()
     for _ in range(2):

@@ -63,6 +63,7 @@ def run(case: stub_gpu.Case) -> Answer:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from mtnlg_parallel.engine.contract import StepSettings
     from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
@@ -84,7 +85,9 @@ def run(case: stub_gpu.Case) -> Answer:
         copier = checkpointing.StateCopier(engine, device)
 
         def step() -> None:
-            engine.train_batch(pinned(recipe), case.micro_batches, 1e-4, lambda _loss, _norm: None)
+            engine.train_batch(
+                pinned(recipe), case.micro_batches, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None
+            )
 
         step()
         step()

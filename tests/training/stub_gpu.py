@@ -165,6 +165,7 @@ def step(case: Case) -> Answer:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from mtnlg_model import rotary
+    from mtnlg_parallel.engine.contract import StepSettings
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
@@ -187,7 +188,7 @@ def step(case: Case) -> Answer:
         engine = PipelineEngine(recipe, device, best_ops(device))
         built = gpu.bytes
         gpu.on_host.clear()  # AdamW's and rotary positions' constants are made there
-        engine.train_batch(batches(), case.micro_batches, 1e-4, lambda _loss, _norm: None)
+        engine.train_batch(batches(), case.micro_batches, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)
     distributed.destroy_process_group()
     run = train_run(recipe)._replace(batch=case.micro_batches * layout.dp * train.micro_batch)
     planned = memory(run, train_software(run))[layout.coordinates(case.rank).pp]

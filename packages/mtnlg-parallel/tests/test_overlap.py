@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.engine import sharded_optimizer
+from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
 from mtnlg_parallel.layout import Stage
 from mtnlg_parallel.model import products
@@ -105,7 +106,7 @@ def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_f
     optimizer.finish_gradients()
     assert events[-2:] == [f"waited for {reduced}"] * 2
     events.clear()
-    optimizer.update(1.0, 1e-3)
+    optimizer.update(1.0, StepSettings(1e-3, 0.1, 1.0))
     gathered = "all_gather_into_tensor"
     assert events == [gathered] * 2
     optimizer.wait_for_weights(0)

@@ -71,11 +71,11 @@ def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None
     assert not guard.exhausted
     guard.record({"step": 6, "loss": None, "grad_norm": None, "skipped": "loss is not finite"})
     assert guard.exhausted
-    checkpoints = [(step, Path(f"step-{step}")) for step in (2, 4, 5)]
-    failure = guard.failure(checkpoints, start_sample=48)
-    assert (failure.first, failure.last, failure.checkpoint, failure.start_sample) == (5, 6, Path("step-4"), 48)
-    assert "--from step-4 --set train.start_sample=48" in str(failure)
-    assert guard.failure(checkpoints[2:], start_sample=48).checkpoint is None
+    checkpoints = [(step, Path(f"out/checkpoints/step-{step}")) for step in (2, 4, 5)]
+    failure = guard.failure(checkpoints)
+    assert (failure.first, failure.last, failure.checkpoint) == (5, 6, Path("out/checkpoints/step-4"))
+    assert "mtnlg-parallel rollback out --to step-4 --skip last" in str(failure)
+    assert guard.failure(checkpoints[2:]).checkpoint is None
     guard.record(taken(7, 2.0))
     assert not guard.exhausted
 

@@ -98,7 +98,7 @@ def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
     """Each field, at its default in the recipe or in the checkpoint, as it is written to disk."""
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")
-    data = DataFingerprint("other", tokenizer)
+    data = DataFingerprint(lambda _: "other", tokenizer)
     base = ModelConfig.model_validate(SIZES)
     other = variant(base, field)
     for number, (ours, theirs) in enumerate(((base, other), (other, base))):
@@ -111,7 +111,7 @@ def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
             prepare_run_dir(tmp_path / f"out-{number}", recipe, data, resume=True)
         assert Difference(f"model.{field}", getattr(ours, field), getattr(theirs, field)) in caught.value.differences
         out = tmp_path / f"own-{number}"
-        checkpoint_of(theirs, out / CHECKPOINTS, tokenizer, data.stream)
+        checkpoint_of(theirs, out / CHECKPOINTS, tokenizer, data.stream(0))
         with pytest.raises(IdentityError, match=f"model.{field} is ") as caught:
             prepare_run_dir(out, recipe_of(ours), data, resume=True)
 
@@ -137,7 +137,7 @@ def test_another_tokenizer_is_refused_unless_it_is_written_otherwise(
     out = tmp_path / "out"
     step = checkpoint_of(config, out / CHECKPOINTS if door == "resume" else tmp_path / "start", theirs)
     train = {"initial": str(step)}
-    swapped = DataFingerprint("stream", write_tokenizer(tmp_path / "data" / "tokenizer.json", *names[::-1]))
+    swapped = DataFingerprint(lambda _: "stream", write_tokenizer(tmp_path / "data" / "tokenizer.json", *names[::-1]))
     with pytest.raises(IdentityError) as caught:
         prepare_run_dir(out, recipe_of(config, **train), swapped, resume=True)
     assert caught.value.differences == [Difference("tokenizer", swapped.tokenizer, step / "tokenizer.json")]
@@ -153,7 +153,7 @@ def test_another_tokenizer_is_refused_unless_it_is_written_otherwise(
         said = capsys.readouterr().err
         assert all(name in said for name in ("tokenizer.json", *CHAT_FILES[:2], names[1]))
         assert CHAT_FILES[2] not in said
-    same = DataFingerprint("stream", write_tokenizer(tmp_path / "same" / "tokenizer.json", *names, indent=4))
+    same = DataFingerprint(lambda _: "stream", write_tokenizer(tmp_path / "same" / "tokenizer.json", *names, indent=4))
     assert same.tokenizer.read_bytes() != theirs.read_bytes()
     prepare_run_dir(out, recipe, same, resume=True)
     said = capsys.readouterr().err

@@ -26,7 +26,7 @@ from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, su
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DATA = DataFingerprint("stream", Path("tokenizer.json"))
+DATA = DataFingerprint(lambda _: "stream", Path("tokenizer.json"))
 
 
 def recipe_of(**train: object) -> Recipe:

@@ -14,8 +14,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.training.samples import Data, Prefetch, StreamFrom, micro_batches, open_data
+from mtnlg_parallel.recipe import Recipe, StreamPart, Train
+from mtnlg_parallel.training.samples import Data, Prefetch, RunData, RunStream, micro_batches, open_data
 from mtnlg_parallel.training.schedule import Ramp
 
 
@@ -102,9 +102,11 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
 def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = Data(Numbers(), Path("t"), Numbers(), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
+    stream = RunStream([(StreamPart(0, "", 0, ()), Numbers())], 100)
+    opened = RunData(stream, Path("t"), Numbers(), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
     monkeypatch.setattr(run, "open_data", lambda *_: opened)
-    assert run._fingerprint(Path("data"), recipe_of(dp=1, samples=100)) == ("numbers", Path("t"))
+    fingerprint = run._fingerprint(Path("data"), recipe_of(dp=1, samples=100))
+    assert (fingerprint.stream(100), fingerprint.tokenizer) == ("numbers", Path("t"))
     warning, passes = capsys.readouterr().err.splitlines()
     assert (
         warning == "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
@@ -112,16 +114,50 @@ def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_start
     assert passes == "data: samples 0 to 100 of the token stream, of the 40 in one pass over the corpus, so 2.5 passes"
 
 
-@given(st.integers(0, 10_100), st.integers(-3, 10_100))
-def test_a_stream_from_a_sample_on_numbers_its_samples_from_0(start: int, sample: int) -> None:
-    stream = StreamFrom(Numbers(), start)
-    if 0 <= sample < 10_000 - start:
-        assert stream[sample].tolist() == Numbers()[start + sample].tolist()
-    else:
+ranges = st.lists(st.integers(0, 300), max_size=8, unique=True).map(
+    lambda ends: tuple(zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
+
+
+@given(st.integers(0, 200), ranges, st.integers(1, 200))
+def test_skip_is_a_stream_without_these_samples(start: int, skip: tuple[tuple[int, int], ...], count: int) -> None:
+    left = [n for n in range(start, 10_000) if not any(first <= n < end for first, end in skip)]
+    stream = RunStream([(StreamPart(0, "", start, skip), Numbers())], count)
+    assert [int(stream[n][0]) for n in range(count)] == left[:count]
+    for outside in (-1, count):
         with pytest.raises(IndexError):
-            stream[sample]
+            stream[outside]
 
 
-def test_a_stream_in_place_of_a_folder_is_refused() -> None:
-    with pytest.raises(UsageFailure, match="Numbers"):
-        open_data(cast("Path", Numbers()), recipe_of(dp=1, samples=100))
+@given(ranges, ranges, st.integers(0, 250))
+def test_fingerprints_are_equal_as_long_as_the_samples_are(
+    one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...], count: int
+) -> None:
+    parts = [StreamPart(0, "", 0, skip) for skip in (one, other)]
+    streams = [RunStream([(part, Numbers())], 1000) for part in parts]
+    prints = {stream.fingerprint_at(count) for stream in streams}
+    read = [[int(stream[n][0]) for n in range(count)] for stream in streams]
+    assert len(prints) == len({part.until(count) for part in parts})
+    assert read[0] == read[1] or len(prints) == 2
+
+
+def test_a_folder_that_was_read_before_goes_on_where_it_stopped() -> None:
+    changes = [{"at": 40, "data": "/anneal", "skip": [[2, 5]]}, {"at": 60, "data": ""}, {"at": 70, "data": "/anneal"}]
+    recipe = recipe_of(dp=1, samples=100)
+    train = Train.model_validate({**recipe.train.model_dump(), "skip": [[10, 20]], "change": changes}, strict=False)
+    stream = RunStream([(part, Numbers()) for part in train.stream_parts], 100)
+    read = [int(stream[n][0]) for n in range(100)]
+    main = [n for n in range(1000) if not 10 <= n < 20]
+    anneal = [n for n in range(1000) if not 2 <= n < 5]
+    assert read == main[:40] + anneal[:20] + main[40:50] + anneal[20:50]
+
+
+def test_any_stream_is_data_with_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    recipe = recipe_of(dp=1, samples=100)
+    data = open_data(Data(Numbers(), tmp_path / "tokenizer.json"), recipe)
+    assert data.train[3].tolist() == [3, 4, 5]
+    assert data.fingerprint.stream(100) == "numbers"
+    for wrong in (Numbers(), Data(Numbers(), tmp_path / "tokenizer.json")):
+        with pytest.raises(UsageFailure, match="Numbers"):
+            open_data(cast("Path", wrong), recipe_of(dp=1, samples=10_000))

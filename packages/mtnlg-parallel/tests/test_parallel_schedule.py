@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp
+from mtnlg_parallel.training.schedule import BatchSize, LearningRate, Ramp, Shape
 
 SEQUENCE = 2048
+SHAPES: tuple[Shape, ...] = ("cosine", "linear")
 PEAK, FLOOR = 5.0e-5, 5.0e-6
 MT_NLG_RATE = LearningRate(peak=PEAK, floor=FLOOR, warmup=488_281, decay=166_015_625)
 MT_NLG_RAMP = Ramp(start=32, increment=32, samples=5_859_375)
@@ -78,14 +79,16 @@ def test_the_smallest_batch_is_one_micro_batch_of_every_rank() -> None:
     assert BatchSize(size=96, ramp=Ramp(start=2, increment=2, samples=470), multiple=48).at(0) == 48
 
 
-batches = st.builds(
-    lambda start, increment, increments, samples, multiple: BatchSize(
-        size=(start + increment * increments) * multiple,
-        ramp=Ramp(start=start * multiple, increment=increment * multiple, samples=samples),
-        multiple=multiple,
-    ),
-    *(st.integers(1, 20), st.integers(1, 20), st.integers(0, 10), st.integers(1, 5000), st.integers(1, 12)),
-)
+def ramped(  # noqa: PLR0917  (as drawn)
+    start: int, increment: int, increments: int, samples: int, multiple: int, changes: dict[int, int]
+) -> BatchSize:
+    ramp = Ramp(start=start * multiple, increment=increment * multiple, samples=samples)
+    later = tuple((samples + at, size * multiple) for at, size in sorted(changes.items()))
+    return BatchSize((start + increment * increments) * multiple, ramp, multiple, later)
+
+
+RAMPS = st.integers(1, 20), st.integers(1, 20), st.integers(0, 10), st.integers(1, 5000), st.integers(1, 12)
+batches = st.builds(ramped, *RAMPS, st.dictionaries(st.integers(0, 5000), st.integers(1, 40), max_size=3))
 
 
 @given(batches, st.integers(1, 20_000))
@@ -108,18 +111,25 @@ def test_a_run_resumed_in_the_middle_has_the_same_steps(batch: BatchSize, total:
     assert batch.number_of_steps(total, begin) == len(steps[done:])
 
 
-@given(batches, st.integers(0, 10_000), st.integers(0, 10_000))
+@given(st.builds(ramped, *RAMPS, st.just({})), st.integers(0, 10_000), st.integers(0, 10_000))
 def test_a_ramped_batch_never_shrinks_and_always_divides(batch: BatchSize, one: int, other: int) -> None:
     earlier, later = sorted((one, other))
     assert batch.at(earlier) <= batch.at(later) <= batch.size
     assert batch.at(earlier) % batch.multiple == 0
 
 
-@given(st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 20_000))
+@given(
+    st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 20_000), st.integers(0, 1000), st.sampled_from(SHAPES)
+)
 def test_the_learning_rate_stays_between_zero_and_the_peak_and_never_rises_again(
-    warmup: int, decay: int, samples: int
+    warmup: int, decay: int, samples: int, hold: int, shape: Shape
 ) -> None:
-    rate = LearningRate(peak=1.0, floor=0.1, warmup=warmup, decay=warmup + decay)
+    rate = LearningRate(1.0, 0.1, warmup, warmup + hold + decay, warmup + hold, shape)
     assert 0.0 <= rate.at(samples) <= 1.0
     if samples >= warmup:
         assert 0.1 <= rate.at(samples + 1) <= rate.at(samples)
+
+
+def test_a_hold_with_a_linear_decay_is_warmup_stable_decay() -> None:
+    rate = LearningRate(1.0, 0.2, warmup=10, decay=100, hold=60, shape="linear")
+    assert [rate.at(n) for n in (5, 10, 60, 80, 100, 200)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2, 0.2])

@@ -6,6 +6,7 @@ list, with the reason; every other field is compared, those of nested settings o
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel
@@ -33,6 +34,7 @@ def differences(ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str
     """All fields in which two objects of the same settings class differ, in order.
 
     ``may_differ`` maps keys that are not compared to the reasons; the key of a table stands for all that is in it.
+    Tables of a list are compared one by one, such as ``train.change[1].lr``.
     """
     listed = tuple(f"{key}." for key in may_differ or ())
     return [found for found in _walk(ours, theirs, "") if not f"{found.key}.".startswith(listed)]
@@ -42,5 +44,8 @@ def _walk(ours: Any, theirs: Any, key: str) -> Iterator[Difference]:  # noqa: AN
     if isinstance(ours, BaseModel) and type(ours) is type(theirs):
         for name in type(ours).model_fields:
             yield from _walk(getattr(ours, name), getattr(theirs, name), f"{key}.{name}" if key else name)
+    elif any(isinstance(each, BaseModel) for side in (ours, theirs) if isinstance(side, tuple) for each in side):
+        for number, (our, their) in enumerate(zip_longest(ours, theirs)):
+            yield from _walk(our, their, f"{key}[{number}]")
     elif ours != theirs:
         yield Difference(key, ours, theirs)

@@ -174,6 +174,30 @@ def show_layout(
         print_layout(chosen)
 
 
+@app.command("rollback")
+def rollback_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of a run that is not at work.")],
+    to: Annotated[str, typer.Option(metavar="step-N", help="Checkpoint to go back to.")],
+    skip: Annotated[
+        str | None,
+        typer.Option(metavar="last|A:B", help="Leave out all samples read since, or [A, B) of the stream."),
+    ] = None,
+) -> None:
+    """Go back to a checkpoint: later ones are removed, and the same train command resumes from it.
+
+    What --skip leaves out is written into the run's recipe; put the printed line into yours.
+    """
+    step = to.removeprefix("step-")
+    if not step.isdecimal():
+        raise UsageFailure(f"--to {to}: write step-N")
+    from .record.rollback import rollback  # noqa: PLC0415  (seldom needed)
+
+    ranges = rollback(out, int(step), skip)
+    say(f"{out}: step {step} is the newest checkpoint; the same command resumes from it")
+    if skip:
+        say(f"its recipe leaves out {[*map(list, ranges)]}; put that into yours, or train {out / 'recipe.toml'}")
+
+
 app.command("plan")(plan_command)
 app.command("calibrate")(calibrate_command)
 

@@ -12,8 +12,10 @@ from mtnlg_model.checkpoint.manifest import TOKENIZER, file_checksum
 from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
 from mtnlg_model.console import UsageFailure
 
+from .recipe import Change
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from mtnlg_model.checkpoint.manifest import Manifest
@@ -37,6 +39,7 @@ RESUMED_MAY_DIFFER: Final = {
     "train.deterministic": "the same functions, in an order of their own",
     "train.checkpoint_every": "what is kept, not what is trained",
     "train.keep": "as checkpoint_every",
+    "train.keep_every": "as checkpoint_every",
     "train.new_tokenizer": "what a run may start from; one that resumes has its tokenizer",
     "train.validation_every": "what is measured, not what is trained",
     "train.validation_samples": "as validation_every",
@@ -48,9 +51,9 @@ OPTIONS: Final = {"train.initial": "--from", "train.new_tokenizer": "--new-token
 
 
 class DataFingerprint(NamedTuple):
-    """The fingerprint of the training stream, and the tokenizer.json that its tokens are of."""
+    """The fingerprint of a run's first samples, by their number, and the tokenizer.json that its tokens are of."""
 
-    stream: str
+    stream: Callable[[int], str]
     tokenizer: Path
 
 
@@ -62,6 +65,23 @@ class IdentityError(UsageFailure):
         self.differences = found
 
 
+def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None:
+    """Raise ``IdentityError`` unless two recipes agree on a run's first ``samples`` samples."""
+    past, ours = (each.model_copy(update={"train": each.train.until(samples)}) for each in (before, now))
+    if found := differences(past, ours, RESUMED_MAY_DIFFER):
+        hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
+        if {each.key.removeprefix("train.").partition("[")[0] for each in found} & {"change", *Change.model_fields}:
+            hint = f"what changes from here on goes under [[train.change]] with at = {samples} or later; {hint}"
+        raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
+    lost = {each for part in before.train.stream_parts for each in part.skip}
+    lost -= {each for part in now.train.stream_parts for each in part.skip}
+    if lost:
+        line = f"the run leaves out samples {[*map(list, sorted(lost))]}, and the recipe does not; add them to skip"
+        raise IdentityError(
+            f"{out}: {line}, or resume with {out / 'recipe.toml'}", [Difference("train.skip", lost, ())]
+        )
+
+
 def changes(found: Iterable[Difference]) -> str:
     """Differences of a recipe, theirs, from what it was before, ours."""
     texts = []
@@ -69,17 +89,24 @@ def changes(found: Iterable[Difference]) -> str:
         name = f"{key} ({OPTIONS[key]})" if key in OPTIONS else key
         # A recipe without train.decay has all samples there, so that other samples are another schedule.
         way_out = f" (--set {key}={before} resumes)" if key == "train.decay" else ""
-        texts.append(f"{name} was {before!r} and is {now!r} now{way_out}")
+        texts.append(f"{name} was {_shown(before)} and is {_shown(now)} now{way_out}")
     return ", ".join(texts)
+
+
+def _shown(value: object) -> str:
+    """A value of a recipe, a table's as TOML writes it in one line."""
+    if not isinstance(value, Change):
+        return repr(value)
+    return f"{{ {', '.join(f'{key} = {each!r}' for key, each in value.model_dump(exclude_defaults=True).items())} }}"
 
 
 def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
     """Raise ``IdentityError`` unless the run of a checkpoint may go on with this recipe and data."""
     _check_model(str(folder), manifest, recipe, "use another --out")
     stream, hint = manifest.progress.stream, "use that run's data, or another --out"
-    if stream != data.stream:
-        line = f"{folder}: trained on token stream {stream[:12]}, but --data is {data.stream[:12]}; {hint}"
-        raise IdentityError(line, [Difference("stream", data.stream, stream)])
+    if stream != (ours := data.stream(manifest.progress.samples)):
+        line = f"{folder}: trained on token stream {stream[:12]}, but --data is {ours[:12]}; {hint}"
+        raise IdentityError(line, [Difference("stream", ours, stream)])
     _check_tokenizer(str(folder), folder / TOKENIZER, manifest, data, hint)
 
 

@@ -13,7 +13,9 @@ A recipe that cannot work is refused here, before anything starts.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -30,6 +32,7 @@ from mtnlg_parallel.training.schedule import (
     LearningRate,
     Ramp,
     Samples,
+    Shape,
     parse_length,
 )
 
@@ -47,10 +50,62 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
-LENGTHS: Final = ("samples", "warmup", "decay", "start_sample")
-"""Keys of [train] in samples, which a recipe may word otherwise; ``ramp.samples`` is another."""
+LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
+"""Keys of [train] and its changes in samples, which a recipe may word otherwise; ``ramp.samples`` is another."""
 RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into other nodes' memory; use checkpoint_every"}
 """Former keys of [train] and why they are ignored. Each run's own recipe.toml holds every key of its version."""
+
+
+Range = Annotated[tuple[Every, Every], Field(strict=False)]
+Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
+
+
+class Change(Settings):
+    """Settings of a run from sample ``at`` on: of the first step that begins there or later, and those after it."""
+
+    at: Annotated[Samples, IN_SAMPLES] = Field(description="samples that the run has consumed")
+    lr: Positive | None = Field(None, description="as in [train], like the keys below")
+    min_lr: Annotated[float, Field(ge=0.0)] | None = Field(None, description="learning rate behind the decay")
+    hold: Annotated[Every, IN_SAMPLES] | None = Field(None, description="until when the peak is held")
+    decay: Annotated[Samples, IN_SAMPLES] | None = Field(None, description="where the decay ends")
+    decay_shape: Shape | None = Field(None, description="cosine or linear")
+    batch: Samples | None = Field(None, description="samples of a step, over all ranks")
+    weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
+    clip: Positive | None = Field(None, description="largest norm of the gradients")
+    data: str | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
+    skip: Ranges = Field((), description="ranges [first, end) of this folder's samples that are left out")
+
+    @field_validator("data")
+    @classmethod
+    def _make_absolute(cls, data: str | None) -> str | None:
+        return data and str(Path(data).absolute())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it changes of [train], the stream apart."""
+        return self.model_dump(exclude_none=True, exclude={"at", "data", "skip"})
+
+
+class StreamPart(NamedTuple):
+    """What a run reads from sample ``at`` on: a token folder, --data where ``data`` is empty, from ``start`` on."""
+
+    at: int
+    data: str
+    start: int
+    skip: tuple[tuple[int, int], ...]
+
+    def number(self, sample: int) -> int:
+        """The sample of the folder's stream that is sample ``sample`` of the run, at or after ``at``."""
+        number = self.start + sample - self.at
+        for first, end in self.skip:
+            if max(first, self.start) <= number and end > self.start:
+                number += end - max(first, self.start)
+        return number
+
+    def until(self, samples: int) -> StreamPart:
+        """The part with the ranges alone that a run of so many samples has passed."""
+        last = self.number(samples - 1) if samples > self.at else -1
+        return self._replace(skip=tuple(each for each in self.skip if each[1] <= last))
 
 
 class Train(Settings):
@@ -67,7 +122,11 @@ class Train(Settings):
     lr: Positive = Field(description="peak of the learning rate")
     min_lr: Annotated[float, Field(ge=0.0)] = Field(0.0, description="its value behind the decay")
     warmup: Annotated[Every, IN_SAMPLES] = Field(0, description="over which it rises from 0, linear")
-    decay: Annotated[Samples, IN_SAMPLES] = Field(description="where its cosine ends; all samples unless given")
+    hold: Annotated[Every, IN_SAMPLES] = Field(
+        0, description="until when the peak is held; the warm-up's end unless later"
+    )
+    decay: Annotated[Samples, IN_SAMPLES] = Field(description="where its decay ends; all samples unless given")
+    decay_shape: Shape = Field("cosine", description="cosine or linear; with a hold, linear is warmup-stable-decay")
     # strict=False: a list, after `Recipe` has counted the lengths
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False, description="AdamW's, of the moments")
     eps: Positive = Field(1e-8, description="AdamW's, beside the second moment's root")
@@ -87,9 +146,12 @@ class Train(Settings):
     deterministic: bool = Field(False, description="ask for kernels that give the same bits each time")
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
+    keep_every: Every = Field(0, description="also keep, for good, those whose step is a multiple of this; 0: none")
     initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
     start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="of the token stream, the run's first")
+    skip: Ranges = Field((), description="ranges [first, end) of the token stream's samples that are left out")
+    change: tuple[Change, ...] = Field((), strict=False, description="settings of later samples, as [[train.change]]")
     validation_every: Every = Field(0, description="steps; 0: never")
     validation_samples: Samples = Field(64, description="held-out samples of a validation")
 
@@ -118,12 +180,45 @@ class Train(Settings):
     @property
     def learning_rate(self) -> LearningRate:
         """The learning rate as a function of the samples consumed."""
-        return LearningRate(peak=self.lr, floor=self.min_lr, warmup=self.warmup, decay=self.decay)
+        return LearningRate(self.lr, self.min_lr, self.warmup, self.decay, self.hold, self.decay_shape)
+
+    def at(self, samples: int) -> Self:
+        """The settings of the step that begins after so many consumed samples."""
+        made = [change.settings for change in self.change if change.at <= samples]
+        return self.model_copy(update={key: value for each in made for key, value in each.items()}) if made else self
+
+    @property
+    def stream_parts(self) -> list[StreamPart]:
+        """What the run reads, in order."""
+        parts = [StreamPart(0, "", self.start_sample, self.skip)]
+        stopped: dict[str, StreamPart] = {}
+        for change in self.change:
+            before = parts[-1]
+            stopped[before.data] = StreamPart(0, before.data, before.number(change.at), before.skip)
+            if change.data is not None or change.skip:
+                data = before.data if change.data is None else change.data
+                known = stopped.get(data, StreamPart(0, data, 0, ()))
+                parts.append(known._replace(at=change.at, skip=tuple(sorted({*known.skip, *change.skip}))))
+        return parts
+
+    def until(self, samples: int) -> Self:
+        """The settings as far as the first ``samples`` samples of the run have come to know them."""
+        train = self.model_copy(update={"change": tuple(change for change in self.change if change.at < samples)})
+        parts = {part.at: part for part in train.stream_parts}
+        ends = [*sorted(parts)[1:], samples]
+        passed = {at: {*parts[at].until(end).skip} for at, end in zip(sorted(parts), ends, strict=True)}
+
+        def kept(at: int, skip: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+            return {"skip": tuple(each for each in skip if each in passed.get(at, ()))}
+
+        changes = tuple(change.model_copy(update=kept(change.at, change.skip)) for change in train.change)
+        return train.model_copy(update={**kept(0, train.skip), "change": changes})
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        if self.warmup >= self.decay:
-            raise ValueError(f"warmup = {self.warmup} must end before decay = {self.decay}, which counts it in")
+        for key, end in (("warmup", self.warmup), ("hold", self.hold)):
+            if end >= self.decay:
+                raise ValueError(f"{key} = {end} must end before decay = {self.decay}, which counts it in")
         if self.new_tokenizer and not self.initial:
             raise ValueError("new_tokenizer = true needs initial: --new-tokenizer goes with --from")
         if self.min_lr > self.lr:
@@ -131,6 +226,23 @@ class Train(Settings):
         if self.ramp and not self.ramp.meets(self.batch):
             ramp = f"start = {self.ramp.start} by increment = {self.ramp.increment}"
             raise ValueError(f"ramp from {ramp} never meets batch = {self.batch}; batch - start must be a multiple")
+        return self
+
+    @model_validator(mode="after")
+    def _check_changes(self) -> Self:
+        for skip in (self.skip, *(change.skip for change in self.change)):
+            if any(first >= end for first, end in skip) or any(one[1] > two[0] for one, two in pairwise(skip)):
+                raise ValueError(f"skip = {[*map(list, skip)]}: write ranges [first, end) in order, none in another")
+        before, ramped = 0, self.ramp.samples if self.ramp else 0
+        for change in self.change:
+            settings, place = self.at(change.at), f"change at = {change.at}"
+            if change.at <= before:
+                raise ValueError(f"{place} must come after the one at = {before}")
+            if change.batch and change.at < ramped:
+                raise ValueError(f"{place}: batch = {change.batch} within the ramp of {ramped} samples")
+            if max(settings.warmup, settings.hold) >= settings.decay or settings.min_lr > settings.lr:
+                raise ValueError(f"{place}: hold must end before decay, and min_lr be at most lr")
+            before = change.at
         return self
 
 
@@ -189,7 +301,8 @@ class Recipe(Settings):
             raise ValueError(reason)
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
-        for key, value in (("batch", train.batch), ("validation_samples", train.validation_samples)):
+        batches = [("batch", train.batch), *(("change.batch", each.batch) for each in train.change if each.batch)]
+        for key, value in (*batches, ("validation_samples", train.validation_samples)):
             if value % multiple:
                 nearest = sorted({max(value // multiple, 1) * multiple, (value // multiple + 1) * multiple})
                 choices = " or ".join(map(str, nearest))
@@ -200,7 +313,8 @@ class Recipe(Settings):
     def batch_size(self) -> BatchSize:
         """The batch size as a function of the samples consumed, in this layout."""
         train = self.train
-        return BatchSize(size=train.batch, ramp=train.ramp, multiple=self.layout.dp * train.micro_batch)
+        changes = tuple((change.at, change.batch) for change in train.change if change.batch)
+        return BatchSize(train.batch, train.ramp, self.layout.dp * train.micro_batch, changes)
 
     @property
     def steps(self) -> int:
@@ -233,15 +347,29 @@ def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
         ramp = {**ramp, "samples": samples}
         train = {**train, "ramp": ramp}
     schedule = _batch_size(size, ramp)
-    lengths: dict[str, Any] = {key: train[key] for key in LENGTHS if key in train}
+    if isinstance(train.get("change"), list):
+        changes = []
+        for number, change in enumerate(train["change"]):
+            counted = _lengths(change, f"train.change.{number}", sequence, schedule) if isinstance(change, dict) else {}
+            changes.append({**change, **counted} if counted else change)
+            if schedule and counted and type(change.get("batch")) is int and type(at := counted.get("at")) is int:
+                schedule = replace(schedule, changes=(*schedule.changes, (at, change["batch"])))
+        train = {**train, "change": changes}
+    lengths = _lengths(train, "train", sequence, schedule)
+    samples = lengths.get("samples")
+    valid = isinstance(samples, int) and 0 < samples < LIMIT
+    return {**train, "decay": samples if valid else LIMIT - 1, **lengths}  # what is wrong with samples is said once
+
+
+def _lengths(table: dict[str, Any], place: str, sequence: int | None, schedule: BatchSize | None) -> dict[str, Any]:
+    """The `LENGTHS` of a table in samples, where they can be counted."""
+    lengths: dict[str, Any] = {key: table[key] for key in LENGTHS if key in table}
     for key, value in lengths.items():
         lengths[key] = _count(value, sequence, schedule.samples_after if schedule else lambda _: None)
         if lengths[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
             tokens = f"of model.sequence = {sequence} tokens"
-            raise ValueError(f"train.{key} = {value!r} is less than half a sample {tokens}, so 0 samples; write more")
-    samples = lengths.get("samples")
-    valid = isinstance(samples, int) and 0 < samples < LIMIT
-    return {**train, "decay": samples if valid else LIMIT - 1, **lengths}  # what is wrong with samples is said once
+            raise ValueError(f"{place}.{key} = {value!r} is less than half a sample {tokens}, so 0 samples; write more")
+    return lengths
 
 
 def _count(written: Any, sequence: int | None, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (the file's)

@@ -199,15 +199,18 @@ def publish(  # noqa: PLR0917  (public interface)
     return final
 
 
-def retain(directory: Path, keep: int) -> None:
+def retain(directory: Path, keep: int, every: int = 0) -> None:
     """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind.
 
-    What cannot be removed is said, and tried again at the next call.
+    Those whose step is a multiple of ``every`` stay, unless it is 0. What cannot be removed is said, and tried again at
+    the next call.
     """
     if keep < 1:
         raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
     checkpoints = list_checkpoints(directory)
-    for _, path in checkpoints[:-keep]:
+    for step, path in checkpoints[:-keep]:
+        if every and step % every == 0:
+            continue
         removed = path.with_name(f"{path.name}.tmp")
         with removing(path):
             shutil.rmtree(removed, ignore_errors=True)

@@ -17,6 +17,7 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import process, zero
 from mtnlg_parallel.engine.build import build_engine, engine_class
+from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.launch.local import rank_environment
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
@@ -174,7 +175,7 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         outcome = engine.train_batch(
             batches(range(before, before + batch)) if place.pp in {0, layout.pp - 1} else None,
             batch // multiple,
-            train.learning_rate.at(before + batch),
+            StepSettings(train.learning_rate.at(before + batch), train.weight_decay, train.clip),
             lambda _loss, _norm, number=number: "forbidden by the case" if number == case.skipped else None,  # type: ignore[misc]
         )
         skipped = number == case.skipped

@@ -114,8 +114,7 @@ class PlainLoop:
                 if isinstance(layer, decoder.Linear):
                     vars(layer)["forward"] = _rounded_product(layer)
         groups = [
-            {"params": [m for m in self._masters.values() if (m.ndim > 1) == matrices], "weight_decay": decay}
-            for matrices, decay in ((True, train.weight_decay), (False, 0.0))
+            {"params": [m for m in self._masters.values() if (m.ndim > 1) == matrices]} for matrices in (True, False)
         ]
         self._adamw = torch.optim.AdamW([g for g in groups if g["params"]], train.lr, train.betas, train.eps)
         if start and start.optimizer_steps:
@@ -140,7 +139,8 @@ class PlainLoop:
 
     def step(self, before: int, batch: int, update: bool) -> tuple[float, float]:
         """Take a step; returns its loss and gradient norm."""
-        size, total = self.recipe.train.micro_batch, 0.0
+        now, total = self.recipe.train.at(before), 0.0
+        size = now.micro_batch
         gradients = {name: torch.zeros_like(master) for name, master in self._masters.items()}
         for first in range(before, before + batch, size):
             loss = self.loss(range(first, first + size)) * (size / batch)
@@ -152,10 +152,11 @@ class PlainLoop:
                     weight.grad = None
         for name, master in self._masters.items():
             master.grad = gradients[name]
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.recipe.train.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), now.clip)
         if update:
             for group in self._adamw.param_groups:
-                group["lr"] = self.recipe.train.learning_rate.at(before + batch)
+                decay = now.weight_decay if group["params"][0].ndim > 1 else 0.0
+                group |= {"lr": now.learning_rate.at(before + batch), "weight_decay": decay}
             self._adamw.step()
             self._updates += 1
             self._round()

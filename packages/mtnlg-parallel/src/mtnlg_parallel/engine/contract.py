@@ -54,6 +54,14 @@ class Outcome(NamedTuple):
     skip_reason: str | None
 
 
+class StepSettings(NamedTuple):
+    """What may differ from step to step: learning rate, weight decay of matrices, largest norm of the gradients."""
+
+    lr: float
+    weight_decay: float
+    clip: float
+
+
 class Engine(Protocol):
     """One rank's part of the decoder and of its optimizer. All ranks call every method of a step together."""
 
@@ -69,7 +77,9 @@ class Engine(Protocol):
     def fragments(self) -> Iterator[Fragment]:
         """The rank's fragments of master weights and moments."""
 
-    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+    def train_batch(
+        self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
+    ) -> Outcome:
         """Run so many micro-batches, and update unless ``judge`` gives a reason not to.
 
         ``batches`` is needed on the first and last stage.

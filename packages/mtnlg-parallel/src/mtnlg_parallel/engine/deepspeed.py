@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.stage_modules import LocalParameter, StageModules
     from mtnlg_parallel.recipe import Recipe, Train
 
-    from .contract import Judge, MicroBatches
+    from .contract import Judge, MicroBatches, StepSettings
 
 
 COPIED_ELEMENTS = 1 << 16
@@ -112,11 +112,14 @@ class DeepSpeedEngine:
                 moments={slot: state[slot].narrow(0, in_flat.start, in_flat.numel) for slot in MOMENTS},
             )
 
-    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+    def train_batch(
+        self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
+    ) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
         self._forget_rounded()
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
+            group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
+        self._engine.optimizer.clip_grad = settings.clip
         verdict = Verdict(judge, self._loss_and_grad_norm)
         self._adamw.permits_update = verdict.permits_update
         self._engine.set_train_batch_size(micro_batches * self._multiple)
@@ -267,8 +270,8 @@ def build_optimizer(module: StageModules, train: Train) -> GuardedAdamW:
     matrices = [local.parameter for local in module.local_parameters() if local.parameter.ndim > 1]
     vectors = [local.parameter for local in module.local_parameters() if local.parameter.ndim == 1]
     groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": matrices, "decays": True},
+        {"params": vectors, "decays": False},
     ]
     groups = [group for group in groups if group["params"]]
     return GuardedAdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe
 
-    from .contract import Fragment, Judge, MicroBatches
+    from .contract import Fragment, Judge, MicroBatches, StepSettings
     from .schedule import Action, Kind, Order
 
 Key = tuple[int, int]
@@ -102,7 +102,9 @@ class PipelineEngine:
         """The rank's fragments of master weights and moments."""
         return self.optimizer.fragments()
 
-    def train_batch(self, batches: MicroBatches | None, micro_batches: int, lr: float, judge: Judge) -> Outcome:
+    def train_batch(
+        self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
+    ) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
         self._begin(training=True)
         order = orders(self._layout.pp, self._chunks, micro_batches, split=self.splits_backward)[self._place.pp]
@@ -116,7 +118,7 @@ class PipelineEngine:
         reason = judge(loss, norm)
         if reason is None:
             self.before_update()
-            self.optimizer.update(norm, lr)
+            self.optimizer.update(norm, settings)
         return Outcome(loss, norm, reason)
 
     @torch.no_grad()

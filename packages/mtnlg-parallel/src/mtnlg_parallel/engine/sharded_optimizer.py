@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Train
 
+    from .contract import StepSettings
+
 BUCKET_ELEMENTS = 1 << 25
 """Most elements of a bucket, unless one parameter has more: 128 MiB of gradients, long enough for full bandwidth."""
 
@@ -200,15 +202,12 @@ class ShardedOptimizer:
             for part in _parts(locals_[::-1])
         ]
         groups: list[dict[str, Any]] = [
-            {
-                "params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays],
-                "weight_decay": decay,
-            }
-            for decays, decay in ((True, train.weight_decay), (False, 0.0))
+            {"params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays], "decays": decays}
+            for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-        self._clip, self._steps = train.clip, 0  # counted here too: the host would wait for a GPU's count
+        self._steps = 0  # counted here too: the host would wait for a GPU's count
         for bucket in self.buckets:
             zeros = {slot: torch.zeros_like(bucket.master) for slot in MOMENTS}
             step = torch.tensor(0.0, device=bucket.master.device)
@@ -248,11 +247,11 @@ class ShardedOptimizer:
         device = self.buckets[0].gradients.device
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
-    def update(self, grad_norm: float, lr: float) -> None:
+    def update(self, grad_norm: float, settings: StepSettings) -> None:
         """Clip by the norm over all ranks, update this rank's shares, and begin to spread them."""
-        scale = self._clip / (grad_norm + 1e-6)
+        scale = settings.clip / (grad_norm + 1e-6)
         for group in self._adamw.param_groups:
-            group["lr"] = lr
+            group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
         if scale < 1:
             for bucket in self.buckets:
                 bucket.gradient_share.mul_(scale)

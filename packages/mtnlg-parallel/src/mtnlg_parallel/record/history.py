@@ -40,8 +40,8 @@ FILE = "history.jsonl"
 LATEST = 1 << 37
 """Seconds since 1970 in the year 6325; much later ones are no dates."""
 
-Name = Literal["start", "resumed", "stopped", "failed"]
-NAMES = {"start", "resumed", "stopped", "failed"}
+Name = Literal["start", "resumed", "stopped", "failed", "rollback"]
+NAMES = {"start", "resumed", "stopped", "failed", "rollback"}
 
 
 def append(out: Path, event: Name, **facts: str | float | None) -> None:

@@ -20,11 +20,10 @@ from mtnlg_model.checkpoint.manifest import (
     read_manifest,
     resolve_checkpoint,
 )
-from mtnlg_model.compare import differences
 from mtnlg_model.console import Failure, say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
-from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, IdentityError, changes, check_initial, check_resumed
+from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.layout import Layout, stages
 from mtnlg_parallel.recipe import Recipe, load_recipe
 
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from mtnlg_model.checkpoint.manifest import Progress
     from mtnlg_parallel.identity import DataFingerprint
 
-RECIPE = "recipe.toml"
 SUMMARY = "summary.json"
+RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILE = "profile"
@@ -72,9 +71,8 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     before = load_recipe(recipe_file) if recipe_file.exists() else recipe
     if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
         recipe = _with_initial(recipe, before.train.initial)
-    if found := differences(before, recipe, RESUMED_MAY_DIFFER):
-        hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
-        raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
+    newest = latest(out / CHECKPOINTS)
+    check_same_run(out, before, recipe, read_manifest(newest).progress.samples if newest else 0)
     if complete := _complete_state(out, recipe):
         return complete
     state = _resumable_state(out, recipe, data)
@@ -179,7 +177,7 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
         initial = resolve_checkpoint(Path(recipe.train.initial))
         manifest = read_manifest(initial)
         check_initial(initial, manifest, recipe, data)
-        if manifest.progress.stream == data.stream:
+        if manifest.progress.stream == data.stream(0):
             _say_where_it_begins(manifest.progress, recipe.train.start_sample)
         for note in carried_chat_files(initial, data.tokenizer).notes:
             say(f"--from {initial}: {note}")

@@ -200,7 +200,7 @@ class BackgroundCheckpoint:
         steps, chat_files = copy.optimizer_steps, self._chat_files
         publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)
         if retains:
-            retain(self._directory, recipe.train.keep)
+            retain(self._directory, recipe.train.keep, recipe.train.keep_every)
 
     def _wait_until_written(self) -> None:
         job, self._written = self._written, None

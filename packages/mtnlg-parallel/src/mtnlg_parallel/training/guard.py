@@ -39,13 +39,13 @@ def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
 class TooManySkips(Failure):
     """Steps ``first`` to ``last`` were all skipped; ``checkpoint`` is the newest from before them, if there is one."""
 
-    def __init__(self, first: int, last: int, reason: str, checkpoint: Path | None, start_sample: int) -> None:
-        self.first, self.last, self.checkpoint, self.start_sample = first, last, checkpoint, start_sample
+    def __init__(self, first: int, last: int, reason: str, checkpoint: Path | None) -> None:
+        self.first, self.last, self.checkpoint = first, last, checkpoint
         hint = "no checkpoint is from before them; see that the weights it began with are sound, lower train.lr, and "
         hint += "start over with --no-resume"
         if checkpoint:
-            hint = f"the newest checkpoint from before them is {checkpoint}; start from it in another --out, behind "
-            hint += f"their samples, with a lower train.lr: --from {checkpoint} --set train.start_sample={start_sample}"
+            hint = f"the newest checkpoint from before them is {checkpoint}; to go on from it without their samples: "
+            hint += f"mtnlg-parallel rollback {checkpoint.parents[1]} --to {checkpoint.name} --skip last"
         super().__init__(
             f"step {last}: {last - first + 1} steps in a row were skipped, the last because its {reason}; {hint}; "
             "or pass them with a higher guard.most_skips"
@@ -91,11 +91,8 @@ class Guard:
         """Whether ``most_skips`` steps in a row were skipped, so that the run must end."""
         return len(self._skipped_in_a_row) >= self._settings.most_skips
 
-    def failure(self, checkpoints: Sequence[tuple[int, Path]], start_sample: int) -> TooManySkips:
-        """The failure that ends an exhausted run, whose (step, folder) are ``checkpoints``, oldest first.
-
-        ``start_sample`` is the first sample of the stream that it has not read.
-        """
+    def failure(self, checkpoints: Sequence[tuple[int, Path]]) -> TooManySkips:
+        """The failure that ends an exhausted run, whose (step, folder) are ``checkpoints``, oldest first."""
         first, last = self._skipped_in_a_row[0]["step"], self._skipped_in_a_row[-1]
         good = [checkpoint for step, checkpoint in checkpoints if step < first]
-        return TooManySkips(first, last["step"], last["skipped"], good[-1] if good else None, start_sample)
+        return TooManySkips(first, last["step"], last["skipped"], good[-1] if good else None)

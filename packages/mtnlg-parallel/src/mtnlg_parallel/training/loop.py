@@ -24,6 +24,7 @@ from mtnlg_model.checkpoint.manifest import list_checkpoints
 from mtnlg_model.console import error_line, say
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine.build import build_engine
+from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import RunOptions
@@ -37,7 +38,7 @@ from .checkpointing import BackgroundCheckpoint, StateCopier
 from .collectives import all_gather_json, broadcast_from_rank0
 from .guard import Guard
 from .resume import resume
-from .samples import Data, Prefetch, micro_batches, validation_samples
+from .samples import Prefetch, RunData, micro_batches, validation_samples
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Training:
     def __init__(  # noqa: PLR0917  (what to train, on what, into what, as which rank, where)
         self,
         recipe: Recipe,
-        data: Data,
+        data: RunData,
         out: Path,
         rank: int,
         device: torch.device,
@@ -147,10 +148,11 @@ class Training:
         self.profiler.before_step(before.step + 1)
         batch = recipe.batch_size.at(before.samples)
         samples = before.samples + batch
-        lr = recipe.train.learning_rate.at(samples)
+        now = recipe.train.at(before.samples)
+        settings = StepSettings(now.learning_rate.at(samples), now.weight_decay, now.clip)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
-        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, lr, self.guard.skip_reason)
+        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, settings, self.guard.skip_reason)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
@@ -158,6 +160,7 @@ class Training:
                 "tokens": before.tokens + batch * recipe.model.sequence,
                 "loss": before.loss if skip_reason else loss,
                 "layout": recipe.layout,
+                "stream": self.data.train.fingerprint_at(samples),
             }
         )
         step: Step = {
@@ -165,7 +168,7 @@ class Training:
             "samples": samples,
             "tokens": self.progress.tokens,
             "loss": loss if math.isfinite(loss) else None,
-            "lr": lr,
+            "lr": settings.lr,
             "grad_norm": norm if math.isfinite(norm) else None,
             "batch_size": batch,
             "data_seconds": (batches.waited if batches else 0.0) - waited,
@@ -252,7 +255,7 @@ class Training:
         if self.guard.exhausted:
             self.checkpoint.finish()
             checkpoints = list_checkpoints(self.out / CHECKPOINTS)
-            raise self.guard.failure(checkpoints, self.recipe.train.start_sample + self.progress.samples)
+            raise self.guard.failure(checkpoints)
 
 
 @contextmanager

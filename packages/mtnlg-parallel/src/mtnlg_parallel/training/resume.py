@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     from .checkpointing import During
-    from .samples import Data
+    from .samples import RunData
 
 Source = Literal["disk", "initial"]
 FILE_SECONDS: Final = 180.0
@@ -50,7 +50,7 @@ class Resumed(NamedTuple):
 
 
 def resume(  # noqa: PLR0917  (as Training)
-    engine: Engine, recipe: Recipe, data: Data, out: Path, device: torch.device, during: During
+    engine: Engine, recipe: Recipe, data: RunData, out: Path, device: torch.device, during: During
 ) -> Resumed:
     """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
 
@@ -65,7 +65,7 @@ def resume(  # noqa: PLR0917  (as Training)
             samples=0,
             tokens=0,
             loss=0.0,
-            stream=data.train.fingerprint,
+            stream=data.train.fingerprint_at(0),
             layout=recipe.layout,
             extra={"start_sample": recipe.train.start_sample},
         )
@@ -91,7 +91,7 @@ def resume(  # noqa: PLR0917  (as Training)
     return Resumed(progress, steps, source)
 
 
-def _choose(recipe: Recipe, data: Data, out: Path) -> dict[str, Any]:
+def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
     """Rank 0's choice of a state; metrics.jsonl then ends with its step."""
     newest, step = latest(out / CHECKPOINTS), 0
     source: Source = "initial"

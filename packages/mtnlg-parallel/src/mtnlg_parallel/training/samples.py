@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import threading
 import time
+from bisect import bisect_right
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from mtnlg_data.stream import open_stream
+from mtnlg_model.checkpoint.manifest import file_checksum
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from mtnlg_data.stream import TokenStream
-    from mtnlg_parallel.recipe import Recipe
+    from mtnlg_parallel.recipe import Recipe, StreamPart
 
     MicroBatch = tuple[Tensor, Tensor]
 
@@ -30,26 +34,49 @@ PREFETCH_DEPTH = 64
 """Micro-batches in the queue, a few megabytes."""
 
 
-class StreamFrom:
-    """The samples of a stream from ``start`` on, numbered from 0: those that a run with train.start_sample reads."""
+class RunStream:
+    """The samples of a run, numbered from 0: those of its parts' streams, without the ranges that are skipped."""
 
-    def __init__(self, stream: TokenStream, start: int) -> None:
-        self._stream, self._start = stream, start
-        self.seq_length, self.vocab_size, self.fingerprint = stream.seq_length, stream.vocab_size, stream.fingerprint
+    def __init__(self, parts: Sequence[tuple[StreamPart, TokenStream]], samples: int) -> None:
+        self._parts, self._begins, self._samples = parts, [part.at for part, _ in parts], samples
+        self.seq_length = parts[0][1].seq_length
+        self.vocab_size = max(stream.vocab_size for _, stream in parts)
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self._stream) - self._start
+        return self._samples
 
     def __getitem__(self, sample: int) -> NDArray[np.int32]:
         """Sample ``sample`` of the run, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
-        if sample < 0:
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return self._stream[self._start + sample]
+        if not 0 <= sample < self._samples:
+            raise IndexError(f"sample {sample} of {self._samples}")
+        part, stream = self._parts[bisect_right(self._begins, sample) - 1]
+        return stream[part.number(sample)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all its samples."""
+        return self.fingerprint_at(self._samples)
+
+    def fingerprint_at(self, samples: int) -> str:
+        """Of a run's first samples: two that have read the same have the same, whatever they read later.
+
+        Where one stream is read without gaps it is that stream's own.
+        """
+        ends = [*self._begins[1:], samples]
+        read = [
+            (*part.until(min(end, samples)), stream.fingerprint)
+            for (part, stream), end in zip(self._parts, ends, strict=True)
+            if part.at < samples or not part.at
+        ]
+        if len(read) == 1 and not read[0][3]:
+            return read[0][-1]
+        told = [(at, start, skip, fingerprint) for at, _, start, skip, fingerprint in read]
+        return blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
 class Data(NamedTuple):
-    """The training stream, the tokenizer.json that made its tokens, and a held-out stream if there is one.
+    """A training stream, the tokenizer.json that made its tokens, and a held-out stream if there is one.
 
     ``corpus``: samples in one pass over the training tokens, the stream's length unless given. ``left_out`` has a line
     for each source that is too small for one training sample.
@@ -61,45 +88,67 @@ class Data(NamedTuple):
     corpus: int = 0
     left_out: tuple[str, ...] = ()
 
+
+class RunData(NamedTuple):
+    """What a run reads, as `Data`, its training stream by the run's own sample numbers."""
+
+    train: RunStream
+    tokenizer: Path
+    validation: TokenStream | None
+    corpus: int
+    left_out: tuple[str, ...] = ()
+
     @property
     def fingerprint(self) -> DataFingerprint:
         """What a checkpoint must have been trained on to resume."""
-        return DataFingerprint(self.train.fingerprint, self.tokenizer)
+        return DataFingerprint(self.train.fingerprint_at, self.tokenizer)
 
 
-def open_data(source: Path | str | Data, recipe: Recipe) -> Data:
+def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
     """The data of a run: a data folder's, or streams, of which each sample is a function of its number.
 
-    The training stream begins at train.start_sample. Raises ``Failure`` where something is missing or does not fit the
-    recipe.
+    Raises ``Failure`` where something is missing or does not fit the recipe.
     """
-    train = recipe.train
-    end = train.start_sample + train.samples + train.batch  # the last step may end less than a batch behind
-    if isinstance(source, Data):
-        data, place = source, type(source.train).__name__
-        if (length := len(data.train)) < end or data.train.seq_length != recipe.model.sequence:
-            needs = f"needs {end} of {recipe.model.sequence} tokens"
-            raise UsageFailure(f"{place}: {length} samples of {data.train.seq_length} tokens; the recipe {needs}")
-    elif isinstance(source, str | os.PathLike):
-        place = str(Path(source) / "tokens")
-        data = _open_folder(Path(place), recipe.model.sequence, end)
-    else:
-        hint = "give the folder that mtnlg-data run has made, or mtnlg_parallel.Data(stream, tokenizer)"
-        raise UsageFailure(f"data is a {type(source).__name__}; {hint}")
-    if data.train.vocab_size > recipe.model.vocabulary:
+    train, sequence = recipe.train, recipe.model.sequence
+    parts = train.stream_parts
+    total = train.samples + train.batch  # the last step may end less than a batch behind
+    ends = [*(part.at for part in parts[1:]), max(total, parts[-1].at + 1)]
+    opened: list[tuple[StreamPart, TokenStream]] = []
+    first: Data | None = None
+    for part, end in zip(parts, ends, strict=True):
+        needed = part.number(end - 1) + 1
+        data = source if not part.data else part.data
+        if isinstance(data, Data):
+            place = type(data.train).__name__
+            if len(data.train) < needed or data.train.seq_length != sequence:
+                has = f"{len(data.train)} samples of {data.train.seq_length} tokens"
+                raise UsageFailure(f"{place}: {has}; the recipe needs {needed} of {sequence} tokens")
+        elif isinstance(data, str | os.PathLike):
+            place = str(Path(data) / "tokens")
+            data = _open_folder(Path(place), sequence, needed)
+        else:
+            hint = "give the folder that mtnlg-data run has made, or mtnlg_parallel.Data(stream, tokenizer)"
+            raise UsageFailure(f"data is a {type(data).__name__}; {hint}")
+        first = first or data
+        if data.train.vocab_size > recipe.model.vocabulary:
+            raise Failure(
+                f"{place}: {data.train.vocab_size} different tokens for model.vocabulary = {recipe.model.vocabulary}; "
+                f"set model.vocabulary to {data.train.vocab_size} or more"
+            )
+        if not data.tokenizer.is_file():  # which every checkpoint has
+            raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
+        if data.tokenizer != first.tokenizer and file_checksum(data.tokenizer) != file_checksum(first.tokenizer):
+            raise UsageFailure(f"{data.tokenizer}: another tokenizer than {first.tokenizer}; tokenize with that one")
+        opened.append((part, data.train))
+    assert first  # noqa: S101  (a run has a first part)
+    if train.validation_every and not validation_samples(recipe, first.validation):
+        held_out = 0 if first.validation is None else len(first.validation)
         raise Failure(
-            f"{place}: {data.train.vocab_size} different tokens for model.vocabulary = {recipe.model.vocabulary}; "
-            f"set model.vocabulary to {data.train.vocab_size} or more"
-        )
-    if train.validation_every and not validation_samples(recipe, data.validation):
-        held_out = 0 if data.validation is None else len(data.validation)
-        raise Failure(
-            f"{place}: {held_out} held-out samples are fewer than layout.dp x train.micro_batch = "
+            f"{first.tokenizer.parent}: {held_out} held-out samples are fewer than layout.dp x train.micro_batch = "
             f"{recipe.batch_size.multiple}; set train.validation_every = 0"
         )
-    if not data.tokenizer.is_file():  # which every checkpoint has
-        raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
-    return data._replace(train=StreamFrom(data.train, train.start_sample), corpus=data.corpus or len(data.train))
+    corpus = first.corpus or len(first.train)
+    return RunData(RunStream(opened, total), first.tokenizer, first.validation, corpus, first.left_out)
 
 
 def _open_folder(tokens: Path, sequence: int, samples: int) -> Data:

@@ -1,17 +1,23 @@
 """Learning rate and batch size as pure functions of the samples consumed: no state to save or restore.
 
-With x samples consumed, warm-up w, decay horizon d (counted from 0, so it includes the warm-up), peak p and floor f
+With x samples consumed, warm-up w, hold h >= w, decay horizon d (both counted from 0, so they include what is before),
+peak p and floor f
 
     lr(x) = p x / w                                                     x <= w
-            f + (p - f) (1 + cos(π (x - w) / (d - w))) / 2              w < x <= d
+            p                                                           w < x <= h
+            f + (p - f) (1 + cos(π (x - h) / (d - h))) / 2              h < x <= d, "cosine"
+            f + (p - f) (d - x) / (d - h)                               h < x <= d, "linear"
             f                                                           d < x
+
+MT-NLG's is a cosine with h = w; a hold with a linear decay is warmup-stable-decay.
 
 and, for a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b - b₀) / b₁ increments of r / n samples each
 
     batch(x) = b₀ + b₁ floor(x n / r)                                   x < r,  else b
 
 rounded down to a multiple of dp x micro-batch, and at least one such multiple. These are Megatron's conventions
-(paper.md section 2). Tokens are samples times the sequence length.
+(paper.md section 2). A change of the batch at a sample counts from the first step that begins there or later. Tokens
+are samples times the sequence length.
 
 A recipe may word a length in samples as ``"300B tokens"`` or ``"5000 steps"``; `mtnlg_parallel.recipe` counts them.
 """
@@ -62,6 +68,9 @@ def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
 
 
 LIMIT: Final = 1 << 60
+Shape = Literal["cosine", "linear"]
+"""Of the learning rate's decay."""
+
 Samples = Annotated[int, Field(gt=0, lt=LIMIT)]
 IN_SAMPLES: Final = BeforeValidator(_refuse_text)
 """Marks a key in samples that a recipe may word otherwise."""
@@ -81,12 +90,14 @@ class Ramp(Settings):
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Linear warm-up to ``peak``, then cosine decay to ``floor``; 0 <= warmup < decay, in samples."""
+    """Linear warm-up to ``peak``, a hold, then decay to ``floor``; 0 <= warmup <= hold < decay, in samples."""
 
     peak: float
     floor: float
     warmup: int
     decay: int
+    hold: int = 0
+    shape: Shape = "cosine"
 
     def at(self, samples: int) -> float:
         """The learning rate after ``samples`` consumed samples."""
@@ -94,38 +105,50 @@ class LearningRate:
             return self.peak * samples / self.warmup if self.warmup else self.peak
         if samples > self.decay:
             return self.floor
-        decayed = (samples - self.warmup) / (self.decay - self.warmup)
-        return self.floor + (self.peak - self.floor) * (1 + math.cos(math.pi * decayed)) / 2
+        hold = max(self.hold, self.warmup)
+        if samples <= hold:
+            return self.peak
+        decayed = (samples - hold) / (self.decay - hold)
+        left = (1 + math.cos(math.pi * decayed)) / 2 if self.shape == "cosine" else 1 - decayed
+        return self.floor + (self.peak - self.floor) * left
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Samples per step: ``size`` after the ramp. ``multiple`` is dp x micro-batch and divides ``size``."""
+    """Samples per step: ``size`` after the ramp, then those of ``changes``, (samples consumed, size), in order.
+
+    ``multiple`` is dp x micro-batch and divides each size.
+    """
 
     size: int
     ramp: Ramp | None
     multiple: int
+    changes: tuple[tuple[int, int], ...] = ()
 
     def at(self, samples: int) -> int:
         """The batch size of the step that begins after ``samples`` consumed samples."""
-        ramp = self.ramp
-        if ramp is None or samples >= ramp.samples:
-            return self.size
+        return self._size_and_end(samples)[0]
+
+    def _size_and_end(self, samples: int) -> tuple[int, int]:
+        """The batch size at ``samples``, and how many samples later it may be another."""
+        ramp, end = self.ramp, next((at for at, _ in self.changes if at > samples), LIMIT)
+        changed = [size for at, size in self.changes if at <= samples]
+        if changed or ramp is None or samples >= ramp.samples:
+            return changed[-1] if changed else self.size, end
         increments = (self.size - ramp.start) // ramp.increment
-        ramped = ramp.start + ramp.increment * (samples * increments // ramp.samples)
-        return max(ramped // self.multiple, 1) * self.multiple
+        level = samples * increments // ramp.samples
+        if increments:
+            end = min(end, -(-(level + 1) * ramp.samples // increments))
+        return max((ramp.start + ramp.increment * level) // self.multiple, 1) * self.multiple, min(end, ramp.samples)
 
     def samples_after(self, steps: int) -> int:
         """Number of samples that the first ``steps`` steps consume."""
-        ramp, before = self.ramp, 0
-        while ramp and steps and before < ramp.samples:
-            increments = (self.size - ramp.start) // ramp.increment
-            level = before * increments // ramp.samples
-            end = -(-(level + 1) * ramp.samples // increments) if increments else ramp.samples  # where the batch grows
-            size = self.at(before)
-            equal = min(steps, -(-(end - before) // size))
+        before = 0
+        while steps:
+            size, end = self._size_and_end(before)
+            equal = min(steps, max(-(-(end - before) // size), 1))
             before, steps = before + equal * size, steps - equal
-        return before + steps * self.size
+        return before
 
     @property
     def rounding(self) -> str | None:
@@ -149,10 +172,10 @@ class BatchSize:
             begin += size
 
     def number_of_steps(self, total: int, begin: int = 0) -> int:
-        """Number of steps that `steps` yields, without iterating over those after the ramp."""
-        ramped = 0
-        end_of_ramp = min(self.ramp.samples if self.ramp else 0, total)
-        for before, size in self.steps(end_of_ramp, begin):
-            ramped += 1
-            begin = before + size
-        return ramped + max(0, -(-(total - begin) // self.size))
+        """Number of steps that `steps` yields, without iterating over those of one size."""
+        count = 0
+        while begin < total:
+            size, end = self._size_and_end(begin)
+            equal = -(-(min(end, total) - begin) // size)
+            begin, count = begin + equal * size, count + equal
+        return count
