@@ -157,7 +157,7 @@ def test_a_switch_is_turned() -> None:
             ("mt-nlg-530b", "--software", "megatron-deepspeed", "--sequence-parallel"),
             "has not got sequence parallelism",
         ),
-        (("mt-nlg-530b", "--software", "megatron-lm", "--zero-bubble"), "has not got a zero-bubble schedule"),
+        (("mt-nlg-530b", "--software", "megatron-lm", "--schedule", "zero-bubble"), "has not got the schedule zero-b"),
         (("mt-nlg-530b", "--interleave", "4"), "pp = 35 x train.chunks = 4"),
         (("mt-nlg-530b", "--set", "model.sequnce=4096"), "did you mean sequence?"),
         (("mt-nlg-530b", "--set", "train.batch=4096"), "preset mt-nlg-530b is a [model] alone"),

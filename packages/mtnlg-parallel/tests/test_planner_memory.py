@@ -7,7 +7,6 @@ import pytest
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import preset
-from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
@@ -16,6 +15,7 @@ from mtnlg_parallel.planner.memory import Memory, fullest_stage, memory, memory_
 from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, Run, run_error
 from mtnlg_parallel.planner.search import search
+from mtnlg_parallel.schedules import schedule_names
 
 GIB = 1 << 30
 LM = load_software("megatron-lm")
@@ -102,14 +102,14 @@ def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> No
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks: int) -> None:
     """At the peak of the order that the engine runs, on every stage: s + 1 passes over its largest chunk."""
-    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", splits_backward=True)
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", schedule="zero-bubble")
     software = load_software(ENGINES[1])
     each = 2 * run.shape.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
     layers = [chunk.layers for chunk in step.chunks(run, software)]
-    for number, order in enumerate(orders(4, chunks, run.micro_batches, split=True)):
+    for number, order in enumerate(run.orders()):
         most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
         assert memory(run, software)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
-    assert memory(run._replace(splits_backward=False), software)[0].waiting == 0
+    assert memory(run._replace(schedule="interleaved"), software)[0].waiting == 0
 
 
 @pytest.mark.parametrize("program", ["megatron-core", *ENGINES])
@@ -175,17 +175,17 @@ def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(mo
     ):
         if tp * pp * dp > 4 or batch % (dp * micro_batch):
             continue
-        for slices_sequence, splits_backward, offloads in product((False, True), repeat=3):
+        for schedule, slices_sequence, offloads in product(schedule_names(), (False, True), (False, True)):
             run = template._replace(
                 layout=Layout(tp=tp, pp=pp, dp=dp),
                 micro_batch=micro_batch,
                 recompute=recompute,
                 interleave=chunks,
                 sequence_parallel=slices_sequence and tp > 1,
-                splits_backward=splits_backward,
-                offload_activations=offloads and (chunks > 1 or splits_backward),
+                schedule=schedule,
+                offload_activations=offloads,
             )
-            program = programs[run.schedule != "1f1b"]
+            program = programs[schedule != "1f1b"]
             if not run_error(run, program, SELENE, 4) and not memory_error(memory(run, program), SELENE):
                 best = min(best, step.predict(run, SELENE, program).seconds)
     assert search(template, SELENE, programs, 4).best[0].prediction.seconds <= 1.02 * best < inf
@@ -207,7 +207,7 @@ def test_uneven_chunks_keep_the_layers_that_are_in_flight(layers: int, pp: int, 
     program = load_software("megatron-core")
     run = Run(shape(layers, 1024, 16), Layout(tp=1, pp=pp), micro_batches, interleave=v, recompute="none")
     each, cut = layer_bytes(run.shape, program, "none"), [chunk.layers for chunk in step.chunks(run, program)]
-    for stage, order in enumerate(orders(pp, v, micro_batches, split=False)):
+    for stage, order in enumerate(run.orders()):
         flying = accumulate(
             cut[action.chunk * pp + stage] * (1 if action.kind == "forward" else -1) for action in order
         )

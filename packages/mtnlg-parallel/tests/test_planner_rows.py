@@ -134,7 +134,7 @@ def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) ->
         ({"precision": "fp8", "hardware": "A100-80GB"}, "A100-SXM4-80GB has no products of 8 bits"),
         ({"recompute": "not stated"}, "recompute 'not stated' is not known"),
         ({"schedule": "DualPipe"}, "schedule 'DualPipe' is not known"),
-        ({"schedule": "ZB-H1"}, "megatron-core has not got a zero-bubble schedule; use --software mtnlg-parallel"),
+        ({"schedule": "ZB-H1"}, "megatron-core has not got the schedule zero-bubble; use --software mtnlg-parallel"),
         ({"model": "Mixtral 8x7B"}, "no dense decoder"),
         ({"arch": "deepseek-v3 MLA"}, "no dense decoder"),
         ({"arch": "bert"}, "no dense decoder"),

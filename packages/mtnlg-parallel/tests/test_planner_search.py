@@ -29,9 +29,15 @@ def gpt(layers: int, hidden: int, heads: int) -> ModelConfig:
 LLAMA = PRESETS["llama-3.1-405b"].model_copy(update={"sequence": 8192})
 SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True}
 PUBLISHED = {  # Narayanan et al. 2021, table 1; Korthikanti et al. 2022, table 3; Llama 3 (2024), table 4
-    "2021-530B": ("megatron-lm-2021", Run(gpt(105, 20480, 128), Layout(tp=8, pp=35, dp=9), 2520, interleave=3)),
+    "2021-530B": (
+        "megatron-lm-2021",
+        Run(gpt(105, 20480, 128), Layout(tp=8, pp=35, dp=9), 2520, schedule="interleaved", interleave=3),
+    ),
     "2022-22B": ("megatron-lm", Run(gpt(48, 6144, 64), Layout(tp=8), 4, 4, **SELECTIVE)),
-    "2022-530B": ("megatron-lm", Run(gpt(105, 20480, 128), Layout(tp=8, pp=35), 280, interleave=3, **SELECTIVE)),
+    "2022-530B": (
+        "megatron-lm",
+        Run(gpt(105, 20480, 128), Layout(tp=8, pp=35), 280, schedule="interleaved", interleave=3, **SELECTIVE),
+    ),
     "2024-405B": (
         "megatron-core",
         Run(LLAMA, Layout(tp=8, pp=16, dp=128), 2048, recompute="none", sequence_parallel=True),
@@ -100,8 +106,8 @@ def test_a_layout_asked_for_with_a_search_is_held_against_the_fastest() -> None:
         (("--recompute", "full"), "recompute", {"full"}),
         (("--micro-batch", "32"), "micro_batch", {32}),
         (("--interleave", "2"), "interleave", {2}),
-        (("--zero-bubble",), "schedule", {"zero-bubble"}),
-        (("--no-zero-bubble", "--interleave", "1"), "schedule", {"1f1b"}),
+        (("--schedule", "zero-bubble"), "schedule", {"zero-bubble"}),
+        (("--schedule", "1f1b", "--interleave", "1"), "schedule", {"1f1b"}),
         (("--sequence-parallel",), "sequence_parallel", {True}),
     ],
 )

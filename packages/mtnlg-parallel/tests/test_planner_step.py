@@ -144,19 +144,19 @@ def test_the_planner_imports_no_torch() -> None:
 
 
 OURS, PIPELINE = (load_software(name) for name in ENGINES)
-SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequence_parallel=True, splits_backward=True)
+SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequence_parallel=True, schedule="zero-bubble")
 
 
 def test_weight_gradients_apart_are_the_same_work_with_fewer_collectives_beside_it() -> None:
     """All but the sums of dx: their product is put off, so half of what overlaps no longer does."""
-    runs = (SPLIT, SPLIT._replace(splits_backward=False))
+    runs = (SPLIT, SPLIT._replace(schedule="1f1b"))
     split, whole = (predict(run, DGX, PIPELINE).pipeline for run in runs)
     assert split.weights
     assert whole.weights is None
     assert split.forward == whole.forward
     layer, apart = (
-        layer_cost.layer(SPLIT._replace(model=MT_NLG, splits_backward=splits).shape, DGX, PIPELINE)
-        for splits in (False, True)
+        layer_cost.layer(SPLIT._replace(model=MT_NLG, schedule=name).shape, DGX, PIPELINE)
+        for name in ("1f1b", "zero-bubble")
     )
     all_reduce = layer_cost.tensor_collectives(SPLIT._replace(model=MT_NLG).shape, DGX, 1).collectives
     exposed = apart.backward.collectives - layer.backward.collectives
@@ -172,7 +172,7 @@ def test_only_a_zero_bubble_engine_loses_the_overlap_without_sequence_parallelis
 
 
 def test_gradients_reduced_chunk_by_chunk_cost_less_than_all_at_the_end() -> None:
-    run = SPLIT._replace(splits_backward=False, interleave=2)
+    run = SPLIT._replace(schedule="interleaved", interleave=2)
     switches: list[dict[str, bool]] = [
         {"overlap_gradients": False, "overlap_chunks": False},
         {"overlap_chunks": False},
@@ -249,7 +249,7 @@ def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weigh
 ) -> None:
     """6 bytes an element of x forward, of dy backward and of a weight; an x that two products read is rounded once."""
     model = SMALL.model_copy(update={"mlp": mlp})
-    bf16 = Run(model, Layout(tp=2, pp=2), 8, recompute="none", splits_backward=name == ENGINES[1])
+    bf16 = Run(model, Layout(tp=2, pp=2), 8, recompute="none", schedule="zero-bubble" if name == ENGINES[1] else "1f1b")
     fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
     wide, narrow = (layer_cost.layer(run.shape, cluster, program) for run in (bf16, fp8))
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
@@ -344,7 +344,7 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
 
 
 def test_weights_that_arrive_after_their_forward_pass_began_are_waited_for() -> None:
-    run = SPLIT._replace(splits_backward=False, interleave=2)
+    run = SPLIT._replace(schedule="interleaved", interleave=2)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
     shared, whole = (predict(run._replace(zero=zero), slow, PIPELINE).breakdown.data_comms for zero in (1, 0))
     assert shared > 1.2 * whole
@@ -385,7 +385,7 @@ def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: 
 
 
 def test_activations_in_host_memory_cost_what_passes_do_not_hide_of_their_copies() -> None:
-    kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", splits_backward=True, sequence_parallel=True)
+    kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", schedule="zero-bubble", sequence_parallel=True)
     moved, engine = kept._replace(offload_activations=True), load_software(ENGINES[1])
 
     def seconds(run: Run, bandwidth: float) -> float:

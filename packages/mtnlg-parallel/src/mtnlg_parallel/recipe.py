@@ -33,7 +33,8 @@ from mtnlg_parallel.training.schedule import (
     parse_length,
 )
 
-from .layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, schedule_error
+from .layout import Layout, Recompute, eight_bit_error, layout_error
+from .schedules import DEFAULT, absolute_reference, load_schedule, schedule_error, schedule_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,8 +77,10 @@ class Train(Settings):
         "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
     )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
-    schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
-    chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
+    schedule: str = Field(
+        DEFAULT, description=f"order of a pipeline rank's work: {', '.join(schedule_names())}, or a reference"
+    )
+    chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     offload_activations: bool = Field(False, description="keep activations in host memory until backward")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
@@ -106,6 +109,17 @@ class Train(Settings):
     def _make_absolute(cls, initial: str) -> str:
         """Ranks and restarts may have another working folder."""
         return str(Path(initial).absolute()) if initial else ""
+
+    @field_validator("schedule")
+    @classmethod
+    def _load_schedule(cls, name: str) -> str:
+        """Refuse an unknown schedule."""
+        name = absolute_reference(name)
+        try:
+            load_schedule(name)
+        except UsageFailure as failure:
+            raise ValueError(str(failure)) from None
+        return name
 
     @property
     def storage(self) -> Literal["fp32", "bf16"]:

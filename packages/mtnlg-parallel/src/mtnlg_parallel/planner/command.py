@@ -15,6 +15,7 @@ from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.schedules import DEFAULT, OURS, absolute_reference
 from mtnlg_parallel.training.schedule import BatchSize, parse_length
 
 from .cluster import load_cluster
@@ -35,7 +36,7 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
 
-SEARCHED = ("micro_batch", "recompute", "interleave", "splits_backward", "sequence_parallel")
+SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
 """Fields of a run that a search varies, unless an option gives them."""
 
 
@@ -67,11 +68,10 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage; 1 is plain 1F1B.")
-    ] = None,
-    zero_bubble: Annotated[
-        bool | None, typer.Option(help="Put weight gradients where a stage would be idle.", show_default=False)
+    interleave: Annotated[int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"{', '.join(OURS)}, an entry point, package.module:name or file.py:name."),
     ] = None,
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
@@ -141,8 +141,8 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         "batch": batch,
         "micro_batch": micro_batch,
         "recompute": recompute,
+        "schedule": absolute_reference(schedule) if schedule else None,
         "interleave": interleave,
-        "splits_backward": zero_bubble,
         "sequence_parallel": sequence_parallel,
         "precision": precision,
         "zero": zero,
@@ -222,11 +222,19 @@ def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
 def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str]) -> Run:
     """The recipe's or preset's run, with the fields that the command line names replaced."""
     if recipe:
-        return train_run(recipe)._replace(**given)
+        return _with_options(train_run(recipe), given)
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
-    return Run(_preset(target, overrides), Layout(), batch)._replace(**given)
+    return _with_options(Run(_preset(target, overrides), Layout(), batch), given)
+
+
+def _with_options(run: Run, given: dict[str, Any]) -> Run:
+    """The run with these fields, and a schedule and a number of chunks that go together where one of them is given."""
+    options = run._replace(**given)
+    if "schedule" in given and "interleave" not in given and not options.pipeline_schedule.takes(run.interleave):
+        return options._replace(interleave=options.pipeline_schedule.fewest_chunks)
+    return options if "schedule" in given else options.with_chunks(options.interleave)
 
 
 def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
@@ -262,8 +270,8 @@ def _token_count(text: str) -> int:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether it is what was published in 2021: 1F1B and full recomputation."""
-    return run.schedule == "1f1b" and run.recompute == "full" and not run.sequence_parallel
+    """Whether it is what was published in 2021: the default schedule and full recomputation."""
+    return run.schedule == DEFAULT and run.recompute == "full" and not run.sequence_parallel
 
 
 def _program(name: str, run: Run, recipe: Recipe | None) -> Software:

@@ -15,13 +15,12 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
 from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
 from .costs.activations import layer_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
-from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ def _message_bytes(run: Run, stage: int) -> float:
     and a gradient is put together.
     """
     layout, size = run.layout, run.width * run.shape.repeated
-    in_flight = forwards_in_flight(stage, layout.pp, 1, run.micro_batches)
+    in_flight = run.pipeline_schedule.in_flight(stage, layout.pp, 1, run.micro_batches)
     sliced = layout.tp > 1 and not run.sequence_parallel
     sent = in_flight + 1 if stage < layout.pp - 1 else 0
     received = (1 if sliced else in_flight + 1) if stage else 0
@@ -266,7 +265,7 @@ def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     """Peak bytes of activations waiting for the backward pass."""
     pp, layers = run.layout.pp, [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
     kept = layer_bytes(run.shape, software, run.recompute)
-    in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
+    in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
         return kept * min(in_flight, PASSES_ON_DEVICE) * max(layers)
     return kept * _most_layers(layers, in_flight, pp, run.micro_batches)
@@ -287,10 +286,10 @@ def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int)
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes that weight gradients put off keep: of stage s, those of s + 1 passes over a chunk (decision 0108)."""
-    if not run.splits_backward:
+    """Peak bytes that weight gradients put off keep."""
+    if not run.pipeline_schedule.splits_backward:
         return 0.0
-    passes = min(stage + 1, run.micro_batches * run.interleave)
+    passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
     layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     return _factor_bytes(run, software) * passes * layers
 

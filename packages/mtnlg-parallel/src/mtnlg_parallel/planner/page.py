@@ -56,7 +56,7 @@ KINDS: Final = {
 CAPABILITIES: Final = {
     "balanced_stages",
     "interleaves",
-    "splits_backward",
+    "any_schedule",
     "slices_sequence",
     "slices_context",
     "shards_weights",
@@ -73,7 +73,7 @@ def write_page(
     """Write the page of this run, ``planned`` by `report.plan`; ``programs`` are those whose layouts are ranked."""
     prediction = predict(run, cluster, software)
     events: list[Event] = []
-    simulate(prediction.pipeline, run.micro_batches, events)
+    simulate(prediction.pipeline, run.orders(), events)
     this = FittingRun(run, prediction, planned["memory_bytes"], software)
     tokens = int(planned["run"]["tokens"]) if "run" in planned else None
     nodes = f"{count(planned['nodes'])} nodes" if planned["nodes"] > 1 else "one node"

@@ -59,7 +59,7 @@ class Software(Settings):
     uneven_stages: bool = Field(False, description="stages may have unequal numbers of layers")
     interleaves: bool = Field(False, description="has an interleaved schedule")
     whole_groups: bool = Field(True, description="interleaves only whole groups of as many micro-batches as stages")
-    splits_backward: bool = Field(False, description="has a zero-bubble schedule")
+    any_schedule: bool = Field(False, description="has every schedule of this package, and those of its users")
     slices_sequence: bool = Field(False, description="has sequence parallelism")
     slices_context: bool = Field(False, description="has context parallelism")
     shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
@@ -109,8 +109,8 @@ class Software(Settings):
         return 2 if self.reduces_half else accumulated
 
 
-# This package: stages balanced by cost, backward collectives beside products. 1F1B runs on DeepSpeed's engine, other
-# schedules on its own (engine/pipeline_engine.py), where every rank sends what it has.
+# This package: stages balanced by cost, backward collectives beside products. The default schedule runs on
+# DeepSpeed's engine, others on its own (engine/pipeline_engine.py), where every rank sends what it has.
 _OURS: Final = Software(
     flash_attention=True,
     overlap_tensor=True,
@@ -130,11 +130,11 @@ _PIPELINE_ENGINE: Final = {
     "overlap_pipeline": True,
     "scatter_pipeline": False,
     "interleaves": True,
-    "splits_backward": True,
+    "any_schedule": True,
 }
 
 ENGINES: Final = ("mtnlg-parallel", "mtnlg-parallel-pipeline")
-"""This package's programs: with ``train.schedule = "1f1b"``, and with any other."""
+"""This package's programs: with the default schedule, and with any other."""
 
 SOFTWARE: Final[dict[str, Software]] = {
     name: software.model_copy(update={"name": name})

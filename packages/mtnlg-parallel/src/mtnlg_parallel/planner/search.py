@@ -11,6 +11,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_parallel.layout import Layout, layout_error
+from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_names, schedule_of
 
 from .memory import fullest_stage, memory, memory_error
 from .programs import Software
@@ -151,15 +152,15 @@ def candidates(
                 yield template._replace(layout=layout)
                 continue
             for micro_batch in (b for b in micro_batches if batch % (dp * b) == 0):
-                schedules = _schedules(model, pp, batch // (dp * micro_batch), software)
+                schedules = _schedules(template, pp, batch // (dp * micro_batch), software)
                 slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
-                for (interleave, splits), recompute, sliced in product(schedules, RECOMPUTE, slicings):
+                for (interleave, schedule), recompute, sliced in product(schedules, RECOMPUTE, slicings):
                     run = template._replace(
                         layout=layout,
                         micro_batch=micro_batch,
                         recompute=recompute,
+                        schedule=schedule,
                         interleave=interleave,
-                        splits_backward=splits,
                         sequence_parallel=sliced,
                     )
                     if all(getattr(run, name) == getattr(template, name) for name in fixed):
@@ -182,11 +183,14 @@ def _replicas(most: int, batch: int) -> int:
     return next(dp for dp in range(most, 0, -1) if batch % dp == 0)
 
 
-def _schedules(model: ModelConfig, pp: int, micro_batches: int, software: Software) -> list[tuple[int, bool]]:
-    """Chunks a stage, and whether weight gradients are put off, to try."""
-    if software.splits_backward:  # this package's second engine; its first runs 1F1B
+def _schedules(template: Run, pp: int, micro_batches: int, software: Software) -> list[tuple[int, str]]:
+    """Chunks per stage, and the schedule that orders them, to try: those that have a name, and the template's."""
+    model = template.model
+    if software.any_schedule:  # this package's second engine; its first runs the default schedule
         even = [v for v in range(2, MOST_CHUNKS + 1) if model.layers % (pp * v) == 0] if pp > 1 else []
-        return [(1, True), *((v, splits) for v in even for splits in (False, True))]
-    if pp == 1 or not software.interleaves or micro_batches % pp:
-        return [(1, False)]
-    return [(1, False)] + [(v, False) for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]
+        others = {name: load_schedule(name) for name in (*schedule_names(), template.schedule) if name != DEFAULT}
+        return [(v, name) for v in (1, *even) for name, schedule in others.items() if schedule.takes(v)]
+    chunks = [1]
+    if pp > 1 and software.interleaves and not micro_batches % pp:
+        chunks += [v for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]
+    return [(v, schedule_of(v)) for v in chunks]

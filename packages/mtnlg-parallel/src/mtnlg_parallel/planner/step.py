@@ -94,7 +94,7 @@ def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -
 def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
     """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
     pipeline = build_pipeline(run, cluster, software)
-    timeline = _share_processors(simulate(pipeline, run.micro_batches), run, cluster)
+    timeline = _share_processors(simulate(pipeline, run.orders()), run, cluster)
     return _add_updates(run, cluster, software, pipeline, timeline)
 
 
@@ -150,7 +150,7 @@ def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
         tuple(map(sum, zip(backward, beside, strict=True))),
         hops,
         blocking=not software.overlap_pipeline,
-        weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
+        weights=seconds(costs.weights for costs in chunk_costs) if run.pipeline_schedule.splits_backward else None,
         copies=_copy_seconds(run, cluster, software) if run.offload_activations else None,
     )
 
@@ -176,7 +176,7 @@ def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -
     ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
     forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
     backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
-    if not run.splits_backward:
+    if not run.pipeline_schedule.splits_backward:
         backward, weights = backward.plus(layer.weights), []
     return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
 

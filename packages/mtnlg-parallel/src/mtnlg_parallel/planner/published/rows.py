@@ -22,6 +22,7 @@ from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run, padded_vocabulary, run_error
+from mtnlg_parallel.schedules import DEFAULT
 
 from .columns import from_vtrain, is_vtrain, standard_names
 
@@ -78,9 +79,9 @@ SHARDED: Final = (  # the ZeRO stage of a row's sharding
 FSDP_ALONE: Final = ("torchtitan", "llm-foundry")
 """Programs that shard weights where a row does not say; NeMo's recipes share the optimizer's state."""
 
-SCHEDULES: Final = (  # whether weight gradients are put off
-    (r"zero.?bubble|\bZB", True),
-    (r"1F1B|interleaved|^(-|)$", False),
+SCHEDULES: Final = (
+    (r"zero.?bubble|\bZB", "zero-bubble"),
+    (r"1F1B|interleaved|^(-|)$", DEFAULT),  # or by the number of chunks
 )
 
 SHAPED: Final = r"^$|gpt|opt|bloom|llama|mistral|qwen|gemma|mpt|nemotron|falcon|phi|neox|pythia|olmo|alibi|swiglu|dense"
@@ -239,14 +240,13 @@ def _run(cells: dict[str, str], software: Software) -> Run:
         batch=_count(cells, "global_batch"),
         micro_batch=_count(cells, "micro_batch"),
         recompute=_find(RECOMPUTED, cells, "recompute"),
-        interleave=vpp,
         sequence_parallel=tp > 1 and sliced,
         zero=zero,
         precision=_find(PRECISIONS, cells, "precision"),
-        splits_backward=_find(SCHEDULES, cells, "schedule"),
+        schedule=_find(SCHEDULES, cells, "schedule"),
         cp=cp,
         shards=shards,
-    )
+    ).with_chunks(vpp)
 
 
 def _sharding(cells: dict[str, str], software: Software, ranks: int, cp: int) -> tuple[int, int | None]:
