@@ -230,6 +230,19 @@ def load_software(name: str) -> Software:
     return SOFTWARE[name]
 
 
+CAPABILITIES: Final = {
+    "balanced_stages",
+    "interleaves",
+    "any_schedule",
+    "slices_sequence",
+    "slices_context",
+    "shards_weights",
+    "multiplies_fp8",
+    "whole_groups",
+    "pads_vocabulary",
+}
+"""Switches that allow layouts, or change the model; what they are worth shows in the best layouts."""
+
 SWITCHES: Final = tuple(name for name, field in Software.model_fields.items() if field.annotation is bool)
 
 
