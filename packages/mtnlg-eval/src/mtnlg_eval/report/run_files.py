@@ -240,7 +240,7 @@ def epochs_read(run: Run) -> dict[str, float]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder, or that of a training or an evaluation. ``Failure`` if it is neither, or a file is malformed."""
+    """Read the folder of a run, a training or an evaluation. ``Failure`` if it is neither, or a file is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"

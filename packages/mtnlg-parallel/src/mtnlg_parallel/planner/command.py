@@ -52,12 +52,11 @@ class PlanRequest(NamedTuple):
     fixed: tuple[str, ...] = ()
 
 
-def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answer)
+def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     context: typer.Context,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
-    ] = None,
+        str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
+    ],
     cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
     nodes: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="How many nodes; all that --layout needs if not given.")
@@ -105,12 +104,6 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
     ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Predict each row of a file of published runs.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Where --rows writes; standard output if not given.")
-    ] = None,
     timeline: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write a Chrome trace and, beside it, an HTML picture.")
     ] = None,
@@ -118,20 +111,10 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Predict a step's time and memory, search for the best layout, or check predictions against measured rows.
+    """Predict a step's time and memory, or search for the best layout.
 
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
-    if rows is not None:
-        _refuse_beside_rows(context)
-        from .published.predicted import predict_file  # noqa: PLC0415  (numpy, which --help does not need)
-
-        predict_file(rows, out, software, switches, as_json=as_json)
-        return
-    if out:
-        raise UsageFailure("--out is of --rows; of one layout there are --html, --timeline and --json")
-    if target is None:
-        raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
     _refuse_together(context)
     if html and timeline and timeline.with_suffix(".html") == html:
         raise UsageFailure(f"--timeline and --html both write {html}; give one of them another name")
@@ -185,13 +168,6 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         _print_scaling(request, scaling, as_json)
         return
     _print_one(request, html, timeline, switches, as_json)
-
-
-def _refuse_beside_rows(context: typer.Context) -> None:
-    for option in context.command.params:
-        allowed = option.name in {"rows", "out", "software", "switches", "as_json"}
-        if _is_given(context, option.name or "") and not allowed:
-            raise UsageFailure(f"{option.opts[0]} beside --rows: each row names its own run, cluster and layout")
 
 
 def _refuse_together(context: typer.Context) -> None:
@@ -390,7 +366,7 @@ def _print_search(
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
-    from .published.scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
+    from .scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
     numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
     if len(numbers) <= scaling.count(","):

@@ -125,7 +125,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
         last = _factor_bytes(run, software) + (_table_bytes(run) if layout.pp == 1 else 0.0)
         waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
     embedding = _end_activations(run, stage)
-    if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
+    if software.fused_accumulation and software.is_ours and stage in {0, layout.pp - 1}:
         embedding += _table_bytes(run)
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     messages = 0.0
@@ -178,7 +178,7 @@ def _gradient_bytes(run: Run, software: Software) -> int:
     if run.zero > 1:
         return 4
     kept = software.reduced_bytes(shape.gradient_bytes)
-    at_once = software.fused_accumulation or software.adds_gradients_at_once
+    at_once = software.fused_accumulation or software.is_ours
     return kept if shape.width != 2 or kept == shape.width or at_once else kept + shape.width
 
 
@@ -224,11 +224,11 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
     width = ceil(shape.model.vocabulary / shape.tp)
     if software.fused_loss:
         return 2.0 * shape.width * shape.tokens * width
-    if software.slices_loss and shape.tp > 1:
+    if software.eager and shape.tp > 1:
         gathered = 0 if software.overlap_forward else 2 * shape.width * shape.elements
         return max((shape.width + SHARDED_LOSS_BYTES) * shape.tokens * width + gathered - recomputed, 0.0)
-    if not software.chunked_head:
-        return (PLAIN_LOSS_BYTES if software.slices_loss else shape.width + LOSS_BYTES) * shape.tokens * width
+    if not software.is_ours:
+        return (PLAIN_LOSS_BYTES if software.eager else shape.width + LOSS_BYTES) * shape.tokens * width
     rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 

@@ -244,7 +244,7 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
 
 def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | None:
     """Why this program or GPU cannot multiply in this precision; None if both can."""
-    gpu, ours = cluster.gpu, software.balanced_stages
+    gpu, ours = cluster.gpu, software.is_ours
     half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
     if run.precision == "fp16" and ours:
         return f"{software.name} has not got fp16; use --precision {half}"
@@ -289,9 +289,9 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         return f"{software.name} has not got {abilities[lacking][0]}{advice}"
     if run.offload_activations and software.name == ENGINES[0]:
         return f"{software.name} keeps activations on the device; use another schedule"
-    if software.balanced_stages and run.recompute not in RECOMPUTE:
+    if software.is_ours and run.recompute not in RECOMPUTE:
         return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
-    if software.balanced_stages:
+    if software.is_ours:
         return schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         fitting = [n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0]
@@ -312,7 +312,7 @@ def _interleave_error(run: Run, software: Software) -> str | None:
         fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
         instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
         return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"
-    if software.whole_groups and run.micro_batches % pp:
+    if not software.uneven_stages and run.micro_batches % pp:
         return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
     return None
 
@@ -323,12 +323,6 @@ def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
     if layout.tp * layout.pp <= gpus:
         return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
     return f"use --nodes {needed}"
-
-
-def padded_vocabulary(tokens: int, tp: int) -> int:
-    """Vocabulary size as Megatron pads it: a multiple of 128 tp."""
-    multiple = 128 * tp
-    return -(-tokens // multiple) * multiple
 
 
 def _attended(sequence: int, window: int | None) -> float:

@@ -169,7 +169,7 @@ def candidates(
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
     """Pipeline degrees: those that cut the layers well; all where stages are balanced by cost, in no minutes."""
-    every = software.balanced_stages and model.layers <= MOST_LAYERS_UNEVEN
+    every = software.is_ours and model.layers <= MOST_LAYERS_UNEVEN
     return [pp for pp in range(1, min(most, model.layers) + 1) if every or _cuts_well(model, pp, software)]
 
 
