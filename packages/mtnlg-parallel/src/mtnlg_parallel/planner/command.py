@@ -16,7 +16,7 @@ from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
 from mtnlg_parallel.schedules import DEFAULT, OURS, absolute_reference
-from mtnlg_parallel.training.schedule import BatchSize, parse_length
+from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
 from .programs import ENGINES, Software, load_software, with_switches
@@ -48,8 +48,32 @@ class PlanRequest(NamedTuple):
     software: Software
     gpus: int
     tokens: int
-    batches: BatchSize
-    fixed: tuple[str, ...] = ()
+    ramp: Ramp | None
+    switches: Sequence[str]
+    fixed: tuple[str, ...]
+
+    @property
+    def batches(self) -> BatchSize:
+        """The batch by the samples before it."""
+        return BatchSize(self.run.batch, self.ramp, self.run.layout.dp * self.run.micro_batch)
+
+    @property
+    def programs(self) -> tuple[Software, ...]:
+        """The programs to search: of this package both engines."""
+        if not self.software.is_ours:
+            return (self.software,)
+        kernels = {"fused_kernels": self.software.fused_kernels}
+        engines = (load_software(name).model_copy(update=kernels) for name in ENGINES)
+        return tuple(with_switches(engine, self.switches) for engine in engines)
+
+    def search(self, count: int) -> SearchResult:
+        """So many of the fastest layouts. Raises ``UsageFailure`` where none fits."""
+        from .search import search  # noqa: PLC0415  (--help does not need it)
+
+        result = search(self.run, self.cluster, self.programs, self.gpus, count, fixed=self.fixed)
+        if not result.best:
+            raise UsageFailure(_nothing_fits(self, result))
+        return result
 
 
 def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
@@ -145,19 +169,17 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
-    multiple = template.layout.dp * template.micro_batch
-    batches = BatchSize(template.batch, ramp, multiple)
     fixed = tuple(name for name in SEARCHED if name in given)
-    request = PlanRequest(template, place, program, gpus, length, batches, fixed)
+    request = PlanRequest(template, place, program, gpus, length, ramp, switches or (), fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had")
     spreads = "dp" not in parse_layout(layout) if layout else True
     if search:
         asked = layout and (_spread_over_nodes(request) if spreads else request)
-        _print_search(request, top, switches, as_json, with_days=tokens is not None, asked=asked or None)
+        _print_search(request, top, as_json, with_days=tokens is not None, asked=asked or None)
         return
     if searches:
-        request = _fastest_layout(request, switches)
+        request = _fastest_layout(request)
     elif spreads and nodes:
         request = _spread_over_nodes(request)
     if reason := run_error(request.run, request.software, place, gpus if nodes else None):
@@ -167,12 +189,13 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
-    _print_one(request, html, timeline, switches, as_json)
+    _print_one(request, html, timeline, as_json)
 
 
 def _refuse_together(context: typer.Context) -> None:
     """Raise ``UsageFailure`` for an option that the answer asked for would drop."""
-    given = {name for name in context.params if _is_given(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     for answer, unit, dropped in (
         ("search", "layout", ("html", "timeline", "scaling")),
         ("scaling", "plan", ("html", "timeline", "tokens")),
@@ -181,11 +204,6 @@ def _refuse_together(context: typer.Context) -> None:
             raise UsageFailure(f"--{names[0]} is of one {unit}, not of --{answer}; give the layout to show by --layout")
     if "top" in given and "search" not in given:
         raise UsageFailure("--top is of --search")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
@@ -263,36 +281,18 @@ def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     dp = request.gpus // (layout.tp * layout.pp * run.cp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
         return request
-    batches = BatchSize(run.batch, request.batches.ramp, dp * run.micro_batch)
-    spread = Layout(tp=layout.tp, pp=layout.pp, dp=dp)
-    return request._replace(run=run._replace(layout=spread), batches=batches)
+    return request._replace(run=run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp)))
 
 
-def _programs(request: PlanRequest, switches: Sequence[str] | None) -> tuple[Software, ...]:
-    """The programs to search: of this package both engines."""
-    if request.software.name not in ENGINES:
-        return (request.software,)
-    kernels = {"fused_kernels": request.software.fused_kernels}
-    engines = (load_software(name).model_copy(update=kernels) for name in ENGINES)
-    return tuple(with_switches(engine, switches) for engine in engines)
-
-
-def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> PlanRequest:
+def _fastest_layout(request: PlanRequest) -> PlanRequest:
     """The fastest layout, for a preset without a published one. Raises ``UsageFailure`` where none fits."""
-    from .search import search  # noqa: PLC0415  (as below)
-
-    programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, count=1, fixed=request.fixed)
-    if not result.best:
-        raise UsageFailure(_nothing_fits(request, programs, result))
-    run = result.best[0].run
+    result = request.search(1)
     say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
-    batches = BatchSize(run.batch, request.batches.ramp, run.layout.dp * run.micro_batch)
-    return request._replace(run=run, software=result.best[0].software, batches=batches)
+    return request._replace(run=result.best[0].run, software=result.best[0].software)
 
 
-def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: SearchResult) -> str:
-    from .search import smallest_cluster  # noqa: PLC0415  (as below)
+def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
+    from .search import smallest_cluster  # noqa: PLC0415  (as above)
 
     run, gpus = request.run, request.gpus
     if run.cp > gpus:
@@ -302,14 +302,12 @@ def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: Se
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(run, request.cluster, programs, gpus, request.fixed)
+    nodes = smallest_cluster(run, request.cluster, request.programs, gpus, request.fixed)
     more = f"; --nodes {nodes} would do" if nodes else ""
     return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
-def _print_one(
-    request: PlanRequest, html: Path | None, timeline: Path | None, switches: Sequence[str] | None, as_json: bool
-) -> None:
+def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, as_json: bool) -> None:
     from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
     run, cluster, software = request.run, request.cluster, request.software
@@ -319,7 +317,7 @@ def _print_one(
     if html:
         from .page import write_page  # noqa: PLC0415  (as above)
 
-        write_page(html, planned, run, cluster, software=software, programs=_programs(request, switches))
+        write_page(html, planned, run, cluster, software=software, programs=request.programs)
         say(f"{html}: the plan as a page")
     if timeline:
         from .step import predict  # noqa: PLC0415  (as above)
@@ -336,7 +334,6 @@ def _print_one(
 def _print_search(
     request: PlanRequest,
     top: int,
-    switches: Sequence[str] | None,
     as_json: bool,
     *,
     with_days: bool,
@@ -344,12 +341,9 @@ def _print_search(
 ) -> None:
     """Search; beside the fastest layouts one that was ``asked`` for, with the reason against it."""
     from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
-    from .search import reason_against, search  # noqa: PLC0415  (as above)
+    from .search import reason_against  # noqa: PLC0415  (as above)
 
-    programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, top, fixed=request.fixed)
-    if not result.best:
-        raise UsageFailure(_nothing_fits(request, programs, result))
+    result = request.search(top)
     tokens = request.tokens if with_days else None
     reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0], asked.gpus)
     if as_json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mtnlg_data.report.numbers import NARROW, count, percent, short
+from mtnlg_data.report.numbers import count, percent, short
 from mtnlg_model.files import write_text
 
 from .interval import interval_of
@@ -55,29 +55,16 @@ def write_page(
     events: list[Event] = []
     simulate(prediction.pipeline, run.orders(), events)
     this = FittingRun(run, prediction, planned["memory_bytes"], software)
-    nodes = f"{count(planned['nodes'])} nodes" if planned["nodes"] > 1 else "one node"
-    facts = f"Sequences of {count(run.model.sequence)} tokens, {count(run.batch)} a step, on {nodes} of "
-    parts, seconds = planned["step_seconds_by"], planned["step_seconds"]
-    most = max(parts.values())
     environment = Environment(
-        loader=PackageLoader("mtnlg_parallel", "planner"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=PackageLoader("mtnlg_parallel", "planner"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters |= {each.__name__: each for each in (count, gpus_of, percent, short, three_digits)}
+    styles = "\n".join(files("mtnlg_data.report").joinpath(name).read_text("utf-8") for name in STYLES)
     page = environment.get_template("plan.html").render(
-        title=f"{short(run.model.parameters)} parameters on {gpus_of(run.gpus, cluster.name)}",
-        style=Markup("\n".join(files("mtnlg_data.report").joinpath(name).read_text("utf-8") for name in STYLES)),  # noqa: S704  (ours)
-        facts=f"{facts}{cluster.gpu.name}: {run}. The program is {software.name}.",
-        headline=_headline(planned),
-        times=[
-            (
-                name.replace("_", " "),
-                [(max(part, 0.0) / most, "strong")],
-                f"{three_digits(part, most)}{NARROW}s, {percent(part, seconds)}",
-            )
-            for name, part in parts.items()
-        ],
+        planned=planned,
+        run=run,
+        gpu=cluster.gpu.name,
+        style=Markup(styles),  # noqa: S704  (ours)
         legend=LEGEND,
         pipeline=Markup(pipeline_svg(run, prediction, events)),  # noqa: S704  (numbers)
         memory=_memory(run, cluster, software),
@@ -89,45 +76,19 @@ def write_page(
     write_text(path, page)
 
 
-def _headline(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Figures and their captions."""
-    seconds, low, high = (planned[f"{which}step_seconds"] for which in ("", "low_", "high_"))
-    interval = f"90{NARROW}% of such steps take {three_digits(low, high)} to {three_digits(high)}{NARROW}s"
-    figures = [(f"{three_digits(seconds)}{NARROW}s", f"a step; {interval}, by the errors on {planned['interval']}")]
-    if "run" in planned:
-        whole = planned["run"]
-        least, most = (f"{whole['days'] * bound / seconds:,.1f}" for bound in (low, high))
-        length = (
-            f"{short(whole['tokens'])} tokens in {count(whole['steps'])} steps; {least} to {most} by the same errors"
-        )
-        figures.append((f"{whole['days']:,.1f} days", f"{length}; {count(whole['gpu_hours'])} GPU-hours"))
-    flops = f"of the GPUs' peak for the model's operations (MFU): {planned['model_tflops_per_gpu']:.0f} TFLOP/s each"
-    fits = "fits" if planned["fits"] else "does NOT fit"
-    return [
-        *figures,
-        (short(planned["tokens_per_second"]), "tokens per second"),
-        (percent(planned["mfu"], 1), flops),
-        (
-            f"{planned['memory_bytes'] / 1e9:.1f}{NARROW}GB",
-            f"of {planned['gpu_memory_bytes'] / 1e9:.1f} on the fullest GPU, which {fits}",
-        ),
-    ]
-
-
 def _memory(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
     """A bar a stage, of kinds one after the other; the whole width is a GPU's memory, or more where more is needed."""
     stages, available = memory(run, software), cluster.gpu.memory_bytes
     width = max(available, *(stage.total for stage in stages))
     rows = []
-    for number, stage in enumerate(stages):
+    for stage in stages:
         layers, end = [], 0.0
         for kind, fields in KINDS.items():
             end += sum(getattr(stage, name) for name in fields)
             layers.append((end / width, kind))
-        rows.append((f"stage {number}", layers[::-1], f"{stage.total / 1e9:.1f}{NARROW}GB"))
-    of = "; a GPU has less" if width > available else ", a GPU's"
+        rows.append((stage.total, layers[::-1]))
     error = memory_error(stages, cluster)
-    return {"error": error, "width": f"{width / 1e9:.1f}{NARROW}GB{of}", "kinds": KINDS, "rows": rows}
+    return {"error": error, "width": width, "more": width > available, "kinds": KINDS, "rows": rows}
 
 
 def _axis(values: Sequence[float], start: float, stop: float) -> Callable[[float], float]:
@@ -156,15 +117,7 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
         "ideal": " ".join(f"{x(gpus):.1f},{y(work / gpus):.1f}" for gpus, _ in points),
         "line": " ".join(line(1.0)),
         "points": [
-            {
-                "fits": fit,
-                "x": f"{x(gpus):.1f}",
-                "y": f"{y(seconds):.1f}",
-                "above": f"{y(seconds * high) - 8:.1f}",
-                "seconds": f"{three_digits(seconds)}{NARROW}s",
-                "gpus": count(gpus),
-                "share": f"{work / gpus / seconds:.0%}",
-            }
+            (fit, x(gpus), y(seconds), y(seconds * high), seconds, gpus, work / gpus / seconds)
             for (gpus, seconds), fit in zip(points, fits, strict=True)
         ],
     }
