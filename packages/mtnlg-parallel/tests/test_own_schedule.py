@@ -7,9 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.conformance import Case, run_cases
+from mtnlg_parallel.planner.run import train_run
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.record.status import status
 from mtnlg_parallel.schedules import load_schedule, orders
 
 GPIPE = '''
@@ -87,8 +90,14 @@ def test_is_planned_and_drawn(file: Path) -> None:
     ],
 )
 def test_is_refused_before_any_work(file: Path, name: str, train: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        recipe(f"{file}:{name}", **train)
+    with pytest.raises(UsageFailure, match=message):
+        train_run(recipe(f"{file}:{name}", **train))
+
+
+def test_reading_a_run_runs_no_code_of_it(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(dump(recipe(f"{tmp_path / 'evil.py'}:SCHEDULE")), encoding="utf-8")
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    assert status(tmp_path)["state"] in {"starting", "silent"}
 
 
 def test_orders_that_cannot_run_are_refused(file: Path) -> None:
@@ -104,3 +113,5 @@ def test_orders_that_cannot_run_are_refused(file: Path) -> None:
 def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
     with pytest.raises(UsageFailure, match="choose from 1f1b, interleaved, zero-bubble"):
         load_schedule("dualpipe")
+    with pytest.raises(ValueError, match="dualpipe: unknown; 1f1b, interleaved, zero-bubble, package"):
+        recipe("dualpipe")

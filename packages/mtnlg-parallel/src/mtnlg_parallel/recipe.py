@@ -34,7 +34,7 @@ from mtnlg_parallel.training.schedule import (
 )
 
 from .layout import Layout, Recompute, eight_bit_error, layout_error
-from .schedules import DEFAULT, absolute_reference, load_schedule, schedule_error, schedule_names
+from .schedules import DEFAULT, OURS, resolve_name, schedule_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,9 +77,7 @@ class Train(Settings):
         "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
     )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
-    schedule: str = Field(
-        DEFAULT, description=f"order of a pipeline rank's work: {', '.join(schedule_names())}, or a reference"
-    )
+    schedule: str = Field(DEFAULT, description=f"order of a pipeline rank's work: {', '.join(OURS)}, or a reference")
     chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     offload_activations: bool = Field(False, description="keep activations in host memory until backward")
@@ -112,14 +110,12 @@ class Train(Settings):
 
     @field_validator("schedule")
     @classmethod
-    def _load_schedule(cls, name: str) -> str:
-        """Refuse an unknown schedule."""
-        name = absolute_reference(name)
+    def _check_name(cls, name: str) -> str:
+        """Refuse an unknown name. What a reference names is loaded by who trains or plans, not by who reads a run."""
         try:
-            load_schedule(name)
+            return resolve_name(name)
         except UsageFailure as failure:
             raise ValueError(str(failure)) from None
-        return name
 
     @property
     def storage(self) -> Literal["fp32", "bf16"]:
@@ -194,7 +190,8 @@ class Recipe(Settings):
         if reason := layout_error(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
-        if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
+        named = ":" not in train.schedule
+        if named and (reason := schedule_error(self.layout, self.model, train.schedule, train.chunks)):
             raise ValueError(reason)
         if train.offload_activations and train.schedule == "1f1b":
             hint = 'use train.schedule = "interleaved" or "zero-bubble"'

@@ -15,7 +15,7 @@ from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
-from mtnlg_parallel.schedules import DEFAULT, OURS, absolute_reference
+from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
 from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
@@ -148,7 +148,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         "batch": batch,
         "micro_batch": micro_batch,
         "recompute": recompute,
-        "schedule": absolute_reference(schedule) if schedule else None,
+        "schedule": resolve_name(schedule) if schedule else None,
         "interleave": interleave,
         "sequence_parallel": sequence_parallel,
         "precision": precision,

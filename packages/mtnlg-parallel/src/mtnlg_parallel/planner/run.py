@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error
 from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, schedule_of
 
@@ -198,8 +199,10 @@ def hardware_flops(run: Run) -> float:
 
 
 def train_run(recipe: Recipe) -> Run:
-    """What ``train`` does with a recipe."""
+    """What ``train`` does with a recipe. Raises ``UsageFailure`` where its schedule is none, or does not fit."""
     train = recipe.train
+    if reason := schedule_error(recipe.layout, recipe.model, train.schedule, train.chunks):
+        raise UsageFailure(reason)
     return Run(
         model=recipe.model,
         layout=recipe.layout,

@@ -54,9 +54,16 @@ def schedule_of(chunks: int) -> str:
     return next(name for name in OURS if load_schedule(name).takes(chunks))
 
 
-def absolute_reference(name: str) -> str:
-    """The name with an absolute path where it refers to a file: ranks and restarts may have another working folder."""
-    return str(Path(name).absolute()) if ".py:" in name else name
+def resolve_name(name: str) -> str:
+    """A name or a reference, loading nothing; a file's path is absolute, as ranks may have another working folder.
+
+    Raises ``UsageFailure``, which lists the names.
+    """
+    if ":" in name:
+        return str(Path(name).absolute()) if ".py:" in name else name
+    if name not in (names := schedule_names()):
+        raise UsageFailure(f"schedule {name}: unknown; {', '.join(names)}, package.module:name or file.py:name")
+    return name
 
 
 @cache
