@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+FILTERS: Final = (count, days_at_full_batch, gpus_of, percent, short, three_digits)
 STYLES: Final = ("style.css", "bars.css")
 KINDS: Final = {
     "weights": ("weights", "gathered"),
@@ -58,7 +59,7 @@ def write_page(
     environment = Environment(
         loader=PackageLoader("mtnlg_parallel", "planner"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {each.__name__: each for each in (count, gpus_of, percent, short, three_digits)}
+    environment.filters |= {each.__name__: each for each in FILTERS}
     styles = "\n".join(files("mtnlg_data.report").joinpath(name).read_text("utf-8") for name in STYLES)
     page = environment.get_template("plan.html").render(
         planned=planned,
@@ -69,7 +70,7 @@ def write_page(
         pipeline=Markup(pipeline_svg(run, prediction, events)),  # noqa: S704  (numbers)
         memory=_memory(run, cluster, software),
         scaling=_scaling(run, cluster, software),
-        best=_best(cluster, programs, this, int(planned["run"]["tokens"]) if "run" in planned else None),
+        best=_best(cluster, programs, this),
         switches=_switches(run, cluster, software),
         version=version("mtnlg-parallel"),
     )
@@ -123,35 +124,19 @@ def _scaling(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
     }
 
 
-def _best(cluster: Cluster, programs: Sequence[Software], this: FittingRun, tokens: int | None) -> dict[str, Any]:
+def _best(cluster: Cluster, programs: Sequence[Software], this: FittingRun) -> dict[str, Any]:
     """The fastest layouts and this one, by step time."""
     best = search(this.run, cluster, programs, this.run.gpus, BEST).best
     others = [fitting for fitting in best if (fitting.run, fitting.software) != (this.run, this.software)]
-    seconds, rows = this.prediction.seconds, []
-    for fitting in sorted([*others, this], key=lambda fitting: fitting.prediction.seconds):
-        another = fitting.software.name != this.software.name
-        cells = [
-            str(fitting.run) + (f"; {fitting.software.name}" if another else ""),
-            three_digits(fitting.prediction.seconds),
-            "this plan" if fitting is this else f"{fitting.prediction.seconds / seconds - 1:+.1%}",
-            f"{fitting.bytes / 1e9:.1f}",
-        ]
-        cells += [f"{days_at_full_batch(fitting, tokens):,.1f}"] if tokens else []
-        rows.append((fitting is this, cells))
-    return {
-        "found": bool(best),
-        "head": ["layout", "seconds", "step", "GB", *(["days"] if tokens else [])],
-        "rows": rows,
-    }
+    rows = sorted([*others, this], key=lambda fitting: fitting.prediction.seconds)
+    return {"found": bool(best), "rows": rows, "this": this}
 
 
-def _switches(run: Run, cluster: Cluster, software: Software) -> list[tuple[bool, list[str]]]:
-    """What each switch saves as it is, or would save, the most first."""
+def _switches(run: Run, cluster: Cluster, software: Software) -> list[tuple[float, str, bool, str]]:
+    """What each switch saves as it is, or would save: change of the step, name, state and words, the most first."""
     seconds, rows = predict(run, cluster, software).seconds, []
     for name in set(SWITCHES) - CAPABILITIES:
         now = getattr(software, name)
         change = predict(run, cluster, software.model_copy(update={name: not now})).seconds / seconds - 1
-        if abs(change) > 1e-4:
-            words = Markup("<code>{}</code> {}").format(name, Software.model_fields[name].description)
-            rows.append((-abs(change), name, [words, "on" if now else "off", f"{change:+.1%}"]))
-    return [(False, cells) for *_, cells in sorted(rows)]
+        rows.append((change, name, now, Software.model_fields[name].description or ""))
+    return sorted((row for row in rows if abs(row[0]) > 1e-4), key=lambda row: (-abs(row[0]), row[1]))
