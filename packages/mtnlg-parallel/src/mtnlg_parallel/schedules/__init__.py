@@ -35,6 +35,7 @@ OURS: Final = {
 DEFAULT: Final = "1f1b"
 
 
+@cache
 def schedule_names() -> tuple[str, ...]:
     """Names of all schedules: ours, then those of entry points."""
     return (*OURS, *(name for name in references(GROUP, OURS) if name not in OURS))
