@@ -39,7 +39,7 @@ def bare(tmp_path: Path) -> Path:
     folder = tmp_path / "packages"
     folder.mkdir()
     for each in needed().values():
-        for name in {file.parts[0] for file in each.files or ()} - {".."}:
+        for name in {file.parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
             (folder / name).symlink_to(str(each.locate_file(name)))
     for name, module in OURS.items():
         (folder / module.__name__).symlink_to(Path(str(module.__file__)).parent)
