@@ -6,7 +6,7 @@ arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 trainin
 second gradient.
 
 Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
-flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits (zero-bubble) keeps
+flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits keeps
 the factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
 """
 
