@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.costs import layer, products
-from mtnlg_parallel.planner.published.predicted import measured_seconds
+from planner_rows import measured_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.planner.cluster import Cluster
     from mtnlg_parallel.planner.programs import Software
-    from mtnlg_parallel.planner.published.rows import PublishedRun, Row
+    from planner_rows import PublishedRun, Row
 
     Vector = NDArray[np.float64]
 

@@ -4,7 +4,7 @@
 # ///
 """The planner against published runs that no constant was fitted to, with the constants as shipped.
 
-    python benchmarks/planner_never_fitted.py packages/mtnlg-parallel/tests/data/never_fitted_runs.csv
+    python benchmarks/planner_never_fitted.py tests/data/never_fitted_runs.csv
 
 Prints a table by source, GPU and precision: rows, those priced, mean absolute and mean error of the step time, the
 share in the 90 % interval, the errors of `planner_published`'s roofline and six operations, the mean error of the
@@ -21,13 +21,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_parallel.planner.published.predicted import measured_seconds, predict_row
-from mtnlg_parallel.planner.published.rows import read_rows
 from planner_published import roofline, six_operations
+from planner_rows import measured_seconds, predict_row, read_rows
 from record import default_out, today
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.published.rows import Row
+    from planner_rows import Row
 
 COLUMNS = ("rows", "priced", "error", "mean", "in interval", "roofline", "6ND", "memory", "wrong verdicts")
 

@@ -35,14 +35,14 @@ from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import interval
 from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
-from mtnlg_parallel.planner.published.rows import read_rows
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
+from planner_rows import read_rows
 from record import default_out, today, write_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mtnlg_parallel.planner.published.rows import PublishedRun
+    from planner_rows import PublishedRun
 
     Vector = NDArray[np.float64]
 

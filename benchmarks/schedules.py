@@ -13,7 +13,7 @@ taken from others for what lies between two sleeps alone.
 
 Figures: a step's time over the work of its busiest rank, less one, in percent; median, least and most of the rounds.
 Work is as measured, since a sleep on a busy machine lasts longer than asked. Theory is the planner's simulation of the
-order, with messages that take no time or 5 ms; without them it is the formula in `mtnlg_parallel.engine.schedule`.
+order, with messages that take no time or 5 ms; without them it is the formula of the schedule's file.
 "slower_than_its_sleeps" is what our engine adds to its own sleeps put together in its order, in percent of the step:
 the rest above theory is sleeps that lasted longer than asked on one rank, for which the others wait.
 "there_and_back" is what the delay adds where the pipeline fills and empties: once down all parts and up again, with one
@@ -49,14 +49,16 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
 from mtnlg_parallel.engine.process import suppress_output
-from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.planner import simulation
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.schedules import load_schedule, schedule_of
 from record import conditions, option_parser, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mtnlg_parallel.schedules import Order
 
 SECONDS = 0.1
 DELAY = 0.005
@@ -82,6 +84,15 @@ class Case(NamedTuple):
         return MICRO_BATCHES_A_RANK * self.stages
 
     @property
+    def schedule(self) -> str:
+        """Its name."""
+        return "zero-bubble" if self.split else schedule_of(self.chunks)
+
+    def orders(self) -> tuple[Order, ...]:
+        """Every rank's actions."""
+        return load_schedule(self.schedule).orders(self.stages, self.chunks, self.micro_batches)
+
+    @property
     def work(self) -> float:
         """Seconds of a rank's work in one step."""
         return self.micro_batches * SECONDS * (4 if self.recompute else 3)
@@ -104,7 +115,7 @@ class Case(NamedTuple):
             weights=weights if self.split else None,
         )
         events: list[simulation.Event] = []
-        seconds = simulation.simulate(pipeline, self.micro_batches, events).seconds
+        seconds = simulation.simulate(pipeline, self.orders(), events).seconds
         ranks: dict[int, list[Interval]] = {rank: [] for rank in range(self.stages)}
         for event in events:
             middle = event.begin + inputs[0]
@@ -202,8 +213,7 @@ def recipe_of(case: Case) -> Recipe:
     layers = case.stages * case.chunks
     model = {"layers": layers, "hidden": HIDDEN, "heads": 1, "sequence": SEQUENCE, "vocabulary": 16}
     train = {"samples": 1 << 20, "batch": case.micro_batches, "lr": 1e-3, "precision": "fp32", "recompute": "none"}
-    schedule = "zero-bubble" if case.split else "interleaved" if case.chunks > 1 else "1f1b"
-    train |= {"schedule": schedule, "chunks": case.chunks}
+    train |= {"schedule": case.schedule, "chunks": case.chunks}
     sections = {"model": model, "layout": {"pp": case.stages}, "train": train}
     return Recipe.model_validate(sections, strict=False)
 
@@ -350,7 +360,7 @@ def idle_share(step: dict[int, tuple[float, list[Interval]]]) -> float:
 
 def replay(case: Case, step: dict[int, tuple[float, list[Interval]]]) -> float:
     """Seconds of a step of our engine if nothing but its sleeps, each as long as it was, and the delay took time."""
-    order = orders(case.stages, case.chunks, case.micro_batches, split=case.split)
+    order = case.orders()
     sleeps = {rank: iter(end - begin for _, begin, end in spans) for rank, (_, spans) in step.items()}
     left, now = [deque(rank_order) for rank_order in order], [0.0] * case.stages
     arrivals: dict[tuple[str, int, int], float] = {}  # of a kind's message, for a micro-batch, at a virtual stage

@@ -1,4 +1,4 @@
-"""Directive ``timeline SCHEDULE``: the order in which pipeline ranks work, drawn from the engine's own schedule.
+"""Directive ``schedules``: every schedule of the package, what it does, and its order drawn from the engine's own.
 
 Forward takes one unit of time and backward two, or one for the inputs and one for the weights where they are apart; a
 message takes none.
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from mtnlg_parallel.engine.schedule import Action, Order, orders
+from mtnlg_parallel.schedules import OURS, Action, Order, load_schedule
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 RANKS, MICRO_BATCHES = 4, 8
-SCHEDULES = {"1f1b": (1, False), "interleaved": (2, False), "zero-bubble": (1, True)}
-"""Name in a recipe → chunks a rank, weight gradients apart."""
 UNIT, ROW, LEFT = 18, 24, 62
 
 Box = tuple[int, float, float, Action]
@@ -58,8 +56,9 @@ def input_of(action: Action, rank: int, ranks: int, chunks: int) -> tuple[str, i
 
 def draw(name: str) -> str:
     """The picture as SVG, in the colours of the page."""
-    chunks, split = SCHEDULES[name]
-    placed = boxes(orders(RANKS, chunks, MICRO_BATCHES, split=split), chunks, split=split)
+    schedule = load_schedule(name)
+    chunks = schedule.fewest_chunks
+    placed = boxes(schedule.orders(RANKS, chunks, MICRO_BATCHES), chunks, split=schedule.splits_backward)
     span = max(start + length for _, start, length, _ in placed)
     width, height = LEFT + UNIT * 36, ROW * RANKS + 22
     parts = [f'<div class="picture"><svg viewBox="0 0 {width} {height}" role="img" aria-label="Timeline of {name}">']
@@ -80,17 +79,19 @@ def draw(name: str) -> str:
     return "".join(parts) + f'<text x="{LEFT}" y="{height - 5}">{note}</text></svg></div>'
 
 
-class Timeline(SphinxDirective):
-    """A picture of one schedule."""
-
-    required_arguments = 1
+class Schedules(SphinxDirective):
+    """A paragraph and a picture of each schedule."""
 
     def run(self) -> list[nodes.Node]:
-        """Draw it."""
-        return [nodes.raw("", draw(self.arguments[0]), format="html")]
+        """Draw them."""
+        drawn: list[nodes.Node] = []
+        for name in OURS:
+            drawn += self.parse_text_to_nodes(f'`train.schedule = "{name}"` {load_schedule(name).help}')
+            drawn.append(nodes.raw("", draw(name), format="html"))
+        return drawn
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
-    app.add_directive("timeline", Timeline)
+    app.add_directive("schedules", Schedules)
     return {"parallel_read_safe": True}

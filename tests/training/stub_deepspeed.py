@@ -100,7 +100,7 @@ def run(case: stub_gpu.Case) -> Answer:
             piece.tensor.sum()  # as the thread that writes files
         left = gpu.bytes - before
     distributed.destroy_process_group()
-    planned = memory(planned_run := train_run(recipe), train_software(planned_run))[layout.coordinates(case.rank).pp]
+    planned = memory(train_run(recipe), train_software(recipe.train))[layout.coordinates(case.rank).pp]
     bytes_planned = planned.total - planned.buffers - planned.slack
     more = timing_events() - events
     return Answer(gpu.peak, bytes_planned, left, dict(streams.waits), sorted(streams.races), more)

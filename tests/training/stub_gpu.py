@@ -191,7 +191,7 @@ def step(case: Case) -> Answer:
         engine.train_batch(batches(), case.micro_batches, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)
     distributed.destroy_process_group()
     run = train_run(recipe)._replace(batch=case.micro_batches * layout.dp * train.micro_batch)
-    planned = memory(run, train_software(run))[layout.coordinates(case.rank).pp]
+    planned = memory(run, train_software(train))[layout.coordinates(case.rank).pp]
     return Answer(built, gpu.peak, gpu.bytes, planned.total - planned.buffers - planned.slack, sorted(gpu.on_host))
 
 

@@ -171,14 +171,18 @@ def test_missing_run_folder_is_named(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("part", "file"), [("train", "metrics.jsonl"), ("data", "summary.json")])
-def test_one_part_of_a_run_is_refused_and_nothing_written_into_it(run: Path, part: str, file: str) -> None:
-    before = sorted((run / part).iterdir())
-    with pytest.raises(
-        Failure, match=f"{part}: one part of a run, with {file}; give the folder that holds data, train, eval"
-    ):
-        write_report(run / part)
-    assert sorted((run / part).iterdir()) == before
+def test_a_curation_alone_is_refused_and_nothing_written_into_it(run: Path) -> None:
+    before = sorted((run / "data").iterdir())
+    match = "data: one part of a run, with summary.json; give the folder that holds data, train, eval"
+    with pytest.raises(Failure, match=match):
+        write_report(run / "data")
+    assert sorted((run / "data").iterdir()) == before
+
+
+def test_a_training_alone_has_its_curves(run: Path) -> None:
+    page = write_report(run / "train").read_text(encoding="utf-8")
+    for curve in ("Loss", "Learning rate", "Gradient norm", "Throughput"):
+        assert f"<figcaption>{curve}" in page
 
 
 def test_few_and_the_same_number_of_shots_can_stand_side_by_side(made: ModuleType, run: Path) -> None:

@@ -17,12 +17,13 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.engine.build import supported_engine
 from mtnlg_parallel.engine.offloading import HostActivations, Streams
-from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE, orders
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.schedules import orders
+from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
 CONFIG = ModelConfig(layers=2, hidden=16, heads=2, sequence=8, vocabulary=64, dropout=0.1, attention_dropout=0.1)
 CPU = torch.device("cpu")
@@ -194,13 +195,15 @@ def test_a_pass_that_is_needed_before_it_is_let_go_stays(streamed: tuple[HostAct
     assert noted[1:] == ["computing waits for out 1"], "before its memory is used again"
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, True), (4, 2, False), (3, 2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "schedule"), [(4, 1, "zero-bubble"), (4, 2, "interleaved"), (3, 2, "zero-bubble")]
+)
 def test_no_more_passes_are_on_the_device_than_planned_however_far_the_host_runs_ahead(
-    ranks: int, chunks: int, split: bool, streamed: tuple[HostActivations, list[str]]
+    ranks: int, chunks: int, schedule: str, streamed: tuple[HostActivations, list[str]]
 ) -> None:
     host, _ = streamed
     x, sums, most = torch.randn(4, requires_grad=True), dict[tuple[int, int], Tensor](), 0
-    order = orders(ranks, chunks, 4 * ranks, split=split)[0]
+    order = orders(schedule, ranks, chunks, 4 * ranks)[0]
     next_backward = dict(pairwise(action[1:] for action in order if action.kind == "backward"))
     for kind, *of in order:
         key = cast("tuple[int, int]", tuple(of))
@@ -217,12 +220,15 @@ def test_no_more_passes_are_on_the_device_than_planned_however_far_the_host_runs
     assert most == PASSES_ON_DEVICE
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "split"), [(4, 1, True), (4, 2, False), (8, 3, True)])
-def test_the_plan_has_as_many_passes_on_the_device_as_run_come_and_go(ranks: int, chunks: int, split: bool) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "schedule"), [(4, 1, "zero-bubble"), (4, 2, "interleaved"), (8, 3, "zero-bubble")]
+)
+def test_the_plan_has_as_many_passes_on_the_device_as_run_come_and_go(ranks: int, chunks: int, schedule: str) -> None:
     model = CONFIG.model_copy(update={"layers": 48})
-    run = Run(model, Layout(pp=ranks), 4 * ranks, recompute="none", interleave=chunks, splits_backward=split)
+    run = Run(model, Layout(pp=ranks), 4 * ranks, recompute="none", interleave=chunks, schedule=schedule)
     kept, moved = (
-        memory(each, load_software(ENGINES[1]))[0].activations for each in (run, run._replace(offload_activations=True))
+        memory(each, load_software(ENGINES["pipeline"]))[0].activations
+        for each in (run, run._replace(offload_activations=True))
     )
     passes = ranks if chunks == 1 else 2 * (ranks - 1) + (chunks - 1) * ranks + 1
     assert moved == pytest.approx(kept * PASSES_ON_DEVICE / passes)

@@ -73,7 +73,6 @@ def test_a_step_is_written_once_followed_and_logged_without_words_and_nulls(tmp_
     follower.close()
     assert list(read_steps(tmp_path)) == [step]
     assert [event["event"] for event in read_events(tmp_path)] == ["stopped"]
-    assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "summary.json").exists()
     assert tracker[0] == (1, {k: v for k, v in step.items() if k not in {"step", "grad_norm", "skipped"}})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None

@@ -18,6 +18,7 @@ from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.schedules import schedule_names
 from mtnlg_parallel.training.schedule import BatchSize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -76,10 +77,10 @@ def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() 
     planned = {}
     for name, recipe in (("paper", paper), ("later", later)):
         run = train_run(recipe)
-        stage_memory = memory(run, train_software(run))
+        stage_memory = memory(run, train_software(recipe.train))
         assert memory_error(stage_memory, selene) is None
         fullest = stage_memory[fullest_stage(stage_memory)].total
-        planned[name] = predict(run, selene, train_software(run)).seconds, fullest / 1e9
+        planned[name] = predict(run, selene, train_software(recipe.train)).seconds, fullest / 1e9
     assert planned["paper"] == pytest.approx((45.4, 30.5), rel=2e-3)
     assert planned["later"] == pytest.approx((31.7, 47.3), rel=2e-3)
 
@@ -87,18 +88,21 @@ def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() 
 @beside_recipes
 def test_the_530b_of_2022_is_the_fastest_that_fits_and_five_percent_over_megatrons_published_runs() -> None:
     """Of its layout's schedules, chunks and recomputation; the runs of Korthikanti et al. 2022 on as many GPUs."""
-    selene, run = load_cluster("selene"), train_run(load_recipe(RECIPES / "mt-nlg-530b-2022"))
+    selene, recipe = load_cluster("selene"), load_recipe(RECIPES / "mt-nlg-530b-2022")
+    run = train_run(recipe)
     seconds = {}
-    for recompute, chunks, splits in product(RECOMPUTE, (1, 3), (False, True)):
-        other = run._replace(recompute=recompute, interleave=chunks, splits_backward=splits)
-        if not memory_error(memory(other, train_software(other)), selene):
-            seconds[other] = predict(other, selene, train_software(other)).seconds
+    for recompute, chunks, schedule in product(RECOMPUTE, (1, 3), schedule_names()):
+        other = run._replace(recompute=recompute, interleave=chunks, schedule=schedule)
+        if not other.pipeline_schedule.takes(chunks):
+            continue
+        if not memory_error(memory(other, train_software(recipe.train)), selene):
+            seconds[other] = predict(other, selene, train_software(recipe.train)).seconds
     assert min(seconds, key=seconds.__getitem__) == run
     for dp, ratio in ((1, 1.071), (8, 1.097)):
         ours = run._replace(layout=Layout(tp=8, pp=35, dp=dp), batch=280 * dp)
-        theirs = ours._replace(recompute="selective", zero=0, splits_backward=False)
+        theirs = ours._replace(recompute="selective", zero=0, schedule="1f1b")
         speedup = predict(theirs, selene, load_software("megatron-lm")).seconds
-        speedup /= predict(ours, selene, train_software(ours)).seconds
+        speedup /= predict(ours, selene, train_software(recipe.train)).seconds
         assert speedup == pytest.approx(ratio, abs=1e-3)
         assert speedup >= 1.05
 
@@ -109,7 +113,7 @@ def test_a_dense_recipe_fits_40_gb_without_recomputation(name: str) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.train.recompute == "none"
     run = train_run(recipe)
-    assert memory_error(memory(run, train_software(run)), load_cluster("dgx-a100-40gb")) is None
+    assert memory_error(memory(run, train_software(recipe.train)), load_cluster("dgx-a100-40gb")) is None
 
 
 @beside_recipes
@@ -144,11 +148,11 @@ def test_the_recipe_of_a_llama_is_tinyllama_and_fits_40_gb() -> None:
     assert recipe.train.samples * recipe.model.sequence == pytest.approx(3e12, rel=1e-4)
     assert recipe.train.warmup == 2000 * recipe.train.batch
     cluster, run = load_cluster("dgx-a100-40gb"), train_run(recipe)
-    assert memory_error(memory(run, train_software(run)), cluster) is None
+    assert memory_error(memory(run, train_software(recipe.train)), cluster) is None
     tokens = recipe.train.batch * recipe.model.sequence
     # 24 thousand tokens a second and GPU: README of github.com/jzhang38/TinyLlama at 026587c; predicted 14 % less time.
     published = tokens / (24_000 * recipe.layout.world)
-    assert predict(run, cluster, train_software(run)).seconds == pytest.approx(published, rel=0.16)
+    assert predict(run, cluster, train_software(recipe.train)).seconds == pytest.approx(published, rel=0.16)
 
 
 @pytest.mark.parametrize(("every", "lines"), [(0, 0), (2, 1)])

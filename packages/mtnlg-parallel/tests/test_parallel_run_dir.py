@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) 
 
 
 def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "history.jsonl", "report.html", "loss.svg", "summary.json", "wandb.id"):
+    for name in ("metrics.jsonl", "history.jsonl", "summary.json", "wandb.id"):
         (tmp_path / name).touch()
     for name in ("checkpoints/step-4", "tensorboard", "logs", "profile", "wandb"):
         (tmp_path / name).mkdir(parents=True)

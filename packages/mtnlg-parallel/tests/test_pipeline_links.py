@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mtnlg_parallel.engine.process import suppress_output
-from mtnlg_parallel.engine.schedule import Order, orders
+from mtnlg_parallel.schedules import Order, load_schedule, schedule_of
 
 with suppress_output():  # megatron-core's warnings
     from mtnlg_parallel.engine import pipeline_engine
@@ -86,5 +86,6 @@ def test_no_two_ranks_wait_to_be_connected_over_different_links(
                 if 0 <= stage + way <= last:
                     links.send(kind, torch.empty(1), stage + way)
 
+    name = "zero-bubble" if split else schedule_of(chunks)
     with ThreadPoolExecutor(ranks) as threads:
-        list(threads.map(step, range(ranks), orders(ranks, chunks, 2 * ranks, split=split)))
+        list(threads.map(step, range(ranks), load_schedule(name).orders(ranks, chunks, 2 * ranks)))

@@ -1,13 +1,17 @@
-"""The orders of `engine.schedule`: complete, free of deadlock, as idle as theory says, and bounded in memory."""
+"""The orders of the package's schedules: complete, free of deadlock, as idle as theory says, and bounded in memory."""
 
 from fractions import Fraction
 from itertools import accumulate, product
 
 import pytest
 
-from mtnlg_parallel.engine.schedule import Action, Order, orders
+from mtnlg_parallel.schedules import OURS, Action, Order, Schedule, load_schedule, schedule_of
 
 SIZES = [*product((1, 2, 3, 4, 7), (1, 2, 3), (1, 2, 5, 8, 13), (False, True))]
+
+
+def orders(ranks: int, chunks: int, micro_batches: int, *, split: bool) -> tuple[Order, ...]:
+    return load_schedule("zero-bubble" if split else schedule_of(chunks)).orders(ranks, chunks, micro_batches)
 
 
 def run(ranks: tuple[Order, ...], chunks: int, split: bool, send: Fraction = Fraction(0)) -> Fraction:
@@ -115,3 +119,17 @@ def test_micro_batches_in_flight_do_not_grow_with_their_number(ranks: int, chunk
     few, many = (orders(ranks, chunks, ranks * groups, split=split) for groups in (4, 9))
     assert [most(order) for order in few] == [most(order) for order in many]
     assert most(few[0]) <= (ranks if chunks == 1 else ranks * chunks + ranks - 1)
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(1, 1, 3), (4, 1, 2), (4, 1, 9), (4, 2, 8), (3, 3, 6)])
+def test_what_a_schedule_says_of_its_orders_is_what_they_do(
+    name: str, ranks: int, chunks: int, micro_batches: int
+) -> None:
+    schedule = load_schedule(name)
+    if not schedule.takes(chunks):
+        return
+    for rank in range(ranks):
+        place = (rank, ranks, chunks, micro_batches)
+        assert schedule.in_flight(*place) == Schedule.in_flight(schedule, *place)
+        assert schedule.waiting(*place) >= Schedule.waiting(schedule, *place)

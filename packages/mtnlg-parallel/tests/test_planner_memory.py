@@ -7,7 +7,6 @@ import pytest
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import preset
-from mtnlg_parallel.engine.schedule import orders
 from mtnlg_parallel.layout import Layout, head_chunk
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
@@ -16,6 +15,7 @@ from mtnlg_parallel.planner.memory import Memory, fullest_stage, memory, memory_
 from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, Run, run_error
 from mtnlg_parallel.planner.search import search
+from mtnlg_parallel.schedules import schedule_names
 
 GIB = 1 << 30
 LM = load_software("megatron-lm")
@@ -90,29 +90,27 @@ def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
 
 
 def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> None:
-    run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software(ENGINES[1])
+    run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software(ENGINES["pipeline"])
     tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
-    whole = memory(run, program.model_copy(update={"chunked_head": False}))[0]
-    chunked = memory(run, program)[0]
+    whole, chunked = memory(run, load_software("megatron-lm"))[0], memory(run, program)[0]
     assert whole.logits == 10 * tokens * vocabulary  # in 16 bits, in fp32, and the gradient of that
     assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
-    assert chunked._replace(logits=0, slack=0) == whole._replace(logits=0, slack=0)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks: int) -> None:
     """At the peak of the order that the engine runs, on every stage: s + 1 passes over its largest chunk."""
-    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", splits_backward=True)
-    software = load_software(ENGINES[1])
+    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", schedule="zero-bubble")
+    software = load_software(ENGINES["pipeline"])
     each = 2 * run.shape.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
     layers = [chunk.layers for chunk in step.chunks(run, software)]
-    for number, order in enumerate(orders(4, chunks, run.micro_batches, split=True)):
+    for number, order in enumerate(run.orders()):
         most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
         assert memory(run, software)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
-    assert memory(run._replace(splits_backward=False), software)[0].waiting == 0
+    assert memory(run._replace(schedule="interleaved"), software)[0].waiting == 0
 
 
-@pytest.mark.parametrize("program", ["megatron-core", *ENGINES])
+@pytest.mark.parametrize("program", ["megatron-core", *ENGINES.values()])
 def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(program: str) -> None:
     """In 16 bits its result is what the projection reads; in 8 bits that is kept apart, a byte an element."""
     software = load_software(program)
@@ -124,13 +122,16 @@ def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(
 def test_deepspeeds_engine_adds_one_gradient_at_a_time_and_copies_messages() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 16, recompute="none", sequence_parallel=True)
     message, added = 2 * run.shape.repeated, 2 + 4  # bytes of a gradient in bf16 and of its copy in fp32
-    stages, published = memory(run, load_software(ENGINES[0])), memory(run, load_software("megatron-deepspeed"))
+    stages, published = (
+        memory(run, load_software(ENGINES["deepspeed"])),
+        memory(run, load_software("megatron-deepspeed")),
+    )
     assert {each.recomputed for each in stages} == {added * 4 * 2048**2 / 2}  # the largest gradient of a layer
     assert stages[3].logits > added * (51200 - 4 * 2048) * 2048 / 2  # the head's is larger
     # Sent and received of each pass in flight, of which stage s has 4 - s, and a buffer each way.
     assert [each.messages / message for each in stages] == [4 + 1, 2 * (3 + 1), 2 * (2 + 1), 1 + 1]
     assert {each.messages for each in published} == {0.0}
-    sliced = memory(run._replace(sequence_parallel=False), load_software(ENGINES[0]))
+    sliced = memory(run._replace(sequence_parallel=False), load_software(ENGINES["deepspeed"]))
     # Half of it: what was sent of each, and the buffers; whole: the gradient that is put together.
     whole = 2 * message
     assert [each.messages / whole for each in sliced] == [5 / 2 + 1, 5 / 2 + 1, 4 / 2 + 1, 1 / 2]
@@ -138,7 +139,7 @@ def test_deepspeeds_engine_adds_one_gradient_at_a_time_and_copies_messages() -> 
 
 def test_our_engines_keep_no_gradients_in_bf16() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
-    for name, times in (*((name, 2) for name in ENGINES), ("megatron-deepspeed", 3)):
+    for name, times in (*((name, 2) for name in ENGINES.values()), ("megatron-deepspeed", 3)):
         stage = memory(run, load_software(name))[0]
         assert stage.gradients == times * stage.weights
 
@@ -166,29 +167,27 @@ def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
 
 @pytest.mark.parametrize(("model", "batch"), [(shape(6, 4096, 32), 12), (shape(4, 12288, 96), 6)], ids=["free", "full"])
 def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(model: ModelConfig, batch: int) -> None:
-    """All: every layout of up to four GPUs, micro-batch, recomputation, number of chunks and switch of the engines."""
+    """All: every layout of up to four GPUs, micro-batch, recomputation, number of chunks, schedule and switch."""
     template, degrees = Run(model, Layout(), batch), range(1, 5)
-    programs = [load_software(name) for name in ENGINES]
-    best = inf
+    program, best = load_software(ENGINES["pipeline"]), inf
     for tp, pp, dp, micro_batch, chunks, recompute in product(
         degrees, degrees, degrees, range(1, batch + 1), (1, 2, 3), RECOMPUTE
     ):
         if tp * pp * dp > 4 or batch % (dp * micro_batch):
             continue
-        for slices_sequence, splits_backward, offloads in product((False, True), repeat=3):
+        for schedule, slices_sequence, offloads in product(schedule_names(), (False, True), (False, True)):
             run = template._replace(
                 layout=Layout(tp=tp, pp=pp, dp=dp),
                 micro_batch=micro_batch,
                 recompute=recompute,
                 interleave=chunks,
                 sequence_parallel=slices_sequence and tp > 1,
-                splits_backward=splits_backward,
-                offload_activations=offloads and (chunks > 1 or splits_backward),
+                schedule=schedule,
+                offload_activations=offloads,
             )
-            program = programs[run.schedule != "1f1b"]
             if not run_error(run, program, SELENE, 4) and not memory_error(memory(run, program), SELENE):
                 best = min(best, step.predict(run, SELENE, program).seconds)
-    assert search(template, SELENE, programs, 4).best[0].prediction.seconds <= 1.02 * best < inf
+    assert search(template, SELENE, program, 4).best[0].prediction.seconds <= 1.02 * best < inf
 
 
 def test_two_and_a_half_percent_of_the_memory_stay_free() -> None:
@@ -207,7 +206,7 @@ def test_uneven_chunks_keep_the_layers_that_are_in_flight(layers: int, pp: int, 
     program = load_software("megatron-core")
     run = Run(shape(layers, 1024, 16), Layout(tp=1, pp=pp), micro_batches, interleave=v, recompute="none")
     each, cut = layer_bytes(run.shape, program, "none"), [chunk.layers for chunk in step.chunks(run, program)]
-    for stage, order in enumerate(orders(pp, v, micro_batches, split=False)):
+    for stage, order in enumerate(run.orders()):
         flying = accumulate(
             cut[action.chunk * pp + stage] * (1 if action.kind == "forward" else -1) for action in order
         )
@@ -279,5 +278,5 @@ def test_shards_that_the_ranks_do_not_make_up_are_refused(run: Run, reason: str)
 
 def test_this_packages_programs_refuse_what_they_cannot_recompute() -> None:
     run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
-    assert "has not got recompute operators" in str(run_error(run, load_software(ENGINES[0]), SELENE))
+    assert "has not got recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))
     assert run_error(run, load_software("megatron-core"), SELENE) is None

@@ -19,9 +19,9 @@ from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
-from mtnlg_parallel.planner.published.scaling import PUBLISHED
 from mtnlg_parallel.planner.report import plan
 from mtnlg_parallel.planner.run import Run, hardware_flops
+from mtnlg_parallel.planner.scaling import PUBLISHED
 from mtnlg_parallel.planner.step import chunks, lower_bound, predict
 
 SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
@@ -143,20 +143,20 @@ def test_the_planner_imports_no_torch() -> None:
             assert not [name for name in found if name.split(".")[0] in {"torch", "deepspeed", "megatron"}], path
 
 
-OURS, PIPELINE = (load_software(name) for name in ENGINES)
-SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequence_parallel=True, splits_backward=True)
+PIPELINE, OURS = (load_software(name) for name in ENGINES.values())
+SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequence_parallel=True, schedule="zero-bubble")
 
 
 def test_weight_gradients_apart_are_the_same_work_with_fewer_collectives_beside_it() -> None:
     """All but the sums of dx: their product is put off, so half of what overlaps no longer does."""
-    runs = (SPLIT, SPLIT._replace(splits_backward=False))
+    runs = (SPLIT, SPLIT._replace(schedule="1f1b"))
     split, whole = (predict(run, DGX, PIPELINE).pipeline for run in runs)
     assert split.weights
     assert whole.weights is None
     assert split.forward == whole.forward
     layer, apart = (
-        layer_cost.layer(SPLIT._replace(model=MT_NLG, splits_backward=splits).shape, DGX, PIPELINE)
-        for splits in (False, True)
+        layer_cost.layer(SPLIT._replace(model=MT_NLG, schedule=name).shape, DGX, PIPELINE)
+        for name in ("1f1b", "zero-bubble")
     )
     all_reduce = layer_cost.tensor_collectives(SPLIT._replace(model=MT_NLG).shape, DGX, 1).collectives
     exposed = apart.backward.collectives - layer.backward.collectives
@@ -172,27 +172,20 @@ def test_only_a_zero_bubble_engine_loses_the_overlap_without_sequence_parallelis
 
 
 def test_gradients_reduced_chunk_by_chunk_cost_less_than_all_at_the_end() -> None:
-    run = SPLIT._replace(splits_backward=False, interleave=2)
-    switches: list[dict[str, bool]] = [
-        {"overlap_gradients": False, "overlap_chunks": False},
-        {"overlap_chunks": False},
-        {},
-    ]
-    at_end, beside, by_chunk = (predict(run, DGX, PIPELINE.model_copy(update=switch)).breakdown for switch in switches)
+    run = SPLIT._replace(schedule="interleaved", interleave=2)
+    whole = PIPELINE.model_copy(update={"overlap_gradients": False})
+    at_end, by_chunk = (predict(run, DGX, program).breakdown for program in (whole, PIPELINE))
     assert by_chunk.data_comms < at_end.data_comms
     assert by_chunk.data_comms > 0
-    assert at_end.bubble == beside.bubble == by_chunk.bubble
+    assert at_end.bubble == by_chunk.bubble
 
 
 def test_fused_accumulation_of_this_engine_leaves_out_the_heads_table() -> None:
-    shape = SPLIT.shape
-    ours, everywhere = (
-        layer_cost.head(shape, DGX, PIPELINE.model_copy(update={"fused_head": fused})).backward
-        for fused in (False, True)
+    fused, apart = (
+        layer_cost.head(SPLIT.shape, DGX, PIPELINE.model_copy(update={"fused_accumulation": fused})).backward
+        for fused in (True, False)
     )
-    added = shape.added_bytes * SMALL.vocabulary / shape.tp * SMALL.hidden
-    bandwidth = DGX.gpu.memory_bandwidth * DGX.measured.memory
-    assert ours.memory - everywhere.memory == pytest.approx(added / bandwidth)
+    assert fused == apart
 
 
 @pytest.mark.parametrize(("layers", "parts"), [(16, 4), (16, 16), (18, 4), (105, 35)])
@@ -242,14 +235,20 @@ def test_products_of_fp32_run_at_the_gpus_fp32_rate_as_train_allows_no_other() -
 NO_OVERLAP = {"overlap_tensor": False}
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ENGINES.values())
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weights_once_a_step(
     name: str, mlp: str
 ) -> None:
     """6 bytes an element of x forward, of dy backward and of a weight; an x that two products read is rounded once."""
     model = SMALL.model_copy(update={"mlp": mlp})
-    bf16 = Run(model, Layout(tp=2, pp=2), 8, recompute="none", splits_backward=name == ENGINES[1])
+    bf16 = Run(
+        model,
+        Layout(tp=2, pp=2),
+        8,
+        recompute="none",
+        schedule="zero-bubble" if name == ENGINES["pipeline"] else "1f1b",
+    )
     fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
     wide, narrow = (layer_cost.layer(run.shape, cluster, program) for run in (bf16, fp8))
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
@@ -268,7 +267,7 @@ def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weigh
     assert held[1] - held[0] == 2 * 8 * layer_parameters
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ENGINES.values())
 def test_under_sequence_parallelism_8_bits_of_an_input_are_gathered_again_and_transposed(name: str) -> None:
     """2 bytes an element to keep a rank's rows, and 2 to transpose what is gathered; half the bytes are gathered."""
     plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8")
@@ -286,11 +285,12 @@ def test_under_sequence_parallelism_8_bits_of_an_input_are_gathered_again_and_tr
 
 
 def test_only_what_the_recomputation_runs_again_is_counted() -> None:
-    shape, program = Run(SMALL, Layout(tp=2), 4).shape, load_software("megatron-lm")
-    skipping = program.model_copy(update={"skips_last_product": True})
-    whole, less = (layer_cost.layer(shape, DGX, each).recompute.products for each in (program, skipping))
+    shape = Run(SMALL, Layout(tp=2), 4).shape
+    theirs, ours = (layer_cost.layer(shape, DGX, program) for program in (load_software("megatron-lm"), PIPELINE))
     columns, depth = shape.linears[-1]
-    assert whole - less == pytest.approx(gemm_seconds(DGX, shape.tokens, columns, depth))
+    assert theirs.recompute.products == theirs.forward.products
+    last = gemm_seconds(DGX, shape.tokens, columns, depth)
+    assert ours.forward.products - ours.recompute.products == pytest.approx(last)
 
 
 def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:
@@ -344,7 +344,7 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
 
 
 def test_weights_that_arrive_after_their_forward_pass_began_are_waited_for() -> None:
-    run = SPLIT._replace(splits_backward=False, interleave=2)
+    run = SPLIT._replace(schedule="interleaved", interleave=2)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
     shared, whole = (predict(run._replace(zero=zero), slow, PIPELINE).breakdown.data_comms for zero in (1, 0))
     assert shared > 1.2 * whole
@@ -370,7 +370,9 @@ def test_a_thin_product_takes_the_time_of_its_bytes() -> None:
     assert gemm_seconds(DGX, 16, 8192, 8192) == pytest.approx(moved / bandwidth, rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "exchanged"), [(ENGINES[0], True), (ENGINES[1], True), ("megatron-core", False)])
+@pytest.mark.parametrize(
+    ("name", "exchanged"), [*((each, True) for each in ENGINES.values()), ("megatron-core", False)]
+)
 def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: str, exchanged: bool) -> None:
     """With two such heads on eight ranks four share each: q, k and v of 18 heads a token are gathered, and reduced."""
     software = load_software(name)
@@ -385,8 +387,8 @@ def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: 
 
 
 def test_activations_in_host_memory_cost_what_passes_do_not_hide_of_their_copies() -> None:
-    kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", splits_backward=True, sequence_parallel=True)
-    moved, engine = kept._replace(offload_activations=True), load_software(ENGINES[1])
+    kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", schedule="zero-bubble", sequence_parallel=True)
+    moved, engine = kept._replace(offload_activations=True), load_software(ENGINES["pipeline"])
 
     def seconds(run: Run, bandwidth: float) -> float:
         return predict(run, changed(DGX, "node", host_bandwidth=bandwidth), engine).seconds

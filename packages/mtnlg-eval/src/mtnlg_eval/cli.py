@@ -319,7 +319,9 @@ def bias(  # noqa: PLR0917  (typer names them)
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of a run with data/, train/ and eval/, or what `run --out` wrote."),
+        typer.Argument(
+            metavar="DIR", help="Folder of a run with data/, train/ and eval/, or of a training or `run` alone."
+        ),
     ],
 ) -> None:
     """Draw the report of a run: one self-contained page, scores beside the published ones."""

@@ -35,9 +35,6 @@ Axis = Literal["tp", "pp", "dp"]
 Recompute = Literal["none", "selective", "full"]
 """Part of a layer recomputed in backward: nothing, its attention core (Korthikanti et al. 2022), or all of it."""
 
-Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
-"""Order of a pipeline rank's work: Narayanan et al. 2021, sections 2.2.1 and 2.2.2; Qi et al. 2023, ZB-H1."""
-
 SLICED_AXES: Final[dict[str, int]] = {
     "embedding.token.weight": 0,
     "attention.qkv.weight": 0,
@@ -166,20 +163,6 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
 
 def _qkv_rows(config: ModelConfig) -> int:
     return (config.heads + 2 * config.kv_heads) * config.head_size
-
-
-def schedule_error(layout: Layout, config: ModelConfig, schedule: Schedule, chunks: int) -> str | None:
-    """Why a schedule with ``chunks`` parts a rank does not fit this layout and decoder; None if it does."""
-    if schedule == "1f1b" and chunks > 1:
-        return f'train.chunks = {chunks} needs train.schedule = "interleaved" or "zero-bubble", not "1f1b"'
-    if schedule == "interleaved" and chunks == 1:
-        return 'train.schedule = "interleaved" needs train.chunks = 2 or more'
-    if chunks > 1 and layout.pp == 1:
-        return f"train.chunks = {chunks} needs layout.pp = 2 or more; one stage has nothing to interleave"
-    if layout.pp * chunks > config.layers:
-        most = config.layers // layout.pp
-        return f"layout.pp = {layout.pp} x train.chunks = {chunks} for model.layers = {config.layers}; use 1 to {most}"
-    return None
 
 
 EIGHT_BIT_MULTIPLE: Final = 16

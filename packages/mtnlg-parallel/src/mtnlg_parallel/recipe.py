@@ -36,7 +36,8 @@ from mtnlg_parallel.training.schedule import (
     parse_length,
 )
 
-from .layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, schedule_error
+from .layout import Layout, Recompute, eight_bit_error, layout_error
+from .schedules import DEFAULT, OURS, resolve_name, schedule_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,8 +139,8 @@ class Train(Settings):
     )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
     engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")
-    schedule: Schedule = Field("1f1b", description="order of a pipeline rank's work")
-    chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank; more than 1: interleaved")
+    schedule: str = Field(DEFAULT, description=f"order of a pipeline rank's work: {', '.join(OURS)}, or a reference")
+    chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     offload_activations: bool = Field(False, description="keep activations in host memory until backward")
     kernels: bool = Field(True, description="use fused kernels where the device has them")
@@ -171,6 +172,15 @@ class Train(Settings):
     def _make_absolute(cls, initial: str) -> str:
         """Ranks and restarts may have another working folder."""
         return str(Path(initial).absolute()) if initial else ""
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        """Refuse an unknown name. What a reference names is loaded by who trains or plans, not by who reads a run."""
+        try:
+            return resolve_name(name)
+        except UsageFailure as failure:
+            raise ValueError(str(failure)) from None
 
     @property
     def storage(self) -> Literal["fp32", "bf16"]:
@@ -295,7 +305,8 @@ class Recipe(Settings):
         if reason := layout_error(self.layout, self.model, self.train.sequence_parallel):
             raise ValueError(reason)
         train, dp = self.train, self.layout.dp
-        if reason := schedule_error(self.layout, self.model, train.schedule, train.chunks):
+        named = ":" not in train.schedule
+        if named and (reason := schedule_error(self.layout, self.model, train.schedule, train.chunks)):
             raise ValueError(reason)
         if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
             raise ValueError(reason)

@@ -1,4 +1,4 @@
-"""Finds what a user may add by a name or a reference: an engine, and later a schedule or a tracker.
+"""Finds what a user may add by a name or a reference: an engine, a schedule, and later a tracker.
 
     pipeline                 a name of ours, or of an entry point that an installed package declares
     package.module:name      an object of an importable module

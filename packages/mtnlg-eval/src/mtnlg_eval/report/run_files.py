@@ -240,21 +240,21 @@ def epochs_read(run: Run) -> dict[str, float]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder, or the folder of an evaluation. ``Failure`` if it is neither, or a file is malformed."""
+    """Read the folder of a run, a training or an evaluation. ``Failure`` if it is neither, or a file is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"
-    of_part = next((name for name in ("metrics.jsonl", "summary.json") if (folder / name).exists()), None)
-    if of_part and not any((folder / part).is_dir() for part in PARTS):
-        raise Failure(f"{folder}: one part of a run, with {of_part}; give the folder that holds {', '.join(PARTS)}")
+    train = folder if (folder / "metrics.jsonl").exists() else folder / "train"
+    if train != folder and (folder / "summary.json").exists() and not any((folder / part).is_dir() for part in PARTS):
+        raise Failure(f"{folder}: one part of a run, with summary.json; give the folder that holds {', '.join(PARTS)}")
     evaluation = _read_evaluation(scored)
     run = Run(
         name=folder.resolve().name,
         curation=_read(folder / "data" / "summary.json", Curation),
         has_curation_page=(folder / CURATION_PAGE).is_file(),
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
-        steps=_read_steps(folder / "train" / "metrics.jsonl"),
-        training=_read(folder / "train" / "summary.json", Training),
+        steps=_read_steps(train / "metrics.jsonl"),
+        training=_read(train / "summary.json", Training),
         evaluation=evaluation,
         studies=read_studies(scored),
     )

@@ -14,10 +14,12 @@ from pydantic import ValidationError
 
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.schedules import DEFAULT, OURS, load_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+SCHEDULES: Final = {name: load_schedule(name) for name in OURS}
 TOKENS: Final = 64
 """Different tokens in the training data."""
 
@@ -25,7 +27,7 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": ("fp32", "bf16", "fp8"),
     "head": ("tied", "untied"),
     "family": ("gpt", "llama"),
-    "schedule": ("1f1b", "interleaved", "zero-bubble"),
+    "schedule": tuple(SCHEDULES),
     "tp": (1, 2),
     "pp": (1, 2),
     "dp": (1, 2),
@@ -94,7 +96,7 @@ def matrix() -> Iterator[Case]:
             continue
         train = {
             "schedule": cell["schedule"],
-            "chunks": 2 if cell["schedule"] == "interleaved" else 1,
+            "chunks": SCHEDULES[cell["schedule"]].fewest_chunks,
             "precision": cell["precision"],
             "recompute": cell["recompute"],
             "sequence_parallel": cell["sequence_parallel"],
@@ -156,9 +158,9 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
     """A layout of up to four ranks, rarely of eight, and how it trains."""
     (most,) = chance.choices((1, 2, 4, 8), (2, 6, 16, 1))
     layout = chance.choice([layout for layout in LAYOUTS if most // 2 < layout.world <= most])
-    schedule = chance.choice(
-        ("1f1b", "1f1b", "interleaved", "zero-bubble") if layout.pp > 1 else ("1f1b", "zero-bubble")
-    )
+    alone = [name for name in SCHEDULES if SCHEDULES[name].takes(1)]
+    schedule = chance.choice((DEFAULT, *SCHEDULES) if layout.pp > 1 else alone)
+    chunks = (1, 2, 3) if SCHEDULES[schedule].takes(1) else (2, 2, 3)
     micro_batch = chance.choice((1, 1, 2, 3))
     multiple = layout.dp * micro_batch
     batch = multiple * chance.choice([n for n in range(1, 9) if n == 1 or n * multiple <= 24])
@@ -167,9 +169,7 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
     ramp = {"start": start, "increment": increment, "samples": chance.randint(1, 3 * batch)}
     return layout, {
         "schedule": schedule,
-        "chunks": 1
-        if schedule == "1f1b" or layout.pp == 1
-        else chance.choice((2, 2, 3) if schedule == "interleaved" else (1, 2, 3)),
+        "chunks": chance.choice(chunks) if SCHEDULES[schedule].takes(2) and layout.pp > 1 else 1,
         "micro_batch": micro_batch,
         "batch": batch,
         "ramp": chance.choice((None, ramp)),

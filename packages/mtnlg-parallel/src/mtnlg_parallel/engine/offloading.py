@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .schedule import LEAVING
+from mtnlg_parallel.schedules.schedule import LEAVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A pipeline engine that runs any order of `schedule`: interleaved, and with weight gradients where a rank would idle.
+"""A pipeline engine that runs any schedule of `mtnlg_parallel.schedules`, with weight gradients in backward or apart.
 
     forward    receive x; run the part; send its output, of which only the graph is kept
     backward   receive dy; send the gradient of the part's input; weight gradients too unless the order has them apart
@@ -28,10 +28,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from mtnlg_parallel.model.slicing import new_group
 from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
+from mtnlg_parallel.schedules import load_schedule, orders
 
 from .contract import Outcome
 from .offloading import HostActivations
-from .schedule import orders
 from .sharded_optimizer import BucketKind, ShardedOptimizer
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe
+    from mtnlg_parallel.schedules import Action, Order
+    from mtnlg_parallel.schedules.schedule import Kind
 
     from .contract import Fragment, Judge, MicroBatches, StepSettings
-    from .schedule import Action, Kind, Order
 
 Key = tuple[int, int]
 """A pass of a rank: micro-batch and chunk."""
@@ -57,7 +58,8 @@ class PipelineEngine:
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         self.before_update: Callable[[], None] = lambda: None
         layout, train, self.device = recipe.layout, recipe.train, device
-        self._layout, self._chunks, self.splits_backward = layout, train.chunks, train.schedule == "zero-bubble"
+        self._layout, self._chunks, self._schedule = layout, train.chunks, train.schedule
+        self.splits_backward = load_schedule(train.schedule).splits_backward
         self._place = place = layout.coordinates(distributed.get_rank())
         self.parts = build_stages(recipe, device, ops)
         self._slicing = slicing = self.parts[0].slicing
@@ -107,7 +109,7 @@ class PipelineEngine:
     ) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
         self._begin(training=True)
-        order = orders(self._layout.pp, self._chunks, micro_batches, split=self.splits_backward)[self._place.pp]
+        order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
         step = _Step(self, order, batches or iter(()), 1 / (micro_batches * self._layout.dp))
         step.run()
@@ -125,7 +127,7 @@ class PipelineEngine:
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
         self._begin(training=False)
-        order = orders(self._layout.pp, self._chunks, micro_batches, split=False)[self._place.pp]
+        order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         step = _Step(self, tuple(action for action in order if action.kind == "forward"), batches, 0.0)
         step.run()
         loss = self._share_of_loss(step.losses, micro_batches)

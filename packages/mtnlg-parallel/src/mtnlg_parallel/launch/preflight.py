@@ -55,7 +55,7 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["
     """
     train = recipe.train
     run = train_run(recipe)
-    software = train_software(run, train.kernels)
+    software = train_software(train)
     target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
     stage_memory = memory(run, software)
     reason = memory_error(stage_memory, target)

@@ -9,6 +9,6 @@ step           all of it together: seconds of a step, broken down
 memory         bytes by kind and stage, and whether they fit
 interval       between which times 90 % of measured steps lie
 search         every legal layout, ranked by step time
-published/     runs that others measured: read, predicted, compared
+scaling        the run on several numbers of nodes
 report, timeline, command    tables, JSON, pictures, the CLI
 """

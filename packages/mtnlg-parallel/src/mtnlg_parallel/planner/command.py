@@ -15,7 +15,8 @@ from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe import load_recipe
-from mtnlg_parallel.training.schedule import BatchSize, parse_length
+from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
+from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
 from .programs import ENGINES, Software, load_software, with_switches
@@ -35,7 +36,7 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
 
-SEARCHED = ("micro_batch", "recompute", "interleave", "splits_backward", "sequence_parallel")
+SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
 """Fields of a run that a search varies, unless an option gives them."""
 
 
@@ -47,16 +48,29 @@ class PlanRequest(NamedTuple):
     software: Software
     gpus: int
     tokens: int
-    batches: BatchSize
-    fixed: tuple[str, ...] = ()
+    ramp: Ramp | None
+    fixed: tuple[str, ...]
+
+    @property
+    def batches(self) -> BatchSize:
+        """The batch by the samples before it."""
+        return BatchSize(self.run.batch, self.ramp, self.run.layout.dp * self.run.micro_batch)
+
+    def search(self, count: int) -> SearchResult:
+        """So many of the fastest layouts. Raises ``UsageFailure`` where none fits."""
+        from .search import search  # noqa: PLC0415  (--help does not need it)
+
+        result = search(self.run, self.cluster, self.software, self.gpus, count, fixed=self.fixed)
+        if not result.best:
+            raise UsageFailure(_nothing_fits(self, result))
+        return result
 
 
-def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answer)
+def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     context: typer.Context,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}."),
-    ] = None,
+        str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
+    ],
     cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
     nodes: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="How many nodes; all that --layout needs if not given.")
@@ -67,11 +81,10 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage; 1 is plain 1F1B.")
-    ] = None,
-    zero_bubble: Annotated[
-        bool | None, typer.Option(help="Put weight gradients where a stage would be idle.", show_default=False)
+    interleave: Annotated[int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"{', '.join(OURS)}, an entry point, package.module:name or file.py:name."),
     ] = None,
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
@@ -105,12 +118,6 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
     ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Predict each row of a file of published runs.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Where --rows writes; standard output if not given.")
-    ] = None,
     timeline: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write a Chrome trace and, beside it, an HTML picture.")
     ] = None,
@@ -118,20 +125,10 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Predict a step's time and memory, search for the best layout, or check predictions against measured rows.
+    """Predict a step's time and memory, or search for the best layout.
 
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
-    if rows is not None:
-        _refuse_beside_rows(context)
-        from .published.predicted import predict_file  # noqa: PLC0415  (numpy, which --help does not need)
-
-        predict_file(rows, out, software, switches, as_json=as_json)
-        return
-    if out:
-        raise UsageFailure("--out is of --rows; of one layout there are --html, --timeline and --json")
-    if target is None:
-        raise UsageFailure("plan needs a RECIPE, a PRESET or --rows CSV")
     _refuse_together(context)
     if html and timeline and timeline.with_suffix(".html") == html:
         raise UsageFailure(f"--timeline and --html both write {html}; give one of them another name")
@@ -141,8 +138,8 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
         "batch": batch,
         "micro_batch": micro_batch,
         "recompute": recompute,
+        "schedule": resolve_name(schedule) if schedule else None,
         "interleave": interleave,
-        "splits_backward": zero_bubble,
         "sequence_parallel": sequence_parallel,
         "precision": precision,
         "zero": zero,
@@ -157,24 +154,23 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
     published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
-    name = software or (place.software if published else ENGINES[0])
-    program = with_switches(_program(name, template, recipe), switches)
+    ours = train_software(recipe.train) if recipe else load_software(ENGINES["pipeline"])
+    name = software or (place.software if published else ours.name)
+    program = with_switches(ours if name == ours.name else load_software(name), switches)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
-    multiple = template.layout.dp * template.micro_batch
-    batches = BatchSize(template.batch, ramp, multiple)
     fixed = tuple(name for name in SEARCHED if name in given)
-    request = PlanRequest(template, place, program, gpus, length, batches, fixed)
+    request = PlanRequest(template, place, program, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had")
     spreads = "dp" not in parse_layout(layout) if layout else True
     if search:
         asked = layout and (_spread_over_nodes(request) if spreads else request)
-        _print_search(request, top, switches, as_json, with_days=tokens is not None, asked=asked or None)
+        _print_search(request, top, as_json, with_days=tokens is not None, asked=asked or None)
         return
     if searches:
-        request = _fastest_layout(request, switches)
+        request = _fastest_layout(request)
     elif spreads and nodes:
         request = _spread_over_nodes(request)
     if reason := run_error(request.run, request.software, place, gpus if nodes else None):
@@ -184,19 +180,13 @@ def plan_command(  # noqa: C901, PLR0917  (typer names them; one branch an answe
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
-    _print_one(request, html, timeline, switches, as_json)
-
-
-def _refuse_beside_rows(context: typer.Context) -> None:
-    for option in context.command.params:
-        allowed = option.name in {"rows", "out", "software", "switches", "as_json"}
-        if _is_given(context, option.name or "") and not allowed:
-            raise UsageFailure(f"{option.opts[0]} beside --rows: each row names its own run, cluster and layout")
+    _print_one(request, html, timeline, as_json)
 
 
 def _refuse_together(context: typer.Context) -> None:
     """Raise ``UsageFailure`` for an option that the answer asked for would drop."""
-    given = {name for name in context.params if _is_given(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     for answer, unit, dropped in (
         ("search", "layout", ("html", "timeline", "scaling")),
         ("scaling", "plan", ("html", "timeline", "tokens")),
@@ -205,11 +195,6 @@ def _refuse_together(context: typer.Context) -> None:
             raise UsageFailure(f"--{names[0]} is of one {unit}, not of --{answer}; give the layout to show by --layout")
     if "top" in given and "search" not in given:
         raise UsageFailure("--top is of --search")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
@@ -222,11 +207,19 @@ def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
 def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str]) -> Run:
     """The recipe's or preset's run, with the fields that the command line names replaced."""
     if recipe:
-        return train_run(recipe)._replace(**given)
+        return _with_options(train_run(recipe), given)
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
-    return Run(_preset(target, overrides), Layout(), batch)._replace(**given)
+    return _with_options(Run(_preset(target, overrides), Layout(), batch), given)
+
+
+def _with_options(run: Run, given: dict[str, Any]) -> Run:
+    """The run with these fields, and a schedule and a number of chunks that go together where one of them is given."""
+    options = run._replace(**given)
+    if "schedule" in given and "interleave" not in given and not options.pipeline_schedule.takes(run.interleave):
+        return options._replace(interleave=options.pipeline_schedule.fewest_chunks)
+    return options if "schedule" in given else options.with_chunks(options.interleave)
 
 
 def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
@@ -262,15 +255,8 @@ def _token_count(text: str) -> int:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether it is what was published in 2021: 1F1B and full recomputation."""
-    return run.schedule == "1f1b" and run.recompute == "full" and not run.sequence_parallel
-
-
-def _program(name: str, run: Run, recipe: Recipe | None) -> Software:
-    """The program of this name; of this package's engines the one that runs this schedule."""
-    if name in ENGINES:
-        return train_software(run, fused_kernels=recipe is None or recipe.train.kernels)
-    return load_software(name)
+    """Whether it is what was published in 2021: the default schedule and full recomputation."""
+    return run.schedule == DEFAULT and run.recompute == "full" and not run.sequence_parallel
 
 
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
@@ -279,36 +265,18 @@ def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     dp = request.gpus // (layout.tp * layout.pp * run.cp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
         return request
-    batches = BatchSize(run.batch, request.batches.ramp, dp * run.micro_batch)
-    spread = Layout(tp=layout.tp, pp=layout.pp, dp=dp)
-    return request._replace(run=run._replace(layout=spread), batches=batches)
+    return request._replace(run=run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp)))
 
 
-def _programs(request: PlanRequest, switches: Sequence[str] | None) -> tuple[Software, ...]:
-    """The programs to search: of this package both engines."""
-    if request.software.name not in ENGINES:
-        return (request.software,)
-    kernels = {"fused_kernels": request.software.fused_kernels}
-    engines = (load_software(name).model_copy(update=kernels) for name in ENGINES)
-    return tuple(with_switches(engine, switches) for engine in engines)
-
-
-def _fastest_layout(request: PlanRequest, switches: Sequence[str] | None) -> PlanRequest:
+def _fastest_layout(request: PlanRequest) -> PlanRequest:
     """The fastest layout, for a preset without a published one. Raises ``UsageFailure`` where none fits."""
-    from .search import search  # noqa: PLC0415  (as below)
-
-    programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, count=1, fixed=request.fixed)
-    if not result.best:
-        raise UsageFailure(_nothing_fits(request, programs, result))
-    run = result.best[0].run
+    result = request.search(1)
     say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
-    batches = BatchSize(run.batch, request.batches.ramp, run.layout.dp * run.micro_batch)
-    return request._replace(run=run, software=result.best[0].software, batches=batches)
+    return request._replace(run=result.best[0].run, software=result.best[0].software)
 
 
-def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: SearchResult) -> str:
-    from .search import smallest_cluster  # noqa: PLC0415  (as below)
+def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
+    from .search import smallest_cluster  # noqa: PLC0415  (as above)
 
     run, gpus = request.run, request.gpus
     if run.cp > gpus:
@@ -318,14 +286,12 @@ def _nothing_fits(request: PlanRequest, programs: Sequence[Software], result: Se
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(run, request.cluster, programs, gpus, request.fixed)
+    nodes = smallest_cluster(run, request.cluster, request.software, gpus, request.fixed)
     more = f"; --nodes {nodes} would do" if nodes else ""
     return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
-def _print_one(
-    request: PlanRequest, html: Path | None, timeline: Path | None, switches: Sequence[str] | None, as_json: bool
-) -> None:
+def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, as_json: bool) -> None:
     from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
     run, cluster, software = request.run, request.cluster, request.software
@@ -335,7 +301,7 @@ def _print_one(
     if html:
         from .page import write_page  # noqa: PLC0415  (as above)
 
-        write_page(html, planned, run, cluster, software=software, programs=_programs(request, switches))
+        write_page(html, planned, run, cluster, software)
         say(f"{html}: the plan as a page")
     if timeline:
         from .step import predict  # noqa: PLC0415  (as above)
@@ -352,7 +318,6 @@ def _print_one(
 def _print_search(
     request: PlanRequest,
     top: int,
-    switches: Sequence[str] | None,
     as_json: bool,
     *,
     with_days: bool,
@@ -360,12 +325,9 @@ def _print_search(
 ) -> None:
     """Search; beside the fastest layouts one that was ``asked`` for, with the reason against it."""
     from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
-    from .search import reason_against, search  # noqa: PLC0415  (as above)
+    from .search import reason_against  # noqa: PLC0415  (as above)
 
-    programs = _programs(request, switches)
-    result = search(request.run, request.cluster, programs, request.gpus, top, fixed=request.fixed)
-    if not result.best:
-        raise UsageFailure(_nothing_fits(request, programs, result))
+    result = request.search(top)
     tokens = request.tokens if with_days else None
     reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0], asked.gpus)
     if as_json:
@@ -382,7 +344,7 @@ def _print_search(
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
-    from .published.scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
+    from .scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
     numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
     if len(numbers) <= scaling.count(","):

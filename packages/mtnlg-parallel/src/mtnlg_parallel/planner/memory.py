@@ -6,7 +6,7 @@ arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 trainin
 second gradient.
 
 Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
-flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits (zero-bubble) keeps
+flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits keeps
 the factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
 """
 
@@ -15,13 +15,12 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.engine.schedule import PASSES_ON_DEVICE
 from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
 from .costs.activations import layer_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
-from .simulation import forwards_in_flight
 from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
@@ -126,11 +125,11 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
         last = _factor_bytes(run, software) + (_table_bytes(run) if layout.pp == 1 else 0.0)
         waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
     embedding = _end_activations(run, stage)
-    if software.fused_accumulation and not software.fused_head and stage in {0, layout.pp - 1}:
+    if software.fused_accumulation and software.is_ours and stage in {0, layout.pp - 1}:
         embedding += _table_bytes(run)
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     messages = 0.0
-    if software.name == ENGINES[0]:
+    if software.name == ENGINES["deepspeed"]:
         table = _table_bytes(run) if stage == layout.pp - 1 else 0.0
         waits = layout.pp == 1 and run.model.tied  # for the embedding's part of the same gradient
         recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
@@ -179,7 +178,7 @@ def _gradient_bytes(run: Run, software: Software) -> int:
     if run.zero > 1:
         return 4
     kept = software.reduced_bytes(shape.gradient_bytes)
-    at_once = software.fused_accumulation or software.adds_gradients_at_once
+    at_once = software.fused_accumulation or software.is_ours
     return kept if shape.width != 2 or kept == shape.width or at_once else kept + shape.width
 
 
@@ -225,11 +224,11 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
     width = ceil(shape.model.vocabulary / shape.tp)
     if software.fused_loss:
         return 2.0 * shape.width * shape.tokens * width
-    if software.slices_loss and shape.tp > 1:
+    if software.eager and shape.tp > 1:
         gathered = 0 if software.overlap_forward else 2 * shape.width * shape.elements
         return max((shape.width + SHARDED_LOSS_BYTES) * shape.tokens * width + gathered - recomputed, 0.0)
-    if not software.chunked_head:
-        return (PLAIN_LOSS_BYTES if software.slices_loss else shape.width + LOSS_BYTES) * shape.tokens * width
+    if not software.is_ours:
+        return (PLAIN_LOSS_BYTES if software.eager else shape.width + LOSS_BYTES) * shape.tokens * width
     rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
     return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
 
@@ -255,7 +254,7 @@ def _message_bytes(run: Run, stage: int) -> float:
     and a gradient is put together.
     """
     layout, size = run.layout, run.width * run.shape.repeated
-    in_flight = forwards_in_flight(stage, layout.pp, 1, run.micro_batches)
+    in_flight = run.pipeline_schedule.in_flight(stage, layout.pp, 1, run.micro_batches)
     sliced = layout.tp > 1 and not run.sequence_parallel
     sent = in_flight + 1 if stage < layout.pp - 1 else 0
     received = (1 if sliced else in_flight + 1) if stage else 0
@@ -266,7 +265,7 @@ def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     """Peak bytes of activations waiting for the backward pass."""
     pp, layers = run.layout.pp, [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
     kept = layer_bytes(run.shape, software, run.recompute)
-    in_flight = forwards_in_flight(stage, pp, run.interleave, run.micro_batches)
+    in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
         return kept * min(in_flight, PASSES_ON_DEVICE) * max(layers)
     return kept * _most_layers(layers, in_flight, pp, run.micro_batches)
@@ -287,10 +286,10 @@ def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int)
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes that weight gradients put off keep: of stage s, those of s + 1 passes over a chunk (decision 0108)."""
-    if not run.splits_backward:
+    """Peak bytes that weight gradients put off keep."""
+    if not run.pipeline_schedule.splits_backward:
         return 0.0
-    passes = min(stage + 1, run.micro_batches * run.interleave)
+    passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
     layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     return _factor_bytes(run, software) * passes * layers
 

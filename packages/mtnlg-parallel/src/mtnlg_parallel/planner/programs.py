@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+ENGINES: Final = {"pipeline": "mtnlg-parallel", "deepspeed": "mtnlg-parallel-deepspeed"}
+"""This package's programs, by the engine that they run on."""
+
+
 class Software(Settings):
     """A training program. Each switch adds or removes kernels, bytes or waits, or allows a layout.
 
@@ -21,63 +25,37 @@ class Software(Settings):
 
     name: str = "a program of its own"
     fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
-    composite_norms: bool = Field(
-        False, description="without fused kernels norms and rotary positions are several operations of fp32"
+    eager: bool = Field(
+        False,
+        description="PyTorch's own operations, one after the other: norms and rotary positions unless fused, the loss "
+        "of sliced logits, casts to 8 bits by a matrix's own maximum, blocks of a context-parallel ring in fp32",
     )
     flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
     native_attention: bool = Field(False, description="attention kernels made for the GPU's generation")
     fused_loss: bool = Field(False, description="cross entropy in one pass over 16-bit logits")
-    slices_loss: bool = Field(False, description="the loss of sliced logits is operations of fp32, one after the other")
-    skips_last_product: bool = Field(
-        False, description="with fused kernels recomputation ends before a layer's last product"
-    )
     fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
-    fused_head: bool = Field(True, description="with fused_accumulation, that of the head's table too")
-    adds_gradients_at_once: bool = Field(
-        False, description="a 16-bit gradient is added to its fp32 sum as it arrives, and freed"
-    )
     overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
-    overlap_forward: bool = Field(False, description="forward collectives overlap with their products, piece by piece")
+    overlap_forward: bool = Field(
+        False, description="forward collectives overlap with their products, as copies in pieces; backward ones too"
+    )
     overlap_gradients: bool = Field(
         False,
-        description="gradient reduction overlaps with the last backward pass, weight gathering with the next forward",
-    )
-    overlap_chunks: bool = Field(
-        False,
-        description="with overlap_gradients, chunk by chunk: gradients from the chunk's own last backward pass on, "
-        "weights until its own first forward pass",
+        description="gradients are reduced from a chunk's last backward pass on, weights gathered until its first "
+        "forward pass",
     )
     overlap_pipeline: bool = Field(False, description="sends between stages overlap with computing")
     scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send one slice each, then gather")
     reduces_half: bool = Field(False, description="gradients are reduced in 16 bits")
-    copies_overlap: bool = Field(False, description="overlapped collectives of tensor parallelism are copies in pieces")
     reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
-    chunked_head: bool = Field(
-        False, description="logits exist a chunk of tokens at a time, and are replaced by their gradient in place"
+    uneven_stages: bool = Field(
+        False, description="stages may have unequal numbers of layers; interleaving, groups of micro-batches too"
     )
-    balanced_stages: bool = Field(False, description="layers are cut where the slowest stage is fastest, not evenly")
-    uneven_stages: bool = Field(False, description="stages may have unequal numbers of layers")
     interleaves: bool = Field(False, description="has an interleaved schedule")
-    whole_groups: bool = Field(True, description="interleaves only whole groups of as many micro-batches as stages")
-    splits_backward: bool = Field(False, description="has a zero-bubble schedule")
+    any_schedule: bool = Field(False, description="has every schedule of this package, and those of its users")
     slices_sequence: bool = Field(False, description="has sequence parallelism")
     slices_context: bool = Field(False, description="has context parallelism")
     shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
     multiplies_fp8: bool = Field(False, description="has products of 8 bits")
-    keeps_fp8: bool = Field(False, description="what a product of 8 bits reads is kept in 8 bits for its backward pass")
-    scales_whole: bool = Field(False, description="a matrix of 8 bits has its own maximum, read before the cast")
-    casts_once: bool = Field(
-        False, description="a cast to 8 bits writes both results that products read; weights are cast once a step"
-    )
-    gathers_fp8: bool = Field(
-        False, description="sequence parallelism gathers in 8 bits what a product of 8 bits reads, both passes"
-    )
-    merges_blocks: bool = Field(
-        False,
-        description="context parallelism sends keys and values of every query head, and merges each block's result in "
-        "fp32 by operations of its own",
-    )
-    pads_vocabulary: bool = Field(True, description="pads the vocabulary to a multiple of 128 tp, as Megatron does")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="rate of its flash attention's forward pass relative to the GPU's best of the kind"
     )
@@ -100,47 +78,46 @@ class Software(Settings):
         0.0, description="what a send between stages takes beside latency and bandwidth"
     )
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this package's, whose stages are cut where the slowest is fastest, and not evenly.
+
+        Its logits exist a chunk of tokens at a time, and are replaced by their gradient in place; with fused kernels
+        recomputation ends before a layer's last product; a 16-bit gradient is added to its fp32 sum as it arrives.
+        """
+        return self.name in ENGINES.values()
+
     def casts_8_bits_once(self, product_width: int) -> bool:
-        """Whether factors of so many bytes are of 8 bits, and cast once (`casts_once`)."""
-        return self.casts_once and product_width == 1
+        """Whether factors are of 8 bits, both of whose results a cast writes, and weights are cast once a step."""
+        return self.is_ours and product_width == 1
 
     def reduced_bytes(self, accumulated: int) -> int:
         """Bytes of a gradient on its way to other ranks, which is accumulated in so many."""
         return 2 if self.reduces_half else accumulated
 
 
-# This package: stages balanced by cost, backward collectives beside products. 1F1B runs on DeepSpeed's engine, other
-# schedules on its own (engine/pipeline_engine.py), where every rank sends what it has.
+# This package: stages balanced by cost, backward collectives beside products. In its own engine every rank sends what
+# it has, and any schedule runs; DeepSpeed's runs the default one.
 _OURS: Final = Software(
     flash_attention=True,
     overlap_tensor=True,
-    chunked_head=True,
-    balanced_stages=True,
     slices_sequence=True,
-    skips_last_product=True,
     multiplies_fp8=True,
-    keeps_fp8=True,
-    casts_once=True,
 )
 _PIPELINE_ENGINE: Final = {
     "fused_accumulation": True,
-    "fused_head": False,
     "overlap_gradients": True,
-    "overlap_chunks": True,
     "overlap_pipeline": True,
     "scatter_pipeline": False,
     "interleaves": True,
-    "splits_backward": True,
+    "any_schedule": True,
 }
-
-ENGINES: Final = ("mtnlg-parallel", "mtnlg-parallel-pipeline")
-"""This package's programs: with ``train.schedule = "1f1b"``, and with any other."""
 
 SOFTWARE: Final[dict[str, Software]] = {
     name: software.model_copy(update={"name": name})
     for name, software in {
-        ENGINES[0]: _OURS.model_copy(update={"reduce_scatter": False, "adds_gradients_at_once": True}),
-        ENGINES[1]: _OURS.model_copy(update=_PIPELINE_ENGINE),
+        ENGINES["pipeline"]: _OURS.model_copy(update=_PIPELINE_ENGINE),
+        ENGINES["deepspeed"]: _OURS.model_copy(update={"reduce_scatter": False}),
         # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
         "megatron-deepspeed": Software(uneven_stages=True, reduce_scatter=False, bucket_bytes=4e9),
         # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
@@ -174,29 +151,18 @@ SOFTWARE: Final[dict[str, Software]] = {
             overlap_pipeline=True,
             interleaves=True,
             slices_sequence=True,
-            overlap_chunks=True,
             reduces_half=True,
-            copies_overlap=True,
             slices_context=True,
             shards_weights=True,
             multiplies_fp8=True,
-            keeps_fp8=True,
-            gathers_fp8=True,
-            whole_groups=False,
             native_attention=True,
         ),
         # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages send what they have before they go on.
         "torchtitan": Software(
             uneven_stages=True,
-            composite_norms=True,
-            scales_whole=True,
-            gathers_fp8=True,
-            merges_blocks=True,
-            slices_loss=True,
+            eager=True,
             prefetch_share=0.79,
             interleaves=True,
-            whole_groups=False,
-            pads_vocabulary=False,
             flash_attention=True,
             slices_sequence=True,
             slices_context=True,
@@ -207,7 +173,6 @@ SOFTWARE: Final[dict[str, Software]] = {
         # Composer takes cross entropy and perplexity, each a cast of the logits to fp32 (6 bytes) and log-softmax (8).
         # Attention's three figures and the share that is hidden are fitted.
         "llm-foundry": Software(
-            pads_vocabulary=False,
             flash_attention=True,
             fused_loss=True,
             metric_bytes=28,
@@ -217,7 +182,6 @@ SOFTWARE: Final[dict[str, Software]] = {
             prefetch_share=0.0,
             shards_weights=True,
             multiplies_fp8=True,
-            keeps_fp8=True,
         ),
     }.items()
 }
@@ -229,6 +193,16 @@ def load_software(name: str) -> Software:
         raise UsageFailure(f"--software {name}: unknown; use {', '.join(SOFTWARE)}")
     return SOFTWARE[name]
 
+
+CAPABILITIES: Final = {
+    "interleaves",
+    "any_schedule",
+    "slices_sequence",
+    "slices_context",
+    "shards_weights",
+    "multiplies_fp8",
+}
+"""Switches that allow layouts, or change the model; what they are worth shows in the best layouts."""
 
 SWITCHES: Final = tuple(name for name, field in Software.model_fields.items() if field.annotation is bool)
 

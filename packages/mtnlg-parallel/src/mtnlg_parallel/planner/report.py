@@ -119,7 +119,7 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
 def _with_batch(run: Run, batch: int, software: Software, cluster: Cluster) -> Run:
     """The run with another batch; not interleaved where the batch does not allow it."""
     resized = run._replace(batch=batch)
-    return resized._replace(interleave=1) if run_error(resized, software, cluster) else resized
+    return resized.with_chunks(1) if run_error(resized, software, cluster) else resized
 
 
 def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
-from mtnlg_parallel.layout import Layout, Recompute, Schedule, eight_bit_error, layout_error, schedule_error
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error
+from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, schedule_of
 
 from .programs import ENGINES, load_software
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.recipe import Recipe
+    from mtnlg_parallel.recipe import Recipe, Train
+    from mtnlg_parallel.schedules import Order, Schedule
 
     from .cluster import Cluster
     from .programs import Software
@@ -88,10 +91,10 @@ class Shape(NamedTuple):
 class Run(NamedTuple):
     """Everything a prediction depends on except the cluster and its software.
 
-    ``interleave`` is the number of model chunks on each stage, 1 for plain 1F1B. With ``splits_backward`` weight
-    gradients wait until a stage would be idle (zero-bubble). ``zero`` 1 shares the optimizer's state among
-    data-parallel ranks, 2 gradients too, 3 weights too, gathered a layer at a time (FSDP), over ``shards`` ranks if not
-    over all (HSDP); in a pipeline once a step, as nothing is given up or reduced before a stage's last backward pass.
+    ``interleave`` is the number of model chunks on each stage, which ``schedule`` orders. ``zero`` 1 shares the
+    optimizer's state among data-parallel ranks, 2 gradients too, 3 weights too, gathered a layer at a time (FSDP), over
+    ``shards`` ranks if not over all (HSDP); in a pipeline once a step, as nothing is given up or reduced before a
+    stage's last backward pass.
     ``cp`` ranks share a sequence. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
     """
 
@@ -100,11 +103,11 @@ class Run(NamedTuple):
     batch: int
     micro_batch: int = 1
     recompute: Recomputed = "full"
+    schedule: str = DEFAULT
     interleave: int = 1
     sequence_parallel: bool = False
     zero: int = 1
     precision: Precision = "bf16"
-    splits_backward: bool = False
     offload_activations: bool = False
     cp: int = 1
     shards: int | None = None
@@ -120,9 +123,18 @@ class Run(NamedTuple):
         return (self.shards or self.layout.dp * self.cp) if self.zero else 1
 
     @property
-    def schedule(self) -> Schedule:
-        """The schedule by the name of ``train.schedule``."""
-        return "zero-bubble" if self.splits_backward else "interleaved" if self.interleave > 1 else "1f1b"
+    def pipeline_schedule(self) -> Schedule:
+        """The schedule of this name."""
+        return load_schedule(self.schedule)
+
+    def orders(self) -> tuple[Order, ...]:
+        """Every stage's actions; not cached, as a search makes those of thousands of layouts."""
+        return self.pipeline_schedule.orders(self.layout.pp, self.interleave, self.micro_batches)
+
+    def with_chunks(self, chunks: int) -> Run:
+        """The run with so many chunks, and another schedule where its own does not order so many."""
+        fits = self.pipeline_schedule.takes(chunks)
+        return self._replace(interleave=chunks, schedule=self.schedule if fits else schedule_of(chunks))
 
     @property
     def micro_batches(self) -> int:
@@ -154,7 +166,7 @@ class Run(NamedTuple):
             self.width,
             1 if self.precision == "fp8" else self.width,
             self.gradient_bytes,
-            self.splits_backward,
+            self.pipeline_schedule.splits_backward,
             shards,
             self.layout.dp * self.cp // shards,
             self.zero > SHARED_GRADIENTS and each_pass,
@@ -166,7 +178,7 @@ class Run(NamedTuple):
         words += [f"cp {self.cp}"] if self.cp > 1 else []
         words += [self.precision] if self.precision != "bf16" else []
         words += [f"zero {self.zero}" + (f" over {self.shards} ranks" if self.shards else "")] if self.zero > 1 else []
-        words += ["zero-bubble"] if self.splits_backward else []
+        words += [] if self.pipeline_schedule.widespread else [self.schedule]
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         words += ["sequence parallel"] if self.sequence_parallel else []
         words += ["activations offloaded"] if self.offload_activations else []
@@ -187,26 +199,28 @@ def hardware_flops(run: Run) -> float:
 
 
 def train_run(recipe: Recipe) -> Run:
-    """What ``train`` does with a recipe."""
+    """What ``train`` does with a recipe. Raises ``UsageFailure`` where its schedule is none, or does not fit."""
     train = recipe.train
+    if reason := schedule_error(recipe.layout, recipe.model, train.schedule, train.chunks):
+        raise UsageFailure(reason)
     return Run(
         model=recipe.model,
         layout=recipe.layout,
         batch=train.batch,
         micro_batch=train.micro_batch,
         recompute=train.recompute,
+        schedule=train.schedule,
         interleave=train.chunks,
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
-        splits_backward=train.schedule == "zero-bubble",
         offload_activations=train.offload_activations,
     )
 
 
-def train_software(run: Run, fused_kernels: bool = True) -> Software:
-    """The program that ``train`` runs: which engine depends on the schedule."""
-    engine = load_software(ENGINES[run.schedule != "1f1b"])
-    return engine if fused_kernels else engine.model_copy(update={"fused_kernels": False})
+def train_software(train: Train) -> Software:
+    """The program that ``train`` runs. An engine of the user's own is planned as the default one."""
+    engine = load_software(ENGINES.get(train.engine, ENGINES["pipeline"]))
+    return engine if train.kernels else engine.model_copy(update={"fused_kernels": False})
 
 
 def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None = None) -> str | None:
@@ -233,7 +247,7 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
 
 def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | None:
     """Why this program or GPU cannot multiply in this precision; None if both can."""
-    gpu, ours = cluster.gpu, software.balanced_stages
+    gpu, ours = cluster.gpu, software.is_ours
     half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
     if run.precision == "fp16" and ours:
         return f"{software.name} has not got fp16; use --precision {half}"
@@ -265,22 +279,22 @@ def _schedule_error(run: Run, software: Software) -> str | None:
     abilities = {
         "slices_sequence": ("sequence parallelism", run.sequence_parallel),
         "interleaves": ("an interleaved schedule", v > 1),
-        "splits_backward": ("a zero-bubble schedule", run.splits_backward),
+        "any_schedule": (f"the schedule {run.schedule}", not run.pipeline_schedule.widespread),
         "slices_context": ("context parallelism", run.cp > 1),
         "shards_weights": ("FSDP", run.zero > 1),
         "multiplies_fp8": ("FP8", run.precision == "fp8"),
     }
     needed = [name for name, (_, asked) in abilities.items() if asked]
     if lacking := next((name for name in needed if not getattr(software, name)), None):
-        programs = [load_software(name) for name in (*ENGINES, "megatron-core")]
+        programs = [load_software(name) for name in (*ENGINES.values(), "megatron-core")]
         able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
         advice = f"; use --software {able[0]}" if able else ", nor has any other program all that this run uses"
         return f"{software.name} has not got {abilities[lacking][0]}{advice}"
-    if run.offload_activations and software.name == ENGINES[0]:
-        return f"{software.name} keeps activations on the device; use another schedule"
-    if software.balanced_stages and run.recompute not in RECOMPUTE:
+    if run.offload_activations and software.name == ENGINES["deepspeed"]:
+        return f"{software.name} keeps activations on the device; use --software {ENGINES['pipeline']}"
+    if software.is_ours and run.recompute not in RECOMPUTE:
         return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
-    if software.balanced_stages:
+    if software.is_ours:
         return schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         fitting = [n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0]
@@ -301,7 +315,7 @@ def _interleave_error(run: Run, software: Software) -> str | None:
         fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
         instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
         return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"
-    if software.whole_groups and run.micro_batches % pp:
+    if not software.uneven_stages and run.micro_batches % pp:
         return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
     return None
 
@@ -312,12 +326,6 @@ def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
     if layout.tp * layout.pp <= gpus:
         return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
     return f"use --nodes {needed}"
-
-
-def padded_vocabulary(tokens: int, tp: int) -> int:
-    """Vocabulary size as Megatron pads it: a multiple of 128 tp."""
-    multiple = 128 * tp
-    return -(-tokens // multiple) * multiple
 
 
 def _attended(sequence: int, window: int | None) -> float:

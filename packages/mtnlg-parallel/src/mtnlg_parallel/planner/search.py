@@ -11,18 +11,19 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtnlg_parallel.layout import Layout, layout_error
+from mtnlg_parallel.schedules import load_schedule, schedule_names, schedule_of
 
 from .memory import fullest_stage, memory, memory_error
-from .programs import Software
 from .run import RECOMPUTE, Run, run_error
 from .step import lower_bound, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from mtnlg_model.config import ModelConfig
 
     from .cluster import Cluster
+    from .programs import Software
     from .step import Prediction
 
 MOST_MICRO_BATCH = 16
@@ -64,7 +65,7 @@ class SearchResult(NamedTuple):
 def search(
     template: Run,
     cluster: Cluster,
-    software: Software | Sequence[Software],
+    software: Software,
     gpus: int,
     count: int = 10,
     *,
@@ -72,30 +73,28 @@ def search(
 ) -> SearchResult:
     """The ``count`` fastest layouts of the template's model, batch and precision on ``gpus`` GPUs.
 
-    Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program, or one of several,
-    has them, but fields of the template that are ``fixed``. Layouts that leave GPUs idle are tried where no degree of
-    data parallelism divides both GPUs and batch.
+    Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program has them, but fields
+    of the template that are ``fixed``. Layouts that leave GPUs idle are tried where no degree of data parallelism
+    divides both GPUs and batch.
     """
-    fitting: list[tuple[float, Run, float, Software]] = []
+    fitting: list[tuple[float, Run, float]] = []
     rejected: list[RejectedRun] = []
-    programs = [software] if isinstance(software, Software) else software
-    tried = ((run, each) for each in programs for run in candidates(template, cluster, each, gpus, fixed))
-    for run, program in tried:
-        if reason := run_error(run, program, cluster):
+    for run in candidates(template, cluster, software, gpus, fixed):
+        if reason := run_error(run, software, cluster):
             rejected.append(RejectedRun(run, reason, inf))
             continue
-        stages = memory(run, program)
+        stages = memory(run, software)
         size = stages[fullest_stage(stages)].total
         if reason := memory_error(stages, cluster):
             rejected.append(RejectedRun(run, reason, size))
         else:
-            fitting.append((lower_bound(run, cluster, program), run, size, program))
+            fitting.append((lower_bound(run, cluster, software), run, size))
     fitting.sort(key=lambda entry: entry[0])
     best: list[FittingRun] = []
-    for bound, run, size, program in fitting:
+    for bound, run, size in fitting:
         if len(best) == count and bound > best[-1].prediction.seconds:
             break
-        best.append(FittingRun(run, predict(run, cluster, program), size, program))
+        best.append(FittingRun(run, predict(run, cluster, software), size, software))
         best.sort(key=lambda fitting_run: fitting_run.prediction.seconds)
         del best[count:]
     return SearchResult(tuple(best), tuple(rejected), len(fitting))
@@ -119,16 +118,15 @@ def reason_against(run: Run, cluster: Cluster, software: Software, fastest: Fitt
 
 
 def smallest_cluster(
-    template: Run, cluster: Cluster, programs: Sequence[Software], gpus: int, fixed: Collection[str] = ()
+    template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
 ) -> int | None:
     """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
     nodes = -(-gpus // cluster.node.gpus)
     while (nodes := 2 * nodes) <= 2 * cluster.nodes:
-        for program in programs:
-            runs = candidates(template, cluster, program, nodes * cluster.node.gpus, fixed)
-            possible = (run for run in runs if not run_error(run, program, cluster))
-            if any(not memory_error(memory(run, program), cluster) for run in possible):
-                return nodes
+        runs = candidates(template, cluster, software, nodes * cluster.node.gpus, fixed)
+        possible = (run for run in runs if not run_error(run, software, cluster))
+        if any(not memory_error(memory(run, software), cluster) for run in possible):
+            return nodes
     return None
 
 
@@ -151,15 +149,15 @@ def candidates(
                 yield template._replace(layout=layout)
                 continue
             for micro_batch in (b for b in micro_batches if batch % (dp * b) == 0):
-                schedules = _schedules(model, pp, batch // (dp * micro_batch), software)
+                schedules = _schedules(template, pp, batch // (dp * micro_batch), software)
                 slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
-                for (interleave, splits), recompute, sliced in product(schedules, RECOMPUTE, slicings):
+                for (interleave, schedule), recompute, sliced in product(schedules, RECOMPUTE, slicings):
                     run = template._replace(
                         layout=layout,
                         micro_batch=micro_batch,
                         recompute=recompute,
+                        schedule=schedule,
                         interleave=interleave,
-                        splits_backward=splits,
                         sequence_parallel=sliced,
                     )
                     if all(getattr(run, name) == getattr(template, name) for name in fixed):
@@ -168,7 +166,7 @@ def candidates(
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
     """Pipeline degrees: those that cut the layers well; all where stages are balanced by cost, in no minutes."""
-    every = software.balanced_stages and model.layers <= MOST_LAYERS_UNEVEN
+    every = software.is_ours and model.layers <= MOST_LAYERS_UNEVEN
     return [pp for pp in range(1, min(most, model.layers) + 1) if every or _cuts_well(model, pp, software)]
 
 
@@ -182,11 +180,14 @@ def _replicas(most: int, batch: int) -> int:
     return next(dp for dp in range(most, 0, -1) if batch % dp == 0)
 
 
-def _schedules(model: ModelConfig, pp: int, micro_batches: int, software: Software) -> list[tuple[int, bool]]:
-    """Chunks a stage, and whether weight gradients are put off, to try."""
-    if software.splits_backward:  # this package's second engine; its first runs 1F1B
+def _schedules(template: Run, pp: int, micro_batches: int, software: Software) -> list[tuple[int, str]]:
+    """Chunks per stage, and the schedule that orders them, to try: those that have a name, and the template's."""
+    model = template.model
+    if software.any_schedule:
         even = [v for v in range(2, MOST_CHUNKS + 1) if model.layers % (pp * v) == 0] if pp > 1 else []
-        return [(1, True), *((v, splits) for v in even for splits in (False, True))]
-    if pp == 1 or not software.interleaves or micro_batches % pp:
-        return [(1, False)]
-    return [(1, False)] + [(v, False) for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]
+        others = {name: load_schedule(name) for name in (*schedule_names(), template.schedule)}
+        return [(v, name) for v in (1, *even) for name, schedule in others.items() if schedule.takes(v)]
+    chunks = [1]
+    if pp > 1 and software.interleaves and not micro_batches % pp:
+        chunks += [v for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]
+    return [(v, schedule_of(v)) for v in chunks]

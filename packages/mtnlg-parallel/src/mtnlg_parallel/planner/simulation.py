@@ -1,6 +1,6 @@
 """Pipeline schedule of one step, simulated event by event.
 
-Every stage works in the order of `engine.schedule`. A pass over a chunk begins when its stage is free and its input is
+Every stage works in the order of its schedule. A pass over a chunk begins when its stage is free and its input is
 there:
 
     forward  of chunk c   after the forward  of chunk c - 1 and its send
@@ -16,10 +16,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.engine.schedule import LEAVING, Action, orders
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.schedules.schedule import LEAVING, Action
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.engine.schedule import Kind, Order
+    from mtnlg_parallel.schedules.schedule import Kind, Order
 
 NOT_DONE: Final = -1.0
 
@@ -68,12 +69,6 @@ class Timeline(NamedTuple):
         return max(self.done)
 
 
-def forwards_in_flight(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
-    """Forward passes (micro-batch x chunk) that a stage keeps in flight at most."""
-    warmup = stages - 1 - stage if chunks == 1 else 2 * (stages - 1 - stage) + (chunks - 1) * stages
-    return min(warmup + 1, micro_batches * chunks)
-
-
 class _HostLink:
     """One stage's copies of activations to the host and back, by the rules of `engine.offloading`.
 
@@ -115,22 +110,29 @@ class _HostLink:
         return end
 
 
-def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None = None) -> Timeline:
-    """Run the schedule; each pass is appended to ``events``."""
+def _check_finished(position: list[int], orders: tuple[Order, ...]) -> None:
+    if position != [len(order) for order in orders]:
+        raise UsageFailure("the schedule's stages wait for each other for ever")
+
+
+def simulate(pipeline: Pipeline, orders: tuple[Order, ...], events: list[Event] | None = None) -> Timeline:
+    """Run the stages' orders; each pass is appended to ``events``.
+
+    Raises ``UsageFailure`` where stages wait for each other for ever.
+    """
     p, total, blocking, hops = pipeline.stages, len(pipeline.forward), pipeline.blocking, pipeline.hops
-    # Not from the cache of `orders`, which a search would fill with its thousands of layouts.
-    stage_orders = orders.__wrapped__(p, total // p, micro_batches, split=pipeline.weights is not None)
+    micro_batches = 1 + max(action.micro_batch for action in orders[0])
     ready = {kind: [[NOT_DONE] * micro_batches for _ in range(total)] for kind in ("forward", "backward")}
     durations = {"forward": pipeline.forward, "backward": pipeline.backward, "weights": pipeline.weights or ()}
     last_passes = [(0.0, 0.0)] * total
     position, free, computing, hopping = [0] * p, [0.0] * p, [0.0] * p, [0.0] * p
     copies = pipeline.copies
-    links = [_HostLink(order, copies[s::p]) for s, order in enumerate(stage_orders)] if copies else None
+    links = [_HostLink(order, copies[s::p]) for s, order in enumerate(orders)] if copies else None
     progressed = True
     while progressed:
         progressed = False
         for stage in range(p):
-            own_order, at, now = stage_orders[stage], position[stage], free[stage]
+            own_order, at, now = orders[stage], position[stage], free[stage]
             while at < len(own_order):
                 kind, number, turn = own_order[at]
                 chunk = turn * p + stage
@@ -160,4 +162,5 @@ def simulate(pipeline: Pipeline, micro_batches: int, events: list[Event] | None 
                 at += 1
                 progressed = True
             position[stage], free[stage] = at, now
+    _check_finished(position, orders)
     return Timeline(tuple(free), tuple(computing), tuple(hopping), tuple(last_passes))

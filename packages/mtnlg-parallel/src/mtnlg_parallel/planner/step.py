@@ -74,7 +74,7 @@ class Chunk(NamedTuple):
 
 def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
     """The decoder cut into pp x interleave chunks, first to last."""
-    return _cut(run.model, run.layout.pp * run.interleave, run.recompute, software.balanced_stages)
+    return _cut(run.model, run.layout.pp * run.interleave, run.recompute, software.is_ours)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -94,7 +94,7 @@ def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -
 def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
     """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
     pipeline = build_pipeline(run, cluster, software)
-    timeline = _share_processors(simulate(pipeline, run.micro_batches), run, cluster)
+    timeline = _share_processors(simulate(pipeline, run.orders()), run, cluster)
     return _add_updates(run, cluster, software, pipeline, timeline)
 
 
@@ -150,7 +150,7 @@ def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
         tuple(map(sum, zip(backward, beside, strict=True))),
         hops,
         blocking=not software.overlap_pipeline,
-        weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
+        weights=seconds(costs.weights for costs in chunk_costs) if run.pipeline_schedule.splits_backward else None,
         copies=_copy_seconds(run, cluster, software) if run.offload_activations else None,
     )
 
@@ -176,7 +176,7 @@ def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -
     ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
     forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
     backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
-    if not run.splits_backward:
+    if not run.pipeline_schedule.splits_backward:
         backward, weights = backward.plus(layer.weights), []
     return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
 
@@ -225,16 +225,11 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
     if run.zero > 1:
         reduced, gathered = _sharded_updates(run, cluster, software, parameters, pipeline)
-    elif software.overlap_gradients and software.overlap_chunks:
+    elif software.overlap_gradients:
         reduced, gathered = _exposed_by_chunk(run, software, ring, pipeline, timeline)
-    elif software.overlap_gradients:  # with the stage's last backward pass, and the next step's first forward
-        reduced = [max(0.0, seconds - sum(pipeline.backward[s::pp])) for s, seconds in enumerate(reduced)]
-        gathered = max(0.0, gathered - min(sum(pipeline.forward[s::pp]) for s in range(pp)))
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
     tied = _tied_seconds(run, cluster)
-    if (
-        software.overlap_chunks and run.model.tied
-    ):  # the table's gradient is reduced once first and last stage have summed theirs
+    if software.overlap_gradients and run.model.tied:  # the table's, once first and last stage have summed theirs
         tied += ring.gather(_table_bytes(run))
     norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
     share = run.state_shards

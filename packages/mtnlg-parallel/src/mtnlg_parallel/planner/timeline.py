@@ -33,7 +33,7 @@ LEGEND: Final = (
 def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
     """Write an HTML page if ``path`` ends in .html, else a Chrome trace and an HTML page beside it."""
     events: list[Event] = []
-    simulate(prediction.pipeline, run.micro_batches, events)
+    simulate(prediction.pipeline, run.orders(), events)
     page = _page(run, prediction, events)
     if path.suffix != ".html":
         write_text(path, json.dumps({"traceEvents": _trace(run, prediction, events), "displayTimeUnit": "ms"}))

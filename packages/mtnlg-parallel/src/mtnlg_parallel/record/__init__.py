@@ -1,1 +1,1 @@
-"""What a run leaves in its folder: metrics, history, checkpoints' place, trackers, profile, page."""
+"""What a run leaves in its folder: metrics, history, checkpoints' place, trackers, profile."""

@@ -126,12 +126,13 @@ class Goodput:
 
 
 class StepSeconds:
-    """Cumulated seconds of the steps of a run, how many were skipped, and the last validation loss."""
+    """Cumulated seconds of the steps of a run, how many were skipped and the last of them, and the last validation."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._steps, self._seconds = array("q"), array("d")
         self.useful, self.checkpoint, self.validation = 0.0, 0.0, 0.0
         self.skipped = 0
+        self.last_skip: Step | None = None
         self.validation_loss: float | None = None
         for step in steps:
             self.add(step)
@@ -141,7 +142,8 @@ class StepSeconds:
         self.useful += training_seconds(step)
         self.checkpoint += step.get("checkpoint_seconds", 0.0)
         self.validation += step.get("validation_seconds", 0.0)
-        self.skipped += "skipped" in step
+        if "skipped" in step:
+            self.skipped, self.last_skip = self.skipped + 1, step
         self.validation_loss = step.get("validation_loss", self.validation_loss)
         self._steps.append(step["step"])
         self._seconds.append(self.total)

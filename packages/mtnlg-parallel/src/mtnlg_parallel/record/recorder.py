@@ -1,4 +1,4 @@
-"""What rank 0 writes while a run trains: metrics.jsonl, trackers, the page, and at the end history and summary.json."""
+"""What rank 0 writes while a run trains: metrics.jsonl, trackers, and at the end history and summary.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from mtnlg_model.console import IoFailure
 from mtnlg_model.files import write_json
 
 from . import history, metrics
-from .page import Page
 from .run_dir import SUMMARY, summarize
 
 if TYPE_CHECKING:
@@ -31,13 +30,9 @@ class Recorder:
         self._path = out / metrics.FILE
         self._file = self._path.open("ab")
         self._goodput = history.RunningGoodput(out)
-        self._page = Page(out, recipe)
 
-    def record(self, step: Step, checkpoint: bool = False) -> None:
-        """Add goodput to a step, append and log it; bring the page up to date where a ``checkpoint`` was begun.
-
-        Raises ``IoFailure`` where it cannot be written.
-        """
+    def record(self, step: Step) -> None:
+        """Add goodput to a step, append and log it. Raises ``IoFailure`` where it cannot be written."""
         step["goodput"] = self._goodput.after(step)
         try:
             self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
@@ -47,8 +42,6 @@ class Recorder:
         figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
         for tracker in self._trackers:
             tracker.log(step["step"], figures)
-        if checkpoint:
-            self._page.update()
 
     def close(self, progress: Progress, stop_signal: int = 0) -> None:
         """Record a clean end: on a signal, or of the whole run, which then has a summary."""
@@ -56,6 +49,5 @@ class Recorder:
         history.append(self._out, "stopped", step=progress.step, signal=stop_signal)
         if progress.samples >= self._recipe.train.samples:
             write_json(self._out / SUMMARY, summarize(self._out, self._recipe, progress))
-        self._page.close()
         for tracker in self._trackers:  # last, as it may take a while
             tracker.close()

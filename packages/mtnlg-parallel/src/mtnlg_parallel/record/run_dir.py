@@ -42,8 +42,6 @@ RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILE = "profile"
-REPORT = "report.html"
-LOSS = "loss.svg"
 LISTING_SECONDS = 60
 """How long a listing of a folder may be old; NFS keeps one so long, unless told otherwise."""
 
@@ -146,7 +144,7 @@ def corpus_passes(events: Sequence[dict[str, Any]], samples: int) -> float | Non
 def _clear(out: Path) -> None:
     for folder in (CHECKPOINTS, TENSORBOARD, WANDB, LOGS, PROFILE):
         shutil.rmtree(out / folder, ignore_errors=True)
-    for file in (SUMMARY, WANDB_ID, metrics.FILE, history.FILE, REPORT, LOSS, RECIPE):
+    for file in (SUMMARY, WANDB_ID, metrics.FILE, history.FILE, RECIPE):
         (out / file).unlink(missing_ok=True)
 
 

@@ -86,6 +86,7 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         **_progress(recipe, recent),
         "validation_loss": seconds.validation_loss,
         "skipped": seconds.skipped,
+        "last_skip": seconds.last_skip,
         "corpus_passes": corpus_passes(events, recent[-1]["samples"] if recent else 0),
         "expected_end": _expected_end(out, recipe, recent) if state.word == "running" else None,
         "checkpoint": _newest_checkpoint(out),
@@ -169,8 +170,9 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     if facts["step"]:
         loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
         held_out = "" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out"
-        skipped = f", {facts['skipped']} steps skipped" if facts["skipped"] else ""
-        lines.append(f"loss        {loss}{held_out}{skipped}")
+        lines.append(f"loss        {loss}{held_out}")
+        if last := facts["last_skip"]:
+            lines.append(f"skipped     {facts['skipped']} steps, the last {last['step']:,}: {last['skipped']}")
         mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
         pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
         lines.append(f"speed       {pace}, over the last {min(RECENT_STEPS, facts['step'])} steps")

@@ -113,7 +113,7 @@ class Training:
                 step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak))
                 began = ended
                 if recorder:
-                    recorder.record(step, self.checkpoint.in_progress)
+                    recorder.record(step)
                     observe(step)
                 self._end_if_exhausted(step)
                 self.watchdog.beat(self.progress.step)

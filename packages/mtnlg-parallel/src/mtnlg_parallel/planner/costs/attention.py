@@ -94,10 +94,10 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     if shape.cp == 1:
         return cost
     ring = network.ring(cluster, shape.cp, shape.tp)
-    heads = model.heads if software.merges_blocks else model.kv_heads
+    heads = model.heads if software.eager else model.kv_heads
     keys_and_values = 2 * shape.width * shape.micro_batch * s * max(heads / shape.tp, 1) * d
     sent = (2 if backward else 1) * ring.gather(keys_and_values)
-    merged = _merge_seconds(shape, cluster, backward) if software.merges_blocks else 0.0
+    merged = _merge_seconds(shape, cluster, backward) if software.eager else 0.0
     return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * shape.cp))
 
 

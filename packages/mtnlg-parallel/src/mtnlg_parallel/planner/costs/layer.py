@@ -18,7 +18,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_parallel.layout import head_chunk
-from mtnlg_parallel.planner.programs import ENGINES
 
 from . import network
 from .attention import attention
@@ -109,7 +108,7 @@ def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cos
     if shape.recompute == "operators":  # all but attention and every other product
         kept = core._replace(memory=0.0).plus(Cost(products=(forward.products - core.products) / 2))
         return Cost(*(max(a - b, 0.0) for a, b in zip(forward, kept, strict=True)))
-    if shape.recompute == "full" and software.skips_last_product and software.fused_kernels:
+    if shape.recompute == "full" and software.is_ours and software.fused_kernels:
         columns, depth = shape.linears[-1]
         last = gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
         return forward._replace(products=forward.products - last)
@@ -126,9 +125,7 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     memory = _traffic_seconds(shape, cluster, software, 0)
     collectives = tensor_collectives(shape, cluster, 2 - _saved_by_8_bits(shape, software))
     if software.overlap_forward:
-        collectives = collectives._replace(
-            collectives=exposed(collectives.collectives, products, _hidden_share(software))
-        )
+        collectives = collectives._replace(collectives=exposed(collectives.collectives, products, COPIED_SHARE))
     cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
     return cost.plus(_casts(shape, cluster, software, 0)).plus(_exchange(shape, cluster, software))
 
@@ -162,7 +159,7 @@ def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     Other programs give each of them all of its weights.
     """
     sharing = shape.tp // shape.model.kv_heads
-    if sharing < 2 or software.name not in ENGINES:
+    if sharing < 2 or not software.is_ours:
         return NO_COST
     features = (shape.model.heads // shape.model.kv_heads + 2) * shape.model.head_size
     seconds = network.ring(cluster, sharing, 1).gather(shape.width * shape.tokens * features)
@@ -170,7 +167,7 @@ def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
 
 
 def _kernels(software: Software) -> Kernels:
-    return FUSED if software.fused_kernels else COMPOSITE if software.composite_norms else APART
+    return FUSED if software.fused_kernels else COMPOSITE if software.eager else APART
 
 
 def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: int) -> float:
@@ -200,7 +197,7 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
     if shape.product_width > 1:
         return NO_COST
     columns, depths = (sum(widths) * shape.tokens for widths in zip(*shape.linears, strict=True))
-    if software.casts_once:
+    if software.is_ours:
         repeated = 2 * shape.elements if shape.sequence_parallel else 0  # inputs: of qkv, and of the MLP
         number = ONE_CAST_KERNELS * len(shape.linears) + (2 if repeated else 0)
         if phase:
@@ -211,7 +208,7 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
     moved = columns if phase else depths
     if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
         moved += sum(columns * depth for columns, depth in shape.linears)
-    cast = SCALED_CAST_BYTES if software.scales_whole else CAST_BYTES
+    cast = SCALED_CAST_BYTES if software.eager else CAST_BYTES
     return Cost(memory=memory_seconds(cluster, cast * moved * shape.width / 2, 0))
 
 
@@ -249,17 +246,13 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
     else:
         number, beside = 1 + again if shape.sequence_parallel else 2, _weight_seconds(shape, cluster, software)
     overlapped = tensor_collectives(shape, cluster, number).collectives
-    hidden = overlapped - exposed(overlapped, beside, _hidden_share(software))
+    hidden = overlapped - exposed(overlapped, beside, COPIED_SHARE if software.overlap_forward else OVERLAP_SHARE)
     return collectives._replace(collectives=collectives.collectives - hidden)
 
 
 def _saved_by_8_bits(shape: Shape, software: Software) -> float:
     """All-reduces that a pass saves where its two gathers move 8 bits of 16: a half of a half each."""
-    return 0.5 if software.gathers_fp8 and shape.product_width == 1 and shape.sequence_parallel else 0.0
-
-
-def _hidden_share(software: Software) -> float:
-    return COPIED_SHARE if software.copies_overlap else OVERLAP_SHARE
+    return 0.5 if not software.is_ours and shape.product_width == 1 and shape.sequence_parallel else 0.0
 
 
 def tensor_collectives(shape: Shape, cluster: Cluster, number: float) -> Cost:
@@ -297,12 +290,12 @@ def embedding(shape: Shape, cluster: Cluster, software: Software) -> Phases:
 def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
     n, h, rows, width = shape.tokens, shape.model.hidden, ceil(shape.model.vocabulary / shape.tp), shape.width
-    fused = (software.fused_accumulation and software.fused_head) or shape.shards > 1
+    fused = (software.fused_accumulation and not software.is_ours) or shape.shards > 1
     extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if fused and shape.shards == 1 else 0
     table = TABLE_BYTES if shape.model.tied else 0
     added = (table + (0 if fused else shape.added_bytes)) * rows * h
     forward_bytes, backward_bytes = _loss_bytes(shape, software)
-    if software.chunked_head:  # each chunk after the first adds to dW; dW and dx are scaled at the end
+    if software.is_ours:  # each chunk after the first adds to dW; dW and dx are scaled at the end
         head_chunks = ceil(n / head_chunk(n, h, rows))
         added += 2 * shape.width * (head_chunks * rows * h + shape.elements)
     forward = Cost(
@@ -325,9 +318,9 @@ def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
 
 def _loss_bytes(shape: Shape, software: Software) -> tuple[float, float]:
     """Memory traffic of the loss a logit, forward and backward, scaled to full element-wise bandwidth."""
-    if software.fused_loss or (software.chunked_head and software.fused_kernels):  # Read; read and replaced.
+    if software.fused_loss or (software.is_ours and software.fused_kernels):  # Read; read and replaced.
         return shape.width + software.metric_bytes, 2.0 * shape.width
-    if software.chunked_head:
+    if software.is_ours:
         # Cast (6), maximum (4), difference (8), exponential (8), sum (4); cast, … product (8), cast.
         return 30 / LOSS_SHARE, 36 / LOSS_SHARE
     # Cast (6), maximum (4), difference (8), exponential (8), sum (4); quotient (8), incoming gradient (8), cast (6).

@@ -9,15 +9,15 @@ from rich.table import Table
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner.report import console, plan, three_digits
+
+from .report import console, plan, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtnlg_parallel.planner.cluster import Cluster
-    from mtnlg_parallel.planner.programs import Software
-    from mtnlg_parallel.planner.run import Run
-
+    from .cluster import Cluster
+    from .programs import Software
+    from .run import Run
 
 PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
 """Nodes (DGX A100) to seconds a step and TFLOP/s a GPU of MT-NLG (Smith et al. 2022, section 2.4)."""

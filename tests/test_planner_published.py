@@ -1,6 +1,7 @@
 """Predictions beside what others published: step times, intervals, memory, rates."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.interval import interval_of, kind_of
 from mtnlg_parallel.planner.programs import load_software
-from mtnlg_parallel.planner.published.predicted import measured_seconds, predict_row
-from mtnlg_parallel.planner.published.rows import Row, read_rows
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from planner_rows import Row, measured_seconds, network_bandwidth, predict_row, read_rows
 
 DATA = Path(__file__).parent / "data"
 ROWS = [row for name in ("published_runs", "gb200_runs") for row in read_rows(DATA / f"{name}.csv")]
@@ -132,7 +134,7 @@ def test_a_program_that_nobody_measured_gets_the_interval_of_programs_held_out()
     run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     ours, few, theirs = (
         interval_of(run, H100, load_software(name))
-        for name in ("mtnlg-parallel-pipeline", "megatron-deepspeed-2021", "megatron-core")
+        for name in ("mtnlg-parallel", "megatron-deepspeed-2021", "megatron-core")
     )
     assert ours.kind.endswith("runs of programs that were held out")
     assert few.kind.endswith("runs of all programs")
@@ -204,3 +206,29 @@ def test_rates_are_counted_as_the_source_counts_them() -> None:
             assert rate
             ratio = predicted["predicted_tflops_per_gpu"] / rate * (1 + predicted["error"])
             assert ratio == pytest.approx(1, abs=0.04), row.cells["id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth"),
+    [
+        ("4x Omni-Path 100 Gb/s a node (tr11 README)", 50e9),
+        ("8x NDR400 a node", 400e9),
+        ("1600 Gb/s RoCE a node", 200e9),
+        ("400 Gb/s RDMA a GPU", 400e9),
+        ("Selene: 8x HDR200 InfiniBand a node", 200e9),
+        ("8x 400 Gb/s RoCE a node", 400e9),
+        ("not stated", None),
+    ],
+)
+def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) -> None:
+    assert network_bandwidth(text, 8) == bandwidth
+
+
+def test_vtrains_files_are_read_by_their_own_columns(tmp_path: Path) -> None:
+    header = "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism,"
+    header += "data parallelism,pipeline parallelism,iteration time (ms)"
+    (tmp_path / "one.csv").write_text(f"{header}\n8,32,4,1024,16,24,1024,2,2,2,219.732754\n")
+    (row,) = read_rows(tmp_path / "one.csv")
+    ours = next(row for row in ROWS if row.cells["id"] == "vtrain-one-1")
+    assert row.published == ours.published
+    assert row.figure("step_seconds") == pytest.approx(ours.figure("step_seconds"), rel=1e-5)

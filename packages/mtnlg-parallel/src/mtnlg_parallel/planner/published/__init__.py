@@ -1,1 +1,0 @@
-"""Runs that others measured and published: read, predicted, compared."""
