@@ -163,7 +163,7 @@ def draw_picture() -> str:
     """The chart as a file of its own, with colours that need no page around it."""
     svg = draw([read_ratio(ROWS[place]) for place in IN_PICTURE])
     svg = svg.removeprefix('<div class="picture">').removesuffix("</div>")
-    head, body = svg.replace('class="narrow"', 'xmlns="http://www.w3.org/2000/svg"').split(">", 1)
+    head, body = svg.replace('class="narrow"', 'xmlns="http://www.w3.org/2000/svg" width="600"').split(">", 1)
     return f'{head}><style>{PICTURE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{body}\n'
 
 
