@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from measurements import PICTURE, draw_picture  # noqa: E402
 from repository import definition  # noqa: E402
 
 from mtnlg_data.sources.corpus import CORPUS  # noqa: E402
+from test_docs import Block, comparable, run  # noqa: E402
 
 PAGE = ROOT / "docs" / "explanation" / "twelve-steps.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -82,34 +80,17 @@ def test_sections_of_the_paper_that_the_code_cites_exist() -> None:
     assert found - set(headings) == set()
 
 
-@cache
-def printed(command: str) -> list[list[str]]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "200",
-    }
-    done = subprocess.run(
-        command.split(), cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
-    return [comparable(line) for line in done.stdout.splitlines()]
-
-
-def comparable(line: str) -> list[str]:
-    """The words of a line; a number is any number, as the quickstart's follow from the Python that it documents."""
-    return re.sub(r"\d[\d,.]*", "0", line).split()
-
-
 @pytest.mark.skipif(not (ROOT / "runs/quickstart/data/summary.json").exists(), reason="needs nox -s quickstart")
 def test_shown_output_is_printed() -> None:
     commands = re.findall(r"^\$ (mtnlg.*)$", TEXT, re.MULTILINE)
-    lines = [words for command in commands for words in printed(command)]
+    printed = "".join(run(Block("bash", {}, command), ROOT).stdout for command in commands)
+    lines = [comparable(line, exact=False) for line in printed.splitlines()]
     shown = [
         line
         for block in re.findall(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
     ]
-    assert [line for line in shown if comparable(line) not in lines] == []
+    assert [line for line in shown if comparable(line, exact=False) not in lines] == []
 
 
 def test_chart_of_the_readme_is_drawn_from_the_results() -> None:
