@@ -212,7 +212,7 @@ causes, and replays them against this launcher.
 
 *The launcher* is `--launcher slurm`: where a node is lost, the job fails there once more, then waits for an allocation
 without it. Copies of the state in other nodes' memory would bring little more
-([0074](decisions/0074-no-copies-of-the-state-in-other-nodes-memory.md)).
+([0003](decisions/0003-checkpoint-format-pieces-checksums-async-writes.md)).
 
 ## How often to write a checkpoint
 

@@ -47,6 +47,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

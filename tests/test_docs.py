@@ -152,7 +152,7 @@ def test_the_days_of_mt_nlg_are_those_of_its_plans(run: str, capsys: pytest.Capt
     app = importlib.import_module("mtnlg_parallel.cli").app
     get_command(app)(["plan", run, "--cluster", "selene", "--tokens", "270B"], standalone_mode=False)
     (days,) = re.findall(r"270 billion tokens: (\d+\.\d) days", capsys.readouterr().out)
-    assert f" {days} " in (DOCS / "explanation/mt-nlg.md").read_text(encoding="utf-8")
+    assert f" {days} " in (DOCS / "explanation/twelve-steps.md").read_text(encoding="utf-8")
 
 
 def test_the_benchmarks_page_has_the_readmes_ratios_and_the_spread_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
