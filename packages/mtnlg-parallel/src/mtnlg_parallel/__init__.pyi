@@ -1,3 +1,5 @@
+from .engine.contract import Engine, StepSettings
+from .identity import IdentityError
 from .launch.run import train
 from .layout import Layout, parse_layout, stages
 from .planner.cluster import Cluster, load_cluster
@@ -7,11 +9,16 @@ from .planner.run import Run
 from .planner.search import search
 from .planner.step import Prediction, predict
 from .recipe import Recipe, RunOptions, load_recipe
+from .training.guard import TooManySkips
+from .training.samples import Data
 from .training.schedule import BatchSize, LearningRate, Ramp
 
 __all__ = [
     "BatchSize",
     "Cluster",
+    "Data",
+    "Engine",
+    "IdentityError",
     "Layout",
     "LearningRate",
     "Prediction",
@@ -20,6 +27,8 @@ __all__ = [
     "Run",
     "RunOptions",
     "Software",
+    "StepSettings",
+    "TooManySkips",
     "load_cluster",
     "load_recipe",
     "load_software",

@@ -441,12 +441,12 @@ def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  #
     return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
     Raises ``Failure`` where there is none, ``UsageFailure`` with a line for each mistake.
     """
-    return load(path, FILE, Recipe, overrides)
+    return load(Path(path), FILE, Recipe, overrides)
 
 
 class RunOptions(NamedTuple):
