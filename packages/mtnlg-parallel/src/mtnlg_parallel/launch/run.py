@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
-from mtnlg_model.console import UsageFailure, say
-from mtnlg_parallel.environment import read_environment, this_rank
+from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
+from mtnlg_parallel.environment import read_environment, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
+from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, take_failures, write_failure
 from mtnlg_parallel.training.samples import open_data
 
 from . import slurm, supervise
-from .local import PeerFailure, check_ranks, record_signals, run_local, stopped_line
+from .agent import die_with_parent, follow, record_signals, run_attempt
+from .machine import check_ranks
 from .preflight import Forecast, compare_step_time, forecast
+from .supervise import run_supervised, stopped_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +52,7 @@ def train(
 
     ``data`` is the folder that ``mtnlg-data run`` made. The run resumes from the newest checkpoint in ``out``, in any
     layout; without ``resume`` an earlier run there is deleted. Where a rank fails, all start again by the rules of
-    `supervise.decide`. `supervise.STOP_SIGNALS` end the run after a last checkpoint: call this from the main thread.
+    `supervise.decide`. `statuses.STOP_SIGNALS` end the run after a last checkpoint: call this from the main thread.
     Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or ``cluster``) by the planner's
     forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted, or another run is at work in
     ``out``.
@@ -67,9 +70,9 @@ def train(
         if state.complete:
             say(f"already {_outcome(out)}")
             return read_summary(out)
-        command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
         prepare_again = partial(prepare_run_dir, out, recipe, fingerprint, resume=True)
-        stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
+        command = _rank_command(data, out, options)
+        stop_signal = run_supervised(recipe.layout, command, out, state, prepare_again, max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
         for printed in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if printed.startswith("WARNING: "):
@@ -110,20 +113,56 @@ def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> N
         raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
 
 
-def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: int) -> str:
+def run_node(  # noqa: PLR0917  (as train)
+    recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool
+) -> bool:
+    """Be the agent of this node in a Slurm job: one attempt of its ranks. Returns whether the run is still incomplete.
+
+    The first node's agent locks and prepares ``out`` and shows the progress. Raises ``Failure`` with the status of the
+    rank that failed first; `restart` reads the rest from the failure files.
+    """
+    first = this_node(recipe.layout.world, ranks_per_node)
+    leads = first.rank == 0
+    try:
+        with ExitStack() as stack:
+            signals = stack.enter_context(record_signals(*STOP_SIGNALS))
+            command, update = _rank_command(data, out, options), (lambda: None)
+            if leads:
+                stack.enter_context(_lock_as_leader(out, patient=True))
+                state = _prepare(recipe, _fingerprint(data, recipe), out, resume, None)
+                advance = stack.enter_context(progress("training", state.steps - state.step, "steps"))
+                update = follow(out, state.step, advance)
+            ended = run_attempt(first, command, out, signals, update)
+    except FolderInUse:  # whose run would take the failure file for its own
+        raise
+    except Exception as error:  # before there were ranks
+        failure = supervise.as_rank_failure(error)
+        reason = f"the agent on {first.node}: {error_line(failure)}"
+        write_failure(out, first.rank, Failed(reason, error_status(failure), first.node))
+        raise
+    if ended.failures:
+        raise supervise.RanksFailed(first_failure(ended.failures))
+    complete = (out / SUMMARY).exists()
+    if leads:
+        say(_outcome(out) if complete else stopped_line(out, ended.stop_signal))
+    return not complete
+
+
+def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
     """What a scheduler's script must do after ranks have failed, once the pause before it is over.
 
-    ``log`` is what ``srun --label`` printed; without one, a rank ended with ``status`` on ``node``. Returns
-    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job) or ``end``, and records the
-    failure in ``out``'s history.
+    Where no rank left a failure file, one ended with ``status`` on ``node``, or none was started (None). Returns
+    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job within a day) or ``end``, and
+    records the failure in ``out``'s history.
     """
-    reason = f"a rank ended with status {status}{node and f' on {node}'}"
-    failed = slurm.first_failure(log) if log else supervise.Failed(reason, status, node)
+    unsaid = Exit.NOT_STARTED if status is None else status
+    reason = "no rank has said why" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
+    failed = first_failure(take_failures(out) or [Failed(reason, unsaid, node)])
     environment = read_environment()
     job = environment.first_job or environment.job
-    with record_signals(*supervise.STOP_SIGNALS) as signals:
+    with record_signals(*STOP_SIGNALS) as signals:
         before = supervise.recorded_failures(out, job)
-        failures = [*before, supervise.record_failure(out, failed.reason, failed.status, failed.node, job)]
+        failures = [*before, supervise.record_failure(out, failed, job)]
         decision = supervise.decide(failures, max_restarts)
         say(f"{decision.reason or failed.reason}: {decision.action}")
         signals.wait(decision.pause)
@@ -133,41 +172,39 @@ def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: i
 
 def join(
     recipe: Recipe, data: Path, out: Path, options: RunOptions, before: Callable[[], RunState] | None = None
-) -> None:
-    """Be `this_rank`. ``before`` runs on rank 0 first (`prepare`); None under `train`.
+) -> bool:
+    """Be `this_rank`; returns whether a signal stopped the run before its end.
 
-    An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
+    ``before`` runs on rank 0 first (`prepare`); None under our agents. An error that nobody foresaw is raised as
+    `RankCrash`, so that the status tells supervisors to restart.
     """
     rank = this_rank()
+    if rank.launcher == "local":
+        die_with_parent()
     leads = before is not None and rank.rank == 0
-    with _lock_as_leader(out) if leads else nullcontext():
+    with _lock_as_leader(out, patient=rank.is_restart) if leads else nullcontext():
         try:
-            if rank.launcher == "torchrun":
-                supervise.check_elastic_store()
-                if leads:
-                    supervise.check_elastic_restart(out)
+            if rank.launcher == "torchrun" and leads:
+                supervise.check_elastic_restart(out)
             from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
-            run_rank(recipe, data, out, options, before)
+            stop_signal = run_rank(recipe, data, out, options, before)
         except Exception as error:  # noqa: BLE001  (any, to give it its status)
             failure = supervise.as_rank_failure(error)
-            # Before that rank 0 may yet be refused `out`, whose run would take the file for its own.
-            if supervise.process_group_initialized() and not isinstance(failure, PeerFailure):  # the other rank's
-                supervise.write_failure_file(out, failure)
+            supervise.report_rank_failure(out, failure)
             raise failure from (error if failure is not error else error.__cause__)
     if leads and (out / SUMMARY).exists():
         say(_outcome(out))
+    return bool(stop_signal)
 
 
 @contextmanager
-def _lock_as_leader(out: Path) -> Iterator[None]:
-    """`lock_folder` for the rank that leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
+def _lock_as_leader(out: Path, patient: bool) -> Iterator[None]:
+    """`lock_folder` for who leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
 
     At a restart, and in a Slurm job of ours, which begins when the one before has ended, it is tried again for
     `LOCK_PATIENCE` seconds: the lock may be a lost node's, which the folder's server keeps for a while.
     """
-    rank = this_rank()
-    patient = rank.is_restart or rank.first_job
     deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
     with ExitStack() as stack:
         while True:
@@ -179,6 +216,10 @@ def _lock_as_leader(out: Path) -> Iterator[None]:
                     raise
             time.sleep(1.0)
         yield
+
+
+def _rank_command(data: Path, out: Path, options: RunOptions) -> list[str]:
+    return [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
 
 
 def rank_arguments(data: Path, out: Path, options: RunOptions) -> list[str]:
@@ -209,10 +250,9 @@ def prepare(  # noqa: PLR0917  (as train)
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run. Without ``resume`` the first attempt deletes.
 
-    Raises ``UsageFailure`` also where no number tells the first attempt (`supervise.check_starting_over`).
+    Raises ``UsageFailure`` also where torchrun's restarts cannot work (`supervise.check_torchrun`).
     """
-    if not resume:
-        supervise.check_starting_over(out)
+    supervise.check_torchrun(out, resume)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 

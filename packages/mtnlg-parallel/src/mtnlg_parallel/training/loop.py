@@ -69,7 +69,7 @@ class Training:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
         self.signals, self.wandb, self.validation_error = signals, options.wandb, ""
         self.coordinates = recipe.layout.coordinates(rank)
-        self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
+        self.watchdog = Watchdog(recipe.layout, rank, out, recipe.guard.patience, recipe.guard.disk_patience)
         self.watchdog.start()
         ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
         self.engine = build_engine(recipe, device, ops)
