@@ -4,35 +4,31 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mtnlg_parallel
 from mtnlg_data.console import Failure as DataFailure
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
-from mtnlg_parallel.launch import calibration, local, supervise
+from mtnlg_parallel.launch import agent, calibration, supervise
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
-from mtnlg_parallel.rendezvous import HostedStore
+from mtnlg_parallel.statuses import STOP_SIGNALS
 from training.nodes import missing
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)
 PLAY = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 
 out, wait = Path(sys.argv[1]), signal.pause
@@ -48,6 +44,11 @@ def take(first, *steps):
         file.writelines(f'{{"step": {step}, "loss": 1.0, "lr": 1, "batch_size": 1, "tokens_per_second": 1.0, '
                         f'"model_tflops": 1.0}}\\n' for step in steps)
 
+def fail(status, reason):
+    path = out / "logs" / f"rank-{os.environ['RANK']}.failure"
+    path.write_text(json.dumps({"reason": reason, "status": status, "node": "n1"}))
+    sys.exit(status)
+
 def complete():
     (out / "summary.json").touch()
 """
@@ -59,7 +60,7 @@ def launch(out: Path, *statements: str, max_restarts: int = 0) -> int:
     lines = [f"if os.environ['RANK'] == '{rank}':\n    {statement}" for rank, statement in enumerate(statements)]
     command = [sys.executable, "-c", "\n".join([PLAY, *lines]), str(out)]
     layout = Layout(dp=len(statements))
-    return local.run_local(layout, command, out, NEW_RUN, lambda: None, max_restarts)
+    return supervise.run_supervised(layout, command, out, NEW_RUN, lambda: None, max_restarts)
 
 
 def failures_of(out: Path) -> list[tuple[int, int, int]]:
@@ -69,36 +70,36 @@ def failures_of(out: Path) -> list[tuple[int, int, int]]:
 
 
 def test_a_rank_that_is_killed_ends_the_job_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"^rank 1 \(tp 0, pp 0, dp 1\) was killed by SIGKILL; its log is .*rank-1.log"):
+    with pytest.raises(Failure, match=r"^rank 1 on .* was killed by SIGKILL; its log is .*rank-1.log"):
         launch(tmp_path, "wait()", "kill()", "wait()")
 
 
 def test_the_culprit_is_named_not_a_rank_that_only_lost_it(tmp_path: Path) -> None:
-    fail = "print('cli.py: the disk is full', file=sys.stderr); sys.exit(1)"
-    with pytest.raises(Failure, match=r"^rank 1 \(.*\) ended with status 1: the disk is full; its log"):
+    fail = "print('cli.py: the data is gone', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(Failure, match=r"^rank 1 on .* ended with status 1: the data is gone; its log"):
         launch(tmp_path, "sys.exit(70)", fail, "sys.exit(70)")
 
 
 def test_the_watchdogs_line_is_printed_once_and_a_stopped_rank_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
-    hung = "print('step 4 has not ended within 3 s: rank 1 (dp 1) is in data', file=sys.stderr); sys.exit(71)"
-    with pytest.raises(Failure, match=r"^step 4 has not ended within 3 s: rank 1 \(dp 1\) is in data; logs are in"):
+    monkeypatch.setattr(agent, "GRACE_SECONDS", 0.2)
+    hung = "fail(71, 'step 4 has not ended within 3 s: rank 1 is in data')"
+    with pytest.raises(Failure, match=r"^step 4 has not ended within 3 s: rank 1 is in data; the same command"):
         launch(tmp_path, hung, "kill(signal.SIGSTOP)", hung)
 
 
-@pytest.mark.parametrize(
-    ("printed", "reason"),
-    [
-        ("Traceback:\n  File '/site-packag", "its log breaks off, as on a full disk"),
-        ("Traceback:\n  File '/site-packages/x.py'\n", "its log breaks off, as on a full disk"),
-        ("  File '/site-packagcli.py: out/metrics.jsonl: No space left\n", "out/metrics.jsonl: No space left"),
-    ],
-)
-def test_a_log_cut_off_by_a_full_disk_gives_no_torn_reason(tmp_path: Path, printed: str, reason: str) -> None:
-    with pytest.raises(Failure, match=rf"^rank 0 \(.*\) ended with status 74: {reason}; its log is"):
-        launch(tmp_path, f"sys.stderr.write({printed!r}); sys.exit(74)")
+def test_a_rank_that_the_launcher_kills_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "GRACE_SECONDS", 0.2)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (out / 'deaf').touch(); wait()"
+    crash = "list(iter((out / 'deaf').exists, True)); fail(72, 'CUDA error')"
+    with pytest.raises(Failure, match=r"^CUDA error; the same command"):
+        launch(tmp_path, deaf, crash)
+
+
+def test_a_log_cut_off_by_a_full_disk_gives_no_torn_reason(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"^rank 0 on .* ended with status 74; its log is"):
+        launch(tmp_path, """sys.stderr.write("Traceback:\\n  File '/site-packag"); sys.exit(74)""")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
@@ -112,13 +113,15 @@ def test_without_loopback_the_command_ends_before_it_starts_ranks(data: Path, tm
     assert not (tmp_path / "out" / "logs").exists()
 
 
-@pytest.mark.parametrize("number", supervise.STOP_SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path: Path, number: signal.Signals) -> None:
     stop = f"signal.signal({int(number)}, lambda *_: sys.exit(0)); os.kill(os.getppid(), {int(number)}); wait()"
     assert launch(tmp_path, stop, "wait()") == number  # rank 1 has no handler yet, so the signal kills it
     (stopped,) = read_events(tmp_path)
     assert (stopped["event"], stopped["signal"]) == ("stopped", number)
-    assert local.stopped_line(tmp_path, number).startswith(f"stopped by {number.name}; it had not begun a step; the")
+    assert supervise.stopped_line(tmp_path, number).startswith(
+        f"stopped by {number.name}; it had not begun a step; the"
+    )
 
 
 def no_rank(*_: object, **__: object) -> None:
@@ -130,7 +133,7 @@ def no_rank(*_: object, **__: object) -> None:
 def test_more_ranks_than_a_machine_holds_are_not_started_nor_is_an_earlier_run_deleted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, device: Literal["auto", "cpu"]
 ) -> None:
-    monkeypatch.setattr(local, "start_rank", no_rank)
+    monkeypatch.setattr(agent, "start_rank", no_rank)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     (tmp_path / "summary.json").write_text("{}")
@@ -188,10 +191,10 @@ def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "line"),
     [
-        ("kill()", "was killed by SIGKILL; restarting (1 of 3)"),
-        ("print('cli.py: disk full', file=sys.stderr); sys.exit(74)", "ended with status 74: disk full; restarting"),
-        ("print('step 1 hangs', file=sys.stderr); sys.exit(71)", "step 1 hangs; restarting (1 of 3)"),
-        ("kill(signal.SIGTERM)", "was killed by SIGTERM; restarting (1 of 3)"),
+        ("kill()", "was killed by SIGKILL; its log is"),
+        ("fail(74, 'disk full')", "disk full; restarting (1 of 3)"),
+        ("fail(71, 'step 1 hangs')", "step 1 hangs; restarting (1 of 3)"),
+        ("kill(signal.SIGTERM)", "was killed by SIGTERM; its log is"),
     ],
 )
 def test_ranks_that_fail_are_all_started_again(
@@ -207,7 +210,10 @@ def test_ranks_that_fail_are_all_started_again(
 def test_ranks_that_all_stop_because_one_was_told_to_are_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch(tmp_path, "complete() if attempt else None", "pass", max_restarts=3) == 0
+    assert (
+        launch(tmp_path, "complete() if attempt else sys.exit(75)", "None if attempt else sys.exit(75)", max_restarts=3)
+        == 0
+    )
     assert "a rank was told to stop, and all stopped; restarting (1 of 3)" in capsys.readouterr().err
 
 
@@ -220,28 +226,22 @@ def test_restarts_that_bring_new_steps_go_on_and_three_that_bring_none_end_the_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    wait = local.Signals.wait
+    wait = agent.Signals.wait
 
-    def wait_shortly(signals: local.Signals, seconds: float) -> None:
+    def wait_shortly(signals: agent.Signals, seconds: float) -> None:
         pauses.append(seconds)
         wait(signals, min(seconds, 0.1))
 
-    monkeypatch.setattr(local.Signals, "wait", wait_shortly)
+    monkeypatch.setattr(agent.Signals, "wait", wait_shortly)
     steps = "[(0, 1, 2), (1, 2, 3), (3, 2), (3, 3), (2, 3)][attempt]"
     with pytest.raises(Failure) as ended:
         launch(tmp_path, f"take(*{steps}); sys.exit(80 + attempt)", "wait()", max_restarts=100)
     assert failures_of(tmp_path) == [(80, 2, 2), (81, 3, 1), (82, 2, 0), (83, 3, 0), (84, 3, 0)]
-    assert [seconds for seconds in pauses if seconds != local.POLL_SECONDS] == [0.0, 0.0, 10.0, 60.0]
-    cause = r"rank 0 \(tp 0, pp 0, dp 0\) ended with status"
-    causes = f"\\(1\\) {cause} 82; \\(2\\) {cause} 83; \\(3\\) {cause} 84; its log is .*rank-0.log; the same command"
-    assert re.match(f"three restarts in a row brought no new step: {causes}", str(ended.value)), str(ended.value)
-
-
-def test_restarts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "PAUSES", (0.0,) * 3)
-    with pytest.raises(Failure, match="was killed by SIGKILL; all 1 restarts of --max-restarts are used up; its log"):
-        launch(tmp_path, "take(attempt, attempt + 1); kill()", max_restarts=1)
-    assert len(failures_of(tmp_path)) == 2
+    assert [seconds for seconds in pauses if seconds != agent.POLL_SECONDS] == [0.0, 0.0, 10.0, 60.0]
+    causes = ".*".join(f"\\({n}\\) rank 0 on .* ended with status {81 + n}; its log is" for n in (1, 2, 3))
+    assert re.match(f"three restarts in a row brought no new step: {causes}.*; the same command", str(ended.value)), (
+        str(ended.value)
+    )
 
 
 @pytest.mark.parametrize("status", [1, 2])
@@ -251,7 +251,7 @@ def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int)
     assert len(failures_of(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("number", [*supervise.STOP_SIGNALS, signal.SIGINT])
+@pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGINT])
 def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
         if " in 3600 s (2 of 3)" in line:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(local, "say", say)
+    monkeypatch.setattr(supervise, "say", say)
     if number == signal.SIGINT:
         with pytest.raises(KeyboardInterrupt):
             launch(tmp_path, "kill()", max_restarts=3)
@@ -274,50 +274,23 @@ def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
     assert len(said) == 2
 
 
-def test_progress_goes_back_to_the_step_where_a_restart_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_goes_back_to_the_step_where_a_restart_resumes(tmp_path: Path) -> None:
     moves: list[int] = []
-
-    @contextmanager
-    def record(*_: object) -> Iterator[Callable[[int, str], None]]:
-        yield lambda n, _note: moves.append(n)
-
-    monkeypatch.setattr(local, "progress", record)
-    play = "take(*[(0, 1, 2, 3), (1, 2, 3, 4)][attempt]); complete() if attempt else kill()"
-    assert launch(tmp_path, play, max_restarts=1) == 0
-    assert moves == [0, 1, 1, 1, -2, 1, 1, 1]
+    update = agent.follow(tmp_path, 1, lambda n, _note="": moves.append(n))
+    line = '{"step": %d, "loss": 1.0, "lr": 1, "batch_size": 1, "tokens_per_second": 1.0, "model_tflops": 1.0}\n'
+    update()
+    for steps in ([1], [1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 3, 4]):
+        (tmp_path / "metrics.jsonl").write_text("".join(line % step for step in steps) + '{"step": 9')
+        update()
+    assert moves == [2, -1, 2]
 
 
-class BesiegedStore(HostedStore):
-    """A store whose port a stranger knows: he floods it with what would end a job, and comes again after each step."""
-
-    refusals: ClassVar[list[BaseException]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stranger = TCPStore("127.0.0.1", self.port, is_master=False)
-
-    def shut_if_all_are_here(self, attempt: int = 0) -> None:
-        for prefix in ("", "hung/", "watchdog/0/", "open/0/watchdog/"):
-            self.stranger.set(f"{prefix}line", "step 1 has not ended within 1 s: every rank is in data")
-            self.stranger.set(f"{prefix}beat/1", "\x1b[2Jstopped")
-        was_open = self._listening
-        super().shut_if_all_are_here(attempt)
-        if was_open and not self._listening:
-            with pytest.raises(OSError, match=r"timed out|refused") as refusal:
-                socket.create_connection(("127.0.0.1", self.port), 0.1)
-            self.refusals.append(refusal.value)
-
-
-def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run_whatever_a_stranger_does_to_its_port(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, out, path = recipe_of((1, 1, 2), samples=24), tmp_path / "out", tmp_path / "train.toml"
-    monkeypatch.setattr(local, "HostedStore", BesiegedStore)
     summary = mtnlg_parallel.train(recipe, data, out, options=mtnlg_parallel.RunOptions(profile=range(2, 3)))
     assert summary is not None
-    assert len(BesiegedStore.refusals) == 1, "the store takes in nobody once both ranks are there"
     for path in (out / "checkpoints").rglob("*"):
         assert not path.stat().st_mode & 0o007, f"others cannot read {path}"
     reference, _ = reference_run(recipe, data)

@@ -16,6 +16,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.statuses import Exit
 from training.reference_loop import FP32, recipe_of, reference_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
@@ -114,11 +115,11 @@ def test_a_run_goes_on_after_its_ranks_are_killed_or_told_to_stop_and_after_the_
         run.until_trained(failures=2)
         os.kill(run.process.pid, signal.SIGKILL)
         _, printed = run.process.communicate()
-    assert "rank 1 (tp 0, pp 0, dp 1) was killed by SIGKILL; restarting (1 of 2)" in printed
+    assert "was killed by SIGKILL; its log is" in printed
     assert "a rank was told to stop, and all stopped; restarting" in printed
     with running(out, *command) as run:
         run.end()
-        assert run.failures == [-signal.SIGKILL, 0]
+        assert run.failures == [-signal.SIGKILL, Exit.STOPPED]
     assert_undisturbed(out, recipe, data)
 
 
@@ -135,7 +136,8 @@ def test_a_lost_terminal_ends_a_run_with_a_checkpoint_unless_hang_ups_are_ignore
     while max((step["step"] for step in read_steps(out)), default=0) < 5:
         os.read(terminal, 1 << 16)  # an error where the run has ended
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status == (Exit.COMPLETE if ignored else Exit.STOPPED)
     assert (out / "summary.json").exists() == ignored
     reached = max(step["step"] for step in read_steps(out))
     assert latest(out / "checkpoints") == out / "checkpoints" / f"step-{reached}"
@@ -144,11 +146,31 @@ def test_a_lost_terminal_ends_a_run_with_a_checkpoint_unless_hang_ups_are_ignore
     assert_undisturbed(out, recipe, data)
 
 
-def test_torchruns_agents_restart_a_run_after_a_rank_is_killed(recipe: Recipe, data: Path, tmp_path: Path) -> None:
+def test_torchruns_agents_restart_a_run_after_a_rank_is_killed_or_told_to_stop(
+    recipe: Recipe, data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     with running(out, *TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out) as run:
         run.until_trained(failures=0)
         os.kill(run.rank(1), signal.SIGKILL)
+        run.until_trained(failures=1)
+        os.kill(run.rank(0), signal.SIGTERM)
         run.end()
-        assert run.failures == [-signal.SIGKILL]
+        assert run.failures == [-signal.SIGKILL, Exit.STOPPED]
+    assert_undisturbed(out, recipe, data)
+
+
+def test_a_stop_of_torchrun_is_no_success_and_the_same_command_resumes(
+    recipe: Recipe, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = [*TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out]
+    with running(out, *command) as run:
+        run.until_trained(failures=0)
+        run.process.terminate()
+        run.process.communicate(timeout=240)
+        assert run.process.returncode != 0
+    assert latest(out / "checkpoints") == out / "checkpoints" / f"step-{run.steps}"
+    with running(out, *command) as run:
+        run.end()
     assert_undisturbed(out, recipe, data)

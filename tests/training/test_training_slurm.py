@@ -56,7 +56,7 @@ class Run(Job):
 
     def starts(self) -> list[int]:
         """The steps from which rank 0 has trained."""
-        return [int(step) for step in re.findall(r"rank 0 \(.*\) holds .*; at step (\d+)\n", self.log())]
+        return [event["step"] for event in read_events(self.out) if event["event"] == "resumed"]
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps recorded so far."""
@@ -66,6 +66,11 @@ class Run(Job):
 def rank_on(node: str) -> int:
     """The process of the rank on a node; others that have its variable are its own."""
     return processes(node, "LOCAL_RANK=0")[0]
+
+
+def parent(process: int) -> int:
+    """The parent of a process: of a rank its agent, of an agent slurmstepd."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.usefixtures("slurm")
@@ -99,7 +104,7 @@ def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another
     job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
     failed = [event for event in read_events(job.out) if event["event"] == "failed"]
-    assert [(event["node"], event["status"]) for event in failed] == [("n2", 128 + signal.SIGKILL)] * 2
+    assert [(event["node"], event["status"]) for event in failed] == [("n2", -signal.SIGKILL)] * 2
     assert len(job.starts()) == 3
     last = output("scontrol", "show", "job", str(int(job.number) + 1))
     assert "ExcNodeList=n2" in last
@@ -125,8 +130,8 @@ def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(
     job = Run(data, tmp_path, "--device=cpu")
     job.until_trained(20)
     rank = rank_on("n2")
-    step = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])  # the parent, slurmstepd
-    lose("n2", slurm, (step, rank))
+    agent = parent(rank)
+    lose("n2", slurm, (parent(agent), agent, rank))
     job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
     assert len(job.starts()) == 2

@@ -71,7 +71,7 @@ def test_a_node_at_fault_is_named_before_training(
 def test_healthy_nodes_are_described_in_one_line(run_ranks: RunRanks, tmp_path: Path) -> None:
     ranks = run_ranks("checked_health", [recipe_of((1, 1, 2))], out=tmp_path, fault="")
     assert [len(rank["lines"]) for rank in ranks] == [1, 0]
-    described = r"checked 2 ranks on 2 nodes, [\d.e+-]+ GB/s between nodes \(least [\d.e+-]+\), [\d.,e+]+ GB free"
+    described = r"checked 2 ranks, [\d.,e+]+ GB free"
     assert re.fullmatch(described, ranks[0]["lines"][0])
     assert not list(tmp_path.iterdir())
 

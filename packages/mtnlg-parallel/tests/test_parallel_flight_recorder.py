@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 
-from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.training.flight_recorder import GroupTrace, Trace, entered_by_all, missing_ranks, summarize
-
-FOUR = Layout(tp=2, dp=2)  # tensor parallel groups 0 1 and 2 3, data parallel groups 0 2 and 1 3
-ALL, TP, DP = "tp+dp+pp", "tp", "dp"
+from mtnlg_parallel.training.flight_recorder import Trace, missing_ranks, summarize
 
 
-def trace(*groups: tuple[str, str, int, bool], peers: tuple[int, ...] = ()) -> Trace:
-    """Of (name, members, number of the last collective entered, whether the rank waits in it)."""
-    return Trace(
-        tuple(GroupTrace(name, axes, last, last if waits else 0, "all_reduce") for name, axes, last, waits in groups),
-        peers,
-    )
+def trace(*peers: int, **groups: tuple[int, bool]) -> Trace:
+    """Of groups: the number of the last collective entered, whether the rank waits in it; and ranks that it meets."""
+    return Trace({name: (last, last if waits else 0, "all_reduce") for name, (last, waits) in groups.items()}, [*peers])
 
 
 def entry(
@@ -39,84 +32,50 @@ def test_a_trace_holds_the_last_collective_of_each_group_and_the_oldest_that_has
         entry("0", 0, ended=False, is_p2p=True, operation="nccl:recv 3<-1"),
         entry("0", 0, ended=True, is_p2p=True, operation="nccl:send 3->2"),
     ]
-    groups = {"0": [0, 1, 2, 3], "5": [1, 3], "6": [0, 3], "alone": [3]}
-    assert summarize(entries, groups, FOUR, 3) == Trace(
-        (
-            GroupTrace("nccl/0", ALL, 99, 0, ""),
-            GroupTrace("nccl/5", DP, 8, 7, "_reduce_scatter_base"),
-            GroupTrace("gloo/6", (0, 3), 3, 0, ""),
-        ),
-        (1,),
-    )
+    groups = {"0": [0, 1, 2, 3], "5": [1, 3], "6": [0, 3], "alone": [3], "silent": [2, 3]}
+    last = {"0": (99, 0, ""), "5": (8, 7, "_reduce_scatter_base"), "6": (3, 0, ""), "silent": (0, 0, "")}
+    assert summarize(entries, groups) == Trace(last, [1])
 
 
-def test_a_trace_stays_small_at_2240_ranks() -> None:
-    layout = Layout(tp=8, pp=35, dp=8)
-    groups = {str(n): list(range(n % 64 + 2)) for n in range(200)} | {"all": list(range(2240))}
-    entries = [entry("all", 1), *(entry(str(n), 1, ended=False) for n in range(200))]
-    assert len(json.dumps(summarize(entries, groups, layout, 0))) < 8000
+BEHIND = {rank: trace(all=(12 - (rank == 2), rank != 2)) for rank in range(4)}
+# Rank 0 waits for 2 in data parallelism, which waits for 3 in tensor parallelism.
+CHAIN = {
+    0: trace(dp0=(12, True), tp0=(7, False)),
+    1: trace(dp1=(12, True), tp0=(7, False)),
+    2: trace(dp0=(11, False), tp1=(7, True)),
+    3: trace(dp1=(11, False), tp1=(6, False)),
+}
+CIRCLE = {
+    0: trace(tp0=(4, True), dp0=(1, False)),
+    1: trace(tp0=(3, False), dp1=(2, True)),
+    2: trace(tp1=(3, False), dp0=(2, True)),
+    3: trace(tp1=(4, True), dp1=(1, False)),
+}
+ALL_WAIT = {rank: trace(all=(12, True)) for rank in range(4)}
 
 
-def test_the_rank_behind_the_others_is_named_with_collective_and_group() -> None:
-    traces = {rank: trace(("0", ALL, 12, True)) for rank in (0, 1, 3)} | {2: trace(("0", ALL, 11, False))}
-    assert missing_ranks(FOUR, traces) == {
-        2: "has not entered all_reduce 12 of the group of all ranks, where 3 ranks wait"
-    }
-    assert not entered_by_all(FOUR, traces)
+@pytest.mark.parametrize(
+    ("traces", "missing"),
+    [
+        (BEHIND, [2]),
+        (CHAIN, [3]),
+        (CIRCLE, []),
+        (ALL_WAIT, []),
+        ({rank: trace(all=(12, False)) for rank in range(4)}, []),
+        ({0: trace(tp0=(900, True)), 1: trace(tp0=(0, False)), 2: trace(), 3: trace()}, [1]),
+        ({0: trace(1), 1: trace(2), 2: trace()}, [2]),
+        ({0: trace(), 1: trace(2), 2: trace(1)}, []),  # they meet
+        ({}, []),
+    ],
+)
+def test_the_origin_alone_is_named(traces: dict[int, Trace], missing: list[int]) -> None:
+    read = {rank: Trace(*json.loads(json.dumps(each))) for rank, each in traces.items()}
+    for each in (traces, read):
+        found, hanging = missing_ranks(each)
+        assert (list(found), hanging) == (missing, "all_reduce 12" if traces is ALL_WAIT else "")
 
 
-def test_where_one_group_waits_for_another_the_origin_alone_is_named() -> None:
-    """Rank 0 waits for 2 in data parallelism, which waits for 3 in tensor parallelism."""
-    traces = {
-        0: trace(("dp0", DP, 12, True), ("tp0", TP, 7, False)),
-        1: trace(("dp1", DP, 12, True), ("tp0", TP, 7, False)),
-        2: trace(("dp0", DP, 11, False), ("tp1", TP, 7, True)),
-        3: trace(("dp1", DP, 11, False), ("tp1", TP, 6, False)),
-    }
-    assert list(missing_ranks(FOUR, traces)) == [3]
-    assert "of the data parallel group of rank 1" in missing_ranks(FOUR, traces)[3]
-
-
-def test_all_have_entered_where_no_rank_is_behind() -> None:
-    traces: dict[int, Trace | None] = {rank: trace(("0", ALL, 12, True)) for rank in range(4)}
-    assert not missing_ranks(FOUR, traces)
-    assert entered_by_all(FOUR, traces) == "all_reduce 12 of the group of all ranks"
-    assert not entered_by_all(FOUR, {rank: trace(("0", ALL, 12, False)) for rank in range(4)})
-
-
-def test_a_rank_without_a_trace_is_named_only_where_no_other_is_behind() -> None:
-    traces: dict[int, Trace | None] = {rank: trace(("0", ALL, 12, True)) for rank in range(3)} | {3: None}
-    assert missing_ranks(FOUR, traces) == {
-        3: "was not seen in all_reduce 12 of the group of all ranks, where 3 ranks wait"
-    }
-    assert list(missing_ranks(FOUR, traces | {1: trace(("0", ALL, 9, False))})) == [1]
-    assert not missing_ranks(FOUR, dict.fromkeys(range(4)))
-
-
-def test_a_rank_whose_buffer_holds_no_collective_of_the_group_is_behind() -> None:
-    traces = {0: trace(("tp0", TP, 900, True)), 1: trace(("dp1", DP, 5000, False)), 2: trace(), 3: trace()}
-    assert list(missing_ranks(FOUR, traces)) == [1]
-
-
-def test_a_rank_that_receives_waits_for_the_sender_and_two_that_meet_for_nobody() -> None:
-    stages = Layout(pp=3)
-    traces: dict[int, Trace | None] = {0: trace(peers=(1,)), 1: trace(peers=(2,)), 2: trace()}
-    assert missing_ranks(stages, traces) == {2: "has not met rank 1, which sends to it or receives from it"}
-    assert not missing_ranks(stages, traces | {2: trace(peers=(1,)), 0: trace()})
-
-
-def test_ranks_that_wait_for_each_other_in_a_circle_accuse_nobody() -> None:
-    crossed = {
-        0: trace(("tp0", TP, 4, True), ("dp0", DP, 1, False)),
-        1: trace(("tp0", TP, 3, False), ("dp1", DP, 2, True)),
-        2: trace(("tp1", TP, 3, False), ("dp0", DP, 2, True)),
-        3: trace(("tp1", TP, 4, True), ("dp1", DP, 1, False)),
-    }
-    assert not missing_ranks(FOUR, crossed)
-    assert not entered_by_all(FOUR, crossed)
-
-
-@pytest.mark.parametrize("data", [None, [], [[]], [[["a"]], []], [[["a", "tp", "x", 0, ""]], []], [[], ["a"]], [[], 3]])
-def test_what_is_not_a_trace_is_refused(data: Any) -> None:  # noqa: ANN401
-    with pytest.raises((TypeError, ValueError)):
-        Trace.parse(data)
+def test_the_line_says_who_waits_in_what() -> None:
+    assert missing_ranks(BEHIND)[0] == {2: "has not entered all_reduce 12, which ranks wait for: 0, 1, 3"}
+    many = {rank: trace(all=(12 - (rank == 2), rank != 2)) for rank in range(2240)}
+    assert missing_ranks(many)[0][2].endswith(": 0, 1, 3, 4 and 2235 more")

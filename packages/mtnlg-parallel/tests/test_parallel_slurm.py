@@ -11,8 +11,7 @@ import pytest
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
-from mtnlg_parallel.launch.slurm import STEP_FAILED, Job, first_failure, script, submit
-from mtnlg_parallel.launch.supervise import Failed
+from mtnlg_parallel.launch.slurm import Job, script, submit
 from mtnlg_parallel.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -63,20 +62,28 @@ def test_the_recipe_and_the_command_line_give_replace_and_remove_options(tmp_pat
     steps = [shlex.split(line) for line in text.splitlines() if "srun --" in line]
     assert all("--container-image=/images/mt nlg.sqsh" in words for words in steps)
     assert "--wait=300" in steps[0]
-    assert "exec python3 -m mtnlg_parallel.cli train" in text, "the container's Python"
+    assert "python3 -m mtnlg_parallel.cli train" in text, "the container's Python"
 
 
 STUBS = """
-scontrol() { if [ "$1" = show ]; then echo first; else echo "scontrol $*" >> CALLS; fi; }
+scontrol() {
+    if [ "$1" = show ]; then echo first; return; fi
+    echo "scontrol $*" >> CALLS
+    [ "$(grep -c scontrol CALLS)" -gt AWAY ]
+}
+sleep() { :; }
 sbatch() { echo "sbatch $*" >> CALLS; return SBATCH; }
 timeout() { shift; "$@"; }
 srun() {
     local options=() end
     while [[ $1 == --* ]]; do options+=("$1"); shift; done
-    if [[ $1 == bash ]]; then
-        SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=4 "$@"
+    shift 3
+    if [[ $1 == train ]]; then
+        echo "$MASTER_PORT $MTNLG_SECRET" >> CALLS.store
+        echo "attempt $TORCHELASTIC_RESTART_COUNT at $MASTER_ADDR" \\
+            "cores $OMP_NUM_THREADS $SRUN_CPUS_PER_TASK: $*" >> CALLS
     else
-        echo "srun ${options[*]} ${*:4}" >> CALLS
+        echo "srun ${options[*]} $*" >> CALLS
     fi
     read -r end < ENDS
     sed -i 1d ENDS
@@ -86,24 +93,19 @@ srun() {
         *) echo "$end" ;;
     esac
 }
-exec() {
-    echo "$MASTER_PORT $MTNLG_SECRET" >> CALLS.store
-    echo "rank $RANK $LOCAL_RANK $GROUP_RANK of $WORLD_SIZE $LOCAL_WORLD_SIZE at $MASTER_ADDR" \\
-        "attempt $TORCHELASTIC_RESTART_COUNT threads $OMP_NUM_THREADS: ${*:4}" >> CALLS
-}
-export -f exec
 """
 
 
-def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0) -> tuple[int, list[str]]:
+def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0, away: int = 0) -> tuple[int, list[str]]:
     """Run the script with stubs for Slurm's commands: its exit status, and what it called.
 
-    ``ends`` are, in order, the exit status of the ranks, or what `mtnlg-parallel restart` prints.
+    ``ends`` are, in order, the exit status of the agents, or what `mtnlg-parallel restart` prints. slurmctld does not
+    answer the first ``away`` requests to requeue.
     """
     calls, end = out / "calls", out / "ends"
     end.write_text("".join(f"{line}\n" for line in ends))
     calls.write_text("")
-    stubs = STUBS.replace("SBATCH", str(sbatch_status))
+    stubs = STUBS.replace("SBATCH", str(sbatch_status)).replace("AWAY", str(away))
     for name, path in (("CALLS", calls), ("ENDS", end), ("SUMMARY", out / "summary.json")):
         stubs = stubs.replace(name, shlex.quote(str(path)))
     variables = "SLURM_JOB_ID=10007 SLURM_JOB_NODELIST=x SLURM_CPUS_PER_TASK=8 SLURMD_NODENAME=n1"
@@ -111,21 +113,21 @@ def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0) -> t
     return done.returncode, calls.read_text().splitlines()
 
 
-def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_path: Path) -> None:
+def test_the_script_starts_agents_until_the_run_is_complete_or_told_to_end(tmp_path: Path) -> None:
     out = tmp_path / "mt nlg's"
     out.mkdir()
     text = script(Job(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7))
+    assert "--nodes=2 --ntasks=2" in text
 
     def attempt(number: int) -> str:
-        return f"rank 9 1 4 of 16 8 at first attempt {number} threads 8: train it's.toml --out {out}"
+        return f"attempt {number} at first cores 8 64: train it's.toml --out {out} --agent=8"
 
     one = "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n1"
-    restart = f"{one} restart {out} --log {out}/logs/srun.log --max-restarts 7"
+    restart = f"{one} restart {out} --max-restarts 7"
     requeue = "scontrol requeue 10007"
     resubmit = "sbatch --exclude=n2,n3 --dependency=afterany:10007,singleton /spool/script"
-    assert calls_of(text, out, ["0"]) == (0, [attempt(0), requeue]), "stopped by a signal"
+    assert calls_of(text, out, ["75"]) == (75, [attempt(0), requeue]), "stopped by a signal"
     assert calls_of(text, out, ["1", "end"]) == (1, [attempt(0), restart])
-    assert calls_of(text, out, ["1", "137"]) == (1, [attempt(0), restart]), "restart itself fails"
     assert calls_of(text, out, ["137", "requeue"]) == (137, [attempt(0), restart, requeue])
     assert calls_of(text, out, ["137", "requeue n2,n3"]) == (137, [attempt(0), restart, resubmit])
     refused = calls_of(text, out, ["137", "requeue n2,n3"], sbatch_status=1)
@@ -137,6 +139,16 @@ def test_the_script_starts_ranks_until_the_run_is_complete_or_told_to_end(tmp_pa
     assert all(10000 <= int(port) < 30000 for port, _ in stores)
     assert len({port for port, _ in stores}) > 1, "not a function of the job's number"
     assert len({secret for _, secret in stores if len(secret) == 32}) == 3, "each attempt has its own"
+
+
+@pytest.mark.parametrize("verdict", ["1", "137", "Traceback", ""])
+def test_a_job_that_nobody_could_decide_on_is_requeued_once_slurmctld_answers(verdict: str, tmp_path: Path) -> None:
+    text = script(Job(recipe_of({"dp": 2}), [], tmp_path))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.failure").write_text("of an earlier attempt")
+    status, calls = calls_of(text, tmp_path, ["137", verdict], away=3)
+    assert (status, calls[2:]) == (137, ["scontrol requeue 10007"] * 4)
+    assert not list((tmp_path / "logs").iterdir())
 
 
 def test_nodes_that_the_site_excludes_stay_excluded(tmp_path: Path) -> None:
@@ -169,8 +181,8 @@ def test_values_are_quoted_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
     options = options_of(text)
     assert options["comment"] == r'''"\"; touch x; #$(touch y)\\"'''
     assert options["output"] == f'"{tmp_path}/50%%j runs/slurm-%j.log"', "%j of the folder is no job number"
-    _, calls = calls_of(text, out, ["0"])
-    assert calls[0].endswith(f"train {hostile}")
+    _, calls = calls_of(text, out, ["75"])
+    assert calls[0].endswith(f"train {hostile} --agent=2")
 
 
 def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,66 +228,3 @@ def test_a_job_submitted_while_a_run_is_at_work_touches_nothing_that_it_uses(
     at_work.communicate()
     submit_job(recipe_of({"dp": 4}))
     assert load_recipe(out / "recipe.toml").layout.dp == 4
-
-
-KILLED = """\
-0: training: 12/30 steps
-3: cli.py: rank 3 says this
-srun: error: n1: tasks 0-1: Exited with exit code 70
-srun: error: n2: task 3: Killed
-srun: launch/slurm: _step_signal: Terminating StepId=7.0
-0: slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T12:37:53 ***
-srun: error: n2: task 2: Exited with exit code 1
-"""
-REFUSED = """\
-10: cli.py: recipe.toml: no such data
-srun: error: n2: task 10: Exited with exit code 1
-srun: Terminating StepId=7.0
-srun: error: n1: tasks 0-7: Terminated
-"""
-HUNG = """\
-0: step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data
-3: step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data
-srun: error: n1: tasks 0-7: Exited with exit code 71
-srun: Terminating StepId=7.0
-srun: error: n2: tasks 8-9,11-15: Exited with exit code 71
-"""
-NO_STEP = "srun: error: Unable to create step for job 7: Requested nodes are busy\n"
-NO_LAUNCH = """\
-srun: error: Task launch for StepId=7.1 failed on node n2: Communication connection failure
-srun: error: Application launch failed: Communication connection failure
-srun: Job step aborted: Waiting up to 62 seconds for job step to finish.
-srun: error: n1: task 0: Killed
-"""
-LOST = "srun: error: n1: task 0: Exited with exit code 70\nsrun: error: Node failure on n2\n"
-MANY = "7: CUDA error\nsrun: error: n[1-2]: tasks 7,9-10: Aborted (core dumped)\n"
-LONELY = """\
-srun: error: n1: task 0: Exited with exit code 70
-srun: Terminating StepId=7.0
-srun: error: n2: tasks 1-2: Terminated
-"""
-TWO_NODES = """\
-0: step 8 has not ended within 3 s: rank 0 (tp 0, pp 0, dp 0) is in data; rank 8 (tp 0, pp 1, dp 0) is in data
-srun: error: n1: tasks 0-7: Exited with exit code 71
-srun: error: n2: tasks 8-15: Exited with exit code 71
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        (KILLED, Failed("rank 3 on n2: killed", 137, "n2")),
-        (REFUSED, Failed("rank 10 on n2: exited with exit code 1: recipe.toml: no such data", 1, "n2")),
-        (HUNG, Failed("step 8 has not ended within 3 s: rank 11 (tp 0, pp 1, dp 1) is in data", 71, "n2")),
-        (NO_STEP, Failed(NO_STEP.strip(), STEP_FAILED, "")),
-        (NO_LAUNCH, Failed(NO_LAUNCH.splitlines()[0], STEP_FAILED, "n2")),
-        (LOST, Failed("srun: error: Node failure on n2", STEP_FAILED, "n2")),
-        (MANY, Failed("rank 7 on n[1-2]: aborted (core dumped): CUDA error", 134, "")),
-        (LONELY, Failed("rank 0 on n1: exited with exit code 70", 70, "")),
-        (TWO_NODES, Failed(TWO_NODES.splitlines()[0].removeprefix("0: "), 71, "")),
-        ("", Failed("srun started no rank", STEP_FAILED, "")),
-    ],
-)
-def test_the_rank_that_failed_first_is_read_from_what_srun_prints(log: str, expected: Failed, tmp_path: Path) -> None:
-    (tmp_path / "srun.log").write_text(log)
-    assert first_failure(tmp_path / "srun.log") == expected

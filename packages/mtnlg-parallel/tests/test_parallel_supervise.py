@@ -1,41 +1,47 @@
-"""What follows a failure: the decision, the account of steps in the history, the command for schedulers."""
+"""What follows a failure: the table of statuses, the decision, the account of steps, the command for schedulers."""
+
+from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mtnlg_data.console import Failure as DataFailure
 from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, error_status, run
+from mtnlg_parallel import statuses
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch import run as launch
 from mtnlg_parallel.launch import supervise
-from mtnlg_parallel.launch.local import Signals, record_signals
+from mtnlg_parallel.launch.agent import Signals, record_signals
 from mtnlg_parallel.launch.supervise import (
-    CRASHED,
+    DAY,
     PAUSES,
-    Failed,
+    PeerFailure,
     RankCrash,
     as_rank_failure,
     check_elastic_restart,
-    check_elastic_store,
+    check_torchrun,
     decide,
     record_failure,
     recorded_failures,
-    write_failure_file,
+    report_rank_failure,
 )
 from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.history import append, read_events
 from mtnlg_parallel.record.run_dir import LOGS, RunState
+from mtnlg_parallel.statuses import ACTIONS, STOP_SIGNALS, Exit, Failed, cause_of, first_failure, write_failure
+
+if TYPE_CHECKING:
+    import subprocess
 
 BeRank = Callable[..., None]
 KILLED = -signal.SIGKILL
@@ -43,20 +49,36 @@ TORCHRUN: dict[str, Any] = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RES
 WORKER = "mtnlg_parallel.launch.worker"
 """Runs a rank; its imports take seconds."""
 RECIPE = Recipe.model_validate({"model": {"preset": "tiny"}, "train": {"samples": 32, "batch": 8, "lr": 1e-3}})
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "exit-statuses.md"
 
 
 def failures(*new_steps: int, status: int = KILLED) -> list[Failed]:
     return [Failed(f"cause {n}", status, new_steps=steps) for n, steps in enumerate(new_steps)]
 
 
-@pytest.mark.parametrize("status", [0, 70, 71, CRASHED, 74, 3, 255, KILLED, 137])
-def test_a_failure_that_may_pass_restarts_the_ranks_at_once(status: int) -> None:
-    assert decide(failures(5, status=status), 1) == decide(failures(0, status=status), 1) == ("restart", "", (), 0.0)
+def test_the_page_of_exit_statuses_is_the_table_in_the_code() -> None:
+    rows = [f"| {status.value} | {status.name} | {status.meaning} | {ACTIONS[status.cause]} |" for status in Exit]
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("status", [1, 2])
-def test_a_failure_that_a_person_must_mend_ends_the_run_whatever_came_before(status: int) -> None:
-    assert decide([*failures(5, 5), Failed("no such store", status)], 100)[:2] == ("end", "no such store")
+@pytest.mark.parametrize(
+    ("cause", "statuses"),
+    [
+        ("person", [1, 2]),
+        ("shared", [3, 73, 74]),
+        ("node", [71, 72, KILLED, 128 + 9, -signal.SIGSEGV]),
+        ("peer", [70]),
+        ("stop", [75, *(sign for number in STOP_SIGNALS for sign in (-number, 128 + number))]),
+    ],
+)
+def test_the_cause_of_a_status_decides_what_follows_and_who_is_to_blame(cause: str, statuses: list[int]) -> None:
+    actions = {"person": "end", "stop": "requeue"}
+    for status in statuses:
+        assert cause_of(status) == cause
+        for steps in (5, 0):
+            assert decide(failures(steps, status=status), 1)[::3] == (actions.get(cause, "restart"), 0.0)
+        twice = decide([Failed("x", status, "n1", 1)] * 2, 100)
+        assert twice.excluded == (("n1",) if cause == "node" else ())
 
 
 def test_without_restarts_the_first_failure_ends_the_run() -> None:
@@ -81,19 +103,27 @@ def test_restarts_with_progress_are_bounded_by_their_number() -> None:
 
 def test_a_node_that_failed_twice_is_excluded_together_with_earlier_ones() -> None:
     nodes = [Failed("x", KILLED, node, 1) for node in ("a", "b", "", "", "a", "c", "c", "b")]
-    actions = [decide(nodes[: n + 1], 100)[0::2] for n in range(len(nodes))]
-    restart = ("restart", ())
-    assert actions == [restart] * 4 + [
-        ("requeue", ("a",)),
-        restart,
-        ("requeue", ("a", "c")),
-        ("requeue", ("a", "b", "c")),
+    excluded = [decide(nodes[: n + 1], 100).excluded for n in range(len(nodes))]
+    assert excluded == [()] * 4 + [("a",), (), ("a", "c"), ("a", "b", "c")]
+
+
+@pytest.mark.parametrize(("hours", "excluded"), [(23, ("n1",)), (25, ())])
+def test_a_node_is_excluded_for_failures_within_a_day(hours: int, excluded: tuple[str, ...]) -> None:
+    nodes = [Failed("x", KILLED, "n1", 1, time) for time in (1000.0, 1000.0 + hours / 24 * DAY)]
+    assert decide(nodes, 100).excluded == excluded
+
+
+def test_the_failure_that_explains_the_others_comes_first() -> None:
+    found = [
+        Failed("told to stop", -signal.SIGTERM, time=1),
+        Failed("lost a peer", 70, time=2),
+        Failed("NCCL error", 72, time=3),
+        Failed("killed later", KILLED, time=5),
+        Failed("killed", KILLED, time=4),
     ]
-
-
-@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP, 128 + 15, 128 + 10, 128 + 1])
-def test_ranks_that_were_told_to_stop_before_they_trained_want_a_new_allocation(status: int) -> None:
-    assert decide(failures(0, status=status), 100).action == "requeue"
+    assert first_failure(found).reason == "killed"
+    assert first_failure([*found, Failed("no such store", 1, time=9)]).reason == "no such store"
+    assert first_failure(found[:3]).reason == "NCCL error"
 
 
 def write_metrics(out: Path, last: int) -> None:
@@ -102,30 +132,33 @@ def write_metrics(out: Path, last: int) -> None:
 
 
 def test_new_steps_are_those_that_no_attempt_had_reached(tmp_path: Path) -> None:
+    failed = Failed("x", KILLED)
+
     def attempt(resumed: int, lost: int, reached: int) -> int:
         append(tmp_path, "start")
         append(tmp_path, "resumed", step=resumed, lost_steps=lost)
         write_metrics(tmp_path, reached)
-        return record_failure(tmp_path, "x", KILLED).new_steps
+        return record_failure(tmp_path, failed).new_steps
 
     assert attempt(0, 0, 50) == 50
     assert attempt(40, 10, 45) == 0
     assert attempt(40, 5, 50) == 0, "step 50 had been there before"
     assert attempt(40, 10, 51) == 1
-    assert record_failure(tmp_path, "x", KILLED).new_steps == 0, "it never resumed, so the steps are another's"
+    assert record_failure(tmp_path, failed).new_steps == 0, "it never resumed, so the steps are another's"
     append(tmp_path, "start")
     append(tmp_path, "resumed", step=40, lost_steps=11)
     write_metrics(tmp_path, 60)  # and killed whole: no supervisor was left to record it
     append(tmp_path, "start")
-    assert record_failure(tmp_path, "x", KILLED).new_steps == 0, "the steps are those of the attempt that was killed"
     assert attempt(40, 20, 61) == 1
     assert attempt(60, 1, 70) == 9
 
 
-def test_a_history_that_cannot_be_written_does_not_end_the_supervisor(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_does_not_end_the_supervisor(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    assert record_failure(gone, "the disk is full", 74) == ("the disk is full", 74, "", 0)
-    assert recorded_failures(gone) == []
+    gone.touch()
+    assert record_failure(gone, Failed("the disk is full", 74))[:4] == ("the disk is full", 74, "", 0)
+    assert recorded_failures(gone) == statuses.take_failures(gone) == []
+    write_failure(gone, 0, Failed("the disk is full", 74))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +170,9 @@ def test_a_history_that_cannot_be_written_does_not_end_the_supervisor(tmp_path: 
         (IoFailure("x"), 74),
         (OSError(28, "No space left on device"), 74),
         (FileNotFoundError(2, "No such file"), 1),
-        (TimeoutError("timed out"), CRASHED),
-        (RuntimeError("CUDA error: uncorrectable ECC error"), CRASHED),
-        (KeyError("x"), CRASHED),
+        (TimeoutError("timed out"), Exit.CRASHED),
+        (RuntimeError("CUDA error: uncorrectable ECC error"), Exit.CRASHED),
+        (KeyError("x"), Exit.CRASHED),
     ],
 )
 def test_an_error_that_another_attempt_may_not_meet_has_a_status_of_its_own(error: Exception, status: int) -> None:
@@ -151,8 +184,8 @@ def elastic(be_rank: BeRank, tmp_path: Path) -> Path:
     """The environment of rank 0 of torchrun's first attempt, in a run that failed the day before."""
     be_rank(**TORCHRUN)
     for _ in range(3):
-        record_failure(tmp_path, "yesterday's", KILLED)
-    write_failure_file(tmp_path, Failure("yesterday's"))
+        record_failure(tmp_path, Failed("yesterday's", KILLED))
+    write_failure(tmp_path, 0, Failed("yesterday's", 1))
     check_elastic_restart(tmp_path)
     return tmp_path
 
@@ -162,42 +195,48 @@ def restart_elastic(out: Path, restarts: int) -> None:
     check_elastic_restart(out)
 
 
-def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic: Path, be_rank: BeRank) -> None:
-    for rank, error in enumerate([RankCrash("lost a peer"), Failure("no such store"), RankCrash("lost a peer")]):
-        be_rank(**TORCHRUN, rank=rank, world=3, local_world=3)
-        write_failure_file(elastic, error)
-    with pytest.raises(Failure, match=r"^rank 1 on .*: no such store$"):
+def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic: Path) -> None:
+    for rank, failed in enumerate([Failed("lost a peer", 72), Failed("no such store", 1), Failed("lost a peer", 72)]):
+        write_failure(elastic, rank, failed)
+    with pytest.raises(Failure, match=r"^no such store$"):
         restart_elastic(elastic, 1)
     assert [event["status"] for event in read_events(elastic)][3:] == [1]
     restart_elastic(elastic, 2)  # the files are gone: the refusing rank writes its own
 
 
 def test_restarts_by_torchrun_without_a_new_step_are_refused_but_not_because_of_yesterdays(elastic: Path) -> None:
+    append(elastic, "stopped", signal=15)
     for restarts in (1, 2, 3):
         restart_elastic(elastic, restarts)
     with pytest.raises(Failure, match=r"three restarts in a row brought no new step: .* torchrun's output names it"):
         restart_elastic(elastic, 4)
+    failed = [event["status"] for event in read_events(elastic) if event["event"] == "failed"]
+    assert failed[3:] == [Exit.STOPPED, KILLED, KILLED, KILLED]
 
 
 @pytest.mark.parametrize(("nodes", "shared", "restarts"), [(1, True, 3), (2, False, 3), (2, True, 0)])
-def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt(
-    be_rank: BeRank, nodes: int, shared: bool, restarts: int
+def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt_and_resume(
+    be_rank: BeRank, tmp_path: Path, nodes: int, shared: bool, restarts: int
 ) -> None:
     be_rank(**TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": restarts}, world=nodes, agent_store=shared)
-    check_elastic_store()
+    check_torchrun(tmp_path, resume=True)
     be_rank(**TORCHRUN, world=2, agent_store=True)
     with pytest.raises(UsageFailure, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        check_elastic_store()
+        check_torchrun(tmp_path, resume=True)
+    be_rank(**TORCHRUN, world=2)
+    with pytest.raises(UsageFailure, match="--no-resume"):
+        check_torchrun(tmp_path, resume=False)
 
 
 def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[str]:
     """Be a rank of torchrun or of a job; returns what it has done."""
     done: list[str] = []
 
-    def run_rank(*_: object) -> None:
+    def run_rank(*_: object) -> int:
         if error:
             raise Failure(error)
         done.append("trained")
+        return 0
 
     monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
     launch.join(RECIPE, out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
@@ -219,7 +258,7 @@ def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
 
 
 @pytest.mark.parametrize("met", [False, True])
-def test_failure_files_are_written_once_the_process_group_exists(
+def test_failure_files_are_written_once_the_process_group_exists_and_by_ranks_of_an_agent_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, met: bool
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: met)
@@ -227,10 +266,17 @@ def test_failure_files_are_written_once_the_process_group_exists(
         be_rank(**TORCHRUN, rank=rank, world=2, local_world=2)
         with pytest.raises(Failure, match="another run"):
             join(monkeypatch, tmp_path, error="another run: train.lr was 0.001 and is 0.01 now")
-        assert (tmp_path / LOGS / f"rank-{rank}.failure").exists() == met
+        assert statuses.failure_file(tmp_path, rank).exists() == met
+    be_rank(rank=1, world=2, local_world=2, parent=os.getpid(), SLURMD_NODENAME="n7")
+    report_rank_failure(tmp_path, RankCrash("CUDA error"))
+    failed = statuses.read_failure(statuses.failure_file(tmp_path, 1))
+    assert failed
+    assert failed[:3] == ("rank 1 on n7: CUDA error", Exit.CRASHED, "n7")
+    report_rank_failure(tmp_path, PeerFailure("lost a peer"))
+    assert statuses.read_failure(statuses.failure_file(tmp_path, 1)) == failed
 
 
-@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", "MTNLG_JOB"])
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_restart_waits_for_the_lock_of_a_lost_node(
     at_work: subprocess.Popen[bytes],
     tmp_path: Path,
@@ -261,7 +307,7 @@ def restart_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     assert not stop.value.code
 
 
-def test_the_restart_command_prints_one_word_line_for_a_script_and_counts_within_its_job(
+def test_the_restart_command_prints_one_line_for_a_script_and_counts_within_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
@@ -272,28 +318,46 @@ def test_the_restart_command_prints_one_word_line_for_a_script_and_counts_within
         return capsys.readouterr().out
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert printed("--status", 137, "--node", "n1") == "restart\n"
+    write_failure(tmp_path, 3, Failed("rank 3 hangs", 71, "n1"))
+    assert printed("--status", 70) == "restart\n", "the failure file says more"
     assert printed("--status", 137, "--node", "n1") == "requeue n1\n"
     assert printed("--status", 143) == "requeue\n"
-    assert printed("--status", 70) == "end\n"
+    assert printed() == "end\n"
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     assert printed("--status", 70, "--node", "n1") == "restart\n"
     monkeypatch.setenv("MTNLG_JOB", "7")
     assert printed("--status", 70, "--node", "n1") == "end\n", "a job that another one submitted continues its count"
     assert printed("--status", 70, "--max-restarts", 0) == "end\n"
-    assert [event["job"] for event in read_events(tmp_path)] == ["7"] * 4 + ["8"] + ["7"] * 2
+    events = list(read_events(tmp_path))
+    assert [event["job"] for event in events] == ["7"] * 4 + ["8"] + ["7"] * 2
+    assert [event["status"] for event in events] == [71, 137, 143, Exit.NOT_STARTED, 70, 70, 70]
+    assert [event["node"] for event in events] == ["n1", "n1", "", "", "n1", "n1", ""]
     assert pauses == [0.0, 10.0, 60.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_the_restart_command_reads_who_failed_from_what_srun_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("error", "verdict"), [(UsageFailure("no such store"), "end"), (KeyError("x"), "restart")])
+def test_an_agent_that_starts_no_rank_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, error: Exception, verdict: str
 ) -> None:
-    log = tmp_path / "srun.log"
-    log.write_text("1: cli.py: no such store\nsrun: error: n2: task 1: Exited with exit code 1\n")
-    restart_command(monkeypatch, tmp_path, "--log", log)
-    assert capsys.readouterr().out == "end\n"
-    (event,) = read_events(tmp_path)
-    assert (event["status"], event["node"], "no such store" in event["reason"]) == (1, "n2", True)
+    def fail(*_: object) -> None:
+        raise error
+
+    be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
+    monkeypatch.setattr(launch, "_fingerprint", fail)
+    with pytest.raises(type(error)):
+        launch.run_node(RECIPE, tmp_path, tmp_path, RunOptions(), 1, resume=True)
+    assert launch.restart(tmp_path, None, "", 100) == verdict
+
+
+def test_an_agent_whose_ranks_alone_were_told_to_stop_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
+) -> None:
+    be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
+    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
+    monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
+    monkeypatch.setattr(launch, "_rank_command", lambda *_: [sys.executable, "-c", "raise SystemExit(75)"])
+    assert launch.run_node(RECIPE, tmp_path, tmp_path, RunOptions(), 1, resume=True)
+    assert not list((tmp_path / LOGS).glob("*.failure"))
 
 
 def test_a_signal_ends_a_pause() -> None:

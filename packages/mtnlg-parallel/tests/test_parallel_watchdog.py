@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from mtnlg_parallel.environment import Environment
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.statuses import Exit, take_failures
 from mtnlg_parallel.training import watchdog
-from mtnlg_parallel.training.flight_recorder import GroupTrace, Trace
+from mtnlg_parallel.training.flight_recorder import Trace
 from mtnlg_parallel.training.watchdog import Heartbeat, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 PATIENCE, START = 60.0, 600.0
 
 
 @contextmanager
-def watching(layout: Layout, rank: int, patience: float) -> Iterator[Watchdog]:
+def watching(layout: Layout, rank: int, out: Path, patience: float) -> Iterator[Watchdog]:
     """A `Watchdog` of the calling thread."""
-    watched = Watchdog(layout, rank, patience)
+    watched = Watchdog(layout, rank, out, patience)
     watched.start()
     try:
         yield watched
@@ -47,7 +50,6 @@ class MemoryStore:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.keys_read: Counter[str] = Counter()
-        self.hidden = ""
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
@@ -60,7 +62,7 @@ class MemoryStore:
         return [self.values[key] for key in keys]
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self.values and key != self.hidden for key in keys)
+        return all(key in self.values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
         self.set(key, str(int(self.values.get(key, b"0")) + amount))
@@ -75,7 +77,7 @@ class MemoryStore:
 class Job:
     """Ranks whose watchdogs take their rounds when told to, by a clock that stands until `wait`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, layout: Layout, out: Path) -> None:
         self.now = 1000.0
         self.store: Any = MemoryStore()
         self.stacks = dict.fromkeys(range(layout.world), "communication")
@@ -84,9 +86,10 @@ class Job:
         self.writing = 0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(watchdog, "phase_of", lambda _frame: self.stacks[self.writing])
-        monkeypatch.setattr(watchdog, "local_trace", lambda _layout, rank: self.traces.get(rank))
+        monkeypatch.setattr(watchdog, "local_trace", lambda: self.traces.get(self.writing))
+        monkeypatch.setattr(watchdog, "this_rank", lambda: Environment(node=f"n{self.writing // layout.tp}"))
         monkeypatch.setattr(watchdog, "_exit_hung", raise_hung)
-        self.ranks = [Watchdog(layout, rank, PATIENCE, START) for rank in range(layout.world)]
+        self.ranks = [Watchdog(layout, rank, out, PATIENCE, START) for rank in range(layout.world)]
         for rank in self.ranks:
             monkeypatch.setattr(rank, "_closed", self)
 
@@ -125,8 +128,8 @@ def raise_hung(line: str) -> NoReturn:
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> Job:
-    return Job(monkeypatch, Layout(dp=2))
+def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    return Job(monkeypatch, Layout(dp=2), tmp_path)
 
 
 def test_a_phase_outlasts_a_steps_patience_and_its_end_names_it_and_the_rank_that_others_wait_for(two: Job) -> None:
@@ -174,40 +177,45 @@ def test_a_rank_that_waits_for_one_with_patience_left_does_not_end_the_job(two: 
     assert set(two.run(10)) == {"step 9 has not ended within 60 s: rank 0 (tp 0, pp 0, dp 0) is in data"}
 
 
-def test_only_one_rank_reads_what_all_have_written_though_all_notice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_alone_reads_what_all_have_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     layout = Layout(tp=8, pp=35, dp=8)
-    job = Job(monkeypatch, layout)
+    job = Job(monkeypatch, layout, tmp_path)
     job.beat(1)
     job.stacks[77] = "data"
     job.run(PATIENCE)
     job.store.keys_read.clear()
-    job.store.hidden = "line"  # for all ranks look for it before the first one has written it
-    (line,) = job.run(5)
-    assert line == "step 2 has not ended within 60 s: rank 77 (tp 5, pp 1, dp 1) is in data"
-    job.store.hidden = ""
-    job.stopped = {0}
-    assert job.run(5) == [line] * (layout.world - 1)
-    # All heartbeats once; besides, each rank reads its neighbour's, and then the line.
-    assert job.store.keys_read.total() <= 3 * layout.world
+    lines = job.run(5)
+    assert lines == ["step 2 has not ended within 60 s: rank 77 (tp 5, pp 1, dp 1) is in data"] * layout.world
+    # All heartbeats once; besides, each rank the verdict.
+    assert job.store.keys_read.total() <= 2 * layout.world
+    (failed,) = {failed[:3] for failed in take_failures(tmp_path)}
+    assert failed == (lines[0], Exit.HUNG, "n9")
 
 
-def test_where_the_judge_goes_before_its_line_another_one_judges(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.beat(1)
-    two.stacks[1] = "data"
-    monkeypatch.setattr(two.ranks[0], "_judge", lambda _store: None)
-    two.store.add("judge/1//1", 1)  # as the judge that is gone did
-    assert not two.run(PATIENCE + 50)
-    assert two.run(15) == ["step 2 has not ended within 60 s: rank 1 (tp 0, pp 0, dp 1) is in data"]
-
-
-def test_all_ranks_of_a_machine_that_is_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(monkeypatch, Layout(tp=4, dp=3))
+def test_all_ranks_of_a_machine_that_is_gone_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job(monkeypatch, Layout(tp=4, dp=3), tmp_path)
     job.beat(1)
     job.run(10)
     job.stopped = {4, 5, 6, 7}
     (line,) = set(job.run(60))
     names = ", ".join(f"rank {rank} (tp {rank - 4}, pp 0, dp 1)" for rank in (4, 5, 6, 7))
     assert line == f"{names} have answered nothing for 35 s"
+    reported = {(failed.status, failed.node, failed.reason) for failed in take_failures(tmp_path)}
+    assert reported == {(Exit.HUNG, "n1", line)}
+
+
+def test_a_silent_rank_is_named_as_such_also_where_patience_is_shorter_than_silence(two: Job) -> None:
+    two.beat(1)
+    two.run(PATIENCE - 10)
+    two.stopped = {1}
+    assert two.run(60) == ["rank 1 (tp 0, pp 0, dp 1) has answered nothing for 35 s"]
+
+
+def test_rank_0_is_watched_by_the_others(two: Job) -> None:
+    two.beat(1)
+    two.run(10)
+    two.stopped = {0}
+    assert two.run(60) == ["rank 0 (tp 0, pp 0, dp 0) has answered nothing for 35 s"]
 
 
 def test_a_rank_that_has_ended_or_has_not_begun_is_not_taken_for_silent(two: Job) -> None:
@@ -239,54 +247,35 @@ def test_without_a_flight_recorder_stacks_accuse_only_where_they_are_evidence(
     assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {who}"}
 
 
-def test_a_job_of_one_rank_says_what_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(monkeypatch, Layout())
-    job.beat(1)
-    job.stacks[0] = "data"
-    assert job.run(PATIENCE + 5) == ["step 2 has not ended within 60 s: rank 0 (tp 0, pp 0, dp 0) is in data"]
-
-
-def test_the_flight_recorder_names_the_rank_where_all_stacks_look_alike(two: Job) -> None:
+def test_the_flight_recorder_names_the_rank_where_all_stacks_look_alike(two: Job, tmp_path: Path) -> None:
     two.beat(1)
     two.stacks = dict.fromkeys(range(2), "forward")
-    two.traces = {
-        rank: Trace((GroupTrace("nccl/0", "tp+dp+pp", 5 - rank, 5 - 5 * rank, "all_reduce"),), ()) for rank in (0, 1)
-    }
-    collective = "all_reduce 5 of the group of all ranks"
-    line = f"rank 1 (tp 0, pp 0, dp 1) is in forward and has not entered {collective}, where 1 rank waits"
+    two.traces = {rank: Trace({"0": (5 - rank, 5 - 5 * rank, "all_reduce")}, []) for rank in (0, 1)}
+    line = "rank 1 (tp 0, pp 0, dp 1) is in forward and has not entered all_reduce 5, which ranks wait for: 0"
     assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {line}"}
+    assert {failed.node for failed in take_failures(tmp_path)} == {"n1"}
     two.store.values.clear()
     two.traces[1] = two.traces[0]
-    line = f"all ranks have entered {collective}, which does not end: a GPU or the network hangs"
+    line = "all ranks have entered all_reduce 5, which does not end: a GPU or the network hangs"
     assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {line}"}
+    assert {failed.node for failed in take_failures(tmp_path)} == {""}
 
 
-def test_a_rank_that_waits_in_what_the_recorder_does_not_see_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_in_what_the_recorder_does_not_see_is_not_accused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As in a pipeline over gloo: rank 0 waits for 1 in a recorded collective, rank 1 for 3 in a receive."""
-    job = Job(monkeypatch, Layout(pp=2, dp=2))
+    job = Job(monkeypatch, Layout(pp=2, dp=2), tmp_path)
     job.beat(1)
     job.stacks[3] = "forward"
     job.traces = {
-        rank: Trace((GroupTrace(f"gloo/{1 + rank // 2}", "dp", 5 - rank % 2, 5 * (1 - rank % 2), "all_reduce"),), ())
-        for rank in range(4)
+        rank: Trace({f"{1 + rank // 2}": (5 - rank % 2, 5 * (1 - rank % 2), "all_reduce")}, []) for rank in range(4)
     }
     (line,) = set(job.run(PATIENCE + 5))
     assert line.startswith(
         "step 2 has not ended within 60 s: rank 3 (tp 0, pp 1, dp 1) is in forward and has not entered"
     )
     assert "rank 1 (" not in line
-
-
-def test_a_clock_an_hour_ahead_changes_no_heartbeat(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.wait_interval()
-    written = two.store.values["beat/0"]
-    ahead = time.time() + 3600
-    for name in ("time", "perf_counter"):
-        monkeypatch.setattr(time, name, lambda: ahead)
-    two.ranks[0]._count = 0
-    two.now -= 5
-    two.wait_interval()
-    assert two.store.values["beat/0"] == written
 
 
 @pytest.fixture
@@ -312,17 +301,19 @@ def store(be_rank: Callable[..., None]) -> Iterator[list[TCPStore]]:
     held.clear()
 
 
-def test_a_line_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
-    store: list[TCPStore], lines: queue.Queue[str]
+def test_a_verdict_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
+    store: list[TCPStore], lines: queue.Queue[str], tmp_path: Path
 ) -> None:
-    line = "step 4 has not ended within 60 s: every rank is in data"
-    PrefixStore("open/0/watchdog", store[0]).set("line", line)
+    verdict = watchdog.Verdict("step 4 has not ended within 60 s: every rank is in data", "n2")
+    PrefixStore("open/0/watchdog", store[0]).set("verdict", json.dumps(verdict))
     this = PrefixStore("open/1/watchdog", store[0])
-    with watching(Layout(), 0, 0.3):
+    with watching(Layout(), 0, tmp_path, 0.3):
         wait_for_rounds(this, 3, lines)
         assert lines.empty()
-        this.set("line", line)
-        assert lines.get(timeout=60) == line
+        this.set("verdict", json.dumps(verdict))
+        assert lines.get(timeout=60) == verdict.line
+    (failed,) = take_failures(tmp_path)
+    assert failed[:3] == (verdict.line, Exit.HUNG, "n2")
 
 
 def wait_for_rounds(store: PrefixStore, rounds: int, lines: queue.Queue[str]) -> None:
@@ -332,65 +323,36 @@ def wait_for_rounds(store: PrefixStore, rounds: int, lines: queue.Queue[str]) ->
         pass
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\x1b]52;c;aGFjaw==\x07 pwned",
-        b"step 4 has not ended within 60 s: every rank is in \x1b[2Jdata",
-        b"step 4 has not ended within 60 s: every rank is in data\n\x1b[2J",
-        b"step 4 has not ended within 60 s: every rank is in data; call +1 900 555",
-        b"\xff",
-    ],
-)
-def test_a_line_that_no_watchdog_writes_is_neither_printed_nor_obeyed(
-    store: list[TCPStore], lines: queue.Queue[str], line: bytes
-) -> None:
-    this = PrefixStore("open/1/watchdog", store[0])
-    this.set("line", line)  # type: ignore[arg-type]  # torch's stub knows str alone
-    with watching(Layout(), 0, 0.3):
-        wait_for_rounds(this, 3, lines)
-        assert lines.empty()
-
-
-def test_a_strangers_line_does_not_keep_the_job_from_ending_where_it_hangs(two: Job) -> None:
-    two.beat(1)
-    two.stacks[1] = "data"
-    two.store.set("line", "\x1b[2Jpwned")
-    line = "step 2 has not ended within 60 s: rank 1 (tp 0, pp 0, dp 1) is in data"
-    assert two.run(PATIENCE + 5) == [line]
-
-
 def test_a_third_process_that_knows_the_port_but_not_the_secret_changes_nothing(
-    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
+    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MTNLG_SECRET", "5ec2e7")
     stranger = TCPStore("127.0.0.1", store[0].port, is_master=False, timeout=timedelta(seconds=60))
-    line = "step 4 has not ended within 60 s: every rank is in data"
     for prefix in ("", "hung/", "watchdog/0/", "watchdog/1/", "open/0/watchdog/", "open/1/watchdog/"):
-        stranger.set(f"{prefix}line", line)
-        stranger.set(f"{prefix}beat/0", '[0, 0, "", 0.0, "data", null]')
-    with watching(Layout(), 0, 0.3):
+        stranger.set(f"{prefix}verdict", '["every rank is in data", "", 0.0]')
+        stranger.set(f"{prefix}beat/0", '[0, 0, "", 0.0, "data", "n1", null]')
+    with watching(Layout(), 0, tmp_path, 0.3):
         wait_for_rounds(PrefixStore("5ec2e7/1/watchdog", store[0]), 3, lines)
         assert lines.empty()
 
 
-def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore]) -> None:
+def test_a_rank_that_ends_takes_its_heartbeat_away(store: list[TCPStore], tmp_path: Path) -> None:
     this = PrefixStore("open/1/watchdog", store[0])
-    with watching(Layout(), 0, PATIENCE):
+    with watching(Layout(), 0, tmp_path, PATIENCE):
         assert Heartbeat.parse(this.get("beat/0"))
     assert not this.get("beat/0")
 
 
-def test_a_rank_that_loses_the_store_says_so(store: list[TCPStore], lines: queue.Queue[str]) -> None:
+def test_a_rank_that_loses_the_store_says_so(store: list[TCPStore], lines: queue.Queue[str], tmp_path: Path) -> None:
     port = store[0].port
-    with watching(Layout(dp=2), 1, 0.3):
+    with watching(Layout(dp=2), 1, tmp_path, 0.3):
         store[0].get("open/1/watchdog/beat/1")
         store.clear()
         assert lines.get(timeout=60).startswith(f"rank 1 (tp 0, pp 0, dp 1) lost the job's store at 127.0.0.1:{port}: ")
 
 
 def test_a_rank_whose_store_answers_nothing_says_so(
-    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
+    store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     network_back = threading.Event()
 
@@ -398,8 +360,8 @@ def test_a_rank_whose_store_answers_nothing_says_so(
         def check(self, _keys: list[str]) -> bool:
             return not network_back.wait()
 
-    monkeypatch.setattr(watchdog, "_connect", lambda _world: CutOff())
-    with watching(Layout(dp=2), 1, 0.3):
+    monkeypatch.setattr("torch.distributed.PrefixStore", lambda *_: CutOff())
+    with watching(Layout(dp=2), 1, tmp_path, 0.3):
         line = lines.get(timeout=60)
         network_back.set()
     assert line.startswith(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
 from mtnlg_parallel.planner.command import plan_command
@@ -17,13 +19,28 @@ from .environment import read_environment
 from .launch import run as launch
 from .launch import slurm
 from .launch.calibration import calibrate_command
-from .launch.local import die_with_parent
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
 from .recipe import RunOptions, load_recipe
+from .statuses import Exit
+
+URL: Final = re.compile(r"(?:--[\w-]+=)?[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class LocalPaths(TyperGroup):
+    """Commands that refuse a URL on their command line: each path of theirs is one of this machine."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (a class that typer hides)
+        """As the base class. Raises ``UsageFailure`` where a word is a URL."""
+        if urls := [word for word in args if URL.match(word)]:
+            hint = "mtnlg-parallel reads and writes local folders: mount it, or copy it and give the copy's path"
+            raise UsageFailure(f"{urls[0]}: {hint}")
+        return super().parse_args(ctx, args)
+
 
 app = application("mtnlg-parallel", "Train the MT-NLG decoder with tensor, pipeline and data parallelism.")
+app.info.cls = LocalPaths
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A train.toml, or the folder that holds it.")]
 LayoutText = Annotated[
@@ -81,11 +98,13 @@ def train(  # noqa: PLR0917  (typer names them)
         str | None, typer.Option(metavar="NAME|FILE", help="Machine for the planner's forecast; default this one.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the planner says that it cannot fit.")] = False,
+    agent: Annotated[int, typer.Option(hidden=True, help="Ranks that this agent of a Slurm job starts.")] = 0,
 ) -> None:
     """Train a recipe on tokens; the same command again resumes from the newest checkpoint.
 
     Starts one process per rank on this machine, and starts all again from the newest checkpoint where one fails. Under
-    torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits.
+    torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits
+    with status 75.
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
     weights += ["train.new_tokenizer=true"] if new_tokenizer else []
@@ -100,13 +119,13 @@ def train(  # noqa: PLR0917  (typer names them)
         raise UsageFailure("--sbatch needs --launcher slurm")
     if wandb is not None:
         check_wandb()
-    started_by = read_environment().launcher
-    if started_by == "local":
-        die_with_parent()
-        launch.join(chosen, data, out, options)
+    started_by = "none" if agent else read_environment().launcher
+    stopped = False
+    if agent:
+        stopped = launch.run_node(chosen, data, out, options, agent, resume)
     elif started_by != "none":
         prepare = partial(launch.prepare, chosen, data, out, options, resume, cluster, force)
-        launch.join(chosen, data, out, options, prepare)
+        stopped = launch.join(chosen, data, out, options, None if started_by == "local" else prepare)
     elif launcher == "slurm":
         arguments = launch.rank_arguments(data, out, options)
         job = slurm.Job(chosen, arguments, out, sbatch or [], ranks_a_node, device, max_restarts)
@@ -115,7 +134,7 @@ def train(  # noqa: PLR0917  (typer names them)
         else:
             launch.submit(job, data, resume, cluster, force)
     else:
-        launch.train(
+        summary = launch.train(
             chosen,
             data,
             out,
@@ -125,6 +144,9 @@ def train(  # noqa: PLR0917  (typer names them)
             force=force,
             max_restarts=max_restarts,
         )
+        stopped = summary is None
+    if stopped:
+        raise typer.Exit(Exit.STOPPED)
 
 
 def _profile_window(profile: str | None) -> range | None:
@@ -139,21 +161,19 @@ def _profile_window(profile: str | None) -> range | None:
 @app.command()
 def restart(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of the run whose ranks have failed.")],
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What srun --label printed: it names status and node.")
+    status: Annotated[
+        int | None, typer.Option(help="Exit status of the rank that failed, where it left no failure file.")
     ] = None,
-    status: Annotated[int | None, typer.Option(help="Without --log: the exit status of the rank that failed.")] = None,
-    node: Annotated[str, typer.Option(metavar="NAME", help="Without --log: the node of that rank.")] = "",
+    node: Annotated[str, typer.Option(metavar="NAME", help="With --status: the node of that rank.")] = "",
     max_restarts: Annotated[int, typer.Option(min=0, help="As of train.")] = MAX_RESTARTS,
 ) -> None:
     """Tell a scheduler's script what follows a failure, in one line: restart, requeue, requeue NODE,NODE, or end.
 
-    Waits before a restart that follows others, and writes the failure into OUT/history.jsonl. The nodes are those that
-    failed twice. Failures are counted within MTNLG_JOB, or else SLURM_JOB_ID.
+    Reads the failure files in OUT/logs, waits before a restart that follows others, and writes the failure into
+    OUT/history.jsonl. The nodes are those that failed twice within a day. Failures are counted within MTNLG_JOB, or
+    else SLURM_JOB_ID.
     """
-    if log is None and status is None:
-        raise UsageFailure("restart needs --log or --status, to know how the ranks ended")
-    typer.echo(launch.restart(out, log, status or 0, node, max_restarts))
+    typer.echo(launch.restart(out, status, node, max_restarts))
 
 
 app.command("status")(status_command)

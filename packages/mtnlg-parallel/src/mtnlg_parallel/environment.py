@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from mtnlg_model.console import UsageFailure
@@ -121,8 +121,20 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     Raises `EnvironmentFailure` with one line where a launcher's variable is missing, malformed or contradicts another.
     """
     env = os.environ if variables is None else variables
+    return _environment(env, _place(env))
+
+
+def this_node(world: int, local_world: int) -> Environment:
+    """The place of the first rank on this node of a Slurm job, for the node's agent, which srun has started."""
+    env, nodes = os.environ, -(-world // local_world)
+    node = _number(env, "SLURM_NODEID", _SRUN, most=nodes - 1, why=f"{world} ranks are {nodes} nodes")
+    ranks = {"rank": node * local_world, "world": world, "local_rank": 0, "local_world": local_world}
+    return replace(_environment(env, {"launcher": "local", **ranks, **_store(env, _SRUN)}), parent=os.getpid())
+
+
+def _environment(env: Mapping[str, str], place: dict[str, Any]) -> Environment:
     return Environment(
-        **_place(env),
+        **place,
         launch_address=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
         agent_store=env.get(_AGENT_STORE) == "True",
         secret=env.get(_SECRET, OPEN),

@@ -17,7 +17,6 @@ from torch import Tensor, distributed
 
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import fp32_logits
-from mtnlg_parallel import rendezvous
 from mtnlg_parallel.model.head import real_rows
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import StageModules
@@ -42,7 +41,7 @@ SCORE_CHUNK = 512
 def init_distributed() -> torch.device:
     """Initialize torch.distributed as `environment.this_rank`; returns this rank's device."""
     device = local_device()
-    rendezvous.arrive(init_process_group(device, TIMEOUT), distributed.get_world_size())
+    init_process_group(device, TIMEOUT)
     return device
 
 

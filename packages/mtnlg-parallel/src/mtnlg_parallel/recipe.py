@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.metrics import Step
     from mtnlg_parallel.record.trackers import Tracker
 
+    Callback = Callable[[Step], bool | None]
+
 FILE = "train.toml"
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -459,5 +461,5 @@ class RunOptions(NamedTuple):
     wandb: str | None = None
     profile: range | None = None
     device: Literal["auto", "cpu"] = "auto"
-    callbacks: Sequence[Callable[[Step], bool | None]] = ()
+    callbacks: Sequence[Callback] = ()
     trackers: Sequence[Tracker] = ()

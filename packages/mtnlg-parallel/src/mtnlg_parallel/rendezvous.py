@@ -4,24 +4,17 @@
     under Slurm        rank 0 hosts it on the address of MASTER_ADDR alone, at a port drawn for each attempt
     under torchrun     its agent hosts it, on all interfaces; with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0, as above
 
-torch's store asks nobody who he is, and lists its keys to whoever connects (torch 2.13). So two things protect a
-run. Every key begins with the job's secret, which processes inherit in their environment and no command line has. And
-once all ranks are connected, a store that we host takes in nobody else, and cuts off the machine's other users who came
-before that. The agent's store has the first alone; torchrun knows no secret unless its environment has MTNLG_SECRET.
+torch's store asks nobody who he is, and lists its keys to whoever connects (torch 2.13). So a store that we host
+listens on one address, and every key begins with the job's secret, which processes inherit in their environment and no
+command line has. torchrun knows no secret unless its environment has MTNLG_SECRET.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import ipaddress
-import os
 import secrets
 import socket
-import struct
-import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import Failure, IoFailure, UsageFailure
@@ -38,9 +31,6 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 4096
 CONNECT_SECONDS: Final = 5.0
-_ARRIVED, _ALL_HERE = "arrived", "all-here"
-_ATTACH_FILTER: Final = 26
-"""Linux' SO_ATTACH_FILTER, which Python's socket module does not name."""
 
 
 class HostedStore:
@@ -64,25 +54,13 @@ class HostedStore:
             where, hint = f"{address}:{self.port}", "take the loopback interface up: ip link set lo up"
             raise Failure(f"{where}: {error.strerror or error}, though this process listens there; {hint}") from None
         self.secret = secret or secrets.token_hex(16)
-        self._listening: socket.socket | None = listening.dup()
         self._store: Store | None = TCPStore(
             address, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
 
-    def shut_if_all_are_here(self, attempt: int = 0) -> None:
-        """Take in no further connection once every rank has called `arrive`. Call it now and then."""
-        listening, store = self._listening, self._store
-        if listening and store and store.check([f"{self.secret}/{attempt}/{_ALL_HERE}"]):
-            _refuse_connections(listening)
-            _cut_other_users(self.port)
-            self._listening = None
-            listening.close()
-
     def close(self) -> None:
         """End the store."""
-        if self._listening:
-            self._listening.close()
-        self._listening = self._store = None
+        self._store = None
 
 
 _hosted: list[HostedStore] = []
@@ -107,23 +85,7 @@ def connect(timeout: timedelta) -> Store:
 
     place = this_rank()
     store = TCPStore(_master(place), place.port, is_master=False, timeout=timeout)
-    return PrefixStore(f"{place.secret}/{_attempt(place)}", store)
-
-
-def arrive(store: Store, world: int) -> None:
-    """Say that this rank makes no further connection; ``store`` is one of `join` or `connect`."""
-    if store.add(_ARRIVED, 1) == world:
-        store.set(_ALL_HERE, "")
-
-
-def shut() -> None:
-    """On a rank that hosts the store: `HostedStore.shut_if_all_are_here`. Elsewhere nothing."""
-    for hosted in _hosted:
-        hosted.shut_if_all_are_here(_attempt(this_rank()))
-
-
-def _attempt(place: Environment) -> int:
-    return place.restarts if place.agent_store else 0
+    return PrefixStore(f"{place.secret}/{place.restarts if place.agent_store else 0}", store)
 
 
 def _master(place: Environment) -> str:
@@ -149,42 +111,3 @@ def _addresses(name: str) -> list[str]:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _refuse_connections(listening: socket.socket) -> None:
-    """Have the kernel drop all that arrives at a listening socket; connections that stand are other sockets.
-
-    Linux alone can. Closing the socket would not do: torch's store owns it and would go on asking for connections.
-    """
-    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF's "return 0 bytes of the packet"
-    with suppress(OSError):
-        if sys.platform == "linux":
-            listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop_all)))
-
-
-def _cut_other_users(port: int) -> None:
-    """Cut the connections to ``port`` of this process whose other end is a socket of another user of this machine."""
-    foreign = _ends_of_other_users()
-    for path in list(Path("/proc/self/fd").iterdir()) if sys.platform == "linux" else ():
-        with suppress(OSError):
-            if not str(path.readlink()).startswith("socket:"):  # else what is no socket would be copied and stay open
-                continue
-            with socket.socket(fileno=os.dup(int(path.name))) as end:
-                is_accepted = end.family == socket.AF_INET and end.getsockname()[1] == port
-                if is_accepted and (_hex(*end.getpeername()), _hex(*end.getsockname())) in foreign:
-                    end.shutdown(socket.SHUT_RDWR)
-
-
-def _ends_of_other_users() -> set[tuple[str, str]]:
-    """Local and remote address of this machine's connected sockets that belong to others, as /proc/net/tcp has them."""
-    found = set()
-    for name in ("tcp", "tcp6") if sys.platform == "linux" else ():
-        with suppress(OSError), open(f"/proc/self/net/{name}", encoding="ascii") as table:  # noqa: PTH123
-            for _, local, remote, _, _, _, _, user, *_ in map(str.split, list(table)[1:]):
-                if int(user) != os.getuid():
-                    found.add((local[-13:], remote[-13:]))  # of an IPv6 socket the IPv4 address is the last part
-    return found
-
-
-def _hex(address: str, port: int) -> str:
-    return f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"

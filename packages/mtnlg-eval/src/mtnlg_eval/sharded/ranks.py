@@ -21,15 +21,8 @@ import torch
 
 from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_parallel.environment import read_environment
-from mtnlg_parallel.launch.local import (
-    Rank,
-    check_ranks,
-    die_with_parent,
-    end_ranks,
-    last_line,
-    rank_environment,
-    start_rank,
-)
+from mtnlg_parallel.launch.agent import Rank, die_with_parent, end_ranks, last_line, rank_environment, start_rank
+from mtnlg_parallel.launch.machine import check_ranks
 from mtnlg_parallel.layout import Layout, layout_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 
@@ -69,10 +62,10 @@ def all_ranks(
     command = [sys.executable, "-c", CALL, function, json.dumps(arguments, default=str)]
     workers: list[Rank] = []
     done = threading.Event()
-    threading.Thread(target=_watch, args=(workers, layout, store, done), daemon=True).start()
+    threading.Thread(target=_watch, args=(workers, layout, done), daemon=True).start()
     try:
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
-            workers += [start_rank(number, layout, command, store, logs)]
+            workers += [start_rank(number, command, rank_environment(number, layout, store), logs)]
         yield True
     except RuntimeError:  # perhaps a collective without its peer: then the dead rank is what matters
         time.sleep(2 * POLL_SECONDS)
@@ -94,10 +87,9 @@ def call(function: str, arguments: str) -> None:
     getattr(importlib.import_module(module), name)(**json.loads(arguments))
 
 
-def _watch(workers: Sequence[Rank], layout: Layout, store: HostedStore, done: threading.Event) -> None:
+def _watch(workers: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
     """Exit with one line when a rank dies early: a collective would wait for it for an hour."""
     while not done.wait(POLL_SECONDS):
-        store.shut_if_all_are_here()
         if failure := _dead_rank(workers, layout):
             sys.stderr.write(f"mtnlg-eval: {printable(failure)}\n")  # a failure is shown despite --quiet
             sys.stderr.flush()

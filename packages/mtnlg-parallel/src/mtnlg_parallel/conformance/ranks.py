@@ -18,7 +18,7 @@ from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import process, zero
 from mtnlg_parallel.engine.build import build_engine, engine_class
 from mtnlg_parallel.engine.contract import StepSettings
-from mtnlg_parallel.launch.local import rank_environment
+from mtnlg_parallel.launch.agent import rank_environment
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.rendezvous import HostedStore

@@ -14,6 +14,7 @@ import torch
 from mtnlg_model.console import Failure
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.recipe import GuardSettings
+from mtnlg_parallel.statuses import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +35,9 @@ for _name, _value in ENVIRONMENT.items():
 
 
 class UnfitNode(Failure):
-    """A rank's node cannot take part in the run. Exit status 72, as of a crash: the launcher may leave the node out."""
+    """A rank's node cannot take part in the run. The launcher may leave the node out."""
 
-    exit_status = 72
+    exit_status = Exit.CRASHED
 
 
 def init_distributed(

@@ -24,7 +24,7 @@ from mtnlg_parallel.layout import MOST, Layout
 from mtnlg_parallel.planner.costs.layer import APART
 from mtnlg_parallel.planner.costs.products import gemm_seconds
 
-from .local import check_ranks, cores
+from .machine import check_ranks, cores
 from .preflight import this_machine
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
-from .local import cores
+from .machine import cores, memory_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,15 +94,14 @@ def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Clu
         return _cpu_cluster(layout)
     name = torch.cuda.get_device_name()
     cluster = load_cluster(cluster_with(name) or UNKNOWN_GPU)
-    memory_bytes = float(torch.cuda.get_device_properties(0).total_memory)
-    gpu = cluster.gpu.model_copy(update={"name": name, "memory_bytes": memory_bytes})
+    total_memory = float(torch.cuda.get_device_properties(0).total_memory)
+    gpu = cluster.gpu.model_copy(update={"name": name, "memory_bytes": total_memory})
     return cluster.model_copy(update={"gpu": gpu})
 
 
 def _cpu_cluster(layout: Layout) -> Cluster:
     """A one-node cluster with a "GPU" a rank: its cores, of which more ranks take turns; gloo copies what it sends."""
     processors, ranks = cores(), layout.world
-    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / ranks
     share = max(processors // ranks, 1)
     return Cluster(
         name=f"this machine's {processors} cores",
@@ -112,7 +110,7 @@ def _cpu_cluster(layout: Layout) -> Cluster:
             name=f"{CPU_SHARE} {processors} cores",
             peak_flops=CORE_FLOPS * share,
             processors=1,
-            memory_bytes=memory_bytes,
+            memory_bytes=memory_bytes() / ranks,
             memory_bandwidth=8.0e9 * share,
         ),
         node=Node(

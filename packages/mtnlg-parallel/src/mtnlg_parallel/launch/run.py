@@ -3,62 +3,84 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
-from mtnlg_model.console import UsageFailure, say
-from mtnlg_parallel.environment import read_environment, this_rank
+from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
+from mtnlg_parallel.environment import read_environment, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
-from mtnlg_parallel.training.samples import open_data
+from mtnlg_parallel.rendezvous import HostedStore
+from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, take_failures, write_failure
+from mtnlg_parallel.training.samples import Data, open_data
 
 from . import slurm, supervise
-from .local import PeerFailure, check_ranks, record_signals, run_local, stopped_line
+from .agent import die_with_parent, follow, rank_environment, record_signals, run_attempt
+from .machine import check_ranks
 from .preflight import Forecast, compare_step_time, forecast
+from .supervise import run_supervised, stopped_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from mtnlg_parallel.identity import DataFingerprint
+    from mtnlg_parallel.layout import Layout
+    from mtnlg_parallel.recipe import Callback
+    from mtnlg_parallel.record.trackers import Tracker
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
 
 
 def train(
-    recipe: Path | Recipe,
-    data: Path,
-    out: Path,
+    recipe: Path | str | Recipe,
+    data: Path | str | Data,
+    out: Path | str,
     *,
+    callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
     resume: bool = True,
     options: RunOptions = RunOptions(),  # noqa: B008  (a tuple)
     cluster: str | None = None,
     force: bool = False,
     max_restarts: int = supervise.MAX_RESTARTS,
 ) -> dict[str, Any] | None:
-    """Train on this machine, one process per rank; return summary.json, or None where a signal stopped the run.
+    """Train on this machine, one process per rank; return summary.json, or None where the run was stopped.
 
-    ``data`` is the folder that ``mtnlg-data run`` made. The run resumes from the newest checkpoint in ``out``, in any
-    layout; without ``resume`` an earlier run there is deleted. Where a rank fails, all start again by the rules of
-    `supervise.decide`. `supervise.STOP_SIGNALS` end the run after a last checkpoint: call this from the main thread.
-    Raises ``UsageFailure`` where the recipe cannot work, or cannot fit this machine (or ``cluster``) by the planner's
-    forecast, unless ``force``; ``Failure`` where a rank fails and is not restarted, or another run is at work in
-    ``out``.
+    ``data`` is the folder that ``mtnlg-data run`` made, or `Data` with any token streams. A callback gets each step's
+    figures on rank 0, and stops the run after a last checkpoint by returning True; a tracker logs them. With streams,
+    callbacks or trackers this process is a rank: the only one, or one of torchrun's.
+
+    The run resumes from the newest checkpoint in ``out``, in any layout; without ``resume`` an earlier run there is
+    deleted. Where a rank fails, all start again by the rules of `supervise.decide`. `statuses.STOP_SIGNALS` end the run
+    after a last checkpoint: call this from the main thread. Raises ``UsageFailure`` where the recipe cannot work, or
+    cannot fit this machine (or ``cluster``) by the planner's forecast, unless ``force``; ``Failure`` where a rank fails
+    and is not restarted, or another run is at work in ``out``.
     """
-    if (started := read_environment()).launcher != "none":
-        raise UsageFailure(f"this is rank {started.rank} of {started.world}: train() starts all ranks, so call it once")
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    recipe, out = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(out)
+    options = options._replace(callbacks=[*options.callbacks, *callbacks], trackers=[*options.trackers, *trackers])
     if options.wandb is not None:
         check_wandb()
+    is_rank, world = read_environment().launcher != "none", recipe.layout.world
+    if is_rank or isinstance(data, Data) or options.callbacks or options.trackers:
+        if world > 1 and not is_rank:
+            how = f"start this script by torchrun --nproc-per-node {world}, whose processes are the ranks"
+            raise UsageFailure(
+                f"streams, callbacks and trackers are this process's, and the layout has {world} ranks; {how}"
+            )
+        with nullcontext() if is_rank else _only_rank(recipe.layout):
+            join(recipe, data, out, options, partial(prepare, recipe, data, out, options, resume, cluster, force))
+        return read_summary(out) if (out / SUMMARY).exists() else None
     check_ranks(recipe.layout, options.device)
     expected = forecast(recipe, cluster, force, options.device)
     fingerprint = _fingerprint(data, recipe)
@@ -67,9 +89,9 @@ def train(
         if state.complete:
             say(f"already {_outcome(out)}")
             return read_summary(out)
-        command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
         prepare_again = partial(prepare_run_dir, out, recipe, fingerprint, resume=True)
-        stop_signal = run_local(recipe.layout, command, out, state, prepare_again, max_restarts)
+        command = _rank_command(data, out, options)
+        stop_signal = run_supervised(recipe.layout, command, out, state, prepare_again, max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
         for printed in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if printed.startswith("WARNING: "):
@@ -79,6 +101,20 @@ def train(
     if line := compare_step_time(out, recipe, expected):
         say(line)
     return read_summary(out) if complete else None
+
+
+@contextmanager
+def _only_rank(layout: Layout) -> Iterator[None]:
+    """Be the only rank of a job in the block, by the environment, with a store of its own."""
+    before, store = dict(os.environ), HostedStore()
+    os.environ.update(rank_environment(0, layout, store))
+    del os.environ["MTNLG_PARENT"]  # no launcher of ours
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        store.close()
 
 
 def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force: bool) -> None:
@@ -110,20 +146,56 @@ def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> N
         raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
 
 
-def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: int) -> str:
+def run_node(  # noqa: PLR0917  (as train)
+    recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool
+) -> bool:
+    """Be the agent of this node in a Slurm job: one attempt of its ranks. Returns whether the run is still incomplete.
+
+    The first node's agent locks and prepares ``out`` and shows the progress. Raises ``Failure`` with the status of the
+    rank that failed first; `restart` reads the rest from the failure files.
+    """
+    first = this_node(recipe.layout.world, ranks_per_node)
+    leads = first.rank == 0
+    try:
+        with ExitStack() as stack:
+            signals = stack.enter_context(record_signals(*STOP_SIGNALS))
+            command, update = _rank_command(data, out, options), (lambda: None)
+            if leads:
+                stack.enter_context(_lock_as_leader(out, patient=True))
+                state = _prepare(recipe, _fingerprint(data, recipe), out, resume, None)
+                advance = stack.enter_context(progress("training", state.steps - state.step, "steps"))
+                update = follow(out, state.step, advance)
+            ended = run_attempt(first, command, out, signals, update)
+    except FolderInUse:  # whose run would take the failure file for its own
+        raise
+    except Exception as error:  # before there were ranks
+        failure = supervise.as_rank_failure(error)
+        reason = f"the agent on {first.node}: {error_line(failure)}"
+        write_failure(out, first.rank, Failed(reason, error_status(failure), first.node))
+        raise
+    if ended.failures:
+        raise supervise.RanksFailed(first_failure(ended.failures))
+    complete = (out / SUMMARY).exists()
+    if leads:
+        say(_outcome(out) if complete else stopped_line(out, ended.stop_signal))
+    return not complete
+
+
+def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
     """What a scheduler's script must do after ranks have failed, once the pause before it is over.
 
-    ``log`` is what ``srun --label`` printed; without one, a rank ended with ``status`` on ``node``. Returns
-    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job) or ``end``, and records the
-    failure in ``out``'s history.
+    Where no rank left a failure file, one ended with ``status`` on ``node``, or none was started (None). Returns
+    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job within a day) or ``end``, and
+    records the failure in ``out``'s history.
     """
-    reason = f"a rank ended with status {status}{node and f' on {node}'}"
-    failed = slurm.first_failure(log) if log else supervise.Failed(reason, status, node)
+    unsaid = Exit.NOT_STARTED if status is None else status
+    reason = "no rank has said why" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
+    failed = first_failure(take_failures(out) or [Failed(reason, unsaid, node)])
     environment = read_environment()
     job = environment.first_job or environment.job
-    with record_signals(*supervise.STOP_SIGNALS) as signals:
+    with record_signals(*STOP_SIGNALS) as signals:
         before = supervise.recorded_failures(out, job)
-        failures = [*before, supervise.record_failure(out, failed.reason, failed.status, failed.node, job)]
+        failures = [*before, supervise.record_failure(out, failed, job)]
         decision = supervise.decide(failures, max_restarts)
         say(f"{decision.reason or failed.reason}: {decision.action}")
         signals.wait(decision.pause)
@@ -132,42 +204,44 @@ def restart(out: Path, log: Path | None, status: int, node: str, max_restarts: i
 
 
 def join(
-    recipe: Recipe, data: Path, out: Path, options: RunOptions, before: Callable[[], RunState] | None = None
-) -> None:
-    """Be `this_rank`. ``before`` runs on rank 0 first (`prepare`); None under `train`.
+    recipe: Recipe,
+    data: Path | str | Data,
+    out: Path,
+    options: RunOptions,
+    before: Callable[[], RunState] | None = None,
+) -> bool:
+    """Be `this_rank`; returns whether a signal stopped the run before its end.
 
-    An error that nobody foresaw is raised as `RankCrash`, so that the status tells supervisors to restart.
+    ``before`` runs on rank 0 first (`prepare`); None under our agents. An error that nobody foresaw is raised as
+    `RankCrash`, so that the status tells supervisors to restart.
     """
     rank = this_rank()
+    if rank.launcher == "local":
+        die_with_parent()
     leads = before is not None and rank.rank == 0
-    with _lock_as_leader(out) if leads else nullcontext():
+    with _lock_as_leader(out, patient=rank.is_restart) if leads else nullcontext():
         try:
-            if rank.launcher == "torchrun":
-                supervise.check_elastic_store()
-                if leads:
-                    supervise.check_elastic_restart(out)
+            if rank.launcher == "torchrun" and leads:
+                supervise.check_elastic_restart(out)
             from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
-            run_rank(recipe, data, out, options, before)
+            stop_signal = run_rank(recipe, data, out, options, before)
         except Exception as error:  # noqa: BLE001  (any, to give it its status)
             failure = supervise.as_rank_failure(error)
-            # Before that rank 0 may yet be refused `out`, whose run would take the file for its own.
-            if supervise.process_group_initialized() and not isinstance(failure, PeerFailure):  # the other rank's
-                supervise.write_failure_file(out, failure)
+            supervise.report_rank_failure(out, failure)
             raise failure from (error if failure is not error else error.__cause__)
     if leads and (out / SUMMARY).exists():
         say(_outcome(out))
+    return bool(stop_signal)
 
 
 @contextmanager
-def _lock_as_leader(out: Path) -> Iterator[None]:
-    """`lock_folder` for the rank that leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
+def _lock_as_leader(out: Path, patient: bool) -> Iterator[None]:
+    """`lock_folder` for who leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
 
     At a restart, and in a Slurm job of ours, which begins when the one before has ended, it is tried again for
     `LOCK_PATIENCE` seconds: the lock may be a lost node's, which the folder's server keeps for a while.
     """
-    rank = this_rank()
-    patient = rank.is_restart or rank.first_job
     deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
     with ExitStack() as stack:
         while True:
@@ -181,7 +255,11 @@ def _lock_as_leader(out: Path) -> Iterator[None]:
         yield
 
 
-def rank_arguments(data: Path, out: Path, options: RunOptions) -> list[str]:
+def _rank_command(data: Path | str, out: Path, options: RunOptions) -> list[str]:
+    return [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
+
+
+def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str]:
     """The words after ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
     arguments = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
     arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
@@ -205,29 +283,38 @@ def initial_weights(checkpoint: Path, out: Path | None) -> str:
 
 
 def prepare(  # noqa: PLR0917  (as train)
-    recipe: Recipe, data: Path, out: Path, options: RunOptions, resume: bool, cluster: str | None, force: bool
+    recipe: Recipe,
+    data: Path | str | Data,
+    out: Path,
+    options: RunOptions,
+    resume: bool,
+    cluster: str | None,
+    force: bool,
 ) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run. Without ``resume`` the first attempt deletes.
 
-    Raises ``UsageFailure`` also where no number tells the first attempt (`supervise.check_starting_over`).
+    Raises ``UsageFailure`` also where torchrun's restarts cannot work (`supervise.check_torchrun`).
     """
-    if not resume:
-        supervise.check_starting_over(out)
+    supervise.check_torchrun(out, resume)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
-def _fingerprint(data: Path, recipe: Recipe) -> DataFingerprint:
+def _fingerprint(data: Path | str | Data, recipe: Recipe) -> DataFingerprint:
     """That of the data; prints what the run reads of it, and a line for each source that it leaves out."""
     opened = open_data(data, recipe)
     for line in opened.left_out:
         say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
     start, samples = recipe.train.start_sample, recipe.train.samples
     passes = f"of the {opened.corpus:,} in one pass over the corpus, so {samples / opened.corpus:.3g} passes"
-    say(f"{data}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
+    place = type(data.train).__name__ if isinstance(data, Data) else data
+    say(f"{place}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
     return opened.fingerprint
 
 
 def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, expected: Forecast | None) -> RunState:
+    from mtnlg_parallel.engine.build import supported_engine  # noqa: PLC0415  (imports torch)
+
+    supported_engine(recipe)
     state = prepare_run_dir(out, recipe, data, resume or read_environment().is_restart)
     if not state.complete:
         announce(recipe, state, expected)

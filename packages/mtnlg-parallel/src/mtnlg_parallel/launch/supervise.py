@@ -1,59 +1,58 @@
-"""Decides what follows when a run's ranks have ended: start them again, on other nodes, or give up, and why.
+"""The supervisor: decides what follows when ranks have failed, from the failures in the run's history.
 
-    status 1 or 2                   a person must mend the cause: the run ends
-    any other status, or a signal   the ranks start again from the newest checkpoint, unless
-        max_restarts are used up, or three restarts in a row brought no new step: the run ends, with the causes
-        the node has failed twice: the job needs other nodes
+    whoever ends an attempt      asks                                  and then
+    the local launcher           `run_supervised`                      starts the ranks again, or ends
+    a Slurm job's script         ``mtnlg-parallel restart``            restarts in place, requeues, or ends
+    torchrun, MPI, Kubernetes    rank 0 of the next attempt            trains, or ends
 
-The ranks' supervisors ask: the local launcher, ``mtnlg-parallel restart`` in a Slurm job, and under torchrun, whose
-agents restart on any failure, rank 0 of the next attempt.
+The failures of an attempt are in its failure files (`statuses`). `Exit` and `ACTIONS` say what each status leads to.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
+import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from mtnlg_model.console import MISTAKES, Failure, UsageFailure, error_line, error_status
+from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.console import MISTAKES, Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record.history import append, number, read_events
 from mtnlg_parallel.record.metrics import last_steps
-from mtnlg_parallel.record.run_dir import LOGS
+from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY, RunState
+from mtnlg_parallel.rendezvous import HostedStore
+from mtnlg_parallel.statuses import (
+    STOP_SIGNALS,
+    Exit,
+    Failed,
+    cause_of,
+    first_failure,
+    take_failures,
+    write_failure,
+)
+
+from .agent import Ended, follow, local_rank, record_signals, run_attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from mtnlg_parallel.layout import Layout
+
 MAX_RESTARTS: Final = 100
-CRASHED: Final = 72
-"""Exit status of a rank that ended by an error nobody foresaw: of a device, the network, a library, or a bug."""
-
-PERMANENT: Final = {1, 2}
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that make a run write a checkpoint and exit: Slurm's before preemption and time limit, a lost terminal's."""
-
-STOPPED: Final = {status for number in STOP_SIGNALS for status in (-number, 128 + number)}
-"""Statuses, by subprocess and by a shell, of a rank that was told to stop before it trained."""
-
 PAUSES: Final = (0.0, 10.0, 60.0)
 """Seconds before the next restart, by the number of restarts in a row that brought no new step."""
 
 NODE_FAILURES: Final = 2
-"""Failures of a node by which it is excluded."""
+"""Failures of a node within `DAY` by which it is excluded."""
 
-
-class Failed(NamedTuple):
-    """How an attempt to run all ranks failed; ``new_steps`` are those beyond the highest step of any earlier one."""
-
-    reason: str
-    status: int
-    node: str = ""
-    new_steps: int = 0
+DAY: Final = 86400.0
+RESUME_HINT: Final = "the same command resumes from the newest checkpoint"
+TOLD_TO_STOP: Final = Failed("a rank was told to stop, and all stopped", Exit.STOPPED)
 
 
 class Decision(NamedTuple):
@@ -68,14 +67,28 @@ class Decision(NamedTuple):
 class RankCrash(Failure):
     """A rank ended by an error that is no `Failure`, so that another attempt may succeed."""
 
-    exit_status = CRASHED
+    exit_status = Exit.CRASHED
+
+
+class RanksFailed(Failure):
+    """An agent's ranks have failed; the status is that of the rank that explains the others, as a shell has it."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.reason)
+        self.exit_status = failed.status if failed.status > 0 else 128 - failed.status
+
+
+class PeerFailure(Failure):
+    """A collective failed because another rank is gone."""
+
+    exit_status = Exit.PEER_LOST
 
 
 def decide(failures: Sequence[Failed], max_restarts: int) -> Decision:
     """What follows the last of ``failures``, all those since a person started the run."""
     *_, last = failures
-    restarts = len(failures) - 1
-    if last.status in PERMANENT or max_restarts == 0:
+    restarts, cause = len(failures) - 1, cause_of(last.status)
+    if cause == "person" or max_restarts == 0:
         return Decision("end", last.reason)
     fruitless = list(takewhile(lambda failed: not failed.new_steps, reversed(failures[1:])))[: len(PAUSES)]
     if len(fruitless) == len(PAUSES):
@@ -83,22 +96,22 @@ def decide(failures: Sequence[Failed], max_restarts: int) -> Decision:
         return Decision("end", f"three restarts in a row brought no new step: {causes}")
     if restarts >= max_restarts:
         return Decision("end", f"{last.reason}; all {max_restarts} restarts of --max-restarts are used up")
-    pause = PAUSES[len(fruitless)]
-    by_node = Counter(failed.node for failed in failures if failed.node)
-    if by_node[last.node] >= NODE_FAILURES:
-        bad = tuple(node for node, times in by_node.items() if times >= NODE_FAILURES)
-        return Decision("requeue", excluded=bad, pause=pause)
-    return Decision("requeue" if last.status in STOPPED else "restart", pause=pause)
+    recent = [failed for failed in failures if cause_of(failed.status) == "node" and failed.time > last.time - DAY]
+    by_node = Counter(failed.node for failed in recent if failed.node)
+    excluded = tuple(node for node, times in by_node.items() if times >= NODE_FAILURES)
+    needs_others = cause == "node" and last.node in excluded
+    action: Literal["restart", "requeue"] = "requeue" if needs_others or cause == "stop" else "restart"
+    return Decision(action, excluded=excluded if needs_others else (), pause=PAUSES[len(fruitless)])
 
 
-def record_failure(out: Path, reason: str, status: int, node: str = "", job: str = "") -> Failed:
+def record_failure(out: Path, failed: Failed, job: str = "") -> Failed:
     """Append to ``out``'s history how an attempt ended, before the next one truncates metrics.jsonl."""
     reached = new_steps = 0
     with suppress(OSError):  # a full disk, perhaps the very failure, must not end the supervisor
         reached, new_steps = _steps_reached(out)
-        facts = {"status": status, "step": reached, "new_steps": new_steps}
-        append(out, "failed", reason=reason, node=node, job=job, **facts)
-    return Failed(reason, status, node, new_steps)
+        facts = {"status": int(failed.status), "step": reached, "new_steps": new_steps}
+        append(out, "failed", reason=failed.reason, node=failed.node, job=job, **facts)
+    return failed._replace(new_steps=new_steps, time=time.time())
 
 
 def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
@@ -108,96 +121,138 @@ def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
         for event in read_events(out):
             if event["event"] == "failed" and job in {None, event.get("job")}:
                 reason, node = (str(event.get(key, "")) for key in ("reason", "node"))
-                failures.append(Failed(reason, int(number(event, "status")), node, int(number(event, "new_steps"))))
+                status, new_steps = (int(number(event, key)) for key in ("status", "new_steps"))
+                failures.append(Failed(reason, status, node, new_steps, event["time"]))
     return failures
 
 
 def _steps_reached(out: Path) -> tuple[int, int]:
-    """The last step in metrics.jsonl, and how many of the last attempt's steps no attempt before it had reached."""
-    highest, resumed = 0, False
-    for event in read_events(out):
-        if event["event"] == "resumed":
-            highest, resumed = max(highest, int(number(event, "step") + number(event, "lost_steps"))), True
-        elif event["event"] == "failed":
-            highest, resumed = max(highest, int(number(event, "step"))), False
-        elif event["event"] == "start":
-            resumed = False
+    """The last step in metrics.jsonl, and how many steps that is beyond any that the history knows."""
     reached = next((step["step"] for step in last_steps(out, 1)), 0)
-    return reached, max(0, reached - highest) if resumed else 0
+    steps = [
+        number(event, "step") + number(event, "lost_steps") for event in read_events(out) if event["event"] != "stopped"
+    ]
+    return reached, int(max(0, reached - max(steps, default=0)))
+
+
+def run_supervised(  # noqa: PLR0917  (two of them are the run's state, now and at a restart)
+    layout: Layout,
+    command: Sequence[str],
+    out: Path,
+    state: RunState,
+    prepare_again: Callable[[], object],
+    max_restarts: int,
+) -> int:
+    """Run ``command`` once per rank on this machine until the run is complete; restart all ranks as `decide` says.
+
+    ``state`` is that of the run prepared in ``out``, which ``prepare_again`` prepares for a restart. Returns 0, or the
+    signal that stopped the run. Raises ``Failure`` with one line where ranks fail and are not restarted.
+    """
+    failures: list[Failed] = []
+    with (
+        record_signals(*STOP_SIGNALS, signal.SIGINT) as signals,
+        progress("training", state.steps - state.step, "steps") as advance,
+    ):
+        update = follow(out, state.step, advance)
+        while True:
+            try:
+                if failures:
+                    prepare_again()
+                take_failures(out)
+                with closing(HostedStore()) as store:
+                    first = local_rank(0, layout, store, restarts=len(failures))
+                    ended = run_attempt(first, command, out, signals, update)
+            except OSError as error:  # of the run's folder, or in starting a process
+                reason = f"{error.filename or out}: {error.strerror}, while the ranks were started"
+                ended = Ended(0, [Failed(reason, Exit.IO)])
+            if (out / SUMMARY).exists():
+                return 0
+            if ended.stopped:
+                return stop_without_ranks(out, ended.stop_signal)
+            failures.append(record_failure(out, first_failure(ended.failures or [TOLD_TO_STOP])))
+            reason = failures[-1].reason
+            decision = decide(failures, max_restarts)
+            if decision.action == "end" or signals:
+                is_mistake = cause_of(failures[-1].status) == "person"  # whose reason says what to do
+                raise Failure(f"{decision.reason or reason}{'' if is_mistake else f'; {RESUME_HINT}'}")
+            wait = f" in {decision.pause:.0f} s" if decision.pause else ""
+            say(f"{reason}; restarting{wait} ({len(failures)} of {max_restarts})")
+            signals.wait(decision.pause)
+            if signals:
+                return stop_without_ranks(out, signals[0])
+
+
+def stop_without_ranks(out: Path, stop_signal: int) -> int:
+    """Record that a signal stopped the run, unless rank 0 has; returns it, or raises what Ctrl-C does."""
+    with suppress(OSError):
+        *_, last = ({"event": ""}, *read_events(out))
+        if last["event"] != "stopped":
+            newest = latest(out / CHECKPOINTS)
+            step = int(newest.name.removeprefix("step-")) if newest else 0
+            append(out, "stopped", step=step, signal=stop_signal)
+    if stop_signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    return stop_signal
+
+
+def stopped_line(out: Path, stop_signal: int) -> str:
+    """The last line of a run that a signal stopped, 0 where only ranks got it."""
+    newest = latest(out / CHECKPOINTS)
+    stopped = f"stopped by {signal.Signals(stop_signal).name}" if stop_signal else TOLD_TO_STOP.reason
+    checkpoint = f"its checkpoint is {newest}" if newest else "it had not begun a step"
+    return f"{stopped}; {checkpoint}; {RESUME_HINT}"
 
 
 def as_rank_failure(error: Exception) -> Exception:
     """The error that ends a rank, as one whose exit status says whether another attempt may succeed."""
     known = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
-    if known or isinstance(error, MISTAKES) or error_status(error) not in PERMANENT:
+    if known or isinstance(error, MISTAKES) or cause_of(error_status(error)) != "person":
         return error
     return RankCrash(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
 
 
-def write_failure_file(out: Path, error: Exception) -> None:
-    """In a rank of torchrun that this error ends: record its status for the next attempt, which torchrun starts."""
-    rank = this_rank()
-    if rank.launcher != "torchrun":
-        return
-    reason = f"rank {rank.rank} on {rank.node}: {error_line(error)}"
-    failure = {"reason": reason, "status": error_status(error), "node": rank.node}
-    with suppress(OSError):
-        (out / LOGS).mkdir(parents=True, exist_ok=True)
-        (out / LOGS / f"rank-{rank.rank}.failure").write_text(json.dumps(failure), encoding="utf-8")
+def report_rank_failure(out: Path, error: Exception) -> None:
+    """In a rank that this error ends: write its failure file, unless it only lost another rank.
 
-
-def process_group_initialized() -> bool:
-    """Whether this process is in a process group with all ranks."""
-    distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
-    return distributed is not None and bool(distributed.is_initialized())
-
-
-def check_elastic_store() -> None:
-    """Raise ``UsageFailure`` where torchrun could not restart the ranks: agents of several nodes share an old store.
-
-    Each agent counts the failures of its own ranks only, so no number tells the keys of one attempt from another's.
+    Before all ranks have met, rank 0 under torchrun may yet be refused `out`, whose run would take the file for
+    its own.
     """
     rank = this_rank()
-    if rank.nodes > 1 and rank.agent_store and rank.max_restarts:
+    distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
+    have_met = distributed is not None and bool(distributed.is_initialized())
+    if (have_met or rank.launcher == "local") and not isinstance(error, PeerFailure):
+        reason = f"rank {rank.rank} on {rank.node}: {error_line(error)}"
+        write_failure(out, rank.rank, Failed(reason, error_status(error), rank.node))
+
+
+def check_torchrun(out: Path, resume: bool) -> None:
+    """Raise ``UsageFailure`` where torchrun's restarts cannot work: over several nodes its agents count attempts apart.
+
+    So no number tells the keys of one attempt from another's in a store that they share, nor the first attempt.
+    """
+    rank = this_rank()
+    if rank.launcher != "torchrun" or rank.nodes == 1 or not rank.max_restarts:
+        return
+    if rank.agent_store:
         raise UsageFailure(
             f"torchrun restarts the ranks of {rank.nodes} nodes in a store with the addresses of dead ranks; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, with --rdzv-backend c10d, or --max-restarts 0"
         )
-
-
-def check_starting_over(out: Path) -> None:
-    """Raise ``UsageFailure`` where torchrun's agents count attempts apart, so that a later one would delete ``out``."""
-    rank = this_rank()
-    if rank.launcher == "torchrun" and rank.nodes > 1 and rank.max_restarts:
+    if not resume:
         hint = f"remove {out} and leave the option out, or --max-restarts 0"
         raise UsageFailure(f"--no-resume: torchrun over {rank.nodes} nodes does not tell its first attempt; {hint}")
 
 
 def check_elastic_restart(out: Path) -> None:
     """On torchrun's rank 0: record how the attempt before ended. Raises ``Failure`` where a restart is of no use."""
-    left_behind = _read_failure_files(out)
-    restarts = this_rank().restarts
+    failures, restarts = take_failures(out), this_rank().restarts
     if not restarts:
         return
-    killed = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
-    reason, status, node, _ = min(left_behind, key=lambda failed: failed.status not in PERMANENT, default=killed)
+    *_, last = ({"event": ""}, *read_events(out))
+    silent = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
+    failed = first_failure(failures or [TOLD_TO_STOP if last["event"] == "stopped" else silent])
     # The agents bound the restarts themselves; each failure of theirs is recorded here.
-    failures = [*recorded_failures(out), record_failure(out, reason, status, node)]
-    decision = decide(failures[-restarts:], restarts + 1)
+    recorded = [*recorded_failures(out), record_failure(out, failed)]
+    decision = decide(recorded[-restarts:], restarts + 1)
     if decision.action == "end":
         raise Failure(decision.reason)
-
-
-def _read_failure_files(out: Path) -> list[Failed]:
-    """Read and remove what the ranks of the attempt before wrote, the first to fail first.
-
-    By modification time, which on a shared folder is one server's clock.
-    """
-    found: list[tuple[int, Failed]] = []
-    for path in (out / LOGS).glob("rank-*.failure"):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            failed = Failed(str(facts["reason"]), int(facts["status"]), str(facts["node"]))
-            found.append((path.stat().st_mtime_ns, failed))
-        path.unlink(missing_ok=True)
-    return [failed for _, failed in sorted(found)]

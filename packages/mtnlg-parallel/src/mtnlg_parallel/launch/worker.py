@@ -13,13 +13,14 @@ from mtnlg_parallel.engine.process import init_distributed
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import progress_line
+from mtnlg_parallel.statuses import STOP_SIGNALS
 from mtnlg_parallel.training.determinism import ask_for_determinism
 from mtnlg_parallel.training.loop import Training
-from mtnlg_parallel.training.samples import open_data
+from mtnlg_parallel.training.samples import Data, open_data
 
 from . import health
-from .local import PeerFailure, record_signals, stopped_line
-from .supervise import STOP_SIGNALS
+from .agent import record_signals
+from .supervise import PeerFailure, stopped_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +34,12 @@ _PEER_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection re
 
 def run_rank(
     recipe: Recipe,
-    data: Path,
+    data: Path | str | Data,
     out: Path,
     options: RunOptions,
     prepare: Callable[[], RunState] | None = None,
-) -> None:
-    """Run `this_rank`. On a stop signal: checkpoint and return once training has begun; before that, die at once.
+) -> int:
+    """Run `this_rank`. On a stop signal: checkpoint and return it once training has begun; before that, die at once.
 
     ``prepare`` runs on rank 0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the
     launcher has prepared ``out`` and shows the progress.
@@ -74,3 +75,4 @@ def run_rank(
     if state and stop_signal:
         say(stopped_line(out, stop_signal))
     distributed.destroy_process_group()
+    return 0 if training.finished else stop_signal

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Layout
 
@@ -29,10 +27,8 @@ Box = tuple[slice, ...]
 """A rank's slice of a global tensor, one range an axis."""
 
 
-def init_process_group(device: torch.device, timeout: timedelta) -> Store:
+def init_process_group(device: torch.device, timeout: timedelta) -> None:
     """Join torch.distributed as `this_rank`, with nccl on a GPU.
-
-    Returns the job's store.
 
     ``timeout`` is that of the default group's collectives. There is no ``device_id``: with one, nccl would make every
     group at once, by a split that all ranks take part in. Without it the first collective of a group makes its
@@ -49,7 +45,6 @@ def init_process_group(device: torch.device, timeout: timedelta) -> Store:
         rank=place.rank,
         world_size=place.world,
     )
-    return store
 
 
 def local_device() -> torch.device:

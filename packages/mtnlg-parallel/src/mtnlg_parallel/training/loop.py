@@ -69,7 +69,7 @@ class Training:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
         self.signals, self.options, self.validation_error = signals, options, ""
         self.coordinates = recipe.layout.coordinates(rank)
-        self.watchdog = Watchdog(recipe.layout, rank, recipe.guard.patience, start_patience=recipe.guard.disk_patience)
+        self.watchdog = Watchdog(recipe.layout, rank, out, recipe.guard.patience, recipe.guard.disk_patience)
         self.watchdog.start()
         ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
         self.engine = build_engine(recipe, device, ops)
@@ -117,7 +117,7 @@ class Training:
                     observe(step)
                 self._end_if_exhausted(step)
                 self.watchdog.beat(self.progress.step)
-                if not (self.finished or stop_signal) and self._stopped_by_callback(step):
+                if self._stopped_by_callback(step) and not (self.finished or stop_signal):
                     if not self._checkpoint_is_due:
                         self.checkpoint.begin(self.progress, "skipped" in step)
                     break

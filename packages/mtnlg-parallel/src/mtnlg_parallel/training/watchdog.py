@@ -1,9 +1,9 @@
 """Ends a job that hangs, naming the rank that holds it up and what that rank is doing.
 
-In each rank a thread writes a heartbeat to the job's store every few seconds, and watches the next rank's. It holds the
-step, the phase that the loop has declared (`Watchdog.during`), how much of its patience is left, and what the main
-thread's stack shows: data, communication, forward or backward. Once half of a step's patience is gone it also holds a
-summary of the flight recorder. There is no time of day in it: each rank compares its own monotonic clock alone.
+In each rank a thread writes a heartbeat to the job's store every few seconds. It holds the step, the phase that the
+loop has declared (`Watchdog.during`), how much of its patience is left, and what the main thread's stack shows: data,
+communication, forward or backward. Once half of a step's patience is gone it also holds a summary of the flight
+recorder. There is no time of day in it. Rank 0's thread reads the heartbeats of all, and all others that of rank 0:
 
     a heartbeat is missing for half a minute     that process is stopped, or its machine is gone
     the store does not answer for a minute       this rank's machine is cut off
@@ -11,51 +11,46 @@ summary of the flight recorder. There is no time of day in it: each rank compare
                                                  without a flight recorder, those whose stack is not in communication
 
 Patience is ``guard.patience`` for a step, and each phase has its own. Until the first step is done it is at least
-``start_patience``, as that step compiles kernels and makes communicators. A rank whose patience is over does not end
-the job while those that hold it up have patience left. Collectives time out `engine.process.MARGIN` after the longest
-patience, so that the watchdog speaks before NCCL or gloo aborts.
+``start_patience``, as that step compiles kernels and makes communicators. Rank 0 does not end the job while those that
+hold it up have patience left. Collectives time out `engine.process.MARGIN` after the longest patience, so that the
+watchdog speaks before NCCL or gloo aborts.
 
-The first rank to notice reads all heartbeats and writes one line to the store: a diagnosis costs O(ranks) in all. It
-prints the line, as others do that read it before they lose a peer, and exits with `HUNG_STATUS`, by which the launcher
-knows a hang. Training is not slowed. What the store holds may be a stranger's (`rendezvous`), so a heartbeat or a line
-that no watchdog writes is passed over.
+The verdict goes to the store. Each rank that reads it writes it into its failure file and exits with `Exit.HUNG`.
+Training is not slowed.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 import sys
 import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn
 
 from mtnlg_model.console import say
 from mtnlg_parallel import rendezvous
 from mtnlg_parallel.environment import this_rank
+from mtnlg_parallel.statuses import Exit, Failed, write_failure
 
-from .flight_recorder import COLLECTIVE, MISSED, Trace, entered_by_all, local_trace, missing_ranks
+from .flight_recorder import Trace, local_trace, missing_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from mtnlg_parallel.layout import Layout
 
-HUNG_STATUS: Final = 71
-"""Exit status of a rank that ended because the job hung."""
-
 SILENCE_SECONDS: Final = 30.0
 STORE_TIMEOUT: Final = timedelta(seconds=30)
 MAX_NAMED: Final = 4
-MAX_BYTES: Final = 1 << 16
-"""Size of a heartbeat; a longer one is not read."""
+FRESH_ROUNDS: Final = 3
+"""A heartbeat that has stood still for fewer rounds is one of a rank that writes in step with its readers."""
 
 Phase = Literal["validation", "saving a checkpoint", "publishing a checkpoint", "loading a checkpoint"]
 """What a rank may declare that it is at, beside a step."""
@@ -66,22 +61,6 @@ PHASES: Final = (
     ("backward", ("torch/autograd/",)),
 )
 """The source files of each phase. The innermost frame in one of them names the phase; with none it is forward."""
-
-_STACKS: Final = ("forward", *(phase for phase, _ in PHASES))
-_RANK: Final = r"rank \d+ \(tp \d+, pp \d+, dp \d+\)"
-_RANKS: Final = rf"{_RANK}(?:, {_RANK})*(?:, and \d+ more)?"
-_DOING: Final = "|".join((*get_args(Phase), *(f"in {stack}" for stack in _STACKS)))
-_CULPRIT: Final = rf"{_RANK} is (?:{_DOING})(?: and (?:{MISSED}))?"
-_LINE: Final = re.compile(
-    rf"{_RANKS} (?:has|have) answered nothing for \d+ s|"
-    rf"(?:{'|'.join(get_args(Phase))}|step \d+|the first step) has not ended within [\d.e+]+ s: "
-    rf"(?:{_RANKS} (?:has|have) not begun, or ended|every rank waits for the others in communication|"
-    rf"every rank is (?:{_DOING})|"
-    rf"all ranks have entered {COLLECTIVE}, which does not end: a GPU or the network hangs|"
-    rf"{_CULPRIT}(?:; {_CULPRIT})*(?:; and \d+ more)?)",
-    re.ASCII,
-)
-"""The lines that `_judge` and `_end_silent` write."""
 
 
 def phase_of(frame: FrameType | None) -> str:
@@ -116,19 +95,16 @@ class Heartbeat(NamedTuple):
     phase: str
     left: float
     stack: str
+    node: str
     trace: Trace | None
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat | None:
-        """The heartbeat that another rank has written; None of what is not one."""
-        try:
-            number, step, phase, left, stack, data = json.loads(text[:MAX_BYTES])
-            trace = None if data is None else Trace.parse(data)
-            heartbeat = cls(int(number), int(step), phase, float(left), stack, trace)
-        except (ValueError, TypeError, OverflowError, RecursionError):
+        """The heartbeat that a rank has written; None before its first and after its end."""
+        if not text:
             return None
-        known = phase in {"", *get_args(Phase)} if isinstance(phase, str) else False
-        return heartbeat if known and stack in _STACKS and math.isfinite(heartbeat.left) else None
+        heartbeat = cls(*json.loads(text))
+        return heartbeat._replace(trace=heartbeat.trace and Trace(*heartbeat.trace))
 
     @property
     def doing(self) -> str:
@@ -136,28 +112,28 @@ class Heartbeat(NamedTuple):
         return self.phase or f"in {self.stack}"
 
 
-class _Judged(NamedTuple):
-    """How often this rank has asked to be the judge of a clock that ran out, and when it asks again."""
+class Verdict(NamedTuple):
+    """Who holds up the job: a line, their node if it is one, and the seconds of patience that all of them have left."""
 
-    clock: Clock | None
-    attempts: int
-    again: float
+    line: str
+    node: str = ""
+    left: float = 0.0
 
 
 class Watchdog:
-    """Watches the thread that starts it, and the next rank, from a thread of its own.
+    """Watches the thread that starts it, and rank 0 all others, from a thread of its own.
 
     ``patience`` is a step's, in seconds; until the first step is done the longer of it and ``start_patience`` counts.
+    A verdict goes to the rank's failure file in ``out``.
     """
 
-    def __init__(self, layout: Layout, rank: int, patience: float, start_patience: float = 3600.0) -> None:
-        self._layout, self._rank, self._patience = layout, rank, patience
+    def __init__(self, layout: Layout, rank: int, out: Path, patience: float, start_patience: float = 3600.0) -> None:
+        self._layout, self._rank, self._out, self._patience = layout, rank, out, patience
         self._silence = min(SILENCE_SECONDS, patience)
         self._interval = min(5.0, self._silence / 6)
         self._step, self._any_step_done, self._count = 0, False, 0
         self._clock = Clock(time.monotonic(), max(patience, start_patience), "")
-        self._neighbour, self._heard = (rank + 1) % layout.world, (b"", time.monotonic())
-        self._judged = _Judged(None, 0, 0.0)
+        self._heard = dict.fromkeys([0] if rank else range(layout.world), (b"", 0))  # and for how many rounds
         self._closed, self._main = threading.Event(), 0
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._watch_store)]
 
@@ -194,10 +170,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         # Here, so that the launcher can import this module without torch.
-        from torch.distributed import DistError  # noqa: PLC0415
+        from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415
 
         try:
-            store = _connect(self._layout.world)
+            store = PrefixStore("watchdog", rendezvous.connect(STORE_TIMEOUT))
             while True:
                 self._write_heartbeat(store)
                 if self._closed.wait(self._interval):
@@ -206,7 +182,7 @@ class Watchdog:
                 self._look(store)
         except DistError as error:  # the store ends with the job
             if not self._closed.wait(self._interval):
-                self._exit_cut_off(str(error).splitlines()[0])
+                self._end_cut_off(str(error).splitlines()[0])
 
     def _watch_store(self) -> None:
         """End this rank where the store stays silent, which TCP notices after a quarter of an hour.
@@ -217,101 +193,98 @@ class Watchdog:
         while not self._closed.wait(self._interval):
             count, rounds = self._count, rounds + 1 if count == self._count else 0
             if rounds * self._interval > 2 * self._silence:
-                self._exit_cut_off(f"no answer for {rounds * self._interval:.0f} s")
+                self._end_cut_off(f"no answer for {rounds * self._interval:.0f} s")
 
-    def _exit_cut_off(self, reason: str) -> NoReturn:
+    def _end_cut_off(self, reason: str) -> NoReturn:
         place = this_rank()
-        _exit_hung(f"{_name(self._layout, self._rank)} lost the job's store at {place.address}:{place.port}: {reason}")
+        name = _name(self._layout, self._rank)
+        self._end(Verdict(f"{name} lost the job's store at {place.address}:{place.port}: {reason}"))
 
     def _look(self, store: Store) -> None:
         """End this rank with the job, or the job where it hangs."""
-        rendezvous.shut()
-        if store.check(["line"]) and (line := store.get("line").decode("ascii", "replace")) and _LINE.fullmatch(line):
-            _exit_hung(line)
-        heartbeat = _read(store, self._neighbour)
-        if heartbeat != self._heard[0] or not heartbeat:  # without one it has not begun, or has ended
-            self._heard = heartbeat, time.monotonic()
-        if (silence := time.monotonic() - self._heard[1]) > self._silence:
-            self._end_silent(store, silence)
-        elif self._clock.left < 0:
+        if store.check(["verdict"]):
+            self._end(Verdict(*json.loads(store.get("verdict"))))
+        for rank, text in _read(store, list(self._heard)).items():
+            before, rounds = self._heard[rank]
+            self._heard[rank] = text, rounds + 1 if text and text == before else 0  # "": not begun, or ended
+        rounds = max(rounds for _, rounds in self._heard.values())
+        if rounds * self._interval > self._silence:
+            self._end_silent(store, rounds)
+        elif self._rank == 0 and self._clock.left < 0 and rounds < FRESH_ROUNDS:  # else one may turn out to be silent
             self._judge(store)
 
     def _write_heartbeat(self, store: Store) -> None:
         clock = self._clock
         stuck = time.monotonic() - clock.began > self._patience / 2
-        trace = local_trace(self._layout, self._rank) if stuck else None
+        trace = local_trace() if stuck else None
         stack = phase_of(sys._current_frames().get(self._main))  # noqa: SLF001  (documented, for debuggers)
-        heartbeat = Heartbeat(self._count, self._step, clock.phase, round(clock.left, 1), stack, trace)
+        node = this_rank().node
+        heartbeat = Heartbeat(self._count, self._step, clock.phase, round(clock.left, 1), stack, node, trace)
         store.set(_key(self._rank), json.dumps(heartbeat))
         self._count += 1
 
     def _judge(self, store: Store) -> None:
-        """End the job if no other rank does, and those that hold it up have no patience left.
+        """End the job unless those that hold it up have patience left."""
+        heartbeats = {rank: Heartbeat.parse(text) for rank, (text, _) in self._heard.items()}
+        verdict = diagnose(self._layout, heartbeats)
+        if verdict.left <= 0:
+            clock = self._clock
+            what = clock.phase or (f"step {self._step + 1}" if self._any_step_done else "the first step")
+            line = f"{what} has not ended within {clock.patience:g} s: {verdict.line}"
+            self._end_job(store, verdict._replace(line=line))
 
-        Of each attempt one rank is the judge. The others expect its line, and try again after their patience.
-        """
-        clock, now = self._clock, time.monotonic()
-        if clock != self._judged.clock:
-            self._judged = _Judged(clock, 0, now)
-        if now < self._judged.again:
-            return
-        attempt = self._judged.attempts + 1
-        self._judged = _Judged(clock, attempt, now + max(clock.patience, self._silence))
-        if store.add(f"judge/{self._step}/{clock.phase}/{attempt}", 1) > 1:
-            return
-        line, patience_left = diagnose(self._layout, _read_all(store, self._layout.world))
-        if patience_left > 0:
-            self._judged = _Judged(clock, attempt, now + patience_left + self._interval)
-            return
-        what = clock.phase or (f"step {self._step + 1}" if self._any_step_done else "the first step")
-        self._end_job(store, f"{what} has not ended within {clock.patience:g} s: {line}")
-
-    def _end_silent(self, store: Store, seconds: float) -> None:
+    def _end_silent(self, store: Store, rounds: int) -> NoReturn:
         """End the job, naming all ranks whose heartbeat stands still: often those of one machine."""
-        before = _read_all(store, self._layout.world)
-        for _ in range(3):  # each rank writes twice meanwhile
-            self._write_heartbeat(store)
-            self._closed.wait(self._interval)
-        after = _read_all(store, self._layout.world)
-        silent = [rank for rank in before if before[rank] and before[rank] == after[rank]]
-        if self._neighbour in silent:
-            names = _shortened([_name(self._layout, rank) for rank in silent])
-            have = "have" if len(silent) > 1 else "has"
-            self._end_job(store, f"{names} {have} answered nothing for {seconds:.0f} s")
+        silent = {rank: text for rank, (text, count) in self._heard.items() if count > rounds - FRESH_ROUNDS}
+        names = _shortened([_name(self._layout, rank) for rank in silent])
+        have = "have" if len(silent) > 1 else "has"
+        line = f"{names} {have} answered nothing for {rounds * self._interval:.0f} s"
+        self._end_job(store, Verdict(line, _node(map(Heartbeat.parse, silent.values()))))
 
-    def _end_job(self, store: Store, line: str) -> NoReturn:
-        """Exit with the line of the first rank that called this."""
-        first = store.compare_set("line", "", line).decode("ascii", "replace")
-        _exit_hung(first if _LINE.fullmatch(first) else line)
+    def _end_job(self, store: Store, verdict: Verdict) -> NoReturn:
+        """Exit with the verdict of the first rank that called this."""
+        self._end(Verdict(*json.loads(store.compare_set("verdict", "", json.dumps(verdict)))))
+
+    def _end(self, verdict: Verdict) -> NoReturn:
+        write_failure(self._out, self._rank, Failed(verdict.line, Exit.HUNG, verdict.node))
+        _exit_hung(verdict.line)
 
 
-def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> tuple[str, float]:
-    """Who holds up the others, and the seconds of patience that all of these have left.
+def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> Verdict:
+    """Who holds up the others.
 
     The flight recorder comes first, except on a rank whose stack shows that it waits, as gloo records no receives. A
     stack is evidence of data and of a declared phase; in forward and backward ranks on CUDA wait, too.
     """
     if absent := [_name(layout, rank) for rank, heartbeat in heartbeats.items() if heartbeat is None]:
-        return f"{_shortened(absent)} {'have' if len(absent) > 1 else 'has'} not begun, or ended", 0.0
+        return Verdict(f"{_shortened(absent)} {'have' if len(absent) > 1 else 'has'} not begun, or ended")
     known = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
-    traces = {rank: heartbeat.trace for rank, heartbeat in known.items()}
+    traces = {rank: heartbeat.trace for rank, heartbeat in known.items() if heartbeat.trace}
     busy = {rank: heartbeat for rank, heartbeat in known.items() if heartbeat.stack != "communication"}
-    missed = {rank: text for rank, text in missing_ranks(layout, traces).items() if rank in busy}
+    missing, collective = missing_ranks(traces)
+    missed = {rank: text for rank, text in missing.items() if rank in busy}
     evident = [rank for rank, heartbeat in busy.items() if heartbeat.phase or heartbeat.stack == "data"]
     if not missed and len(evident) in {0, len(known)}:
-        if collective := entered_by_all(layout, traces):
-            return f"all ranks have entered {collective}, which does not end: a GPU or the network hangs", 0.0
+        if collective:
+            return Verdict(f"all ranks have entered {collective}, which does not end: a GPU or the network hangs")
         if not busy:
-            return "every rank waits for the others in communication", 0.0
+            return Verdict("every rank waits for the others in communication")
         places = {heartbeat.doing for heartbeat in known.values()}
         if len(known) > len(places) == 1:
-            return f"every rank is {places.pop()}", 0.0
+            return Verdict(f"every rank is {places.pop()}")
     culprits = list(missed) or evident or list(busy)
     lines = [
         f"{_name(layout, rank)} is {busy[rank].doing}" + (f" and {missed[rank]}" if rank in missed else "")
         for rank in culprits
     ]
-    return _shortened(lines, "; "), min(busy[rank].left for rank in culprits)
+    left = min(busy[rank].left for rank in culprits)
+    return Verdict(_shortened(lines, "; "), _node(busy[rank] for rank in culprits), left)
+
+
+def _node(heartbeats: Iterable[Heartbeat | None]) -> str:
+    """The node of these ranks; "" where they are on several."""
+    nodes = {heartbeat.node for heartbeat in heartbeats if heartbeat}
+    return nodes.pop() if len(nodes) == 1 else ""
 
 
 def _name(layout: Layout, rank: int) -> str:
@@ -328,29 +301,15 @@ def _key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _connect(world: int) -> Store:
-    """The watchdog's part of the job's store, by this rank's last connection to it."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415  (as in _watch)
-
-    store = rendezvous.connect(STORE_TIMEOUT)
-    rendezvous.arrive(store, world)
-    return PrefixStore("watchdog", store)
-
-
-def _read(store: Store, rank: int) -> bytes:
-    """The last heartbeat of a rank; empty before its first."""
-    return store.get(_key(rank)) if store.check([_key(rank)]) else b""
-
-
-def _read_all(store: Store, world: int) -> dict[int, Heartbeat | None]:
-    """The last heartbeat of every rank, in two calls where all have one."""
-    keys = [_key(rank) for rank in range(world)]
+def _read(store: Store, ranks: list[int]) -> dict[int, bytes]:
+    """The last heartbeats, empty before a rank's first; in two calls where all have one."""
+    keys = [_key(rank) for rank in ranks]
     if store.check(keys):
-        return {rank: Heartbeat.parse(text) for rank, text in enumerate(store.multi_get(keys))}
-    return {rank: Heartbeat.parse(_read(store, rank)) for rank in range(world)}
+        return dict(zip(ranks, store.multi_get(keys), strict=True))
+    return {rank: store.get(key) if store.check([key]) else b"" for rank, key in zip(ranks, keys, strict=True)}
 
 
 def _exit_hung(line: str) -> NoReturn:
     """End this process at once: its main thread may be blocked anywhere."""
     say(line)
-    os._exit(HUNG_STATUS)
+    os._exit(Exit.HUNG)

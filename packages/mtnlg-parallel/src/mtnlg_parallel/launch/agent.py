@@ -1,0 +1,258 @@
+"""The agent of a node: starts its ranks, and ends them together when one of them fails.
+
+One agent runs all ranks of a local run, and of a Slurm job one agent per node runs that node's. Ranks die with their
+agent. Signals that stop a run are passed on to the ranks, which end the step, write a checkpoint and exit with
+`Exit.STOPPED`; signals are only recorded when they arrive, and acted on between two looks at the ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mtnlg_model.files import FILE_MODE
+from mtnlg_parallel.environment import Environment, this_rank
+from mtnlg_parallel.record.metrics import FILE as METRICS
+from mtnlg_parallel.record.metrics import progress_line
+from mtnlg_parallel.statuses import (
+    FOLDER,
+    Exit,
+    Failed,
+    cause_of,
+    failure_file,
+    read_failure,
+    write_failure,
+)
+
+from .machine import cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from mtnlg_model.console import Advance
+    from mtnlg_parallel.layout import Layout
+    from mtnlg_parallel.rendezvous import HostedStore
+
+POLL_SECONDS: Final = 0.1
+GRACE_SECONDS = 5.0
+TAIL: Final = 1 << 16
+"""Bytes at the end of metrics.jsonl, more than its last line has."""
+
+
+class Rank(NamedTuple):
+    """A rank on this machine; what it prints is in ``log`` from byte ``begin`` on."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    begin: int = 0
+
+
+class Ended(NamedTuple):
+    """How an attempt ended: the signal that stopped it, or 0, and the failures of this node's ranks."""
+
+    stop_signal: int
+    failures: list[Failed]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the signal ended it, if only by killing ranks that had not begun to train."""
+        return bool(self.stop_signal) and all(cause_of(failed.status) == "stop" for failed in self.failures)
+
+
+def run_attempt(
+    first: Environment, command: Sequence[str], out: Path, signals: Signals, update: Callable[[], None]
+) -> Ended:
+    """Run ``command`` for each rank of this node, of which ``first`` is the first, until all have exited or one fails.
+
+    ``update`` is called now and then. A failed rank that left no failure file in ``out`` gets one.
+    """
+    ranks: list[Rank] = []
+    defaults = _defaults(first)
+    try:
+        for number in range(first.local_world):  # one by one: if one fails to start, those before it are ended
+            place = replace(first, rank=first.rank + number, local_rank=number)
+            variables = defaults | place.variables()
+            ranks += [start_rank(place.rank, command, variables, out / FOLDER, append=first.restarts > 0)]
+        stop_signal = _wait(ranks, signals, update)
+    finally:
+        ended_here = end_ranks(ranks)
+    # After all have ended: a rank that lost another one may be seen first. One that had to be ended is not to blame.
+    failed = [
+        rank for rank in _failed_ranks(ranks, stop_signal) if rank not in ended_here or rank.process.returncode > 0
+    ]
+    return Ended(stop_signal, [_failure(rank, out, first.node) for rank in failed])
+
+
+def start_rank(
+    number: int, command: Sequence[str], variables: Mapping[str, str], logs: Path, *, append: bool = False
+) -> Rank:
+    """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"rank-{number}.log"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
+    with os.fdopen(os.open(log, flags, FILE_MODE), "ab" if append else "wb") as file:
+        environment = {**os.environ, **variables}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        return Rank(number, process, log, file.tell())
+
+
+def local_rank(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> Environment:
+    """The place of a rank whose job runs on this machine alone."""
+    return Environment(
+        rank=number,
+        world=layout.world,
+        local_rank=number,
+        local_world=layout.world,
+        address=store.address,
+        port=store.port,
+        agent_store=True,
+        secret=store.secret,
+        restarts=restarts,
+        parent=os.getpid(),
+        node=os.uname().nodename,
+    )
+
+
+def rank_environment(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> dict[str, str]:
+    """The variables of `local_rank`."""
+    place = local_rank(number, layout, store, restarts)
+    return _defaults(place) | place.variables()
+
+
+def _defaults(place: Environment) -> dict[str, str]:
+    """A rank's share of the cores and, on one machine alone, the loopback interface, where they are not set."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores() // place.local_world))}
+    if place.agent_store:
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
+
+
+def _wait(ranks: Sequence[Rank], signals: Signals, update: Callable[[], None]) -> int:
+    """Return when all ranks have exited or one has failed: the signal that stopped them, or 0."""
+    stop_signal = 0
+    while True:
+        if signal.SIGINT in signals:
+            return signal.SIGINT
+        if signals and not stop_signal:
+            stop_signal = signals[0]
+            for rank in ranks:
+                rank.process.send_signal(stop_signal)
+        running = [rank for rank in ranks if rank.process.poll() is None]
+        update()
+        if _failed_ranks(ranks, stop_signal) or not running:
+            return stop_signal
+        signals.wait(POLL_SECONDS)
+
+
+def _failed_ranks(ranks: Sequence[Rank], stop_signal: int) -> list[Rank]:
+    """The ranks that have failed. Once told to stop, one may have lost another that had stopped."""
+    passed = {None, Exit.COMPLETE, Exit.STOPPED, Exit.PEER_LOST if stop_signal else None}
+    return [rank for rank in ranks if rank.process.poll() not in passed]
+
+
+def _failure(rank: Rank, out: Path, node: str) -> Failed:
+    """How a rank failed: as its failure file says, which is written here where the rank could not."""
+    status = rank.process.returncode
+    if (said := read_failure(failure_file(out, rank.number))) and said.status == status:
+        return said
+    if status < 0:
+        end = f"was killed by {signal.Signals(-status).name}"
+    else:  # the log of a rank whose disk is full breaks off anywhere
+        end = f"ended with status {status}" + (f": {text}" if status != Exit.IO and (text := last_line(rank)) else "")
+    failed = Failed(f"rank {rank.number} on {node} {end}; its log is {rank.log}", status, node, time=time.time())
+    write_failure(out, rank.number, failed)
+    return failed
+
+
+def last_line(rank: Rank) -> str:
+    """The last line that a rank printed."""
+    with rank.log.open("rb") as file:
+        file.seek(rank.begin)
+        return (file.read().decode(errors="replace").splitlines() or [""])[-1].removeprefix("cli.py: ")
+
+
+def end_ranks(ranks: Sequence[Rank]) -> list[Rank]:
+    """Terminate the ranks that still run, and kill those that do not exit in time; returns them."""
+    running = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in running:
+        rank.process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in running:
+        try:
+            rank.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+    return running
+
+
+def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
+    """A function that moves a progress bar from ``step`` to the last step recorded, back where the run has resumed."""
+    at = [step]
+
+    def update() -> None:
+        with (
+            suppress(OSError, ValueError, IndexError),
+            (out / METRICS).open("rb") as file,
+        ):  # none yet, or on a shared folder
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            last = json.loads(file.read().split(b"\n")[-2])
+            if last["step"] != at[0]:
+                advance(last["step"] - at[0], progress_line(last))
+                at[0] = last["step"]
+
+    return update
+
+
+def die_with_parent() -> None:
+    """In a rank that `start_rank` started: die when the launcher does, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != this_rank().parent:
+        os._exit(1)
+
+
+class Signals(list[int]):
+    """Signals in the order in which they arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived = SimpleQueue[int]()  # unlike an Event, it may be used in a signal handler
+
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: append it."""
+        self.append(number)
+        self._arrived.put(number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the next signal, or so long."""
+        with suppress(Empty):
+            self._arrived.get(timeout=seconds)
+
+
+@contextmanager
+def record_signals(*numbers: signal.Signals) -> Iterator[Signals]:
+    """Append these signals to a list as they arrive. One that is ignored, as SIGHUP under nohup, stays ignored."""
+    signals = Signals()
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, signals.record) for number in heeded}
+    try:
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

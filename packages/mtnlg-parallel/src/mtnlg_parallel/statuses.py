@@ -1,0 +1,117 @@
+"""How a rank ended: the one table of exit statuses, and the failure file that says more than a status can.
+
+A rank that fails writes ``OUT/logs/rank-N.failure``, JSON with a reason, a status and the node at fault; where it could
+not, as after SIGKILL, the agent of its node does. Whoever supervises the run reads these files and asks
+`launch.supervise.decide`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import suppress
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Cause = Literal["none", "person", "shared", "node", "peer", "stop"]
+
+ACTIONS: Final[dict[Cause, str]] = {
+    "none": "nothing",
+    "person": "ends the run: a person must fix the cause",
+    "shared": "restarts all ranks from the newest checkpoint",
+    "node": "as 74; a node with two such failures within a day is excluded under Slurm",
+    "peer": "as 74",
+    "stop": "requeues under Slurm; elsewhere the same command resumes",
+}
+"""What the supervisor does, by the cause of a failure."""
+
+FOLDER: Final = "logs"
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that make a run write a checkpoint and exit: Slurm's before preemption and time limit, a lost terminal's."""
+
+
+class Exit(IntEnum):
+    """Exit statuses of ``mtnlg-parallel``; 128 + N, or -N to a parent in Python, is the signal N."""
+
+    cause: Cause
+    meaning: str
+
+    def __new__(cls, number: int, cause: Cause, meaning: str) -> Self:
+        """An int with what it means."""
+        status = int.__new__(cls, number)
+        status._value_ = number
+        status.cause, status.meaning = cause, meaning
+        return status
+
+    COMPLETE = 0, "none", "the run is complete, or the command has done what it was asked"
+    FAILED = 1, "person", "a missing file, a damaged checkpoint, wrong data"
+    USAGE = 2, "person", "a wrong command line, recipe or environment; nothing was started"
+    PEER_LOST = 70, "peer", "a rank ended because another rank had"
+    HUNG = 71, "node", "the watchdog ended a job that hung; the failure file names the node that held it up"
+    CRASHED = 72, "node", "an unforeseen error of a rank (device, network, library), or a node unfit to train"
+    NOT_STARTED = 73, "shared", "no rank left a failure file: the ranks could not be started, or their node is lost"
+    IO = 74, "shared", "a disk or a network file system failed, or a name did not resolve"
+    STOPPED = 75, "stop", "a signal stopped the run before its end; its checkpoint is written"
+
+
+def cause_of(status: int) -> Cause:
+    """Whose fault an exit status is. Statuses that nobody lists are of no node in particular."""
+    number = -status if status < 0 else status - 128
+    if number > 0:
+        return "stop" if number in STOP_SIGNALS else "node"
+    return next((known.cause for known in Exit if known == status), "shared")
+
+
+class Failed(NamedTuple):
+    """How an attempt to run all ranks failed, in ``time`` by seconds since 1970.
+
+    ``node`` is the one at fault, where one is known; ``new_steps`` are those beyond the highest step of any earlier
+    attempt.
+    """
+
+    reason: str
+    status: int
+    node: str = ""
+    new_steps: int = 0
+    time: float = 0.0
+
+
+def failure_file(out: Path, rank: int) -> Path:
+    """Where rank ``rank`` says how it failed."""
+    return out / FOLDER / f"rank-{rank}.failure"
+
+
+def write_failure(out: Path, rank: int, failed: Failed) -> None:
+    """Write a rank's failure file; a full disk, perhaps the very failure, is passed over."""
+    with suppress(OSError):
+        path = failure_file(out, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"reason": failed.reason, "status": int(failed.status), "node": failed.node}
+        path.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def read_failure(path: Path) -> Failed | None:
+    """What a failure file says, at its modification time: on a shared folder that is one server's clock."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        reason, node = str(facts["reason"]), str(facts["node"])
+        return Failed(reason, int(facts["status"]), node, time=path.stat().st_mtime)
+    return None
+
+
+def take_failures(out: Path) -> list[Failed]:
+    """Read and remove the failure files of the attempt before."""
+    paths = list((out / FOLDER).glob("rank-*.failure"))
+    failures = [read_failure(path) for path in paths]
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return [failed for failed in failures if failed]
+
+
+def first_failure(failures: list[Failed]) -> Failed:
+    """The failure that explains the others: a rank that crashed or lost its peer may have done so because of it."""
+    suspicion: tuple[Cause, ...] = ("person", "shared", "node", "none", "peer", "stop")
+    return min(failures, key=lambda f: (suspicion.index(cause_of(f.status)), f.status == Exit.CRASHED, f.time))

@@ -1,0 +1,77 @@
+"""`mtnlg_parallel.train` with a token stream, callbacks and trackers of one's own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mtnlg_parallel
+from mtnlg_model import UsageFailure
+from training.reference_loop import recipe_of
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import mtnlg_parallel
+
+class Counting:
+    seq_length, vocab_size, fingerprint = 8, 64, "counting"
+    def __len__(self):
+        return 1000
+    def __getitem__(self, sample):
+        return (np.arange(9) + sample).astype(np.int32) % 64
+
+class Tracker:
+    def __init__(self):
+        self.steps = []
+    def log(self, step, metrics):
+        self.steps.append([step, metrics["loss"]])
+    def close(self):
+        pass
+
+recipe, out, tokenizer, last = sys.argv[1:]
+seen, tracker = [], Tracker()
+def watch(step):
+    seen.append([step["step"], step["loss"]])
+    return step["step"] == int(last)
+
+data = mtnlg_parallel.Data(Counting(), __import__("pathlib").Path(tokenizer))
+summary = mtnlg_parallel.train(recipe, data, out, callbacks=[watch], trackers=[tracker])
+if seen:
+    print(json.dumps({"seen": seen, "tracked": tracker.steps, "steps": summary and summary["steps"]}))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stream_callback_and_tracker_of_ones_own(ranks: int, tmp_path: Path) -> None:
+    """A callback stops the run at its step, with a checkpoint; the same call resumes it."""
+    tokenizer, script = tmp_path / "tokenizer.json", tmp_path / "own.py"
+    tokenizer.write_text("{}")
+    script.write_text(SCRIPT)
+    recipe = recipe_of((1, 1, ranks), samples=64, ramp=None, validation_every=0)
+    (tmp_path / "train.toml").write_text(_toml(recipe))
+    launcher = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    answers = []
+    for last in (3, 100):
+        words = [str(tmp_path / "train.toml"), str(tmp_path / "out"), str(tokenizer), str(last)]
+        done = subprocess.run([*launcher, str(script), *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    stopped, rest = answers
+    assert ([step for step, _ in stopped["seen"]], stopped["steps"]) == ([1, 2, 3], None)
+    assert ([step for step, _ in rest["seen"]], rest["steps"]) == ([4, 5, 6, 7, 8], 8)
+    assert stopped["tracked"] == stopped["seen"]
+    assert (tmp_path / "out" / "checkpoints" / "step-3").is_dir()
+
+
+def test_objects_of_this_process_need_this_process_to_be_a_rank(tmp_path: Path) -> None:
+    with pytest.raises(UsageFailure, match="torchrun --nproc-per-node 2"):
+        mtnlg_parallel.train(recipe_of((1, 1, 2)), tmp_path, tmp_path / "out", callbacks=[lambda _step: None])
+
+
+def _toml(recipe: mtnlg_parallel.Recipe) -> str:
+    from mtnlg_model.settings import dump
+
+    return dump(recipe)
