@@ -2,7 +2,7 @@
 
     weights and embeddings                N(0, std²),                std = config.std
     attention.out.weight, mlp.down.weight N(0, std² / 2l)            (Radford et al. 2019; paper.md section 1)
-    layer norms                           weight 1, bias 0; all other biases 0
+    norms                                 weight 1, or 0 if zero-centered; all biases 0
 
 A tensor is drawn in blocks of `ROWS` rows, each with its own generator, so a process draws only the blocks of its rows.
 """
@@ -34,7 +34,7 @@ def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice,
     if name.endswith(".bias"):
         return torch.zeros([len(axis) for axis in box], device="cpu")
     if len(shape) == 1:
-        return torch.ones([len(axis) for axis in box], device="cpu")
+        return torch.full([len(axis) for axis in box], 0.0 if config.zero_centered_norm else 1.0, device="cpu")
     std = config.std
     if name.endswith(("attention.out.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * config.layers)
