@@ -58,13 +58,6 @@ def test_fields_that_transformers_does_not_read_change_nothing(model_type: str, 
     assert from_config_json({**plain, **fields}, "") == from_config_json(plain, "")
 
 
-@pytest.mark.parametrize("fields", [{"use_mrope": True}, {"rope_interleaved": True}, {"activation": "geglu"}])
-def test_such_a_field_that_says_something_else_is_refused(fields: dict[str, Any]) -> None:
-    ((name, value),) = fields.items()
-    with pytest.raises(Failure, match=f"config.json: {name} = {value}: only (False|swiglu) is supported"):
-        from_config_json({"model_type": "llama", **SIZES, **fields}, "config.json")
-
-
 LLAMA3: Final = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -106,26 +99,26 @@ def test_rotary_positions_may_be_given_twice_alike(
         (
             "llama",
             {"rope_theta": 7777.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 5e3}},
-            "rope_theta = 7777.0 by rope_theta, 5000.0 by rope_parameters: programs",
+            "rope_theta = 7777.0 and 5000.0",
         ),
         (
             "llama",
             {"rope_theta": 7777.0, "rope_scaling": {"rope_type": "default"}, "rope_parameters": LLAMA3},
-            "scaling = None by rope_scaling, {.* by rope_parameters: programs",
+            "scaling = None and {",
         ),
         (
             "llama",  # taken whole, the first table has the default
             {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e3}},
-            "rope_theta = 10000.0 by rope_scaling, 5000.0 by rope_parameters: programs",
+            "rope_theta = 10000.0 and 5000.0",
         ),
-        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 by rope_theta"),
-        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 by rotary_emb_base, 500 by rope_theta: programs"),
-        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 by rotary_emb"),
-        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 by rotary_pct, 0.5 by partial_rotary_factor: pro"),
+        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 and 5000.0"),
+        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 and 500"),
+        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 and 500"),
+        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 and 0.5"),
         (
             "gpt_neox",
             {"rotary_pct": 1.0, "rope_parameters": {"partial_rotary_factor": 0.25}},
-            "partial_rotary_factor = 1.0 by rotary_pct, 0.25 by rope_parameters: programs",
+            "partial_rotary_factor = 1.0 and 0.25",
         ),
     ],
 )
@@ -144,7 +137,7 @@ def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
 
 def test_quantized_weights_are_refused_as_what_they_are() -> None:
     content = {"model_type": "llama", **SIZES, "quantization_config": {"quant_method": "awq", "bits": 4}}
-    with pytest.raises(Failure, match=r"a field that llama is not known to have \(quantized weights\)"):
+    with pytest.raises(Failure, match=r"quantized weights"):
         from_config_json(content, "config.json")
 
 

@@ -85,7 +85,7 @@ class YarnScaling(Settings):
 
 
 class LongRopeScaling(Settings):
-    """LongRoPE: each wavelength multiplied by a factor of its own, q and k by ``attention_factor`` (Ding et al. 2024)."""
+    """LongRoPE: each wavelength times a factor of its own, q and k times ``attention_factor`` (Ding et al. 2024)."""
 
     factors: Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)] = Field(
         description="by which each wavelength is stretched"
@@ -299,6 +299,11 @@ class ModelConfig(Settings):
         first = {name: shape for name, shape in outer.items() if name.startswith("embedding.")}
         layers = {f"layers.{n}.{name}": shape for n in range(self.layers) for name, shape in layer.items()}
         return first | layers | outer
+
+    def parameter_shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of one parameter. Raises ``KeyError`` for an unknown name."""
+        is_inner = name.startswith("layers.")
+        return self.layer_shapes()[name.split(".", 2)[2]] if is_inner else self.outer_shapes()[name]
 
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of the parameters outside the layers: embeddings, final norm, and a head of its own."""

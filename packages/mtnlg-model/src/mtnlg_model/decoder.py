@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .config import ModelConfig
-    from .functional import Attend
+    from .functional import Attend, AttentionOp
     from .rotary import Rotations
 
 
@@ -82,7 +82,11 @@ class Norm(nn.Module):
             scale_H, x = 1 + self.weight.float(), x_H.float()
             bias_H = None if self.bias is None else self.bias.float()
             rms = self.kind == "rms"
-            y_H = functional.rms_norm(x, scale_H, self.eps) if rms else functional.layer_norm(x, scale_H, bias_H, self.eps)
+            y_H = (
+                functional.rms_norm(x, scale_H, self.eps)
+                if rms
+                else functional.layer_norm(x, scale_H, bias_H, self.eps)
+            )
             return y_H.type_as(x_H)
         if self.kind == "rms":
             return self.ops.rms_norm(x_H, self.weight, self.eps)
@@ -134,7 +138,7 @@ class Attention(nn.Module):
         super().__init__()
         layer = config.layer(number)
         self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
-        self.options = {"window": layer.window, "cap": config.attention_softcap}
+        self.options: dict[str, Any] = {"window": layer.window, "cap": config.attention_softcap}
         self.scale = config.attention_scale or functional.attention_scale(config.head_size)
         self.base = layer.rotary_base
         self.frequencies = rotary.frequencies(config, self.base) if config.rotates(layer) else None
@@ -168,7 +172,7 @@ class Attention(nn.Module):
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
         options = {name: value for name, value in self.options.items() if value is not None}
-        attention = partial(self.ops.attention, **options) if options else self.ops.attention
+        attention: AttentionOp = partial(self.ops.attention, **options) if options else self.ops.attention
         if attend is None:
             x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
         else:
@@ -243,19 +247,18 @@ class DecoderLayer(nn.Module):
         y_SBH = self.attention(x_SBH if self.norm_after else self.attention_norm(x_SBH), attend, rotations)
         if attend is not None and attend.places is not None:
             x_SBH = x_SBH[attend.places]
-        after = [self.attention_norm, self.mlp_norm] if self.norm_after else [None, None]
-        if self.attention_post_norm is not None:
-            after = [self.attention_post_norm, self.mlp_post_norm]
-        if self.parallel or after[0] is not None or self.multiplier != 1:
-            before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, after[0])
+        norm = self.attention_norm if self.norm_after else self.attention_post_norm
+        if self.parallel or norm is not None or self.multiplier != 1:
+            before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, norm)
             read_SBH = before_SBH if self.parallel else x_SBH
             y_SBH = read_SBH if self.norm_after else self.mlp_norm(read_SBH)
         else:
             x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
-        return self._add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, after[1])
+        norm = self.mlp_norm if self.norm_after else self.mlp_post_norm
+        return self._add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, norm)
 
     def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Norm | None = None) -> Tensor:
-        """x + y, behind the ``norm`` of y and times the multiplier."""
+        """X + y, behind the ``norm`` of y and times the multiplier."""
         if norm is not None or self.multiplier != 1:
             y_SBH, bias_H = functional.add_bias(y_SBH, bias_H), None
             y_SBH = (y_SBH if norm is None else norm(y_SBH)) * self.multiplier
@@ -281,7 +284,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, seed: int = 1234, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.frequencies = config, rotary.by_base(config)
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
         self.final_norm = FinalNorm(config, ops)
@@ -314,7 +317,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
-        rotations = rotary.rotations(self.config, x_SBH, positions_BS)
+        rotations = rotary.rotations(self.frequencies, x_SBH, positions_BS)
         for n, layer in enumerate(self.layers):
             x_SBH = layer(x_SBH, attend[n] if attend else None, rotations)
         normed: Tensor = self.final_norm(x_SBH)

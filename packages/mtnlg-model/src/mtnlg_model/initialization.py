@@ -27,7 +27,7 @@ def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice,
 
     (seed, name) determines the global tensor, however it is cut into boxes. Raises ``KeyError`` for an unknown name.
     """
-    shape = _shape(config, name)
+    shape = config.parameter_shape(name)
     index = index or ()
     index += (slice(None),) * (len(shape) - len(index))
     box = [range(*cut.indices(size)) for cut, size in zip(index, shape, strict=True)]
@@ -46,15 +46,6 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(initial_value(config, prefix + name, seed))
-
-
-def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
-    kind, _, rest = name.partition(".")
-    shapes = config.layer_shapes() if kind == "layers" else config.outer_shapes()
-    key = rest.partition(".")[2] if kind == "layers" else name
-    if key not in shapes:
-        raise KeyError(f"{name}: the decoder has no such tensor")
-    return shapes[key]
 
 
 def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tensor:

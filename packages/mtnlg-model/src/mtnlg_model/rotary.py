@@ -23,9 +23,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .config import LinearScaling, LongRopeScaling, YarnScaling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from .config import ModelConfig
+
 
 class Frequencies(NamedTuple):
     """1 / λ_i in fp32, and by what the result is multiplied: numbers, so a compiled decoder has them as constants."""
@@ -55,13 +58,13 @@ def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
         if isinstance(scaling, LinearScaling):
             frequencies_R /= scaling.factor
         elif isinstance(scaling, LongRopeScaling):
-            frequencies_R = 1.0 / (torch.tensor(scaling.factors) * wavelengths_R)
+            frequencies_R = 1.0 / (torch.tensor(scaling.factors, device="cpu") * wavelengths_R)
         elif isinstance(scaling, YarnScaling):
             low, high = (_pair_of(config, scaling, turns) for turns in (scaling.beta_fast, scaling.beta_slow))
             if scaling.truncate:
                 low, high = math.floor(low), math.ceil(high)
             low, high = max(low, 0), min(high, size - 1)
-            stretched_R = ((torch.arange(size // 2).float() - low) / (high - low or 0.001)).clamp(0, 1)
+            stretched_R = ((torch.arange(size // 2, device="cpu").float() - low) / (high - low or 0.001)).clamp(0, 1)
             kept_R = 1 - stretched_R
             frequencies_R = 1.0 / (scaling.factor * wavelengths_R) * (1 - kept_R) + frequencies_R * kept_R
         elif scaling is not None:
@@ -79,11 +82,17 @@ def _pair_of(config: ModelConfig, scaling: YarnScaling, turns: float) -> float:
     return config.rotary_size * math.log(wavelength) / (2 * math.log(config.rotary_base))
 
 
-def rotations(config: ModelConfig, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotations:
-    """The `rotation` of each kind of layer; none without rotary positions."""
+def by_base(config: ModelConfig) -> dict[float | None, Frequencies]:
+    """The frequencies of each kind of layer, by its ``rotary_base``; none without rotary positions."""
     layers = [layer for layer in config.by_layer or (config.layer(0),) if config.rotates(layer)]
-    bases = {layer.rotary_base for layer in layers}
-    return {base: rotation(frequencies(config, base), x_SBF, positions_BS) for base in bases}
+    return {base: frequencies(config, base) for base in dict.fromkeys(layer.rotary_base for layer in layers)}
+
+
+def rotations(
+    by_base: Mapping[float | None, Frequencies], x_SBF: Tensor, positions_BS: Tensor | None = None
+) -> Rotations:
+    """The `rotation` of each kind of layer."""
+    return {base: rotation(each, x_SBF, positions_BS) for base, each in by_base.items()}
 
 
 def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:

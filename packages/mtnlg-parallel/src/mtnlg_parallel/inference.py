@@ -103,10 +103,9 @@ class DecoderShard:
             b, s = tokens_BS.shape
             x_SBH = torch.empty(s, b, self.config.hidden, dtype=self.dtype, device=self.device)
             distributed.recv(x_SBH, self._previous)
-        frequencies = rotary.frequencies(self.config)
-        rotation = rotary.rotation(frequencies, x_SBH, positions_BS) if frequencies else None
+        rotations = rotary.rotations(rotary.by_base(self.config), x_SBH, positions_BS)
         for number, layer in self.layers.items():
-            x_SBH = layer(x_SBH, attend[number] if attend else None, rotation)
+            x_SBH = layer(x_SBH, attend[number] if attend else None, rotations)
         if self.norm is not None:
             normed: Tensor = self.norm(x_SBH)
             return normed

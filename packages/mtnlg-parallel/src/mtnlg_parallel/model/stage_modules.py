@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from mtnlg_model import decoder
-from mtnlg_model.functional import add_bias
 from mtnlg_parallel.layout import NORMS_OF_HEADS, SLICED_AXES
 
 from . import products, tensor_parallel
@@ -56,7 +55,7 @@ class Embedding(decoder.Embedding):
 
 
 class GatedMLP(decoder.MLP):
-    """`decoder.MLP` with SwiGLU, of which both first products share one x."""
+    """`decoder.MLP` with gates, of which both first products share one x."""
 
     def __init__(self, config: ModelConfig, slicing: Slicing, ops: ParallelOps) -> None:
         super().__init__(config, ops)
@@ -64,10 +63,9 @@ class GatedMLP(decoder.MLP):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> x_SBH."""
-        gate: Any = self.gate  # which SwiGLU has
+        gate: Any = self.gate  # which this kind has
         y_SBF, gate_SBF = products.columns(x_SBH, [self.up.weight, gate.weight], self.slicing)
-        gate_SBF, y_SBF = add_bias(gate_SBF, gate.bias), add_bias(y_SBF, self.up.bias)
-        out: Tensor = self.down(self.ops.swiglu(gate_SBF, y_SBF))
+        out: Tensor = self.down(self.gated(gate_SBF, gate.bias, y_SBF))
         return out
 
 
@@ -93,7 +91,7 @@ class Layer(decoder.DecoderLayer):
         tensor_parallel.parallelize_module(self, slicing, device)
 
 
-class Norm(decoder.Norm):
+class Norm(decoder.FinalNorm):
     """The final layer norm, whole on every rank."""
 
     def __init__(self, config: ModelConfig, slicing: Slicing, device: torch.device, ops: ParallelOps = EAGER) -> None:
