@@ -201,6 +201,8 @@ class ModelConfig(Settings):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
         if self.positions == "rotary" and (self.rotary_size % 2 or not self.rotary_size):
             raise ValueError(f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none")
+        if self.sandwich_norm and any(layer.norm_after for layer in self.by_layer):
+            raise ValueError("sandwich_norm has norms of the results already; by_layer.norm_after must be false")
         factors = getattr(self.rotary_scaling, "factors", ())
         if factors and len(factors) != self.rotary_size // 2:
             raise ValueError(f"rotary_scaling.factors: {len(factors)} for {self.rotary_size // 2} pairs of values")
