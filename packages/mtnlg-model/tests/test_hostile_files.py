@@ -262,6 +262,13 @@ def sequence(key: str, *steps: object) -> dict[str, Any]:
     return {"type": "Sequence", key: list(steps)}
 
 
+def template(copies: int, tokens: int, ids: int = 1) -> dict[str, Any]:
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * copies
+    pieces += [{"SpecialToken": {"id": END["content"], "type_id": 0}}] * tokens
+    special = {END["content"]: {"id": END["content"], "ids": [0] * ids, "tokens": [END["content"]] * ids}}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": special}
+
+
 DOUBLE = replace({"String": "a"}, "aa")
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "pad_token": "x"}
@@ -296,6 +303,9 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
         ),
         (tokenizer_of(model={"vocab": [["é" * 1000, 0.0]] * 2200}), "4,400,000 bytes of a Unigram"),
         (tokenizer_of(added_tokens=[{"content": "a" * 1000}] * 1100), "1,100,000 bytes of added tokens"),
+        (tokenizer_of(post_processor=template(3, 0)), "3 copies are made of a text"),
+        (tokenizer_of(post_processor=sequence("processors", template(1, 64))), "65 tokens are put around a text"),
+        (tokenizer_of(post_processor=template(1, 1, 65)), "65 tokens are put around a text"),
     ],
 )
 def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_reads_it(
