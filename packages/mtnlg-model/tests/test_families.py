@@ -333,6 +333,10 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"rope_scaling": LONG}, "longrope: other positions beyond 32 tokens; mtnlg-model import --sequence 32 limits"),
         ({"rope_scaling": {**LONG, "short_factor": 5}}, "longrope: "),
         ({"model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layers": [1]}, "not what SmolLM3ForCausalLM"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}},
+            "rope_parameters: full_attention: missing",
+        ),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar = -1: not positive"),
         ({"model_type": "opt", "ffn_dim": 80, "word_embed_proj_dim": 24}, "word_embed_proj_dim = 24: only 48 is"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor: missing"),

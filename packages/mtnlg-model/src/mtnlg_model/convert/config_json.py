@@ -256,6 +256,8 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
                 if read[key] != found[key]:
                     raise _ambiguous(place, key, found[key], read[key])
             found, said = read, [*read]
+    if LOCAL_BASE in family.fields and FULL not in (content.get(ROTARY_TABLES[1]) or (FULL,)):
+        raise Failure(f"{place}: {ROTARY_TABLES[1]}: {FULL}: missing")  # transformers reads no other
     fields = {names.get(key, key): value for key, value in found.items() if value is not None}
     fraction = names["partial_rotary_factor"]
     if fraction not in family.fields and fields.get(fraction, 1) != 1:

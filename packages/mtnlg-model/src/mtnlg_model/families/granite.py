@@ -14,5 +14,5 @@ _FACTORS = {
 
 FAMILY = LLAMA.like(
     "GraniteForCausalLM",
-    fields={name: Field(ours, float, 1.0) for name, ours in _FACTORS.items()} | {"head_dim": None},
+    fields={name: Field(ours, float, 1.0) for name, ours in _FACTORS.items()},
 )

@@ -12,7 +12,6 @@ FAMILY = LIKE.like(
         "rms_norm_eps": Field("layer_norm_eps", float, 1e-5),
         "num_key_value_heads": Field("kv_heads", default=None),
         "attention_bias": only(False),
-        "head_dim": None,
     },
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
 )
