@@ -48,6 +48,16 @@ LLAMA3: Final = {
     "original_max_position_embeddings": 32,
 }
 GPT2: Final = {"vocab_size": 307, "n_layer": 2, "n_embd": 48, "n_head": 6, "n_positions": 64}
+GPT_NEO: Final[dict[str, Any]] = {
+    "vocab_size": 307,
+    "hidden_size": 48,
+    "num_layers": 2,
+    "num_heads": 6,
+    "max_position_embeddings": 64,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 12,
+    "attn_implementation": "eager",
+}
 EAGER: Final = {"attn_implementation": "eager"}
 SHARED: Final = {**SIZES, "num_key_value_heads": 2}
 WINDOW: Final = {**SHARED, "sliding_window": 12}
@@ -57,6 +67,7 @@ OPT: Final = {**{key: size for key, size in SIZES.items() if key != "intermediat
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": ("gpt2", {**GPT2, **EAGER}),
     "starcoder": ("gpt_bigcode", {**GPT2, **EAGER}),
+    "gpt-neo": ("gpt_neo", GPT_NEO),
     "pythia": ("gpt_neox", SIZES),
     "gpt-neox, in sequence": ("gpt_neox", {**SIZES, "use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "llama 2": ("llama", {**SIZES, "rms_norm_eps": 1e-5}),
@@ -349,6 +360,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"num_key_value_heads": 4}, "kv_heads = 4 does not divide heads = 6"),
         ({"num_attention_heads": True}, "num_attention_heads = True: not of type int"),
         ({"hidden_size": None}, "hidden_size: missing"),
+        ({"model_type": "gpt_neox", "head_dim": 16}, "head_dim = 16: only 8 is supported"),
         ({"head_dim": 7}, "rotary positions turn pairs; 7 of 7 values are none"),
     ],
 )
@@ -369,7 +381,7 @@ HARMLESS: Final = """
     use_cache initializer_range embd_pdrop embed_dropout embedding_dropout reorder_and_upcast_attn classifier_dropout
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout is_decoder layerdrop
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32 pretraining_tp rope_parameters sliding_window layer_types
-    max_window_layers original_max_position_embeddings bos_token_id eos_token_id pad_token_id model_type
+    window_size max_window_layers original_max_position_embeddings bos_token_id eos_token_id pad_token_id model_type
 """
 
 

@@ -118,6 +118,12 @@ def from_config_json(
                 raise Failure(f"{place}: {name} = {values[name]!s:.100}: only {settings[ours]!s:.100} is supported")
     kind = {name: value(settings) if callable(value) else value for name, value in found.kind.items()}
     config = validate({**kind, **settings}, ModelConfig, place)
+    if (
+        found.rotary_fields
+        and "head_dim" not in found.fields
+        and content.get("head_dim") not in (None, config.head_size)
+    ):
+        raise Failure(f"{place}: head_dim = {content['head_dim']!s:.100}: only {config.head_size} is supported")
     if sequence is not None:
         if sequence > config.sequence or config.positions == "learned":
             raise Failure(
@@ -164,7 +170,7 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
     if (rule := family.layers_by) is not None:
         window = max(filter(None, windows), default=None)
         if window or not rule.switch:
-            content["sliding_window"] = window
+            content[rule.name] = window
         if rule.reads_types and (window or not rule.switch):
             content["layer_types"] = [SLIDING if each else FULL for each in windows]
         if rule.switch:
@@ -205,11 +211,11 @@ def _by_layer(
     rule = family.layers_by
     if rule is None:
         return config
-    window = content.get("sliding_window", rule.default)
+    window = content.get(rule.name, rule.default)
     if rule.switch and not values[rule.switch]:
         window = None
     if window is not None and (type(window) is not int or window < 1):
-        raise Failure(f"{place}: sliding_window = {window!s:.100}: no number of tokens")
+        raise Failure(f"{place}: {rule.name} = {window!s:.100}: no number of tokens")
     numbers, agree = range(min(config.layers, MOST_LAYERS)), True
     given = f"layer_types = {content.get('layer_types')!s:.100}"
     contradiction = Failure(f"{place}: {given}: not what {family.architecture} computes by its fields")

@@ -58,7 +58,7 @@ NO_PADDING: Final[Mapping[str, Field]] = {"pad_token_id": Field(default=None, wr
 
 
 class LayersBy(NamedTuple):
-    """Settings by layer: which have the attention window ``sliding_window``, by fields of config.json, and others.
+    """Settings by layer: which have the attention window of the field ``name``, by fields of config.json, and others.
 
     ``default`` is that window where the field is missing; ``switch`` names a field that must be true. ``slides`` says
     of layer n whether it has the window, by the fields; the list ``layer_types`` comes first if the family reads it.
@@ -70,6 +70,7 @@ class LayersBy(NamedTuple):
     slides: Callable[[Mapping[str, Any], int], bool] = lambda _fields, _n: True
     reads_types: bool = False
     settings: Callable[[Mapping[str, Any], int, bool | None], Mapping[str, object]] = lambda _fields, _n, _slides: {}
+    name: str = "sliding_window"
 
 
 @dataclass(frozen=True)
