@@ -123,7 +123,8 @@ class Embedding(nn.Module):
         """Token ids [B, S] -> x_SBH. Positions count from 0 unless ``positions_BS`` (or [1, S]) is given."""
         x_SBH: Tensor = self.token(tokens_BS.t())
         if self.multiplier != 1:
-            x_SBH = x_SBH * self.multiplier
+            # Rounded to the weights' precision, as Gemma was trained.
+            x_SBH = x_SBH * torch.full((), self.multiplier, dtype=x_SBH.dtype, device=x_SBH.device)
         if self.position is not None:
             if positions_BS is None:
                 positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
