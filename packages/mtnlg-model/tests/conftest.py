@@ -52,6 +52,17 @@ def biased() -> Callable[[ModelConfig], Decoder]:
 
 
 @pytest.fixture
+def malice(tmp_path: Path) -> object:
+    """An object whose pickle, when loaded, makes the folder ``ran``."""
+
+    class Malice:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    return Malice()
+
+
+@pytest.fixture
 def no_gigabytes() -> Iterator[None]:
     """Limit memory to one more gigabyte of addresses, so an allocation of a forged size raises MemoryError."""
     statistics = Path("/proc/self/statm")

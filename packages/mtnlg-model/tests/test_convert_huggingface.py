@@ -29,10 +29,6 @@ CONFIG = ModelConfig(layers=3, hidden=48, heads=3, sequence=32, vocabulary=307, 
 PROGRESS = Progress(step=1, samples=8, tokens=256, loss=3.0, stream="f00d", layout=Layout())
 
 
-def silent(n: int, note: str = "") -> None:
-    del n, note
-
-
 @pytest.fixture
 def checkpoint(biased: Build, tmp_path: Path, tokenizer_path: Path) -> Checkpoint:
     decoder = biased(CONFIG)
@@ -149,7 +145,7 @@ def test_any_change_to_a_folder_is_refused_or_harmless(
     folder, out = (tmp_path_factory.getbasetemp() / name for name in ("hub", "imported"))
     if not folder.exists():
         scratch = tmp_path_factory.mktemp("scratch")
-        export_huggingface(Checkpoint.open(save(Decoder(CONFIG), scratch, 1, PROGRESS, tokenizer_path)), folder, silent)
+        export_huggingface(Checkpoint.open(save(Decoder(CONFIG), scratch, 1, PROGRESS, tokenizer_path)), folder)
     path = folder / data.draw(st.sampled_from(["config.json", "model.safetensors"]))
     before = path.read_bytes()
     if path.suffix == ".json":
