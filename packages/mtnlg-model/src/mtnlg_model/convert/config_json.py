@@ -227,7 +227,7 @@ def _by_layer(
                 slides = listed[: len(numbers)]
             agree = listed == slides or not any(listed + slides)
         layers = [dict(rule.settings(values, n, slides[n] if any(slides) else None)) for n in numbers]
-    except (TypeError, LookupError):
+    except (TypeError, LookupError, ValueError):
         raise contradiction from None
     if not agree:
         raise contradiction
