@@ -15,16 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.families import load_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transformers import GPT2LMHeadModel
-
-    Pair = tuple[Decoder, GPT2LMHeadModel]
 
 # One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same.
 torch.set_num_threads(1)
@@ -41,45 +36,30 @@ settings.register_profile(
 
 
 @pytest.fixture
-def pair() -> Callable[[ModelConfig], Pair]:
-    """A decoder and transformers' GPT-2 of the same random weights, biases and norms random too; dropout off."""
+def biased() -> Callable[[ModelConfig], Decoder]:
+    """A decoder in evaluation mode, its biases and norms random too."""
 
-    def build(config: ModelConfig) -> Pair:
+    def build(config: ModelConfig) -> Decoder:
         decoder = Decoder(config, seed=3).eval()
         generator = torch.Generator().manual_seed(11)
         with torch.no_grad():
             for parameter in decoder.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        return decoder, twin(decoder)
+        return decoder
 
     return build
 
 
-def twin(decoder: Decoder) -> GPT2LMHeadModel:
-    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, which most tests need not wait for
+@pytest.fixture
+def malice(tmp_path: Path) -> object:
+    """An object whose pickle, when loaded, makes the folder ``ran``."""
 
-    c = decoder.config
-    gpt2 = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=c.layers,
-            n_embd=c.hidden,
-            n_head=c.heads,
-            n_positions=c.sequence,
-            vocab_size=c.vocabulary,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            layer_norm_epsilon=c.layer_norm_eps,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-    state: dict[str, torch.Tensor] = {}
-    for name, parameter in decoder.named_parameters():
-        state |= to_theirs(load_family("gpt2"), c, name, parameter.detach())
-    gpt2.load_state_dict({**state, "lm_head.weight": state["transformer.wte.weight"]})
-    return gpt2.eval()
+    class Malice:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    return Malice()
 
 
 @pytest.fixture

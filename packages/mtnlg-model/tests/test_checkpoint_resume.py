@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -183,31 +182,6 @@ def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_h
     damaged.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"rank-1\.optimizer-0\.safetensors: checksum differs"):
         checkpoint.verify_share(1 % world, world)
-
-
-@pytest.mark.usefixtures("no_gigabytes")
-def test_memory_is_not_taken_for_what_no_file_holds(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "step-1")
-    content = json.loads(read_manifest_bytes(whole))
-    content["config"]["vocabulary"] <<= 36
-    entry = content["tensors"]["embedding.token.weight"]
-    entry["shape"][0] <<= 36
-    for slot in entry["slots"].values():
-        slot["pieces"] = [{**slot["pieces"][0], "box": [[0, size] for size in entry["shape"]], "flat": None}]
-    for file in content["files"].values():
-        file["bytes"] <<= 40
-    content.pop("checksum")
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    raw = json.dumps({**content, "checksum": xxhash.xxh3_128_hexdigest(text.encode())}).encode()
-    with pytest.raises(CheckpointError, match=r"a\.weights-0\.safetensors: [0-9]+ bytes where manifest\.json says"):
-        Checkpoint.from_manifest(tmp_path / "step-1", raw).tensor("embedding.token.weight")
-
-
-def test_a_damaged_part_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "step-1.tmp" / "b.part.json").write_text('{"files": {}}')
-    with pytest.raises(CheckpointError, match=r"part 1: tensors = .*: Field required"):
-        publish(tmp_path, 1, WRITERS, CONFIG, PROGRESS, tokenizer_path)
 
 
 def test_the_manifests_text_is_canonical_and_any_other_white_space_is_read(whole: Path) -> None:

@@ -128,61 +128,36 @@ FIRST, SECOND = f"{WEIGHT}/pieces/0", f"{WEIGHT}/pieces/1"
 FLAT = "tensors/*/slots/master/pieces/1/flat"
 FORGERIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "a file name that climbs": (change(f"{FIRST}/file", "../../secret"), r"pieces\.0\.file = '../../secret'"),
-    "an absolute file name": (change(f"{FIRST}/file", "/etc/passwd"), r"pieces\.0\.file = '/etc/passwd'"),
-    "a hidden file name": (change(f"{FIRST}/file", ".."), r"pieces\.0\.file = '\.\.'"),
-    "a file name with a NUL": (change(f"{FIRST}/file", "a\0b"), r"pieces\.0\.file"),
     "a file that is not listed": (change(f"{FIRST}/file", "c.safetensors"), "c.safetensors is not listed in files"),
     "a listed file that climbs": (list_file("x/../y"), r"files\.x/\.\./y"),
     "a listed file that is not there": (list_file("gone"), "gone: No such file"),
     "an entry that is not there": (change(f"{FIRST}/key", "other"), "'other': no such entry"),
     "an entry of another piece": (lambda c: pieces(c)[0].update(key=pieces(c)[1]["key"]), "no such entry"),
     "a box outside the shape": (change(f"{SECOND}/box", [[8, 17], [0, 4]]), r"\[8:17,0:4\] is not inside shape"),
-    "a negative bound": (change(f"{FIRST}/box", [[-8, 8], [0, 4]]), r"box \[-8:8,0:4\] is not inside"),
-    "an empty box": (change(f"{FIRST}/box", [[0, 0], [0, 4]]), r"box \[0:0,0:4\] is not inside"),
     "a box of too few axes": (change(f"{FIRST}/box", [[0, 8]]), r"box \[0:8\] is not inside shape \[16, 4\]"),
     "an overlap": (change(f"{SECOND}/box", [[7, 16], [0, 4]]), r"boxes \[0:8,0:4\] and \[7:16,0:4\] overlap"),
     "a gap": (change(f"{SECOND}/box", [[9, 16], [0, 4]]), "4 of 64 elements are missing"),
-    "a gap in a slot cut as another": (
-        change("tensors/*/slots/exp_avg_sq/pieces/1/box", [[9, 16], [0, 4]]),
-        "exp_avg_sq: 4 of 64 elements are missing",
-    ),
     "a missing piece": (drop(FIRST), "32 of 64 elements are missing"),
     "no pieces": (change(f"{WEIGHT}/pieces", []), "pieces = .*: Tuple should have at least 1 item"),
     "the same piece twice": (lambda c: pieces(c).append(pieces(c)[0]), "is used twice"),
     "a flat range outside its box": (change(FLAT, [16, 33]), "flat range 16:33 is not inside box"),
-    "a flat range backwards": (change(FLAT, [16, 4]), "flat range 16:4 is not inside"),
     "a flat gap": (change(FLAT, [17, 32]), "elements 16:17 of box .* are missing"),
     "a flat overlap": (change(FLAT, [15, 32]), "elements 15:16 of box .* are present twice"),
-    "a dtype that does not exist": (change(f"{WEIGHT}/dtype", "F12"), r"weight\.dtype = 'F12': Input should be 'F64'"),
     "another dtype than the file's": (change(f"{WEIGHT}/dtype", "F16"), "is BF16 .* where the manifest says F16"),
-    "a slot that does not exist": (change("tensors/*/slots/third", {"dtype": "F32", "pieces": []}), "third"),
-    "a negative shape": (change("tensors/*/shape", [-16, 4]), r"shape\.0 = -16"),
     "another shape": (change("tensors/*/shape", [4, 16]), r"shape \[4, 16\] where config has \[16, 4\]"),
-    "an absurd shape": (change("tensors/*/shape", [1 << 61, 1 << 61]), "where config has"),
-    "a shape beyond any number": (change("tensors/*/shape", [10**30, 4]), r"shape\.0"),
     "absurdly many layers": (change("config/layers", 10**12), "tensors: 16 where config has 12000000000004"),
     "a model a million times larger": (huge, "bytes cannot hold pieces of"),
-    "another number of layers": (change("config/layers", 2), "tensors: 16 where config has 28"),
     "heads that do not divide": (change("config/heads", 3), "heads = 3 does not divide hidden = 4"),
-    "a tensor of no name": (change("tensors/extra", {"shape": [1], "slots": {}}), "tensors: 17 where config has 16"),
     "a missing tensor": (drop("tensors/final_norm.bias"), "tensors: 15 where config has 16"),
-    "a renamed tensor": (lambda c: c["tensors"].update(x=c["tensors"].pop("final_norm.bias")), "see .*'x'"),
     "a missing weight": (drop(WEIGHT), "weight is missing"),
     "half an optimizer": (drop("tensors/*/slots/exp_avg"), "only some of them have exp_avg and exp_avg_sq"),
     "no tokenizer": (drop("files/tokenizer.json"), r"files: tokenizer\.json is missing"),
-    "a negative length": (change("files/tokenizer.json/bytes", -1), "bytes = -1"),
     "a length too short": (change("files/a.weights-0.safetensors/bytes", 5), "5 bytes cannot hold pieces"),
     "a length that is not the file's": (
         change("files/tokenizer.json/bytes", 1 << 60),
         "bytes where manifest.json says",
     ),
     "another checksum": (change("files/tokenizer.json/checksum", "0" * 32), "checksum differs from manifest.json"),
-    "another way of checksums": (change("algorithm", "crc32"), "algorithm = 'crc32': Input should be 'xxh3-128'"),
-    "another version": (change("version", 2), "version = 2: Input should be 1"),
-    "another format": (change("format", "x"), "format = 'x': Input should be 'mtnlg-checkpoint'"),
-    "a field of no name": (change("pickle", "gAN9"), "pickle = 'gAN9': Extra inputs are not permitted"),
-    "text for a number": (change("progress/step", "1"), r"progress\.step = '1': Input should be a valid integer"),
-    "no number": (change("progress/loss", None), r"progress\.loss = None: Input should be a valid number"),
 }
 
 
@@ -353,14 +328,6 @@ def _scratch(whole: Path, factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_changed_digit_of_the_manifest_is_seen(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "step-1")
-    path = tmp_path / "step-1" / "manifest.json"
-    path.write_text(path.read_text().replace('"samples":2', '"samples":3'))
-    with pytest.raises(CheckpointError, match="checksum does not match the content"):
-        Checkpoint.open(tmp_path / "step-1")
-
-
 ENTRY = '"{}":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}'
 
 
@@ -383,10 +350,4 @@ def test_what_safetensors_refuses_is_refused(tmp_path: Path, entries: list[tuple
             load(content)
     (tmp_path / "x.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError):
-        TensorFile(tmp_path / "x.safetensors")
-
-
-def test_a_file_that_became_a_link_after_the_check_is_not_read(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").symlink_to(whole / "a.weights-0.safetensors")
-    with pytest.raises(CheckpointError, match=r"x\.safetensors: Too many levels of symbolic links"):
         TensorFile(tmp_path / "x.safetensors")

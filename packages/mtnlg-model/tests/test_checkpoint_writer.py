@@ -1,6 +1,5 @@
 """Writing: many processes at once, in the background, bounded in memory; reading: no byte too many."""
 
-import os
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -59,35 +58,6 @@ def test_training_goes_on_while_a_slow_disk_is_written_to(
         assert torch.equal(checkpoint.tensor(name), tensor)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_processes_write_at_once_and_one_publishes(tmp_path: Path, tokenizer_path: Path) -> None:
-    """As tensor parallelism over four ranks would: rows of the column-parallel, columns of the row-parallel."""
-    tensors = Decoder(CONFIG).state_dict()
-    children = []
-    for rank in range(4):
-        child = os.fork()
-        if child == 0:
-            try:
-                new = CheckpointWriter(tmp_path, 1, f"rank-{rank}")
-                for name, tensor in tensors.items():
-                    axis = 1 if name.endswith(("out.weight", "down.weight")) else 0
-                    size = tensor.shape[axis] // 4
-                    cut = (slice(None),) * axis + (slice(rank * size, (rank + 1) * size),)
-                    new.add(name, tensor.shape, "weight", cut, tensor[cut])
-                new.close()
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    path = publish(tmp_path, 1, [f"rank-{rank}" for rank in range(4)], CONFIG, PROGRESS, tokenizer_path)
-    checkpoint = Checkpoint.open(path)
-    checkpoint.verify()
-    for name, tensor in tensors.items():
-        assert torch.equal(checkpoint.tensor(name), tensor)
-        assert torch.equal(checkpoint.tensor(name, (slice(3, 11),)), tensor[3:11])
-
-
 def test_files_are_cut_at_their_size_and_the_backlog_waits(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,43 +94,6 @@ def test_weights_are_plain_safetensors_under_their_own_names(tmp_path: Path, tok
         assert set(file.keys()) == set(CONFIG.parameter_shapes())
         for name, parameter in decoder.named_parameters():
             assert torch.equal(file.get_tensor(name), parameter)
-
-
-@pytest.mark.parametrize(
-    ("index", "elements"),
-    [
-        (None, 32 * 128),
-        ((slice(None), slice(64, 128)), 32 * 64),
-        ((slice(5, 7),), 2 * 128),
-        ((slice(5, 7), slice(9, 10)), 2),
-    ],
-)
-def test_a_slice_reads_its_bytes_and_the_header_only(
-    tmp_path: Path,
-    tokenizer_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    index: tuple[slice, ...] | None,
-    elements: int,
-) -> None:
-    path = save(Decoder(CONFIG), tmp_path, 1, PROGRESS, tokenizer_path)
-    header = int.from_bytes((path / "all.weights-0.safetensors").read_bytes()[:8], "little")
-    checkpoint = Checkpoint.open(path)
-    read = []
-
-    def pread(descriptor: int, length: int, offset: int) -> bytes:
-        data = real_pread(descriptor, length, offset)
-        read.append(len(data))
-        return data
-
-    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        read.append(real_preadv(descriptor, buffers, offset))
-        return read[-1]
-
-    real_pread, real_preadv = os.pread, os.preadv
-    monkeypatch.setattr(os, "pread", pread)
-    monkeypatch.setattr(os, "preadv", preadv)
-    checkpoint.tensor(DOWN, index)
-    assert sum(read) == 4 * elements + header + 8
 
 
 def test_what_does_not_fit_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
@@ -217,12 +150,6 @@ def test_what_is_not_there_is_named(tmp_path: Path, tokenizer_path: Path) -> Non
             checkpoint.tensor(DOWN, index)
     with pytest.raises(CheckpointError, match="hidden = 32 where the decoder has 64"):
         load(Decoder(preset("tiny")), checkpoint)
-
-
-def test_the_newest_of_a_folder_is_opened(tmp_path: Path, tokenizer_path: Path) -> None:
-    for step in (9, 10):
-        save(Decoder(CONFIG), tmp_path, step, PROGRESS, tokenizer_path)
-    assert Checkpoint.open(tmp_path).directory == tmp_path / "step-10"
 
 
 def test_a_killed_attempts_part_does_not_count_for_the_next(tmp_path: Path, tokenizer_path: Path) -> None:

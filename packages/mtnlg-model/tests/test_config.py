@@ -24,14 +24,13 @@ def test_counts_shapes_and_parts_agree(name: str) -> None:
     assert sum(config.parameters_by_part.values()) == config.parameters
 
 
-def test_gpt2_sizes_are_the_published_ones() -> None:
-    sizes = [PRESETS[name].parameters for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")]
-    assert sizes == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
-
-
 @pytest.mark.parametrize(
     ("name", "published"),
     [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
         ("pythia-70m", 70_426_624),
         ("pythia-160m", 162_322_944),
         ("pythia-410m", 405_334_016),
@@ -84,10 +83,6 @@ def test_a_gpt_is_written_as_before_there_were_others() -> None:
     ]
 
 
-def test_python_sees_every_setting() -> None:
-    assert PRESETS["mt-nlg-530b"].model_dump().keys() == ModelConfig.model_fields.keys()
-
-
 def test_nested_settings_are_compared_one_by_one() -> None:
     longer, plain = PRESETS["llama-3.1-8b"], PRESETS["llama-2-7b"]
     shorter = longer.model_copy(update={"rotary_scaling": {**dict(longer.rotary_scaling or {}), "factor": 2.0}})
@@ -130,14 +125,6 @@ def test_flops_of_shared_kv_heads_count_their_own_matrices() -> None:
     matrices = config.parameters - config.vocabulary * config.hidden - config.parameters_by_part["norms"]
     per_token = 3 * (2 * matrices + 4 * config.layers * 8192 * 4096)
     assert config.model_flops(2) == 2 * 8192 * per_token
-
-
-@pytest.mark.parametrize(
-    ("seconds", "gpus", "published"), [(60.1, 2240, 125.7), (50.2, 2800, 120.4), (44.4, 3360, 113.5)]
-)
-def test_the_96_coefficient_formula_gives_the_papers_throughput(seconds: float, gpus: int, published: float) -> None:
-    flops = PRESETS["mt-nlg-530b"].hardware_flops(1920)
-    assert round(flops / seconds / gpus / 1e12, 1) == published
 
 
 def test_flops_of_an_iteration_match_the_values_derived_by_hand() -> None:

@@ -1,7 +1,6 @@
 """Megatron-LM's torch_dist folders, as torch.distributed.checkpoint itself writes them; nothing in them runs."""
 
 import argparse
-import os
 import pickle
 import shutil
 from contextlib import suppress
@@ -38,10 +37,6 @@ INNER = {
     "mlp.linear_fc1.": "mlp.up.",
     "mlp.linear_fc2.": "mlp.down.",
 }
-
-
-def silent(n: int, note: str = "") -> None:
-    del n, note
 
 
 def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:
@@ -93,25 +88,18 @@ def test_every_tensor_arrives(tmp_path: Path, tokenizer_path: Path, stacked: boo
         assert torch.equal(checkpoint.tensor(name), tensor), name
 
 
-class Malice:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:  # noqa: ANN401  (as pickle has it)
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_in_index_arguments_or_pieces_is_run(folder: Path, tmp_path: Path, tokenizer_path: Path) -> None:
-    malice = Malice(tmp_path / "ran")
+def test_nothing_in_index_arguments_or_pieces_is_run(
+    folder: Path, tmp_path: Path, tokenizer_path: Path, malice: object
+) -> None:
     torch.save({"args": malice}, folder / "common.pt")
-    import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4, silent)
+    import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4)
     (folder / "__0_0.distcp").write_bytes(pickle.dumps(malice) * 3000)
     with pytest.raises(Failure, match=r"__0_0\.distcp: not a torch\.save file, or damaged"):
-        import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
+        import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4)
     for index in (malice, {"a": malice}, [malice]):
         (folder / ".metadata").write_bytes(pickle.dumps(index))
         with pytest.raises(Failure, match=r"\.metadata: not the index of a torch\.distributed checkpoint"):
-            import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4, silent)
+            import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "again").exists()
 
@@ -143,7 +131,7 @@ def test_another_model_is_one_line(
 ) -> None:
     folder = write(tmp_path / "iter", changed(Decoder(CONFIG), name, tensor), num_attention_heads=4)
     with pytest.raises(Failure, match=message) as error:
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -167,15 +155,15 @@ def test_what_the_arguments_of_the_run_say_counts(
 ) -> None:
     folder = write(tmp_path / "iter", megatrons(Decoder(CONFIG), stacked=True), **arguments)
     with pytest.raises(Failure, match=message):
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path)
 
 
 def test_heads_must_be_those_of_the_run_and_gelu_is_as_it_says(tmp_path: Path, tokenizer_path: Path) -> None:
     tensors = megatrons(Decoder(CONFIG, seed=3), stacked=True)
     folder = write(tmp_path / "iter", tensors, num_attention_heads=4, bias_gelu_fusion=False)
     with pytest.raises(Failure, match="num_attention_heads = 4: 8 is what fits"):
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 8, silent)
-    assert import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4, silent).mlp == "gelu"
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 8)
+    assert import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4).mlp == "gelu"
 
 
 def test_a_tokenizer_that_is_not_there_is_missed_before_the_work(folder: Path, tmp_path: Path) -> None:
@@ -193,7 +181,7 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path, 
         assert len(name) == len(b"__0_0.distcp")
         (folder / ".metadata").write_bytes(index.replace(b"__0_0.distcp", name))
         with pytest.raises(Failure, match="is not a name in this folder"):
-            import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+            import_torch_dist(folder, tmp_path / "out", tokenizer_path)
 
 
 @pytest.mark.usefixtures("no_gigabytes")
@@ -218,7 +206,7 @@ def test_any_change_to_any_file_is_refused_or_harmless(
     out = tmp_path_factory.getbasetemp() / "out"
     try:
         with suppress(Failure):
-            import_torch_dist(folder, out, tokenizer_path, None, silent)
+            import_torch_dist(folder, out, tokenizer_path)
     finally:
         path.write_bytes(before)
         shutil.rmtree(out, ignore_errors=True)

@@ -41,10 +41,6 @@ END = {"id": 0, "content": "<|endoftext|>", "special": True}
 END |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
-def silent(n: int, note: str = "") -> None:
-    del n, note
-
-
 @pytest.fixture
 def gpt2(checkpoint_path: Path, tmp_path: Path) -> Path:
     """A Hugging Face folder of a small decoder."""
@@ -179,7 +175,7 @@ def test_an_argument_that_is_a_structure_without_an_end_is_refused(
     record = unicode("argparse") + unicode("Namespace") + b"\x93)R" + arguments + b"b"
     torch_file(folder / "common.pt", b"}" + unicode("args") + record + b"s")
     with pytest.raises(Failure, match=r"common\.pt: num_attention_heads or layernorm_epsilon is no number"):
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, None, silent)
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path)
 
 
 def test_a_message_never_shows_a_structure_without_an_end(tmp_path: Path, tokenizer_path: Path) -> None:
@@ -190,7 +186,7 @@ def test_a_message_never_shows_a_structure_without_an_end(tmp_path: Path, tokeni
         raw = archive.read("whole/data.pkl").removeprefix(b"\x80\x02").removesuffix(b".")
     torch_file(tmp_path / "layer_00-model_states.pt", b"}" + view + raw + b"s")
     with pytest.raises(Failure, match="the name of a tensor is no string"):
-        import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4, silent)
+        import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4)
 
 
 @pytest.mark.parametrize("many", [b"}", b"]", b"\x85", b"Q", b"(t"])
@@ -244,7 +240,7 @@ def test_a_link_in_a_megatron_folder_is_not_followed(tmp_path: Path, tokenizer_p
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Failure, match="not a regular file, or a link"):
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 1, silent)
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 1)
     with pytest.raises(Failure, match="not a regular file, or a link"):
         TorchFile(folder / name)
 
@@ -260,6 +256,13 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 def sequence(key: str, *steps: object) -> dict[str, Any]:
     return {"type": "Sequence", key: list(steps)}
+
+
+def template(copies: int, tokens: int, ids: int = 1) -> dict[str, Any]:
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * copies
+    pieces += [{"SpecialToken": {"id": END["content"], "type_id": 0}}] * tokens
+    special = {END["content"]: {"id": END["content"], "ids": [0] * ids, "tokens": [END["content"]] * ids}}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": special}
 
 
 DOUBLE = replace({"String": "a"}, "aa")
@@ -296,6 +299,9 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
         ),
         (tokenizer_of(model={"vocab": [["é" * 1000, 0.0]] * 2200}), "4,400,000 bytes of a Unigram"),
         (tokenizer_of(added_tokens=[{"content": "a" * 1000}] * 1100), "1,100,000 bytes of added tokens"),
+        (tokenizer_of(post_processor=template(3, 0)), "3 copies are made of a text"),
+        (tokenizer_of(post_processor=sequence("processors", template(1, 64))), "65 tokens are put around a text"),
+        (tokenizer_of(post_processor=template(1, 1, 65)), "65 tokens are put around a text"),
     ],
 )
 def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_reads_it(

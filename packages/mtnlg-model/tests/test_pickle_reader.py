@@ -1,12 +1,10 @@
 """Pickles and torch.save files read as data: plain values come back, calls are recorded and never executed."""
 
-import os
 import pickle
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,16 +42,8 @@ def test_classes_stay_names_and_calls_stay_records(tmp_path: Path, protocol: int
     assert ordered.items == {"a": 1}
 
 
-class Malice:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:  # noqa: ANN401  (as pickle has it)
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_runs(tmp_path: Path) -> None:
-    record = pickle_reader.read(pickle.dumps([Malice(tmp_path / "ran")]), HERE)[0]
+def test_nothing_runs(tmp_path: Path, malice: object) -> None:
+    record = pickle_reader.read(pickle.dumps([malice]), HERE)[0]
     assert (record.what.name, record.arguments) == ("mkdir", (str(tmp_path / "ran"),))
     assert not (tmp_path / "ran").exists()
 

@@ -39,30 +39,12 @@ NEOX: Final = {key: value for key, value in SIZES.items() if key != "num_key_val
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "fields"),
-    [
-        ("qwen2", {"use_mrope": False}),  # Qwen2.5 0.5B, 1.5B, 7B
-        ("llama", {"is_llama_config": True, "rope_interleaved": False}),  # SmolLM, SmolLM2
-        ("llama", {"transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}),  # SmolLM2 Instruct
-        ("llama", {"activation": "swiglu"}),  # Falcon3
-        ("llama", {"max_sequence_length": 2048}),  # Llama 1
-        ("llama", {"unsloth_fixed": True, "unsloth_version": "2026.3", "neftune_noise_alpha": 5.0}),
-        ("gpt_neox", {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}),  # GPT-NeoX 20B
-        ("llama", {"n_special": 0, "predict_special_tokens": True, "output_past": True}),  # GPT-2 medium, DistilGPT2
-        ("llama", {"_num_labels": 1, "custom_pipelines": {}}),  # DistilGPT2, h2oGPT
-    ],
-)
-def test_fields_that_transformers_does_not_read_change_nothing(model_type: str, fields: dict[str, Any]) -> None:
-    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+def test_fields_that_transformers_does_not_read_change_nothing() -> None:
+    """As Qwen2.5, SmolLM, Falcon3, Llama 1, Unsloth's and others have them."""
+    fields = {"use_mrope": False, "is_llama_config": True, "activation": "swiglu", "max_sequence_length": 2048}
+    fields |= {"transformers.js_config": {"dtype": "fp16"}, "unsloth_fixed": True, "sliding_window": 8, "no such": [1]}
+    plain = {"model_type": "llama", **SIZES}
     assert from_config_json({**plain, **fields}, "") == from_config_json(plain, "")
-
-
-@pytest.mark.parametrize("fields", [{"use_mrope": True}, {"rope_interleaved": True}, {"activation": "geglu"}])
-def test_such_a_field_that_says_something_else_is_refused(fields: dict[str, Any]) -> None:
-    ((name, value),) = fields.items()
-    with pytest.raises(Failure, match=f"config.json: {name} = {value}: only (False|swiglu) is supported"):
-        from_config_json({"model_type": "llama", **SIZES, **fields}, "config.json")
 
 
 LLAMA3: Final = {
@@ -106,26 +88,26 @@ def test_rotary_positions_may_be_given_twice_alike(
         (
             "llama",
             {"rope_theta": 7777.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 5e3}},
-            "rope_theta = 7777.0 by rope_theta, 5000.0 by rope_parameters: programs",
+            "rope_theta = 7777.0 and 5000.0",
         ),
         (
             "llama",
             {"rope_theta": 7777.0, "rope_scaling": {"rope_type": "default"}, "rope_parameters": LLAMA3},
-            "scaling = None by rope_scaling, {.* by rope_parameters: programs",
+            "scaling = None and {",
         ),
         (
             "llama",  # taken whole, the first table has the default
             {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e3}},
-            "rope_theta = 10000.0 by rope_scaling, 5000.0 by rope_parameters: programs",
+            "rope_theta = 10000.0 and 5000.0",
         ),
-        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 by rope_theta"),
-        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 by rotary_emb_base, 500 by rope_theta: programs"),
-        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 by rotary_emb"),
-        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 by rotary_pct, 0.5 by partial_rotary_factor: pro"),
+        ("qwen3", {"rope_theta": 7777.0, "rope_parameters": {"rope_theta": 5e3}}, "rope_theta = 7777.0 and 5000.0"),
+        ("gpt_neox", {"rope_theta": 500}, "rope_theta = 10000.0 and 500"),
+        ("gpt_neox", {"rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 99}, "rope_theta = 99.0 and 500"),
+        ("gpt_neox", {"partial_rotary_factor": 0.5}, "factor = 0.25 and 0.5"),
         (
             "gpt_neox",
             {"rotary_pct": 1.0, "rope_parameters": {"partial_rotary_factor": 0.25}},
-            "partial_rotary_factor = 1.0 by rotary_pct, 0.25 by rope_parameters: programs",
+            "partial_rotary_factor = 1.0 and 0.25",
         ),
     ],
 )
@@ -140,12 +122,6 @@ def test_rotary_positions_given_twice_in_other_words_are_refused(
 
 def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
     assert from_config_json({"model_type": "gpt_neox", **NEOX, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
-
-
-def test_quantized_weights_are_refused_as_what_they_are() -> None:
-    content = {"model_type": "llama", **SIZES, "quantization_config": {"quant_method": "awq", "bits": 4}}
-    with pytest.raises(Failure, match=r"a field that llama is not known to have \(quantized weights\)"):
-        from_config_json(content, "config.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

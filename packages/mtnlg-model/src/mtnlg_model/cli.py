@@ -167,7 +167,9 @@ def inspect(
 
 @app.command()
 def export(
-    checkpoint: Folder, folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; must not exist.")]
+    checkpoint: Folder,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; must not exist.")],
+    family: Annotated[str | None, typer.Option(help="Family, of several that have its decoder.")] = None,
 ) -> None:
     """Export the weights of a checkpoint as a Hugging Face folder, of the family that has its decoder."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
@@ -175,7 +177,7 @@ def export(
 
     opened = Checkpoint.open(checkpoint)
     with progress("export", len(opened.names), "tensors") as advance:
-        model = export_huggingface(opened, folder, advance)
+        model = export_huggingface(opened, folder, advance, family=family)
     say(f"{folder}: {model}, {opened.config.parameters:,} parameters")
 
 

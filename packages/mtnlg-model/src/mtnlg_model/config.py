@@ -63,6 +63,39 @@ class Llama3Scaling(Settings):
         return self
 
 
+class LinearScaling(Settings):
+    """All rotary wavelengths multiplied by ``factor`` (Chen et al. 2023)."""
+
+    factor: Positive = Field(description="by which wavelengths are stretched")
+
+
+class YarnScaling(Settings):
+    """YaRN: wavelengths stretched by how often they turn within the first training's samples (Peng et al. 2023).
+
+    Those with more turns than ``beta_fast`` are kept, those with fewer than ``beta_slow`` multiplied by ``factor``, and
+    those between blended. q and k are multiplied by ``attention_factor``.
+    """
+
+    factor: Positive = Field(description="by which long wavelengths are stretched")
+    original_sequence: Count = Field(description="tokens of the samples of the first training")
+    beta_fast: Positive = Field(32.0, description="more turns: kept")
+    beta_slow: Positive = Field(1.0, description="fewer turns: stretched")
+    attention_factor: Positive = Field(1.0, description="of turned q and k")
+    truncate: bool = Field(True, description="the blended range ends at whole pairs")
+
+
+class LongRopeScaling(Settings):
+    """LongRoPE: each wavelength times a factor of its own, q and k times ``attention_factor`` (Ding et al. 2024)."""
+
+    factors: Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)] = Field(
+        description="by which each wavelength is stretched"
+    )
+    attention_factor: Positive = Field(1.0, description="of turned q and k")
+
+
+RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
+
+
 class LayerConfig(Settings):
     """What one layer may have otherwise than another: its attention window, its positions, the place of its norms.
 
@@ -71,6 +104,7 @@ class LayerConfig(Settings):
 
     window: Count | None = Field(None, description="last tokens that a query attends to, its own included; else all")
     rotary: bool = Field(True, description="rotary positions count in this layer")
+    rotary_base: Positive | None = Field(None, description="of this layer's rotary positions, which are not scaled")
     norm_after: bool = Field(False, description="norms of the results of attention and MLP, not of their inputs")
 
     @model_serializer(mode="wrap", when_used="json")
@@ -110,9 +144,11 @@ class ModelConfig(Settings):
     positions: Literal["learned", "rotary"] = Field("learned", description="a table of positions, or turned q and k")
     rotary_base: Positive = Field(10_000.0, description="wavelengths of rotary positions: 2π base^(2i / size)")
     rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="part of a head that is turned")
-    rotary_scaling: Llama3Scaling | None = None
+    rotary_scaling: RotaryScaling | None = None
     norm: Literal["layer", "layer-no-bias", "rms"] = Field("layer", description="layer norm, or by root mean square")
-    mlp: Literal["gelu-tanh", "gelu", "swiglu"] = Field("gelu-tanh", description="GeLU by tanh or exact, or SiLU gates")
+    mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = Field(
+        "gelu-tanh", description="GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
+    )
     bias: bool = Field(True, description="biases of the linear layers, but q, k and v's")
     qkv_bias: bool = Field(True, description="biases of q, k and v")
     qk_norm: bool = Field(False, description="RMS norm of each head's q and k")
@@ -120,7 +156,19 @@ class ModelConfig(Settings):
     tied: bool = Field(True, description="the head's weights are the token embedding's")
     vocabulary_padding: Annotated[int, Field(ge=0)] = Field(0, description="last rows of the vocabulary: no tokens")
     by_layer: Annotated[tuple[LayerConfig, ...], Field(strict=False, max_length=1024)] = Field(
-        (), description="settings of layers 0, 1, ..., repeated through all layers: window, rotary, norm_after"
+        (), description="settings of layers 0, 1, ..., repeated: window, rotary, rotary_base, norm_after"
+    )
+    zero_centered_norm: bool = Field(False, description="norms multiply by 1 + weight")
+    sandwich_norm: bool = Field(False, description="further norms of the results of attention and MLP")
+    qk_norm_full: bool = Field(False, description="with qk_norm: one norm of all heads' q, one of all k")
+    attention_scale: Positive | None = Field(None, description="of q k; 1 / sqrt(head_size) unless given")
+    attention_softcap: Positive | None = Field(None, description="c of attention's scores c tanh(x / c)")
+    logit_softcap: Positive | None = Field(None, description="c of the logits c tanh(x / c)")
+    logits_scaling: Positive = Field(1.0, description="divides the logits")
+    embedding_multiplier: Positive = Field(1.0, description="of the token embedding")
+    residual_multiplier: Positive = Field(1.0, description="of what attention and MLP add")
+    position_offset: Annotated[int, Field(ge=0, lt=1 << 20)] = Field(
+        0, description="first rows of the table of positions, which no token has"
     )
 
     @model_validator(mode="before")
@@ -153,6 +201,11 @@ class ModelConfig(Settings):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
         if self.positions == "rotary" and (self.rotary_size % 2 or not self.rotary_size):
             raise ValueError(f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none")
+        if self.sandwich_norm and any(layer.norm_after for layer in self.by_layer):
+            raise ValueError("sandwich_norm has norms of the results already; by_layer.norm_after must be false")
+        factors = getattr(self.rotary_scaling, "factors", ())
+        if factors and len(factors) != self.rotary_size // 2:
+            raise ValueError(f"rotary_scaling.factors: {len(factors)} for {self.rotary_size // 2} pairs of values")
         if self.vocabulary_padding >= self.vocabulary:
             raise ValueError(f"vocabulary_padding = {self.vocabulary_padding} leaves none of {self.vocabulary} tokens")
         return self
@@ -197,7 +250,7 @@ class ModelConfig(Settings):
     @property
     def gated(self) -> bool:
         """Whether the feed-forward layer has gates, a third matrix."""
-        return self.mlp == "swiglu"
+        return self.mlp in {"swiglu", "geglu"}
 
     def layer(self, number: int) -> LayerConfig:
         """Settings of layer ``number``, counted from 0."""
@@ -249,28 +302,37 @@ class ModelConfig(Settings):
         layers = {f"layers.{n}.{name}": shape for n in range(self.layers) for name, shape in layer.items()}
         return first | layers | outer
 
+    def parameter_shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of one parameter. Raises ``KeyError`` for an unknown name."""
+        is_inner = name.startswith("layers.")
+        return self.layer_shapes()[name.split(".", 2)[2]] if is_inner else self.outer_shapes()[name]
+
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of the parameters outside the layers: embeddings, final norm, and a head of its own."""
         table = (self.vocabulary, self.hidden)
         shapes: dict[str, tuple[int, ...]] = {"embedding.token.weight": table}
         if self.positions == "learned":
-            shapes["embedding.position.weight"] = (self.sequence, self.hidden)
+            shapes["embedding.position.weight"] = (self.sequence + self.position_offset, self.hidden)
         shapes |= self._norm_shapes("final_norm")
         return shapes if self.tied else {**shapes, "head.weight": table}
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name within the layer and global shape of one layer's parameters, in model order."""
         h, q, d = self.hidden, self.heads * self.head_size, self.head_size
-        qk_norms = ("q_norm", "k_norm") if self.qk_norm else ()
+        k = self.kv_heads * d
+        qk_norms = {"q_norm": q, "k_norm": k} if self.qk_norm else {}
+        after = [self._norm_shapes(f"{part}_post_norm") if self.sandwich_norm else {} for part in ("attention", "mlp")]
         return {
             **self._norm_shapes("attention_norm"),
-            **_linear_shapes("attention.qkv", q + 2 * self.kv_heads * d, h, self.qkv_bias),
+            **_linear_shapes("attention.qkv", q + 2 * k, h, self.qkv_bias),
             **_linear_shapes("attention.out", h, q, self.bias),
-            **{f"attention.{name}.weight": (d,) for name in qk_norms},
+            **{f"attention.{name}.weight": (size if self.qk_norm_full else d,) for name, size in qk_norms.items()},
+            **after[0],
             **self._norm_shapes("mlp_norm"),
             **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.gated else {}),
             **_linear_shapes("mlp.up", self.ffn, h, self.bias),
             **_linear_shapes("mlp.down", h, self.ffn, self.bias),
+            **after[1],
         }
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:

@@ -7,8 +7,9 @@
 
 `ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x, no biases, a head of its own; and by layer (`LayerConfig`) a window of attention, no positions, or norms of
-the results, x + norm(f(x)).
+the same x, no biases, a head of its own, multipliers, caps of scores and logits, norms of what enters a layer's parts
+and of what they give; and by layer (`LayerConfig`) a window of attention, other or no positions, or norms of the
+results alone, x + norm(f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
 are sequence-first: x_SBH.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -33,11 +34,11 @@ from .functional import EAGER, Ops
 from .generation.cache import Cache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .config import ModelConfig
-    from .functional import Attend
-    from .rotary import Rotation
+    from .functional import Attend, AttentionOp
+    from .rotary import Rotations
 
 
 class Linear(nn.Module):
@@ -71,11 +72,22 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops = EAGER, width: int | None = None, kind: str = "") -> None:
         super().__init__()
         self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
+        self.zero_centered = config.zero_centered_norm
         self.weight = nn.Parameter(torch.empty(width or config.hidden))
         self.bias = nn.Parameter(torch.empty(width or config.hidden)) if self.kind == "layer" else None
 
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
+        if self.zero_centered:  # 1 + weight in fp32: half precision would round it
+            scale_H, x = 1 + self.weight.float(), x_H.float()
+            bias_H = None if self.bias is None else self.bias.float()
+            rms = self.kind == "rms"
+            y_H = (
+                functional.rms_norm(x, scale_H, self.eps)
+                if rms
+                else functional.layer_norm(x, scale_H, bias_H, self.eps)
+            )
+            return y_H.type_as(x_H)
         if self.kind == "rms":
             return self.ops.rms_norm(x_H, self.weight, self.eps)
         if self.bias is None:
@@ -83,22 +95,40 @@ class Norm(nn.Module):
         return self.ops.layer_norm(x_H, self.weight, self.bias, self.eps)
 
 
+class FinalNorm(Norm):
+    """The norm before the head, which divides by what divides the logits."""
+
+    def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
+        super().__init__(config, ops)
+        self.scaling = config.logits_scaling
+
+    def forward(self, x_H: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        y_H = super().forward(x_H)
+        return y_H if self.scaling == 1 else y_H / self.scaling
+
+
 class Embedding(nn.Module):
     """Token embedding, with the positions' added where they are learned, and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.rate = config.dropout
+        self.rate, self.multiplier, self.offset = config.dropout, config.embedding_multiplier, config.position_offset
         self.token = EmbeddingTable(config.vocabulary, config.hidden)
-        self.position = EmbeddingTable(config.sequence, config.hidden) if config.positions == "learned" else None
+        self.position = None
+        if config.positions == "learned":
+            self.position = EmbeddingTable(config.sequence + self.offset, config.hidden)
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Token ids [B, S] -> x_SBH. Positions count from 0 unless ``positions_BS`` (or [1, S]) is given."""
         x_SBH: Tensor = self.token(tokens_BS.t())
+        if self.multiplier != 1:
+            # Rounded to the weights' precision, as Gemma was trained.
+            x_SBH = x_SBH * torch.full((), self.multiplier, dtype=x_SBH.dtype, device=x_SBH.device)
         if self.position is not None:
             if positions_BS is None:
                 positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
-            x_SBH = x_SBH + self.position(positions_BS.t())
+            x_SBH = x_SBH + self.position(positions_BS.t() + self.offset)
         return functional.dropout(x_SBH, self.rate, self.training)
 
 
@@ -108,19 +138,23 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
         layer = config.layer(number)
-        self.head_size, self.rate, self.ops, self.window = config.head_size, config.attention_dropout, ops, layer.window
-        self.frequencies = rotary.frequencies(config) if layer.rotary else ()
+        self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
+        self.options: dict[str, Any] = {"window": layer.window, "cap": config.attention_softcap}
+        self.scale = config.attention_scale or functional.attention_scale(config.head_size)
+        self.base = layer.rotary_base
+        self.frequencies = rotary.frequencies(config, self.base) if config.rotates(layer) else None
         self.layer_scale = number + 1 if config.scale_attention_by_layer else 1
         self.sharing = config.heads // config.kv_heads
         width = config.heads * config.head_size
         rows = width + 2 * config.kv_heads * config.head_size
         self.qkv = Linear(config.hidden, rows, config.qkv_bias)
         self.out = Linear(width, config.hidden, config.bias)
-        self.q_norm = Norm(config, ops, config.head_size, "rms") if config.qk_norm else None
-        self.k_norm = Norm(config, ops, config.head_size, "rms") if config.qk_norm else None
+        widths = (width, rows - width >> 1) if config.qk_norm_full else (config.head_size,) * 2
+        norms = [Norm(config, ops, size, "rms") if config.qk_norm else None for size in widths]
+        self.q_norm, self.k_norm = norms
 
-    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotation: Rotation | None = None) -> Tensor:
-        """x_SBH -> x_SBH. ``rotation`` is that of rotary positions; they count from 0 without it.
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:
+        """x_SBH -> x_SBH. ``rotations`` are those of rotary positions; they count from 0 without them.
 
         The rows of ``qkv`` are, for one kv head after the other, its heads of q, then k, then v, as in Megatron-LM.
         """
@@ -128,18 +162,18 @@ class Attention(nn.Module):
         qkv_SBGND = qkv_SBF.view(*qkv_SBF.shape[:2], -1, self.sharing + 2, self.head_size)
         q_SBGND, k_SBG1D, v_SBG1D = torch.split(qkv_SBGND, [self.sharing, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
-            q_SBGND, k_SBG1D = self.q_norm(q_SBGND), self.k_norm(k_SBG1D)
+            q_SBGND, k_SBG1D = self._normed(self.q_norm, q_SBGND), self._normed(self.k_norm, k_SBG1D)
         if self.frequencies:
-            if rotation is None:
-                rotation = rotary.rotation(self.frequencies, qkv_SBF)
+            rotation = rotations[self.base] if rotations else rotary.rotation(self.frequencies, qkv_SBF)
             q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
             v_SBG1D = v_SBG1D.clone()  # a view would keep q and k from before the rotation until backward
         q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
-        scale = functional.attention_scale(self.head_size)
+        scale = self.scale
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
-        attention = self.ops.attention if self.window is None else partial(self.ops.attention, window=self.window)
+        options = {name: value for name, value in self.options.items() if value is not None}
+        attention: AttentionOp = partial(self.ops.attention, **options) if options else self.ops.attention
         if attend is None:
             x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
         else:
@@ -147,13 +181,28 @@ class Attention(nn.Module):
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 
+    @staticmethod
+    def _normed(norm: Norm, x_SBGND: Tensor) -> Tensor:
+        """Each head's values, or those of all heads, by the width of the norm."""
+        whole = norm.weight.shape[0] != x_SBGND.shape[-1]
+        normed: Tensor = norm(x_SBGND.flatten(2)).view(x_SBGND.shape) if whole else norm(x_SBGND)
+        return normed
+
     def project(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> the rows of ``qkv``, with their biases."""
         return functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
 
 
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": functional.relu2,
+}
+
+
 class MLP(nn.Module):
-    """Feed-forward: H -> F -> H with GeLU or SwiGLU; the caller adds the bias of ``down``."""
+    """Feed-forward: H -> F -> H with an activation or gates; the caller adds the bias of ``down``."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -168,13 +217,16 @@ class MLP(nn.Module):
         if self.kind == "gelu-tanh" and self.up.bias is not None:
             y_SBF = self.ops.bias_gelu(y_SBF, self.up.bias)
         elif self.gate is None:
-            y_SBF = functional.add_bias(y_SBF, self.up.bias)
-            y_SBF = F.gelu(y_SBF, approximate="tanh" if self.kind == "gelu-tanh" else "none")
+            y_SBF = ACTIVATIONS[self.kind](functional.add_bias(y_SBF, self.up.bias))
         else:
-            gate_SBF = functional.add_bias(self.gate(x_SBH), self.gate.bias)
-            y_SBF = self.ops.swiglu(gate_SBF, functional.add_bias(y_SBF, self.up.bias))
+            y_SBF = self.gated(self.gate(x_SBH), self.gate.bias, y_SBF)
         out: Tensor = self.down(y_SBF)
         return out
+
+    def gated(self, gate_SBF: Tensor, bias_F: Tensor | None, y_SBF: Tensor) -> Tensor:
+        """The products of ``gate`` and ``up``, without biases, as the input of ``down``."""
+        gates = self.ops.swiglu if self.kind == "swiglu" else functional.geglu
+        return gates(functional.add_bias(gate_SBF, bias_F), functional.add_bias(y_SBF, self.up.bias))
 
 
 class DecoderLayer(nn.Module):
@@ -183,31 +235,34 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
         self.rate, self.ops, self.parallel = config.dropout, ops, config.parallel_residual
-        self.norm_after = config.layer(number).norm_after
+        self.norm_after, self.multiplier = config.layer(number).norm_after, config.residual_multiplier
         self.attention_norm = Norm(config, ops)
         self.attention = Attention(config, number, ops)
+        self.attention_post_norm = Norm(config, ops) if config.sandwich_norm else None
         self.mlp_norm = Norm(config, ops)
         self.mlp = MLP(config, ops)
+        self.mlp_post_norm = Norm(config, ops) if config.sandwich_norm else None
 
-    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:
         """x_SBH -> x_SBH, limited to ``attend.places`` if set. Causal unless ``attend`` replaces attention."""
-        y_SBH = self.attention(x_SBH if self.norm_after else self.attention_norm(x_SBH), attend, rotation)
+        y_SBH = self.attention(x_SBH if self.norm_after else self.attention_norm(x_SBH), attend, rotations)
         if attend is not None and attend.places is not None:
             x_SBH = x_SBH[attend.places]
-        if self.norm_after:
-            y_SBH = self.attention_norm(functional.add_bias(y_SBH, self.attention.out.bias))
-            before_SBH, x_SBH = x_SBH, self._add(y_SBH, None, x_SBH)
-            z_SBH = self.mlp(before_SBH if self.parallel else x_SBH)
-            return self._add(self.mlp_norm(functional.add_bias(z_SBH, self.mlp.down.bias)), None, x_SBH)
-        if self.parallel:
-            z_SBH = self.mlp(self.mlp_norm(x_SBH))
-            x_SBH = self._add(y_SBH, self.attention.out.bias, x_SBH)
+        norm = self.attention_norm if self.norm_after else self.attention_post_norm
+        if self.parallel or norm is not None or self.multiplier != 1:
+            before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, norm)
+            read_SBH = before_SBH if self.parallel else x_SBH
+            y_SBH = read_SBH if self.norm_after else self.mlp_norm(read_SBH)
         else:
             x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
-            z_SBH = self.mlp(y_SBH)
-        return self._add(z_SBH, self.mlp.down.bias, x_SBH)
+        norm = self.mlp_norm if self.norm_after else self.mlp_post_norm
+        return self._add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, norm)
 
-    def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> Tensor:
+    def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Norm | None = None) -> Tensor:
+        """X + y, behind the ``norm`` of y and times the multiplier."""
+        if norm is not None or self.multiplier != 1:
+            y_SBH, bias_H = functional.add_bias(y_SBH, bias_H), None
+            y_SBH = (y_SBH if norm is None else norm(y_SBH)) * self.multiplier
         if bias_H is None:
             return self.ops.dropout_add(y_SBH, x_SBH, self.rate, self.training)
         return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, self.rate, self.training)
@@ -215,11 +270,12 @@ class DecoderLayer(nn.Module):
     def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
         """The sum, and the feed-forward's norm of it; one kernel for the pairs that models have."""
         norm, dropout = self.mlp_norm, (self.rate, self.training)
-        if bias_H is not None and norm.bias is not None:
-            scale_and_shift = norm.weight, norm.bias
-            return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, *dropout, *scale_and_shift, norm.eps)
-        if bias_H is None and norm.kind == "rms":
-            return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, *dropout, norm.weight, norm.eps)
+        if not norm.zero_centered:
+            if bias_H is not None and norm.bias is not None:
+                scale_and_shift = norm.weight, norm.bias
+                return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, *dropout, *scale_and_shift, norm.eps)
+            if bias_H is None and norm.kind == "rms":
+                return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, *dropout, norm.weight, norm.eps)
         x_SBH = self._add(y_SBH, bias_H, x_SBH)
         return x_SBH, norm(x_SBH)
 
@@ -229,10 +285,10 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, seed: int = 1234, ops: Ops = EAGER) -> None:
         super().__init__()
-        self.config, self.frequencies = config, rotary.frequencies(config)
+        self.config, self.frequencies = config, rotary.by_base(config)
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
-        self.final_norm = Norm(config, ops)
+        self.final_norm = FinalNorm(config, ops)
         self.head = None if config.tied else Linear(config.hidden, config.vocabulary, bias=False)
         if not self.embedding.token.weight.is_meta:
             initialization.initialize(self, config, seed)
@@ -262,9 +318,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states x_SBH after the final norm. ``attend`` replaces causal attention: one `Attend` per layer."""
         x_SBH = self.embedding(tokens_BS, positions_BS)
-        rotation = rotary.rotation(self.frequencies, x_SBH, positions_BS) if self.frequencies else None
+        rotations = rotary.rotations(self.frequencies, x_SBH, positions_BS)
         for n, layer in enumerate(self.layers):
-            x_SBH = layer(x_SBH, attend[n] if attend else None, rotation)
+            x_SBH = layer(x_SBH, attend[n] if attend else None, rotations)
         normed: Tensor = self.final_norm(x_SBH)
         return normed
 
@@ -280,4 +336,8 @@ class Decoder(nn.Module):
 
     def logits(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., V], padding excluded."""
-        return F.linear(x_H, self.head_weight)
+        return functional.softcap(F.linear(x_H, self.head_weight), self.config.logit_softcap)
+
+    def fp32_logits(self, x_NH: Tensor) -> Tensor:
+        """[N, H] -> [N, V] as `logits`, but not rounded to the weights' precision."""
+        return functional.softcap(functional.fp32_logits(x_NH, self.head_weight), self.config.logit_softcap)

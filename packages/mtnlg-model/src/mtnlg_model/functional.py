@@ -54,6 +54,21 @@ def swiglu(gate: Tensor, x: Tensor) -> Tensor:
     return F.silu(gate) * x
 
 
+def geglu(gate: Tensor, x: Tensor) -> Tensor:
+    """``x`` times tanh-approximated GeLU of ``gate`` (Shazeer 2020)."""
+    return F.gelu(gate, approximate="tanh") * x
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of ReLU (So et al. 2021)."""
+    return F.relu(x).square()
+
+
+def softcap(x: Tensor, cap: float | None) -> Tensor:
+    """``cap`` tanh(x / cap), which stays within the cap (Gemma Team 2024); ``x`` itself without one."""
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
 def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     """``x + bias``; ``x`` itself without one."""
     return x if bias is None else x + bias
@@ -114,13 +129,14 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     scale: float,
     rate: float,
     window: int | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
     G divides N: N / G heads of q in a row share keys and values. ``mask`` is true where a query may attend and
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
     the last key. With a ``window`` a query attends to the last so many of the keys that it may attend to, which are
-    neighbours.
+    neighbours. ``cap`` is that of the scores' `softcap`.
     """
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     is_causal = False
@@ -132,6 +148,12 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
             mask = causal_mask(s, t, q_BNSD.device)
         else:
             is_causal = True
+    if cap is not None:  # which no kernel of PyTorch has
+        k_BNTD, v_BNTD = (x.repeat_interleave(n // g, dim=1) for x in (k_BGTD, v_BGTD))
+        scores_BNST = softcap(q_BNSD @ k_BNTD.transpose(2, 3) * scale, cap)
+        scores_BNST = scores_BNST.masked_fill(~(causal_mask(s, t, q_BNSD.device) if mask is None else mask), -torch.inf)
+        weights_BNST = torch.softmax(scores_BNST, dim=-1, dtype=torch.float32).to(q_BNSD.dtype)
+        return dropout(weights_BNST, rate, training=True) @ v_BNTD
     if g < n and s == 1:  # the heads of a group are as many queries of one head: no copy of keys for each
         q_BGND = q_BNSD.reshape(b, g, n // g, d)
         x_BGND = F.scaled_dot_product_attention(q_BGND, k_BGTD, v_BGTD, attn_mask=mask, dropout_p=rate, scale=scale)
@@ -189,6 +211,7 @@ class AttentionOp(Protocol):
         scale: float,
         rate: float,
         window: int | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         """Context of every query, [B, N, S, D]."""
 

@@ -2,7 +2,7 @@
 
     weights and embeddings                N(0, std²),                std = config.std
     attention.out.weight, mlp.down.weight N(0, std² / 2l)            (Radford et al. 2019; paper.md section 1)
-    layer norms                           weight 1, bias 0; all other biases 0
+    norms                                 weight 1, or 0 if zero-centered; all biases 0
 
 A tensor is drawn in blocks of `ROWS` rows, each with its own generator, so a process draws only the blocks of its rows.
 """
@@ -27,14 +27,14 @@ def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice,
 
     (seed, name) determines the global tensor, however it is cut into boxes. Raises ``KeyError`` for an unknown name.
     """
-    shape = _shape(config, name)
+    shape = config.parameter_shape(name)
     index = index or ()
     index += (slice(None),) * (len(shape) - len(index))
     box = [range(*cut.indices(size)) for cut, size in zip(index, shape, strict=True)]
     if name.endswith(".bias"):
         return torch.zeros([len(axis) for axis in box], device="cpu")
     if len(shape) == 1:
-        return torch.ones([len(axis) for axis in box], device="cpu")
+        return torch.full([len(axis) for axis in box], 0.0 if config.zero_centered_norm else 1.0, device="cpu")
     std = config.std
     if name.endswith(("attention.out.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * config.layers)
@@ -46,15 +46,6 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(initial_value(config, prefix + name, seed))
-
-
-def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
-    kind, _, rest = name.partition(".")
-    shapes = config.layer_shapes() if kind == "layers" else config.outer_shapes()
-    key = rest.partition(".")[2] if kind == "layers" else name
-    if key not in shapes:
-        raise KeyError(f"{name}: the decoder has no such tensor")
-    return shapes[key]
 
 
 def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tensor:

@@ -5,7 +5,8 @@ Value i of the first half of a head and value i of its second half are a pair, w
     x_i' = x_i cos(p / λ_i) - y_i sin(p / λ_i)        λ_i = base^(2i / R),  i < R/2
     y_i' = y_i cos(p / λ_i) + x_i sin(p / λ_i)
 
-Only the first R = `ModelConfig.rotary_size` values of a head are turned. `Llama3Scaling` stretches long wavelengths.
+Only the first R = `ModelConfig.rotary_size` values of a head are turned. `ModelConfig.rotary_scaling` changes λ_i, and
+`LayerConfig.rotary_base` gives a layer others, so a decoder may have several rotations: `rotations`, by that base.
 
 S sequence, B batch, R turned values of a head.
 """
@@ -19,13 +20,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .config import LinearScaling, LongRopeScaling, YarnScaling
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from .config import ModelConfig
 
-Frequencies = tuple[float, ...]
-"""1 / λ_i in fp32: numbers and no tensor, so a compiled decoder has them as constants."""
+
+class Frequencies(NamedTuple):
+    """1 / λ_i in fp32, and by what the result is multiplied: numbers, so a compiled decoder has them as constants."""
+
+    values: tuple[float, ...]
+    magnitude: float = 1.0
 
 
 class Rotation(NamedTuple):
@@ -35,21 +44,55 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
+Rotations = dict[float | None, Rotation]
+"""Those of a decoder's layers by their ``rotary_base``."""
+
+
 @lru_cache(maxsize=8)
-def frequencies(config: ModelConfig) -> Frequencies:
-    """The frequencies of a decoder with rotary positions; none without."""
-    if config.positions != "rotary":
-        return ()
-    size, scaling = config.rotary_size, config.rotary_scaling
+def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
+    """The frequencies of a decoder's layers; of those with a ``rotary_base`` of their own if it is given."""
+    size, scaling = config.rotary_size, config.rotary_scaling if base is None else None
     with _disable_current_modes():  # real numbers for a decoder of fake tensors too
-        frequencies_R = 1.0 / config.rotary_base ** (torch.arange(0, size, 2, device="cpu").float() / size)
-        if scaling is not None:
+        wavelengths_R = (base or config.rotary_base) ** (torch.arange(0, size, 2, device="cpu").float() / size)
+        frequencies_R = 1.0 / wavelengths_R
+        if isinstance(scaling, LinearScaling):
+            frequencies_R /= scaling.factor
+        elif isinstance(scaling, LongRopeScaling):
+            frequencies_R = 1.0 / (torch.tensor(scaling.factors, device="cpu") * wavelengths_R)
+        elif isinstance(scaling, YarnScaling):
+            low, high = (_pair_of(config, scaling, turns) for turns in (scaling.beta_fast, scaling.beta_slow))
+            if scaling.truncate:
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, size - 1)
+            stretched_R = ((torch.arange(size // 2, device="cpu").float() - low) / (high - low or 0.001)).clamp(0, 1)
+            kept_R = 1 - stretched_R
+            frequencies_R = 1.0 / (scaling.factor * wavelengths_R) * (1 - kept_R) + frequencies_R * kept_R
+        elif scaling is not None:
             # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
             turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
             low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
             kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
             frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
-        return tuple(frequencies_R.tolist())
+        return Frequencies(tuple(frequencies_R.tolist()), getattr(scaling, "attention_factor", 1.0))
+
+
+def _pair_of(config: ModelConfig, scaling: YarnScaling, turns: float) -> float:
+    """The pair of values, a fraction, that turns so often within the samples of the first training."""
+    wavelength = scaling.original_sequence / (turns * 2 * math.pi)
+    return config.rotary_size * math.log(wavelength) / (2 * math.log(config.rotary_base))
+
+
+def by_base(config: ModelConfig) -> dict[float | None, Frequencies]:
+    """The frequencies of each kind of layer, by its ``rotary_base``; none without rotary positions."""
+    layers = [layer for layer in config.by_layer or (config.layer(0),) if config.rotates(layer)]
+    return {base: frequencies(config, base) for base in dict.fromkeys(layer.rotary_base for layer in layers)}
+
+
+def rotations(
+    by_base: Mapping[float | None, Frequencies], x_SBF: Tensor, positions_BS: Tensor | None = None
+) -> Rotations:
+    """The `rotation` of each kind of layer."""
+    return {base: rotation(each, x_SBF, positions_BS) for base, each in by_base.items()}
 
 
 def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:
@@ -65,11 +108,13 @@ def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | Non
 def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
     device = positions_BS.device
     if torch.compiler.is_compiling():
-        frequencies_R = _on_device(frequencies, device)
+        frequencies_R = _on_device(frequencies.values, device)
     else:
-        frequencies_R = _kept_on_device(frequencies, device, torch.is_inference_mode_enabled())
+        frequencies_R = _kept_on_device(frequencies.values, device, torch.is_inference_mode_enabled())
     angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
+    if frequencies.magnitude != 1:
+        cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
     both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
@@ -78,7 +123,7 @@ def _from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, devic
     return _angles(frequencies, torch.arange(length, device=device)[None], dtype)
 
 
-def _on_device(frequencies: Frequencies, device: torch.device, *_: bool) -> Tensor:
+def _on_device(frequencies: tuple[float, ...], device: torch.device, *_: bool) -> Tensor:
     return torch.tensor(frequencies, device=device)
 
 

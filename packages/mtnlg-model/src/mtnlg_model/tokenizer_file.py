@@ -8,6 +8,7 @@ padding to a billion tokens takes the memory of a billion. So the file is looked
     growth of a text by all of them           at most `MAX_GROWTH` times, and `MAX_INSERTED` characters
     vocabulary of a Unigram model             at most `MAX_UNIGRAM_BYTES`, of which the library makes 270 times as many
     added tokens                              at most `MAX_ADDED_BYTES`; no such token is longer than `LONGEST_TOKEN`
+    post-processor's template                 a text once, and at most `MAX_STEPS` tokens around it
     numbers of tokens                         below `MAX_NUMBER`: the library fills a table up to the largest
 
 Tokenizers in use are far within: the most steps are about 10, and the growth is 66 (T5: what NFKC makes of one
@@ -76,6 +77,9 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
     # A model without a type is taken for the kind that its keys fit.
     unigram = [str(token) for token, _ in model["vocab"]] if isinstance(model.get("vocab"), list) else []
     longest = max(map(len, chain(added, unigram)), default=0)
+    templates = [step for step in _steps([content.get("post_processor")]) if "single" in step]
+    copies = [sum("Sequence" in piece for piece in step["single"]) for step in templates]
+    around = [len(ids) for step in templates for ids in (step["single"], *_ids(step.get("special_tokens") or {}))]
     numbers = [*(model["vocab"].values() if isinstance(model.get("vocab"), dict) else ())]
     numbers += [token.get("id", 0) for token in content.get("added_tokens") or ()]
     figures = (
@@ -86,8 +90,15 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
         (_bytes(added), MAX_ADDED_BYTES, "bytes of added tokens"),
         (longest, LONGEST_TOKEN, "characters in a token"),
         (max(numbers, default=0), MAX_NUMBER, "is a token's number"),
+        (max(copies, default=0), 1, "copies are made of a text"),
+        (max(around, default=0), MAX_STEPS, "tokens are put around a text"),
     )
     return next((f"{figure:,.0f} {what}, more than {most:,}" for figure, most, what in figures if figure > most), "")
+
+
+def _ids(tokens: dict[str, Any]) -> Iterator[list[Any]]:
+    """The numbers that each token of a template stands for."""
+    return (token["ids"] for token in tokens.values())
 
 
 def _bytes(texts: list[str]) -> int:

@@ -23,7 +23,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_eval.tasks.chat_template import Chat
 from mtnlg_model.console import Failure
-from mtnlg_model.functional import fp32_logits
 from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds
 from mtnlg_model.tokenizer import Tokenizer
 
@@ -109,7 +108,7 @@ class LocalEngine:
         return torch.stack((logp_N, torch.cat(greedy).to(logp_N.dtype)))
 
     def _score_positions(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        logits_NV = fp32_logits(x_NH, self.decoder.head_weight)
+        logits_NV = self.decoder.fp32_logits(x_NH)
         # The same order of operations as the sharded model's, for equal scores to the last bit.
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         max_N, argmax_N = logits_NV.max(1)

@@ -50,7 +50,9 @@ def is_deepspeed(folder: Path) -> bool:
     return folder.is_dir() and any(_FILE.fullmatch(path.name) for path in folder.iterdir())
 
 
-def import_deepspeed(folder: Path, target: Path, tokenizer: Path, heads: int | None, advance: Advance) -> ModelConfig:
+def import_deepspeed(
+    folder: Path, target: Path, tokenizer: Path, heads: int | None = None, advance: Advance | None = None
+) -> ModelConfig:
     """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
     Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
@@ -73,7 +75,8 @@ def import_deepspeed(folder: Path, target: Path, tokenizer: Path, heads: int | N
                     if view.shape != expected:
                         raise Failure(f"{path}: {key}: shape {list(view.shape)}, expected {list(expected)}")
                     writer.add(name, shapes[name], "weight", index, file.tensor(view))
-                advance(1)
+                if advance:
+                    advance(1)
     return config
 
 

@@ -1,8 +1,11 @@
 """Our tensors as those of a family in Hugging Face's format, and back. Names differ, and these orders:
 
 qkv       ours has q, k and v by kv head, as Megatron's; Llama's are three tensors, GPT-2's all q, all k, all v
+packed    Phi-3's gate_up_proj is our gate, then our up
 linear    GPT-2 stores [inputs, outputs]
 padding   rows of the vocabulary that are no tokens are in ours alone
+
+So several of theirs may be several of ours: a `Family.group`.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ if TYPE_CHECKING:
 
 
 def their_shapes(family: Family, config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the family's tensors that our tensor ``name`` is made of. Raises ``KeyError`` for others."""
-    is_inner = name.startswith("layers.")
-    shape = config.layer_shapes()[name.split(".", 2)[2]] if is_inner else config.outer_shapes()[name]
-    keys = family.names(name)
-    rows = _qkv_rows(config) if len(keys) > 1 else [config.tokens if _has_padding(name) else shape[0]]
-    shapes = [(count, *shape[1:]) for count in rows]
-    return {key: size[::-1] if family.transposed and is_inner else size for key, size in zip(keys, shapes, strict=True)}
+    """Names and shapes of the family's tensors of our tensor's group. Raises ``KeyError`` for a name of none."""
+    ours, theirs = family.group(name)
+    shapes = [config.parameter_shape(each) for each in ours]
+    rows = _qkv_rows(config) if len(theirs) > 1 else [sum(shape[0] for shape in shapes) - _padding(config, name)]
+    sizes = [(count, *shapes[0][1:]) for count in rows]
+    flip = family.transposed and name.startswith("layers.")
+    return {key: size[::-1] if flip else size for key, size in zip(theirs, sizes, strict=True)}
 
 
-def to_theirs(family: Family, config: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Our tensor ``name`` as the family stores it, contiguous."""
+def to_theirs(family: Family, config: ModelConfig, name: str, *tensors: Tensor) -> dict[str, Tensor]:
+    """Our tensors of the group of ``name``, in its order, as the family stores them, contiguous."""
+    tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     shapes = their_shapes(family, config, name)
     transposed = family.transposed and name.startswith("layers.") and tensor.dim() > 1
     if ".qkv." in name and not family.ordered_by_head:
@@ -43,19 +47,23 @@ def to_theirs(family: Family, config: ModelConfig, name: str, tensor: Tensor) ->
 
 
 def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Our tensor ``name``, contiguous, of the family's: inverse of `to_theirs`, with padding of zeros."""
+    """Our tensor ``name``, contiguous, of the family's in its group: inverse of `to_theirs`, with padding of zeros."""
     transposed = family.transposed and name.startswith("layers.")
     tensor = torch.cat([part.T if transposed and part.dim() > 1 else part for part in tensors])
     if ".qkv." in name and not family.ordered_by_head:
         parts = torch.split(tensor, _qkv_rows(config))
         tensor = torch.cat([part.view(config.kv_heads, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
-    if config.vocabulary_padding and _has_padding(name):
-        tensor = torch.cat([tensor, tensor.new_zeros(config.vocabulary_padding, tensor.shape[1])])
+    if padding := _padding(config, name):
+        tensor = torch.cat([tensor, tensor.new_zeros(padding, tensor.shape[1])])
+    ours, _ = family.group(name)
+    if len(ours) > 1:
+        rows = [config.parameter_shape(each)[0] for each in ours]
+        tensor = torch.split(tensor, rows)[ours.index(name)]
     return tensor.contiguous()
 
 
-def _has_padding(name: str) -> bool:
-    return name in {"embedding.token.weight", "head.weight"}
+def _padding(config: ModelConfig, name: str) -> int:
+    return config.vocabulary_padding if name in {"embedding.token.weight", "head.weight"} else 0
 
 
 def _qkv_rows(config: ModelConfig) -> list[int]:

@@ -42,26 +42,31 @@ class _Index(BaseModel):
     weight_map: dict[str, str] = Field(min_length=1)
 
 
-def export_huggingface(checkpoint: Checkpoint, folder: Path | str, advance: Advance | None = None) -> str:
+def export_huggingface(
+    checkpoint: Checkpoint, folder: Path | str, advance: Advance | None = None, *, family: str | None = None
+) -> str:
     """Write the weights as the folder ``folder``, which must not exist; ``advance(1)`` per tensor of theirs.
+
+    It is of the first of `families` that has this decoder, unless ``family`` names one.
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
     ``AutoTokenizer`` open; returns the name of the model's class. Raises ``Failure`` if no family has this decoder.
     """
     config = checkpoint.config
-    family, content = to_config_json(config)
-    names: dict[str, str] = {}
+    found, content = to_config_json(config, family)
+    groups: dict[str, list[str]] = {}
     specs: dict[str, TensorSpec] = {}
     for name in checkpoint.names:
-        shapes = their_shapes(family, config, name)
-        names |= dict.fromkeys(shapes, name)
+        shapes = their_shapes(found, config, name)
+        groups |= dict.fromkeys(shapes, found.group(name)[0])
         specs |= {key: TensorSpec(checkpoint.dtype(name), shape) for key, shape in shapes.items()}
     converted: dict[str, Tensor] = {}
 
     def tensor(key: str) -> Tensor:
         if key not in converted:
             converted.clear()
-            converted.update(to_theirs(family, config, names[key], checkpoint.tensor(names[key])))
+            group = groups[key]
+            converted.update(to_theirs(found, config, group[0], *(checkpoint.tensor(name) for name in group)))
         if advance:
             advance(1)
         return converted[key]
@@ -90,7 +95,7 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path | str, advance: Adva
         # Other classes of transformers 5 make a tokenizer of their own from the vocabulary in tokenizer.json.
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         write_json(partial / CONFIG, settings)
-    return family.architecture
+    return found.architecture
 
 
 def import_huggingface(
@@ -143,7 +148,7 @@ class HuggingFaceWeights:
             for name in config.parameter_shapes()
         }
         used = {key for keys in self._sources.values() for key in keys}
-        (head,) = self._family.names("head.weight")
+        _, (head,) = self._family.group("head.weight")
         for key in self._files:
             if config.tied and key == head:
                 _require_equal(folder, self._files, head, self._sources["embedding.token.weight"][0])

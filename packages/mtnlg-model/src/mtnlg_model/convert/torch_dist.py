@@ -78,7 +78,9 @@ def is_torch_dist(folder: Path) -> bool:
     return (folder / INDEX).exists()
 
 
-def import_torch_dist(folder: Path, target: Path, tokenizer: Path, heads: int | None, advance: Advance) -> ModelConfig:
+def import_torch_dist(
+    folder: Path, target: Path, tokenizer: Path, heads: int | None = None, advance: Advance | None = None
+) -> ModelConfig:
     """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
 
     ``heads`` None reads the number from the run's arguments, common.pt. Raises ``Failure`` if the folder is damaged or
@@ -95,7 +97,8 @@ def import_torch_dist(folder: Path, target: Path, tokenizer: Path, heads: int | 
                     if name not in shapes:
                         raise Failure(f"{folder / INDEX}: {key}: this decoder has no such tensor")
                     writer.add(name, shapes[name], "weight", tuple(slice(*bounds) for bounds in box), piece)
-                advance(1)
+                if advance:
+                    advance(1)
     return config
 
 

@@ -10,9 +10,9 @@ import os
 import struct
 import zipfile
 from dataclasses import dataclass
-from io import SEEK_END, SEEK_SET
+from io import BytesIO
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -67,9 +67,17 @@ class TorchFile:
     """
 
     def __init__(self, path: Path, start: int = 0, length: int | None = None) -> None:
-        self.path, self._start, self._length = path, start, length
+        self.path = path
+        self._part: bytes | None = None
         try:
-            with _FileRange(path, start, length) as file:
+            with open_regular(path) as whole:
+                self._size = os.fstat(whole.fileno()).st_size
+                if length is not None:
+                    if not 0 <= start <= start + length <= self._size:
+                        raise ValueError(f"bytes {start}:{start + length} are outside a file of {self._size}")
+                    whole.seek(start)
+                    self._part, self._size = whole.read(length), length
+            with self._open() as file:
                 archive = zipfile.ZipFile(file)
                 self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
                 if "byteorder" in self._entries and self._bytes(file, "byteorder") != b"little":
@@ -85,24 +93,29 @@ class TorchFile:
         last = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
         span = 1 + last if elements else 0
         try:
-            with _FileRange(self.path, self._start, self._length) as file:
+            with self._open() as file:
                 offset, size = self._locate(file, f"data/{view.storage}")
                 if elements > span or (view.first + span) * item > size:
                     raise ValueError(f"{size} bytes do not hold a tensor of {list(view.shape)}")
                 flat = torch.empty(span, dtype=view.dtype)
-                file.fill(offset + view.first * item, flat.view(torch.uint8).numpy().data)
+                file.seek(offset + view.first * item)
+                if file.readinto(flat.view(torch.uint8).numpy().data) != span * item:
+                    raise EOFError
         except _ERRORS as error:
             raise Failure(f"{self.path}: storage {view.storage}: {error or type(error).__name__}") from None
         return flat.as_strided(view.shape, view.strides).contiguous()
 
-    def _bytes(self, file: _FileRange, name: str) -> bytes:
+    def _open(self) -> Any:  # noqa: ANN401  (typing has no file with readinto)
+        return open_regular(self.path) if self._part is None else BytesIO(self._part)
+
+    def _bytes(self, file: IO[bytes], name: str) -> bytes:
         offset, size = self._locate(file, name)
         if size > MAX_PICKLE_BYTES:
             raise ValueError(f"{name} of {size} bytes")
         file.seek(offset)
         return file.read(size)
 
-    def _locate(self, file: _FileRange, name: str) -> tuple[int, int]:
+    def _locate(self, file: IO[bytes], name: str) -> tuple[int, int]:
         """Offset and length of an entry's data within the archive."""
         info = self._entries[name]
         file.seek(info.header_offset)
@@ -111,7 +124,7 @@ class TorchFile:
         # A deflated entry could expand a thousandfold; torch never writes one.
         if info.compress_type != zipfile.ZIP_STORED or signature != b"PK\3\4":
             raise ValueError(f"{name} is compressed or misplaced in the archive")
-        if offset + info.file_size > file.length:
+        if offset + info.file_size > self._size:
             raise ValueError(f"{name} ends outside the archive")
         return offset, info.file_size
 
@@ -145,50 +158,3 @@ def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
             if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
                 return View(STORAGES[kind], shape, strides, first, storage)
     return value
-
-
-class _FileRange:
-    """File object over bytes [start, start + length) of a file."""
-
-    def __init__(self, path: Path, start: int, length: int | None) -> None:
-        with open_regular(path) as file:
-            self._descriptor = os.dup(file.fileno())
-        size = os.fstat(self._descriptor).st_size
-        self._start, self.length, self._position = start, size - start if length is None else length, 0
-        if not 0 <= start <= start + self.length <= size:
-            os.close(self._descriptor)
-            raise ValueError(f"bytes {start}:{start + self.length} are outside a file of {size}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        position = offset + {SEEK_SET: 0, SEEK_END: self.length}.get(whence, self._position)
-        if not 0 <= position <= self.length:
-            raise ValueError(f"byte {position} is outside {self.length}")
-        self._position = position
-        return position
-
-    def read(self, size: int = -1) -> bytes:
-        left = self.length - self._position
-        data = os.pread(self._descriptor, min(size, left) if size >= 0 else left, self._start + self._position)
-        self._position += len(data)
-        return data
-
-    def fill(self, offset: int, target: memoryview) -> None:
-        """Fill ``target`` from ``offset``. Raises ``EOFError`` if the file ends too early."""
-        self.seek(offset)
-        while target:
-            count = os.preadv(self._descriptor, [target], self._start + self._position)
-            if not count:
-                raise EOFError
-            self._position, target = self._position + count, target[count:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import Field, Windows
+from .family import Field, LayersBy
 from .llama import LIKE
 
 FAMILY = LIKE.like(
@@ -10,10 +10,10 @@ FAMILY = LIKE.like(
     kind={"qk_norm": True, "by_layer": [{"norm_after": True}]},
     fields={"sliding_window_pattern": Field(default=4), "rms_norm_eps": Field("layer_norm_eps", float, 1e-5)},
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
-    windows=Windows(
+    layers_by=LayersBy(
         4096,
         slides=lambda fields, n: (n + 1) % max(1, fields["sliding_window_pattern"]) != 0,
         reads_types=True,
-        others={"rotary": False},
+        settings=lambda _fields, _n, slides: {"rotary": slides is not False},
     ),
 )

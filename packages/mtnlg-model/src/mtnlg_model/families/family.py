@@ -18,16 +18,34 @@ REQUIRED: Final = object()
 
 
 class Field(NamedTuple):
-    """A field of config.json: our settings that it ``sets`` (blank-separated; none: only checked), and its type.
+    """A field of config.json: our settings that it ``sets`` (blank-separated; none: only read), and its type.
 
     ``default`` is its value where it is missing; None leaves our settings to `ModelConfig`. With ``values`` it has one
-    of these, each with ours, and the first where it is missing.
+    of these, each with ours, and the first where it is missing. Ours is its value to the ``power``. ``write`` makes it
+    of a configuration, where it sets nothing by itself. A null is as if it were missing, unless it is ``nullable``.
     """
 
     sets: str = ""
     kind: type = int
     default: object = REQUIRED
     values: Mapping[Any, object] = {}
+    power: float = 1.0
+    write: Callable[[ModelConfig], object] | None = None
+    nullable: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a config.json needs it."""
+        return bool(self.sets or self.values or self.write)
+
+    def written(self, config: ModelConfig) -> object:
+        """Its value in the config.json of a decoder."""
+        if self.write is not None:
+            return self.write(config)
+        ours: Any = getattr(config, self.sets.split()[0]) if self.sets else None
+        if self.power != 1 and ours is not None:
+            ours = self.kind(round(ours ** (1 / self.power), 6))
+        return next((theirs for theirs, value in self.values.items() if value == ours), ours)
 
 
 def only(value: object) -> Field:
@@ -35,28 +53,33 @@ def only(value: object) -> Field:
     return Field(values={value: None})
 
 
-class Windows(NamedTuple):
-    """Which layers' attention has the window ``sliding_window``, by fields of config.json.
+NO_PADDING: Final[Mapping[str, Field]] = {"pad_token_id": Field(default=None, write=lambda _config: None)}
+"""For families whose token of padding is by default one that a vocabulary may lack."""
+
+
+class LayersBy(NamedTuple):
+    """Settings by layer: which have the attention window of the field ``name``, by fields of config.json, and others.
 
     ``default`` is that window where the field is missing; ``switch`` names a field that must be true. ``slides`` says
     of layer n whether it has the window, by the fields; the list ``layer_types`` comes first if the family reads it.
-    ``others`` are settings of layers without a window beside such with one.
+    ``settings`` are others of layer n, by the fields and whether it has the window; None if no layer has one.
     """
 
     default: int | None = None
     switch: str = ""
     slides: Callable[[Mapping[str, Any], int], bool] = lambda _fields, _n: True
     reads_types: bool = False
-    others: Mapping[str, object] = {}
+    settings: Callable[[Mapping[str, Any], int, bool | None], Mapping[str, object]] = lambda _fields, _n, _slides: {}
+    name: str = "sliding_window"
 
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type of config.json. ``kind`` are the settings that all its models share.
+    """One model_type of config.json. ``kind`` are the settings that all its models share, or functions of the others.
 
-    ``modules`` maps ours to theirs, blank-separated where several make up one: those of layer N are behind ``prefix``,
-    ``layers`` and N, others but the head behind ``prefix``. A packed qkv is ordered by head, as ours, or has all q,
-    all k, all v; ``transposed`` linear layers are [inputs, outputs]. ``ignored`` fields change no logit.
+    ``modules`` maps ours to theirs, blank-separated where several make up one or one several: those of layer N are
+    behind ``prefix``, ``layers`` and N, others but the head behind ``prefix``. A packed qkv is ordered by head, as
+    ours, or has all q, all k, all v; ``transposed`` linear layers are [inputs, outputs].
     """
 
     architecture: str
@@ -65,8 +88,7 @@ class Family:
     modules: Mapping[str, str]
     prefix: str = "model."
     layers: str = "layers."
-    ignored: str = ""
-    windows: Windows | None = None
+    layers_by: LayersBy | None = None
     transposed: bool = False
     ordered_by_head: bool = False
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
@@ -89,15 +111,17 @@ class Family:
         usual = {"rotary_base": "rope_theta", "rotary_fraction": "partial_rotary_factor"}
         return {name: next((key for key, f in self.fields.items() if f.sets == s), name) for s, name in usual.items()}
 
-    def names(self, name: str) -> list[str]:
-        """Names of the tensors that make up ours of this name. Raises ``KeyError`` for one that it does not have."""
+    def group(self, name: str) -> tuple[list[str], list[str]]:
+        """Names of our tensors and of theirs that are the same, ours ``name`` among them; ``KeyError`` if none is."""
         place, within = "", name
         if name.startswith("layers."):
             _, number, within = name.split(".", 2)
-            place = f"{self.layers}{number}."
+            place = f"layers.{number}."
         module, _, kind = within.rpartition(".")
-        prefix = "" if module == "head" else self.prefix + place
-        return [f"{prefix}{key}.{kind}" for key in self.modules[module].split()]
+        ours = next((modules for modules in self.modules if module in modules.split()), name)
+        prefix = "" if module == "head" else self.prefix + place.replace("layers.", self.layers)
+        theirs = self.modules[ours].split()
+        return [f"{place}{key}.{kind}" for key in ours.split()], [f"{prefix}{key}.{kind}" for key in theirs]
 
 
 GELU: Final = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu": "gelu"}

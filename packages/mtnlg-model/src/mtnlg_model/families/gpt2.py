@@ -54,7 +54,6 @@ FAMILY = Family(
     },
     prefix="transformer.",
     layers="h.",
-    ignored="embd_pdrop n_ctx reorder_and_upcast_attn gradient_checkpointing",
     transposed=True,
     presets=presets("layers hidden heads init_std", _PAPERS, _PAPER)
     | presets("layers hidden heads", _GPT2S, _GPT2)

@@ -9,6 +9,5 @@ FAMILY = GPT2.like(
     "GPTBigCodeForCausalLM",
     kind={"kv_heads": 1},
     fields={"activation_function": Field("mlp", values=TANH_GELU), "multi_query": only(True)},
-    ignored=f"{GPT2.ignored} num_key_value_heads attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
     transposed=False,
 )

@@ -42,7 +42,6 @@ FAMILY = Family(
         "mlp.down": "mlp.dense_4h_to_h",
     },
     prefix="gpt_neox.",
-    ignored="attention_probs_dropout_prob hidden_dropout_prob",
     ordered_by_head=True,
     presets=presets("layers hidden heads vocabulary", _PYTHIAS, _KIND, _PYTHIA, NO_DROPOUT),
 )

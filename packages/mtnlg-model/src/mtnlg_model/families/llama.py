@@ -55,12 +55,9 @@ FAMILY = Family(
         "mlp.up": "mlp.up_proj",
         "mlp.down": "mlp.down_proj",
     },
-    ignored="pretraining_tp",
     presets=presets(COLUMNS, _TWO, SHARED, _LLAMA_2)
     | presets(COLUMNS, _THREE_1, SHARED, _LLAMA_3, _BY_8)
     | presets(COLUMNS, _THREE_2, SHARED, _LLAMA_3, _BY_32),
 )
-LIKE = FAMILY.like(
-    "", fields={"num_key_value_heads": Field("kv_heads"), "attention_bias": None, "mlp_bias": None}, ignored=""
-)
+LIKE = FAMILY.like("", fields={"num_key_value_heads": Field("kv_heads"), "attention_bias": None, "mlp_bias": None})
 """What other families share with Llama."""

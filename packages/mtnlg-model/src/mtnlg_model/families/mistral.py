@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .family import Windows, presets
+from .family import LayersBy, presets
 from .llama import COLUMNS, LIKE, SHARED
 
 _V3 = {"vocabulary": 32_768, "sequence": 32_768, "rotary_base": 1e6}
 
 FAMILY = LIKE.like(
     "MistralForCausalLM",
-    windows=Windows(4096),
+    layers_by=LayersBy(4096),
     presets=presets(COLUMNS, {"mistral-7b": (32, 4096, 32, 8, 14336, False)}, SHARED, _V3),
 )

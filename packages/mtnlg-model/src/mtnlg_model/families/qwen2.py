@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .family import Field, Windows, presets
+from .family import Field, LayersBy, presets
 from .llama import COLUMNS, LIKE, SHARED
 
 QWEN = {"vocabulary": 151_936, "sequence": 32_768, "rotary_base": 1e6, "layer_norm_eps": 1e-6}
-WINDOWS = Windows(
+LAYERS = LayersBy(
     4096,
     switch="use_sliding_window",
     slides=lambda fields, n: n >= fields["max_window_layers"],
@@ -31,6 +31,6 @@ FAMILY = LIKE.like(
     "Qwen2ForCausalLM",
     kind=_KIND,
     fields=FIELDS | {"head_dim": None},
-    windows=WINDOWS,
+    layers_by=LAYERS,
     presets=presets(COLUMNS, _SMALL, SHARED, QWEN, _KIND) | presets(COLUMNS, _LARGE, SHARED, QWEN, _SIZES, _KIND),
 )

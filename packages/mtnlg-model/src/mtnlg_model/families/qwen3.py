@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .family import only, presets
 from .llama import COLUMNS, LIKE, SHARED
-from .qwen2 import FIELDS, QWEN, WINDOWS
+from .qwen2 import FIELDS, LAYERS, QWEN
 
 _ROWS = {
     "qwen3-0.6b": (28, 1024, 16, 8, 3072, True),
@@ -20,6 +20,6 @@ FAMILY = LIKE.like(
     "Qwen3ForCausalLM",
     kind=_KIND,
     fields=FIELDS | {"attention_bias": only(False)},
-    windows=WINDOWS,
+    layers_by=LAYERS,
     presets=presets(COLUMNS, _ROWS, SHARED, QWEN, _KIND, {"head_size": 128}),
 )

@@ -10,5 +10,4 @@ _BIASES = {"attention_bias": Field("qkv_bias", bool, True), "attention_out_bias"
 FAMILY = LIKE.like(
     "SeedOssForCausalLM",
     fields={**_RATES, **_BIASES, "head_dim": Field("head_size", default=128)},
-    ignored="pretraining_tp",
 )

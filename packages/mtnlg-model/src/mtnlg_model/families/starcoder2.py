@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import TANH_GELU, Field, Windows
+from .family import TANH_GELU, Field, LayersBy
 from .llama import LIKE
 
 _RATES = {"residual_dropout": Field("dropout", float, 0.0), "initializer_range": Field("init_std", float, 0.018042)}
@@ -14,6 +14,5 @@ FAMILY = LIKE.like(
     kind={"norm": "layer"},
     fields={**_RATES, **_NORMS, **_PARTS, **_TIED},
     modules={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
-    ignored="embedding_dropout",
-    windows=Windows(),
+    layers_by=LayersBy(),
 )

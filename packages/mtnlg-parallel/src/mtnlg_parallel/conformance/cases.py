@@ -110,14 +110,19 @@ def matrix() -> Iterator[Case]:
             yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
 
 
-def unlike_layers() -> Case:
-    """Layers with a window of attention, no positions and norms of the results, beside plain ones."""
+def unlike_layers() -> Iterator[Case]:
+    """Layers with a window of attention, no positions and norms of the results, beside plain ones; then norms,
+    multipliers, a softcap and gates as Gemma and Granite have them.
+    """
     model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
-    kinds = {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]}
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
-    recipe = _recipe({**model, **FAMILIES["llama"], **kinds}, {"tp": 2, "pp": 2}, train)
-    assert recipe  # noqa: S101  (a constant)
-    return Case("unlike layers", recipe)
+    norms = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
+    factors = {"attention_scale": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+    kinds = {"unlike layers": {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]}}
+    for name, settings in (kinds | {"other layers": norms | factors}).items():
+        recipe = _recipe({**model, **FAMILIES["llama"], **settings}, {"tp": 2, "pp": 2}, train)
+        assert recipe  # noqa: S101  (a constant)
+        yield Case(name, recipe)
 
 
 def long_sum() -> Case:

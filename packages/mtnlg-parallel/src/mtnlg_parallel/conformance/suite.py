@@ -37,7 +37,7 @@ def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
     unsupported = engine_class(engine).unsupported
     return [
         long_sum(),
-        unlike_layers(),
+        *unlike_layers(),
         *covering([case for case in matrix() if not unsupported(case.recipe)], strength),
     ]
 

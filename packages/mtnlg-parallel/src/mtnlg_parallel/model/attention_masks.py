@@ -30,15 +30,16 @@ def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank
     scale: float,
     rate: float,
     window: int | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """`mtnlg_model.functional.attention` with a dropout mask of this rank's own.
 
     Of the default generators the CPU's moves on by one number, on every rank; those of GPUs are as before.
     """
     if not rate:
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window)
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap)
     seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank
     fork = torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else [])
     with fork, sdpa_kernel(EXACT_DROPOUT):
         torch.manual_seed(seed)
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window)
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from mtnlg_model import decoder, rotary
-from mtnlg_model.functional import add_bias
 from mtnlg_parallel.layout import NORMS_OF_HEADS, Layout, sliced_axis, stages
 
 from . import products
@@ -58,14 +57,13 @@ class LocalParameter(NamedTuple):
 
 
 class GatedMLP(decoder.MLP):
-    """`decoder.MLP` with SwiGLU, of which both first products share one x."""
+    """`decoder.MLP` with gates, of which both first products share one x."""
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> x_SBH."""
-        gate: Any = self.gate  # which SwiGLU has
+        gate: Any = self.gate  # which this kind has
         y_SBF, gate_SBF = products.columns(x_SBH, self.up, gate)  # type: ignore[arg-type]  # which are sliced
-        gate_SBF, y_SBF = add_bias(gate_SBF, gate.bias), add_bias(y_SBF, self.up.bias)
-        out: Tensor = self.down(self.ops.swiglu(gate_SBF, y_SBF))
+        out: Tensor = self.down(self.gated(gate_SBF, gate.bias, y_SBF))
         return out
 
 
@@ -110,7 +108,7 @@ class StageModules(nn.Module):
             if config.tied:  # it stands where the embedding would
                 self.head = table
             self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, ops) for n in stage.layers})
-            self.final_norm = decoder.Norm(config, ops) if "final_norm" in stage.parts else None
+            self.final_norm = decoder.FinalNorm(config, ops) if "final_norm" in stage.parts else None
             self.head = table
         parallelize_module(self, slicing, device)
 
@@ -120,16 +118,16 @@ class StageModules(nn.Module):
         Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. Positions count from 0 unless given;
         ``attend`` replaces the attention of each layer, by its number in the decoder.
         """
-        x_SBH, rotation = x, None
+        x_SBH, rotations = x, None
         if self.embedding:
             x_SBH = self.embedding(x, self.slicing.positions(x) if positions_BS is None else positions_BS)
-        if positions_BS is not None and (frequencies := rotary.frequencies(self.config)):
-            rotation = rotary.rotation(frequencies, x_SBH, positions_BS)
+        if positions_BS is not None:
+            rotations = rotary.rotations(rotary.by_base(self.config), x_SBH, positions_BS)
         for number, layer in self.layers.items():
             if self._recompute_all:
                 x_SBH = checkpoint_activations(layer, x_SBH)
             else:
-                x_SBH = layer(x_SBH, attend and attend[int(number)], rotation)
+                x_SBH = layer(x_SBH, attend and attend[int(number)], rotations)
         return self.final_norm(x_SBH) if self.final_norm else x_SBH
 
     @property

@@ -1,0 +1,21 @@
+"""Gemma: Llama with GeLU gates, zero-centered norms and a scaled embedding (Gemma Team 2024)."""
+
+from __future__ import annotations
+
+from .family import NO_DROPOUT, Field, only
+from .llama import LIKE
+
+GEGLU = Field("mlp", values={"gelu_pytorch_tanh": "geglu"})
+
+FAMILY = LIKE.like(
+    "GemmaForCausalLM",
+    kind={"zero_centered_norm": True, "embedding_multiplier": lambda settings: settings["hidden"] ** 0.5, **NO_DROPOUT},
+    fields={
+        "hidden_act": GEGLU,
+        "num_key_value_heads": Field("kv_heads", default=16),
+        "head_dim": Field("head_size", default=256),
+        "tie_word_embeddings": Field("tied", bool, True),
+        "attention_bias": only(False),
+        "use_bidirectional_attention": Field(values={None: None, False: None}),
+    },
+)

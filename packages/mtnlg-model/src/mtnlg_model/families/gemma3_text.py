@@ -1,0 +1,28 @@
+"""Gemma 3's text models: norms of q and k for softcaps, other rotary positions in layers with a window (2025)."""
+
+from __future__ import annotations
+
+from .family import Field, LayersBy
+from .gemma2 import FAMILY as GEMMA2
+
+FAMILY = GEMMA2.like(
+    "Gemma3ForCausalLM",
+    kind={"qk_norm": True},
+    fields={
+        "rope_theta": Field("rotary_base", float, 1e6),
+        "rope_local_base_freq": Field(
+            kind=float,
+            default=10_000.0,
+            write=lambda config: next((layer.rotary_base for layer in config.by_layer if layer.rotary_base), 10_000.0),
+        ),
+        "sliding_window_pattern": Field(default=6),
+        "attn_logit_softcapping": Field(values={None: None}),
+        "final_logit_softcapping": Field("logit_softcap", float, None),
+    },
+    layers_by=LayersBy(
+        4096,
+        slides=lambda fields, n: (n + 1) % max(1, fields["sliding_window_pattern"]) != 0,
+        reads_types=True,
+        settings=lambda fields, _n, slides: {"rotary_base": fields["rope_local_base_freq"]} if slides else {},
+    ),
+)

@@ -1,0 +1,22 @@
+"""Nemotron and Minitron: zero-centered layer norms, squared ReLU, half of each head turned (Parmar et al. 2024)."""
+
+from __future__ import annotations
+
+from .family import Field, only
+from .llama import LIKE
+
+FAMILY = LIKE.like(
+    "NemotronForCausalLM",
+    kind={"norm": "layer", "zero_centered_norm": True},
+    fields={
+        "rms_norm_eps": None,
+        "norm_eps": Field("layer_norm_eps", float, 1e-5),
+        "num_key_value_heads": Field("kv_heads", default=None),
+        "initializer_range": Field("init_std", float, 0.0134),
+        "partial_rotary_factor": Field("rotary_fraction", float, 0.5),
+        "hidden_act": Field("mlp", values={"relu2": "relu2"}),
+        "attention_bias": only(False),
+        "mlp_bias": only(False),
+    },
+    modules={"mlp.gate": None},
+)

@@ -1,0 +1,17 @@
+"""OLMo 2: Llama with norms behind attention and MLP, and of all heads' q and k together (OLMo et al. 2024)."""
+
+from __future__ import annotations
+
+from .family import Field, only
+from .llama import LIKE
+
+FAMILY = LIKE.like(
+    "Olmo2ForCausalLM",
+    kind={"qk_norm": True, "qk_norm_full": True, "by_layer": [{"norm_after": True}]},
+    fields={
+        "rms_norm_eps": Field("layer_norm_eps", float, 1e-5),
+        "num_key_value_heads": Field("kv_heads", default=None),
+        "attention_bias": only(False),
+    },
+    modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+)

@@ -1,0 +1,36 @@
+"""OPT: GPT with ReLU, q, k and v of their own, and two rows before the positions (Zhang et al. 2022)."""
+
+from __future__ import annotations
+
+from .family import GELU, SIZES, Family, Field, only
+
+FAMILY = Family(
+    architecture="OPTForCausalLM",
+    kind={"position_offset": 2},
+    fields={
+        **{name: field for name, field in SIZES.items() if name not in {"initializer_range", "intermediate_size"}},
+        "init_std": Field("init_std", float, 0.02),
+        "ffn_dim": Field("ffn"),
+        "word_embed_proj_dim": Field("hidden", default=None),
+        "dropout": Field("dropout", float, 0.1),
+        "tie_word_embeddings": Field("tied", bool, True),
+        "activation_function": Field("mlp", values={"relu": "relu", **GELU}),
+        "do_layer_norm_before": only(True),
+        "_remove_final_layer_norm": only(False),
+        "enable_bias": only(True),
+        "layer_norm_elementwise_affine": only(True),
+    },
+    modules={
+        "embedding.token": "embed_tokens",
+        "embedding.position": "embed_positions",
+        "final_norm": "final_layer_norm",
+        "head": "lm_head",
+        "attention_norm": "self_attn_layer_norm",
+        "attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+        "attention.out": "self_attn.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    },
+    prefix="model.decoder.",
+)

@@ -1,0 +1,24 @@
+"""Phi-3 and Phi-4: Llama with packed matrices, and windows or LongRoPE in some (Abdin et al. 2024)."""
+
+from __future__ import annotations
+
+from .family import NO_PADDING, Field, LayersBy
+from .llama import LIKE
+
+FAMILY = LIKE.like(
+    "Phi3ForCausalLM",
+    fields={
+        **NO_PADDING,
+        "rms_norm_eps": Field("layer_norm_eps", float, 1e-5),
+        "num_key_value_heads": Field("kv_heads", default=None),
+        "partial_rotary_factor": Field("rotary_fraction", float, 1.0),
+        "resid_pdrop": Field("dropout", float, 0.0),
+    },
+    modules={
+        "attention.qkv": "self_attn.qkv_proj",
+        "mlp.gate": None,
+        "mlp.up": None,
+        "mlp.gate mlp.up": "mlp.gate_up_proj",
+    },
+    layers_by=LayersBy(),
+)

@@ -1,0 +1,41 @@
+"""SmolLM3: Llama without positions in every fourth layer (Bakouch et al. 2025)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .family import NO_PADDING, Field, LayersBy, only
+from .llama import LIKE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _rotates(fields: Mapping[str, Any], n: int) -> bool:
+    listed = fields["no_rope_layers"]
+    return bool((n + 1) % max(1, fields["no_rope_layer_interval"]) if listed is None else listed[n])
+
+
+FAMILY = LIKE.like(
+    "SmolLM3ForCausalLM",
+    fields={
+        **NO_PADDING,
+        "rope_theta": Field("rotary_base", float, 2e6),
+        "tie_word_embeddings": Field("tied", bool, True),
+        "use_sliding_window": Field(kind=bool, default=False),
+        "no_rope_layer_interval": Field(default=4),
+        "no_rope_layers": Field(
+            kind=list,
+            default=None,
+            write=lambda config: [int(config.layer(n).rotary) for n in range(config.layers)],
+        ),
+        "attention_bias": only(False),
+        "mlp_bias": only(False),
+    },
+    layers_by=LayersBy(
+        switch="use_sliding_window",
+        slides=lambda fields, n: not _rotates(fields, n),
+        reads_types=True,
+        settings=lambda fields, n, _slides: {"rotary": _rotates(fields, n)},
+    ),
+)
