@@ -188,7 +188,7 @@ for stage, size in (("01-small", 1), ("02-large", 200_000_000)):
     folder.mkdir()
     held = b"x" * size
     (folder / "partial").touch()
-    (folder / "partial").rename(folder / "account.json")
+    (folder / "partial").rename(folder / "stage.json")
 """
 
 

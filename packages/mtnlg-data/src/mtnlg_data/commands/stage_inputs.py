@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.document import DamagedShard, named_damage, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
-from mtnlg_data.engine.stage_folder import LIST, read_list
+from mtnlg_data.engine.stage_folder import RECORD, read_record
 from mtnlg_data.schema import is_shard
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
@@ -98,15 +98,15 @@ def find_inputs(
 def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[str, Any], *, stage: bool) -> None:
     """Add the files at a URL: those of a known format, or with ``stage`` the shards that a stage published."""
     files = list_files(url)
-    if stage and LIST in files:
-        names = json.loads(read_url(files[LIST].url))["shards"] or ()
-        wanted = {LIST, *names, *(f"{name}.json" for name in names)}
+    if stage and RECORD in files:
+        names = json.loads(read_url(files[RECORD].url))["shards"] or ()
+        wanted = {RECORD, *names, *(f"{name}.json" for name in names)}
         if missing := wanted - {*files}:
             raise Failure(f"{url}: {min(missing)} is missing; run its stage again, or give a folder with shards")
         inputs.stages[url] = {name: file for name, file in files.items() if name in wanted}
         inputs.sources += map(shard_source, map(Path, sorted(names)))
         return
-    if stages := [name for name in files if name.rpartition("/")[2] == LIST]:
+    if stages := [name for name in files if name.rpartition("/")[2] == RECORD]:
         names = ", ".join(f"{url.rstrip('/')}/{name.rpartition('/')[0]}" for name in stages)
         raise Failure(f"{url}: holds the output of several stages; give one of {names}")
     inputs.files += _known_files(source, files, url, file_options, lambda name: read_url(files[name].url))
@@ -130,7 +130,7 @@ def _source_files(
     base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
     if listed is not None:
         paths = list(listed)
-    elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
+    elif stages := [file.parent for file in paths if file.name == RECORD and read_record(file.parent) is not None]:
         names = ", ".join(str(stage.relative_to(path)) for stage in stages)
         raise Failure(f"{path}: holds the output of several stages; give one of {names}")
     if links := [file for file in paths if file.is_symlink() and file.is_dir()]:

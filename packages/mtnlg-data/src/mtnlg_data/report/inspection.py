@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import read_documents
-from mtnlg_data.engine import listed_shards, read_list
+from mtnlg_data.engine import listed_shards, read_record
 from mtnlg_data.files import read_small
 from mtnlg_data.schema import holds_documents
 from mtnlg_data.sources.matching import check_regular
@@ -100,7 +100,7 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
     if stores:
         parts = [_inspect_store(prefix, documents, characters) for prefix in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
-    if (left := read_list(path)) is not None:
+    if (left := read_record(path)) is not None:
         shards = listed_shards(path) or [] if left.shards else []
     else:
         shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(read_schema(shard))]

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import DocumentFile, named_damage
-from mtnlg_data.engine import CUTS, DROPPED, read_list, stage_folders
+from mtnlg_data.engine import CUTS, DROPPED, read_record, stage_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from mtnlg_data.engine.stage_folder import StageList
+    from mtnlg_data.engine import StageRecord
 
     Matches = Callable[[pa.RecordBatch | pa.Table], pa.ChunkedArray]
 
@@ -45,9 +45,9 @@ class StageFiles(NamedTuple):
     incomplete: bool
 
     @classmethod
-    def of(cls, folder: Path, left: StageList) -> StageFiles:
-        """The stage that left this list in a folder."""
-        listed = [folder / name for name in left.shards or ()]
+    def of(cls, folder: Path, left: StageRecord) -> StageFiles:
+        """The stage that left this record in a folder."""
+        listed = left.shard_paths(folder)
         shards = [shard for shard in listed if shard.exists()]
         return cls(left.stage, folder, shards, incomplete=len(shards) < len(listed) or left.shards is None)
 
@@ -59,7 +59,7 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     document is called so, with ids that are nearly the same.
     """
     found = stage_folders(folder) if folder.is_dir() else []
-    if (own := read_list(folder)) is not None:
+    if (own := read_record(folder)) is not None:
         found.append((folder, own))
     stages = [StageFiles.of(*stage) for stage in found]
     if not stages:

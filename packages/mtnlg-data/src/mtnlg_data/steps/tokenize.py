@@ -131,4 +131,4 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         """Encode, shuffle, write the stores."""
         from mtnlg_data.tokens.stage import tokenize  # noqa: PLC0415
 
-        return tokenize(self, type(job)(self, job.paths, job.results, job.engine))
+        return tokenize(self, job)

@@ -101,7 +101,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
         ),
     )
     job.map("blend", write_blend, [(blend, out / "blend.json")])
-    job.folder.finish(None)
+    job.folder.shards = None
     shutil.rmtree(job.state / "stores", ignore_errors=True)  # of stores that were begun, and whose documents changed
     unigrams = {source: store["unigrams"] for source, store in summaries.items()}
     counted = [done.summary for done in encoded]
