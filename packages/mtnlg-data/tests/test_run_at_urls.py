@@ -85,7 +85,7 @@ def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
     published: tuple[str, Path, Path], store: Store, finished: Run
 ) -> None:
     assert published
-    there, here = (open_stream(place, 32) for place in (Path("s3://curation/out/v1/tokens"), finished.out / "tokens"))
+    there, here = (open_stream(place, 32) for place in ("s3://curation/out/v1/tokens", finished.out / "tokens"))
     assert there.fingerprint == here.fingerprint
     assert all((there[number] == here[number]).all() for number in (0, 1, len(here) - 1))
     status, text = command("inspect", "s3://curation/out/v1/tokens", "--json")
@@ -103,7 +103,7 @@ def test_an_outage_at_a_url_is_named_by_who_reads_tokens(store: Store, finished:
     upload(store, finished.out / "tokens", f"{store.bucket}/tokens")
     store.faults["HEAD", "books.bin"] = [object_store.busy] * 20
     with pytest.raises(IoFailure, match=r"books.bin: .* 6 times"):
-        TokenStore(Path(f"s3://{store.bucket}/tokens/books"))
+        TokenStore(f"s3://{store.bucket}/tokens/books")
 
 
 def test_fetch_brings_a_folder_whole_and_only_once(
@@ -147,4 +147,4 @@ def test_a_plan_counts_what_is_at_a_url(published: tuple[str, Path, Path], store
     assert store
     there = estimate_corpus(load_recipe(published[1], ["input=s3://curation"]))
     assert there == estimate_corpus(load_recipe(finished.recipe))
-    assert estimate_corpus(load_recipe(Path("s3://curation/data.toml"))) == there  # whose paths start beside it
+    assert estimate_corpus(load_recipe("s3://curation/data.toml")) == there  # whose paths start beside it

@@ -161,6 +161,10 @@ class Job:
         folder, label = self.state / name, label or name
         outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
         done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return self.collect(label, folder, done, scratch=scratch)
+
+    def collect(self, label: str, folder: Path, done: Sequence[Done], *, scratch: bool = False) -> Rows:
+        """The rows that this work has written into a folder; of ``scratch`` ones merged files go at the end."""
         return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(

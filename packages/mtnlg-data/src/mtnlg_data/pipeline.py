@@ -158,4 +158,3 @@ def _check_sources(extracted: Summary, recipe: Recipe) -> None:
             )
     if empty:
         raise Failures("\n".join(empty))
-

@@ -20,7 +20,7 @@ from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
 from mtnlg_data.sources.reader import all_readers, load_reader
 from mtnlg_data.transfer.url_files import list_files, read_url
-from mtnlg_data.transfer.urls import url_of
+from mtnlg_data.transfer.urls import Url, location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,9 +62,9 @@ def find_inputs(
         if not argument:
             raise UsageFailure("an INPUT is empty; . is this folder")
         named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
-        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
-        if (url := url_of(path)) is not None:
-            _find_remote(inputs, url, source, file_options, stage=not (raw or named))
+        source, path = (named[1], location(named[2])) if named else (unnamed, location(argument))
+        if isinstance(path, Url):
+            _find_remote(inputs, path, source, file_options, stage=not (raw or named))
             continue
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")

@@ -23,10 +23,12 @@ from mtnlg_data.engine import lock_folder, manifest_path, read_record, stage_fol
 from mtnlg_data.files import read_small, sha256, write_json
 
 from .url_files import RemoteFile, find_file, list_files
-from .urls import EXTRAS, connect, persist, url_of
+from .urls import EXTRAS, Url, connect, persist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .urls import Location
 
 LISTS = {"blend.json", "stage.json", "summary.json"}
 #: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
@@ -42,20 +44,19 @@ class Place(NamedTuple):
     """Where a command works, and the URL where it publishes its results, if it does."""
 
     folder: Path
-    url: str | None
+    url: Url | None
 
     @classmethod
-    def of(cls, out: Path, work: Path | None) -> Place:
+    def of(cls, out: Location, work: Path | None) -> Place:
         """The place for ``--out`` and ``--work``: of a URL, a folder below the working folder where none is given.
 
         Raises ``Failure`` where the URL cannot be reached, before any work is done.
         """
-        url = url_of(out)
-        if url is None:
+        if isinstance(out, Path):
             if work is not None:
                 raise UsageFailure(f"--work {work}: goes with an --out that is a URL; {out} is itself a folder")
             return cls(out, None)
-        url = url.rstrip("/")
+        url = Url(out.rstrip("/"))
         own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
         place = cls(work or Path(f"mtnlg-data-{own}"), url)
         check_no_other_files(_record_path(place.folder, url), url)
