@@ -23,7 +23,7 @@ from mtnlg_data.transfer.url_files import list_files, read_url
 from mtnlg_data.transfer.urls import Url, location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mtnlg_data.transfer.url_files import RemoteFile
 
@@ -109,7 +109,7 @@ def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[st
     if stages := [name for name in files if name.rpartition("/")[2] == RECORD]:
         names = ", ".join(f"{url.rstrip('/')}/{name.rpartition('/')[0]}" for name in stages)
         raise Failure(f"{url}: holds the output of several stages; give one of {names}")
-    inputs.files += _known_files(source, files, url, file_options, lambda name: read_url(files[name].url))
+    inputs.files += _known_files(source, files, url, file_options)
     inputs.sources.append(source)
 
 
@@ -136,7 +136,7 @@ def _source_files(
     if links := [file for file in paths if file.is_symlink() and file.is_dir()]:
         raise Failure(f"{links[0]}: a link to a folder is not followed; give it as an input of its own")
     by_name = {name_below(file, base): file for file in paths if not file.is_dir()}
-    files = _known_files(source, by_name, path, file_options, lambda name: by_name[name].read_bytes())
+    files = _known_files(source, by_name, path, file_options)
     for file in files:
         check_regular(file.here)
     return files
@@ -147,13 +147,12 @@ def _known_files(
     files: Mapping[str, Path | RemoteFile],
     place: object,
     file_options: Mapping[str, Any],
-    read: Callable[[str], bytes],
 ) -> list[SourceFile]:
     """The files of a known format, of all that are in a folder or match a pattern.
 
     ``file_options`` are the reader's ``kind``, and keys of readers; each takes those that it knows.
     """
-    kinds = kinds_of_files(files, read)
+    kinds = kinds_of_files(files)
     options = {**file_options}
     given = options.pop("kind", None)
     known = []

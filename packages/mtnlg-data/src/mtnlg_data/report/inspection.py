@@ -1,4 +1,4 @@
-"""Inspection: counts and first documents of a run's folder, a shard or a token store; any other file by its format."""
+"""Inspection: counts and first documents of a run's folder, a shard or a token store; the rows of another table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import Url, local_only
 
-from .file_inspection import headline, inspect_file, inspect_table, read_schema
+from .file_inspection import inspect_table, read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
         raise Failure(f"{path}: no such file, and no token store (a pair .bin and .idx)")
     check_regular(path)
     if path.suffix != ".parquet":
-        return inspect_file(path, documents, characters)
+        raise Failure(f"{path}: neither Parquet nor a token store (a pair .bin and .idx)")
     if holds_documents(read_schema(path)):
         return _inspect_shards(path, [path], documents, characters)
     return inspect_table(path, documents)
@@ -153,8 +153,6 @@ def print_inspection(inspection: Inspection) -> None:
     """Print the result of ``inspect_path`` on stdout."""
     console = output(soft_wrap=True)
     console.print(f"{inspection['path']}: {_headline(inspection)}")
-    if "content" in inspection:
-        console.print_json(data=inspection["content"])
     for stage in inspection.get("stages", []):
         console.print(f"  {summary_line(stage)}")
     if "sources" in inspection:
@@ -169,8 +167,6 @@ def print_inspection(inspection: Inspection) -> None:
         title = sample.get("id") or f"document {sample['document']}, {sample['tokens']:,} tokens"
         console.rule(title, align="left")
         console.print(sample.get("text", sample.get("first")))
-    if "text" in inspection:
-        console.print(inspection["text"])
     for part in inspection.get("parts", []):
         print_inspection(part)
 
@@ -187,4 +183,4 @@ def _headline(inspection: Inspection) -> str:
         case "folder":
             return f"{len(inspection['parts'])} token stores"
         case _:
-            return headline(inspection)
+            return f"{inspection['rows']:,} rows of {', '.join(inspection['columns'])}"

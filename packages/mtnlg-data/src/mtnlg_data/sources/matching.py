@@ -14,7 +14,7 @@ from mtnlg_data.transfer.urls import Url, located
 from .reader import all_readers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mtnlg_data.transfer.urls import Location
 
@@ -36,15 +36,14 @@ def check_regular(path: Path) -> None:
         raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
 
 
-def kinds_of_files(names: Collection[str], read: Callable[[str], bytes]) -> dict[str, str | None]:
+def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
     """The reader of each file in a folder by the patterns of all readers; None where there is none.
 
-    Hidden files, manifests of others and files that a reader knows to hold no data are left out. ``read`` gives the
-    content of a file by its name.
+    Hidden files, manifests of others and files that a reader knows to hold no data are left out.
     """
     readers = all_readers()
     for reader in readers.values():
-        names = reader.select(names, read)
+        names = reader.select(names)
     kinds = {
         name: next((kind for kind, reader in readers.items() if any(fnmatch(name, p) for p in reader.patterns)), None)
         for name in names

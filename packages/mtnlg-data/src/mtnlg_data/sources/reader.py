@@ -131,9 +131,8 @@ class Reader(Settings):
         return []
 
     @classmethod
-    def select(cls, names: Collection[str], read: Callable[[str], bytes]) -> Collection[str]:
-        """Of all names in a folder, those of data; ``read`` gives the content of one."""
-        del read
+    def select(cls, names: Collection[str]) -> Collection[str]:
+        """Of all names in a folder, those of data."""
         return names
 
     def wants(self, item: Record | Dropped) -> bool:

@@ -46,12 +46,12 @@ def binary_column(values: NDArray[np.generic], bounds: NDArray[np.int64]) -> pa.
     return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
 
 
-def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
+def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterator[pa.RecordBatch]:
+    """Consecutive parts of a batch, of about so many bytes of text each."""
     ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
     first = 0
     while first < batch.num_rows:
-        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
+        full = (ends[first - 1] if first else 0) + size
         last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
         yield batch.slice(first, last - first)
         first = last
