@@ -210,7 +210,7 @@ def announce_stages(to: socket.socket) -> None:
 
     def hook(event: str, values: tuple[object, ...]) -> None:
         if event == "os.rename" and (record := Path(str(values[1]))).name == RECORD:
-            to.sendall(record.parent.name.encode())
+            to.sendall(record.parent.name.replace("tokens", "06-tokenize").encode())
             to.recv(1)
 
     sys.addaudithook(hook)

@@ -283,14 +283,6 @@ def test_no_integer_of_a_recipe_is_beyond_64_bits(tmp_path: Path, leaf: Leaf) ->
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("content", ["[quality]\nseed = {}\n", "[quality]\nseed = 0x{}\n"])
-def test_an_integer_of_thousands_of_digits_is_no_toml(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UsageFailure, match=r"data\.toml: .*5000 digits|data\.toml: .*4300 digits"):
-        load_recipe(write(tmp_path, content.format("9" * 5000)))
-    with pytest.raises(UsageFailure, match=r"data\.toml: quality\.seed = .*valid integer"):
-        load_recipe(write(tmp_path), [f"quality.seed={'9' * 5000}"])
-
-
 def test_a_signature_has_a_length_that_memory_can_hold(tmp_path: Path) -> None:
     load_recipe(write(tmp_path), ["deduplicate.bands=450", "deduplicate.rows=20"])  # RefinedWeb's
     with pytest.raises(UsageFailure, match=r"deduplicate: bands = 20 times rows = 4000 .* more than 65536"):
