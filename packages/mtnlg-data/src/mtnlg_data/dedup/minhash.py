@@ -108,7 +108,7 @@ def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.
 
     Importing it would take SciPy with it: 42 MB of every worker.
     """
-    draw = np.random.RandomState(seed)  # noqa: NPY002  (its stream never changes)
+    draw = np.random.RandomState(seed)  # its stream never changes
     a = draw.randint(0, 1 << 31, count, np.uint32) * np.uint32(2) + np.uint32(1)
     return a, draw.randint(0, 1 << 32, count, np.uint32)
 
