@@ -171,7 +171,7 @@ def test_paths_start_at_the_recipe_unless_another_folder_is_given(
         assert load_recipe(given).input == recipe.parent
     monkeypatch.chdir(recipe.parent)
     assert load_recipe(Path("data.toml")).input == load_recipe(Path()).input == recipe.parent
-    assert load_recipe(recipe, ["input=../../elsewhere"]).input.samefile(tmp_path / "elsewhere")
+    assert Path(load_recipe(recipe, ["input=../../elsewhere"]).input).samefile(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     assert load_recipe(recipe, folder=Path("elsewhere")).input == tmp_path / "elsewhere"
 

@@ -69,7 +69,8 @@ def read_page(html: str) -> Page:
     except etree.ParserError:  # of nothing
         return Page([], truncated=False)
     builder.start("html", {})  # what is behind the tree's root, too, is text of the page
-    for event, node in etree.iterwalk(tree, ("start", "end", "comment", "pi")):
+    walk = etree.iterwalk(tree, ("start", "end", "comment", "pi")) if isinstance(tree.tag, str) else [("comment", tree)]
+    for event, node in walk:
         if event == "start":
             builder.start(node.tag, node.attrib)
         elif event == "end":
