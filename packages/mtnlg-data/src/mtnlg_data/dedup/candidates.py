@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_rows
-from mtnlg_data.exchange import write_rows
+from mtnlg_data.exchange import begins, write_rows
 from mtnlg_data.text.arrays import binary_column, small_batches
 from mtnlg_data.text.hashing import fmix64
 
@@ -80,7 +80,6 @@ def shingle_sets(
     """The distinct shingles of each text, ascending, and their bounds; sorts ``shingles`` in place."""
     for begin, end in pairwise(bounds.tolist()):
         shingles[begin:end].sort()
-    is_new = np.ones(len(shingles), np.bool_)
-    is_new[1:] = shingles[1:] != shingles[:-1]
+    is_new = begins(shingles)
     is_new[bounds[:-1][np.diff(bounds) > 0]] = True
     return shingles[is_new], np.concatenate([[0], np.cumsum(is_new)])[bounds]

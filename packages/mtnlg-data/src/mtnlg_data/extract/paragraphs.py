@@ -35,7 +35,7 @@ HEADING = re.compile(r"\bh\d\b")
 DOCUMENT_START = re.compile(r"\s*<(?:html|!doctype)", re.IGNORECASE)
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
-MAX_TAGS, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
+MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
 TAG_CACHE_SIZE = 1024
 PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
 ROLES, HEADING_MARK, SELECT_MARK = 7, 8, 16
@@ -107,20 +107,29 @@ class _MarkupLimits:
     """An lxml parser target that raises ``_ExcessError`` for markup beyond the limits."""
 
     def __init__(self) -> None:
-        self._depth = self._tags = 0
+        self._depth = self._nodes = 0
 
     def start(self, _name: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
-        self._tags += 1
+        self._count()
         if self._depth > MAX_DEPTH:
             raise _ExcessError("too_deep")
-        if self._tags > MAX_TAGS:
-            raise _ExcessError("too_many_tags")
         if len(attributes) > MAX_ATTRIBUTES:
             raise _ExcessError("too_many_attributes")
 
     def end(self, _name: str) -> None:
         self._depth -= 1
+
+    def comment(self, _text: str) -> None:
+        self._count()
+
+    def pi(self, _target: str, _data: str | None) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _ExcessError("too_many_tags")
 
     def close(self) -> None:
         """Do nothing; lxml requires it."""

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
 from mtnlg_data.settings import setting
+from mtnlg_data.transfer.urls import first_line
 
 from .reader import Part, Reader, reader
 from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, name_fields
@@ -43,7 +44,7 @@ class Table(Reader):
     """Files of rows with columns."""
 
     version = 1
-    is_table = numbers_by_file = True
+    is_table = True
     field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
 
 
@@ -312,8 +313,3 @@ def _utf8_bytes(scalar: Any) -> memoryview | None:  # noqa: ANN401  (pyarrow has
     if isinstance(scalar, pa.DictionaryScalar):
         scalar = scalar.value
     return memoryview(scalar.as_buffer()) if scalar.is_valid else None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return str(error).partition("\n")[0]

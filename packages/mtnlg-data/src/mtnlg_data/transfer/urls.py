@@ -133,7 +133,7 @@ def connect(url: str) -> tuple[Any, str]:
         system, path = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        way_out = f"pip install 'mtnlg-data[{extra}]'" if extra else _first_line(error)
+        way_out = f"pip install 'mtnlg-data[{extra}]'" if extra else first_line(error)
         raise UsageFailure(f"{url}: its driver is not installed: {way_out}") from None
     except Exception as error:  # noqa: BLE001  (drivers raise anything, for instance for want of credentials)
         raise Failure(f"{url}: {_reason(error)}") from None
@@ -177,7 +177,7 @@ def driver_errors(url: str) -> Iterator[None]:
             raise Failure(f"{url}: {_reason(error)}") from error
         if _is_denied(error):
             raise Failure(
-                f"{url}: access denied: {_first_line(error)}; "
+                f"{url}: access denied: {first_line(error)}; "
                 "credentials come from the environment, the profile or the role of the machine"
             ) from None
         raise TransientError(_reason(error)) from error
@@ -209,8 +209,9 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the beginning of a long one."""
     return str(error).partition("\n")[0][:LONGEST_REASON]
