@@ -30,8 +30,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from mtnlg_data import exchange
-from mtnlg_data.dedup import candidates, clusters, copies, verify
+from mtnlg_data.dedup import clusters, copies, verify
 from mtnlg_data.engine.tasks import release_memory
+from mtnlg_data.text.arrays import binary_column
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 exchange.RUN_BYTES = 1 << 20
 numbering = exchange.Numbering(rows)
@@ -47,7 +48,7 @@ def write(name, rows, columns):
 
 def of_candidates(part, same):
     sets = np.tile(np.arange(300, dtype=np.uint64), len(part))
-    shingles = candidates.sets_column(sets, 300 * np.arange(len(part) + 1))
+    shingles = binary_column(sets, 300 * np.arange(len(part) + 1))
     keys = pa.FixedSizeListArray.from_arrays(np.repeat(same, 5), 5)
     narrow = {"rank": np.zeros(len(part), np.uint32), "order": same, "times": part * 0 + 1}
     return {**narrow, "keys": keys, "shingles": shingles}

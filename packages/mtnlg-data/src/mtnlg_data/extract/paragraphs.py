@@ -7,8 +7,8 @@ back into events. Here libxml2's own events drive the same rules, and no tree is
     killed tags are removed with their content, dissolved tags without it; the text on both sides joins
     whitespace between two tags is not text
 
-Broken pages are read as the package reads them: a page that does not begin as a document is a fragment
-(``html_fragments``), and nothing is read after the point where tags nest too deep for libxml2. Where the package
+Broken pages are read as the package reads them: a page that does not begin as a document is a fragment, made a tree by
+``lxml.html``, and nothing is read after the point where tags nest too deep for libxml2. Where the package
 fails, as on a control character beside a comment, the paragraphs are those that it would have found.
 
 The time for events is proportional to the page, whatever its content; that for a tree is not: libxml2 takes seconds to
