@@ -6,7 +6,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -23,22 +23,22 @@ from .commands.step_command import (
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder
-from .transfer.urls import Url, location
+from .transfer.urls import Location, Url, location
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
 RecipePath = Annotated[
-    Any,
+    Location,
     typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.", parser=location),
 ]
 RecipeInput = Annotated[
-    Any,
+    Location | None,
     typer.Option(
         "--input", parser=location, metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."
     ),
 ]
 RunFolder = Annotated[
-    Any,
+    Location,
     typer.Option(
         "--out",
         help="Folder for everything, or a URL for the results (s3://…).",

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -32,11 +33,10 @@ from .console import UsageFailure
 from .fingerprint import fingerprint, library_version
 from .settings import Settings as Table
 from .settings import is_keyed, partial_settings, setting, validate
-from .transfer.urls import Location
+from .transfer.urls import Location, Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -215,7 +215,7 @@ class Step(Generic[S, K]):
         def of(value: object) -> object:
             if isinstance(value, (list, tuple)):
                 return type(value)(map(of, value))
-            return local(value) if isinstance(value, Location) else value
+            return local(value) if isinstance(value, Path | Url) else value
 
         return {name: of(value) for name, value in values.items()}
 

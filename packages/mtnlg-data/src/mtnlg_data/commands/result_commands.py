@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtnlg_data.console import print_json, say
-from mtnlg_data.transfer.urls import local_only, location
+from mtnlg_data.transfer.urls import Location, local_only, location
 
 from .step_command import AsJson, WorkFolder  # noqa: TC001
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 Inspected = Annotated[
-    Any,
+    Location,
     typer.Argument(
         help="A Parquet file, a token store, or a folder of either; or a URL of such.",
         parser=location,
     ),
 ]
 DataSetFolder = Annotated[
-    Any,
+    Location,
     typer.Option(
         "--out",
         help="Folder or URL for the data set, such as hf://datasets/ME/NAME.",

@@ -18,7 +18,7 @@ from mtnlg_data.engine import EngineName
 from mtnlg_data.steps import OWN_STEPS, step_help
 from mtnlg_data.transfer.publish import Place
 from mtnlg_data.transfer.url_files import local_path
-from mtnlg_data.transfer.urls import location
+from mtnlg_data.transfer.urls import Location, location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ InputPaths = Annotated[
     ),
 ]
 StepFolder = Annotated[
-    Any,
+    Location,
     typer.Option(
         "--out",
         help="Folder, or URL, for shards, manifests, summary and report.",

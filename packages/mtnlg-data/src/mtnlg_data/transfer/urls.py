@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typing_extensions import TypeAliasType
+
 from mtnlg_data.console import Failure, IoFailure, UsageFailure
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Url(str):
         return self.parent / name
 
 
-Location = Path | Url
+Location = TypeAliasType("Location", Path | Url)  # help shows its name
 
 
 class _PathOrUrl:
