@@ -65,7 +65,7 @@ sample = 10_000
 alarm_share = 1.0
 """
 #: What differs from run to run: durations and modification times.
-TIMED = {"account.json", "summary.json", "report.html", ".lock"}
+TIMED = {"stage.json", "summary.json", "report.html", ".lock"}
 
 
 class Corpus(NamedTuple):

@@ -1,6 +1,6 @@
 """What a curation takes, stage by stage, seen from outside: seconds, memory and disk by /proc, file opens by inotify.
 
-A stage ends when its ``account.json`` is about to be renamed into place. This module, run as a program, is the driver's
+A stage ends when its ``stage.json`` is about to be renamed into place. This module, run as a program, is the driver's
 start: an audit hook there announces each such rename and waits until the watch has looked, so that what a stage opened
 and took is its own however late the watch comes. Memory is VmHWM, the kernel's own peak of resident bytes (mapped files
 included), set back at the end of each stage. Of libraries the kernel maps whatever its cache holds near a page that is
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 IN_OPEN, IN_CREATE, IN_MOVED_TO, IN_CLOSE = 0x20, 0x100, 0x80, 0x18  # closes keep two opens of a file from merging
 IN_OVERFLOW, IN_DIRECTORY = 0x4000, 0x40000000
 EVENT = struct.Struct("iIII")
-ACCOUNT = "account.json"
+RECORD = "stage.json"
 NAME_BYTES = 255  # the longest name of a folder
 PAUSE, DISK_PAUSE = 0.2, 10.0  # seconds between two looks at the processes, at the disk
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -206,11 +206,11 @@ def folder_bytes(folder: Path) -> int:
 
 
 def announce_stages(to: socket.socket) -> None:
-    """In the driver: before the account of a stage is renamed into place, send the stage's folder and wait."""
+    """In the driver: before the record of a stage is renamed into place, send the stage's folder and wait."""
 
     def hook(event: str, values: tuple[object, ...]) -> None:
-        if event == "os.rename" and (account := Path(str(values[1]))).name == ACCOUNT:
-            to.sendall(account.parent.name.encode())
+        if event == "os.rename" and (record := Path(str(values[1]))).name == RECORD:
+            to.sendall(record.parent.name.replace("tokens", "06-tokenize").encode())
             to.recv(1)
 
     sys.addaudithook(hook)

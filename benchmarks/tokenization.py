@@ -12,7 +12,7 @@ All sides get the same Python strings and run on one thread; ours return arrays,
 on more. Ratios are of megabytes a second. First, the ids of those texts, and of 20,000 strings of random Unicode, are
 compared one by one. gigatoken caches words: *cold* opens a new encoder in every round and counts its loading, as the
 tokenize stage does for every unit of 64 MB; *warm* has seen the texts before. *stage* is a whole unit of the stage with
-gigatoken, from Parquet to a sorted file, against ``encode_batch`` alone.
+gigatoken, from Parquet to rows by key, against ``encode_batch`` alone.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def left_by(out: Path) -> dict[str, Any]:
     for path in sorted(path for path in out.rglob("*") if path.is_file() and path.name not in {".lock", "report.html"}):
         name = path.relative_to(out).as_posix()
         assert not name.endswith(".tmp"), name
-        timed = path.suffix == ".json" and path.stem in {"account", "summary"}
+        timed = path.suffix == ".json" and path.stem in {"stage", "summary"}
         left[name] = _without_times(json.loads(path.read_text())) if timed else path.read_bytes()
     return left
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import mmap
-import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -117,14 +114,6 @@ def test_each_page_is_what_its_truth_says(pool: list[str], tmp_path: Path, monke
     assert all(similarity(a, b) < 0.5 for n, a in enumerate(originals) for b in originals[:n])
 
 
-def test_a_crawl_depends_on_its_seed_alone(pool: list[str]) -> None:
-    new = benchmark("known_crawl").KnownCrawl
-    crawls = [new(pool), new(pool), new(pool, seed=2)]
-    one, same, other = ([crawl.record(crawl.page(number)) for number in (0, 7, 311)] for crawl in crawls)
-    assert one == same
-    assert all(a != b for a, b in zip(one, other, strict=True))
-
-
 class Curated(NamedTuple):
     """What a curation of so many files took, and what it found."""
 
@@ -172,63 +161,6 @@ def test_a_stage_opens_files_in_proportion_to_those_of_the_crawl(curated: list[C
     }
     assert max(growth.values()) <= MOST_GROWTH, growth
     assert growth["extract"] > 1.5, "the opens are not counted"
-
-
-def test_a_run_is_measured_from_outside(curated: list[Curated]) -> None:
-    for run in curated:
-        assert sum(stage.cpu_seconds for stage in run.watch.stages.values()) > 0
-        assert run.watch.disk_bytes > 0
-
-
-TWO_STAGES = """
-import sys
-from pathlib import Path
-for stage, size in (("01-small", 1), ("02-large", 200_000_000)):
-    folder = Path(sys.argv[1], stage)
-    folder.mkdir()
-    held = b"x" * size
-    (folder / "partial").touch()
-    (folder / "partial").rename(folder / "account.json")
-"""
-
-
-def test_what_a_stage_took_is_its_own_however_late_the_watch_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_watch = benchmark("run_watch")
-    look = run_watch.RunWatch._look_at_processes
-
-    def late(watch: object, *, reset: bool = False) -> None:
-        if reset:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.5)  # the driver is not to end in the meantime
-        look(watch, reset=reset)
-
-    monkeypatch.setattr(run_watch.RunWatch, "_look_at_processes", late)
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "stages.py").write_text(TWO_STAGES)
-    watch = run_watch.RunWatch(tmp_path / "raw", tmp_path / "out")
-    process = watch.start([str(tmp_path / "stages.py"), str(tmp_path / "out")])
-    assert process.wait() == 0
-    watch.stop()
-    assert list(watch.stages) == ["small", "large"]
-    small, large = (stage.driver_bytes for stage in watch.stages.values())
-    assert small < 100e6
-    assert large > 200e6
-
-
-def test_of_a_library_a_share_is_counted_whatever_the_kernel_has_mapped(tmp_path: Path) -> None:
-    uncounted, share = (getattr(benchmark("run_watch"), name) for name in ("uncounted_bytes", "LIBRARY_SHARE"))
-    size = 50_000_000 // mmap.PAGESIZE * mmap.PAGESIZE
-    (tmp_path / "large.so").write_bytes(bytes(size))
-    before = uncounted(os.getpid())
-    with (
-        (tmp_path / "large.so").open("rb") as file,
-        mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as library,
-    ):
-        assert uncounted(os.getpid()) - before == pytest.approx(-share * size, abs=2e6)
-        assert not any(library[:: mmap.PAGESIZE])
-        assert uncounted(os.getpid()) - before == pytest.approx((1 - share) * size, abs=2e6)
 
 
 def test_a_worker_or_one_process_for_all_takes_the_memory_that_is_planned(curated: list[Curated]) -> None:

@@ -97,11 +97,6 @@ def busy(handler: Handler, data: bytes) -> None:
     handler.send_error(503)
 
 
-def hangs_up(handler: Handler, data: bytes) -> None:
-    del data
-    handler.connection.close()
-
-
 def ignores_range(handler: Handler, data: bytes) -> None:
     del handler.headers["Range"]
     handler.answer(data)

@@ -14,8 +14,7 @@ from lxml.etree import ParserError
 
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
 from mtnlg_data.extract.charset import decode_html
-from mtnlg_data.extract.html_fragments import MAX_DEPTH
-from mtnlg_data.extract.paragraphs import Paragraph, read_page
+from mtnlg_data.extract.paragraphs import MAX_DEPTH, Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def test_paths_start_at_the_recipe_unless_another_folder_is_given(
         assert load_recipe(given).input == recipe.parent
     monkeypatch.chdir(recipe.parent)
     assert load_recipe(Path("data.toml")).input == load_recipe(Path()).input == recipe.parent
-    assert load_recipe(recipe, ["input=../../elsewhere"]).input.samefile(tmp_path / "elsewhere")
+    assert Path(load_recipe(recipe, ["input=../../elsewhere"]).input).samefile(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     assert load_recipe(recipe, folder=Path("elsewhere")).input == tmp_path / "elsewhere"
 
@@ -281,14 +281,6 @@ def test_no_integer_of_a_recipe_is_beyond_64_bits(tmp_path: Path, leaf: Leaf) ->
             load_recipe(write(tmp_path), [f"{key}={value}"])
         assert str(number) in str(raised.value)
         assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("content", ["[quality]\nseed = {}\n", "[quality]\nseed = 0x{}\n"])
-def test_an_integer_of_thousands_of_digits_is_no_toml(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UsageFailure, match=r"data\.toml: .*5000 digits|data\.toml: .*4300 digits"):
-        load_recipe(write(tmp_path, content.format("9" * 5000)))
-    with pytest.raises(UsageFailure, match=r"data\.toml: quality\.seed = .*valid integer"):
-        load_recipe(write(tmp_path), [f"quality.seed={'9' * 5000}"])
 
 
 def test_a_signature_has_a_length_that_memory_can_hold(tmp_path: Path) -> None:

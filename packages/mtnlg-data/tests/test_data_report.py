@@ -31,7 +31,7 @@ SECTIONS = {
     "Lengths": ["Characters per document, in octaves; faint: after extract, strong: after tokenize."],
     "Languages": ["unknown", "3 others"],
     "Quality": ["Trained on 134 documents", "accuracy ", "AUC 0."],
-    "Duplicates": [" clusters", "Jaccard 0.842"],
+    "Duplicates": [" cluster", "Jaccard 0.842"],
     "Decontamination": ["frequent n-grams left alone: 3", "boolq"],
     "Blend": ["Vocabulary: 400 tokens", "nats per token"],
     "Details": ["long", "model.layers[1, 2, null]", "noteno </script>"],

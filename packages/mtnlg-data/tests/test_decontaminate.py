@@ -91,13 +91,6 @@ def test_ngrams_that_ten_documents_hold_are_left_alone(
     assert summary["decontamination"]["documents_cut"] == 9
 
 
-def test_documents_are_the_same_whatever_the_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [around(f"{THIRTEEN if n % 3 else ''} {n}", left=100 * n) for n in range(9)]
-    _, expected = run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)
-    monkeypatch.setattr("mtnlg_data.document.ROWS_PER_GROUP", 2)
-    assert run(tmp_path, documents, [("wic", THIRTEEN)], PAPER)[1] == expected
-
-
 # --- the ledger ------------------------------------------------------------------------------------------------------
 
 

@@ -16,9 +16,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.dedup.clusters import link_bands, write_clusters
-from mtnlg_data.dedup.copies import find_copies, source_ranks
+from mtnlg_data.dedup.copies import find_copies
 from mtnlg_data.dedup.minhash import (
-    band_keys,
     content_hashes,
     folded_codes,
     hash_shingles,
@@ -30,8 +29,6 @@ from mtnlg_data.dedup.union_find import components, new_forest, unite
 from mtnlg_data.dedup.verify import (
     Candidates,
     ShingleSets,
-    buckets,
-    choose_representatives,
     draw_pivots,
     intersection_size,
     jaccard,
@@ -100,17 +97,6 @@ def test_words_of_utf8_hash_as_those_of_folded_strings(texts: list[str]) -> None
     assert characters.tolist() == [len(re.findall("[漢カไ\u0e31]", text)) for text in texts]
 
 
-@given(
-    one=st.lists(st.integers(0, 2**32 - 1), min_size=12, max_size=12),
-    changed=st.sets(st.integers(0, 11)),
-)
-def test_band_keys_are_equal_where_all_rows_are(one: list[int], changed: set[int]) -> None:
-    other = [value ^ (place in changed) for place, value in enumerate(one)]
-    keys = band_keys(np.array([one, other], np.uint32), 4)
-    agrees = [not changed & set(range(3 * band, 3 * band + 3)) for band in range(4)]
-    assert (keys[0] == keys[1]).tolist() == agrees
-
-
 @settings(max_examples=40)  # through files
 @given(
     keys=st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=3),
@@ -151,13 +137,6 @@ def test_content_hashes_are_equal_where_shingles_and_repeats_are(texts: list[lis
         assert [(half[one] == half[other]) for half in hashes] == [equal, equal]
 
 
-@given(priority=st.lists(st.sampled_from("abcdef"), max_size=5, unique=True))
-def test_ranks_of_sources(priority: list[str]) -> None:
-    hashes = hash_strings(pa.array(list("abcdef")))
-    expected = [priority.index(source) if source in priority else len(priority) for source in "abcdef"]
-    assert source_ranks(hashes, priority).tolist() == expected
-
-
 def test_the_copy_that_stays_may_be_alone_in_what_is_read_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,14 +153,6 @@ def test_the_copy_that_stays_may_be_alone_in_what_is_read_at_a_time(
     pairs = zip(*(copies.column(name, np.uint64).tolist() for name in ("sort", "other", "stays")), strict=True)
     ours = [(key >> numbering.shift, other, stays) for key, other, stays in pairs]
     assert sorted(ours) == sorted([*((n, 8, True) for n in range(8)), *((8, n, False) for n in range(8))])
-
-
-@given(keys=st.lists(st.integers(1, 5), max_size=40))
-def test_a_bucket_holds_the_candidates_of_one_key(keys: list[int]) -> None:
-    members, sizes = buckets(np.array(keys, np.uint64))
-    ours = [part.tolist() for part in np.split(members, np.cumsum(sizes)[:-1])] if len(sizes) else []
-    plain = [[i for i, key in enumerate(keys) if key == wanted] for wanted in range(1, 6)]
-    assert ours == [candidates for candidates in plain if len(candidates) > 1]
 
 
 # --- verification ----------------------------------------------------------------------------------------------------
@@ -263,24 +234,6 @@ def test_a_pair_that_just_reaches_the_threshold_is_a_duplicate(candidates: int) 
         assert np.sort(np.concatenate(list(verify_pairs(group, threshold, 11, 1)))).tolist() == pairs
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 11])
-def test_a_bucket_gets_no_more_rounds_than_it_has_draws(rounds: int) -> None:
-    """Each round finds one of the thirty pairs of twins in the bucket."""
-    twins = store_sets([np.array([number // 2], np.uint64) for number in range(60)])
-    turns = draw_pivots(np.array([7], np.uint64), 3, rounds, 1)
-    pairs = verified([60], turns, np.ones(60, np.int64), twins, 0.8)
-    assert [one // 2 == other // 2 for one, other in pairs.tolist()] == [True] * rounds
-
-
-def test_draws_depend_on_seed_band_key_and_round_and_on_nothing_else() -> None:
-    keys = np.array([3, 5, 2**64 - 1], np.uint64)
-    numbers = draw_pivots(keys, 2, 11, 1)
-    assert numbers.shape == (3, 11)
-    assert (numbers >= 0).all()
-    assert draw_pivots(keys[1:], 2, 5, 1).tolist() == numbers[1:, :5].tolist()
-    assert len({*numbers.ravel(), *draw_pivots(keys, 3, 11, 1).ravel(), *draw_pivots(keys, 2, 11, 2).ravel()}) == 99
-
-
 # --- components ------------------------------------------------------------------------------------------------------
 
 
@@ -299,25 +252,3 @@ def test_components_are_scipys_and_numbered_by_lowest_node(nodes: int, links: in
         assert linked.tolist() == sorted({*pairs.ravel().tolist()})
         firsts = list(dict.fromkeys(theirs[linked].tolist()))
         assert component.tolist() == [firsts.index(label) for label in theirs[linked]]
-
-
-@given(candidates=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), min_size=1))
-def test_lowest_rank_then_hash_then_document_stays(
-    candidates: list[tuple[int, int, int]],
-) -> None:
-    component = np.unique([one[0] for one in candidates], return_inverse=True)[1]
-    ranks, orders = (np.array([one[column] for one in candidates]) for column in (1, 2))
-    documents = np.arange(len(candidates))[::-1] * 3
-    empty = ShingleSets(np.empty(0, np.uint64), documents, documents)
-    group = Candidates(
-        documents,
-        ranks.astype(np.uint32),
-        orders.astype(np.uint64),
-        np.ones_like(documents),
-        np.empty((len(documents), 0), np.uint64),
-        empty,
-    )
-    kept = choose_representatives(group, np.arange(len(candidates)), component)
-    for number, index in enumerate(kept.tolist()):
-        members = [n for n in range(len(candidates)) if component[n] == number]
-        assert index == min(members, key=lambda n: (ranks[n], orders[n], documents[n]))

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-
-from mtnlg_data import exchange
 from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
-from mtnlg_data.steps.deduplicate import Deduplicate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -31,44 +24,15 @@ def write_shards(folder: Path, shards: int, documents: int) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize(("fan_out", "rows", "growth"), [(2, 32, 2.5), (128, 1 << 22, 2.0)])
-def test_opens_of_state_grow_with_the_number_of_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int, rows: int, growth: float
-) -> None:
-    """8 and 16 shards, not merged; and merged two at a time, in two levels and in three, each opening a file once.
-
-    So twice the shards may take 2 x 3 / 2 the opens then; every file for every range would take 4.
-    """
-    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
-    monkeypatch.setattr(exchange, "ROWS_PER_RANGE", rows)
-    opens: list[int] = []
-
-    def counted(paths: Sequence[Path], *keys: int) -> Any:  # noqa: ANN401
-        opens.append(len(paths))
-        return read(paths, *keys)
-
-    read = exchange.read_rows
-    monkeypatch.setattr(exchange, "read_rows", counted)
-    totals = []
-    for shards in (8, 16):
-        folder = tmp_path / str(shards)
-        folder.mkdir()
-        opens.clear()
-        step = Deduplicate(shingle_length=1, bands=2, rows=3, alarm_share=1)
-        run_step(step, write_shards(folder, shards, 8), folder / "out", Local(1))
-        totals.append(sum(opens))
-        assert max(opens) <= 2 * fan_out  # a shard's documents may be in two blocks
-    assert totals[1] <= growth * totals[0]
-
-
 MEASURED = """
 import sys
 from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from mtnlg_data import exchange
-from mtnlg_data.dedup import candidates, clusters, copies, verify
+from mtnlg_data.dedup import clusters, copies, verify
 from mtnlg_data.engine.tasks import release_memory
+from mtnlg_data.text.arrays import binary_column
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 exchange.RUN_BYTES = 1 << 20
 numbering = exchange.Numbering(rows)
@@ -84,7 +48,7 @@ def write(name, rows, columns):
 
 def of_candidates(part, same):
     sets = np.tile(np.arange(300, dtype=np.uint64), len(part))
-    shingles = candidates.sets_column(sets, 300 * np.arange(len(part) + 1))
+    shingles = binary_column(sets, 300 * np.arange(len(part) + 1))
     keys = pa.FixedSizeListArray.from_arrays(np.repeat(same, 5), 5)
     narrow = {"rank": np.zeros(len(part), np.uint32), "order": same, "times": part * 0 + 1}
     return {**narrow, "keys": keys, "shingles": shingles}

@@ -26,8 +26,8 @@ def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path) -> No
     served.write_bytes(CONTENT)
     url = f"file://{served}"
     cache = tmp_path / "cache" / "mtnlg-data" / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
-    code = "import pathlib, mtnlg_data.transfer.url_files as files\n"
-    code += f"print(files.local_path(pathlib.Path({url!r})))"
+    code = "from mtnlg_data.transfer import url_files, urls\n"
+    code += f"print(url_files.local_path(urls.Url({url!r})))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     words = [sys.executable, "-c", code]
     with (

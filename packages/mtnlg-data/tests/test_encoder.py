@@ -21,7 +21,7 @@ from mtnlg_data.fingerprint import fingerprint
 from mtnlg_data.job import Done
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoder as encoder_module
-from mtnlg_data.tokens.encoder import batch_slices, open_encoder
+from mtnlg_data.tokens.encoder import open_encoder
 from mtnlg_data.tokens.encoding import Encoding
 from mtnlg_data.tokens.tokenizer import EOD, check_tokenizer, read_tokenizer, train_tokenizer
 
@@ -84,18 +84,6 @@ def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(
     texts = [*TEXTS, *AWKWARD, *NEW_LETTERS, Path(__file__).read_text(encoding="utf-8")]
     ids, _ = open_encoder(tmp_path / "tokenizer.json", library)(texts)
     assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
-
-
-@given(lengths=st.lists(st.integers(0, 50), max_size=60), texts=st.integers(1, 10), characters=st.integers(1, 100))
-def test_batches_are_within_their_limits_and_cover_all_texts(lengths: list[int], texts: int, characters: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_module, "MAX_BATCH_TEXTS", texts)
-        patch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", characters)
-        batches = [["x" * length for length in lengths][bounds] for bounds in batch_slices(["x" * n for n in lengths])]
-    assert [len(text) for batch in batches for text in batch] == lengths
-    for batch in batches:
-        assert 1 <= len(batch) <= texts
-        assert sum(map(len, batch)) <= characters or sum(map(bool, batch)) == 1
 
 
 # --- long texts ------------------------------------------------------------------------------------------------------

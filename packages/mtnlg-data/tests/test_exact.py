@@ -21,7 +21,7 @@ from mtnlg_data.console import UsageFailure
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.exact.repeats import document_orders
-from mtnlg_data.exact.tokens import find_documents, find_lines, find_windows
+from mtnlg_data.exact.tokens import find_lines
 from mtnlg_data.job import run_step
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
@@ -32,7 +32,6 @@ from mtnlg_data.steps.decontaminate import Decontaminate
 from mtnlg_data.steps.deduplicate import Deduplicate
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
 from mtnlg_data.tally import EXCERPT_CHARACTERS
-from mtnlg_data.text.arrays import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,26 +115,6 @@ def test_what_stays_is_what_brute_force_leaves(
     for name, text in expected(documents, options).items():
         assert (name in left) == (text is not None), name
         assert "".join(left.get(name, "").split()) == "".join((text or "").split()), name
-
-
-@given(tokens=st.text("abcd", max_size=60), length=st.integers(2, 12))
-def test_equal_windows_have_equal_anchors_of_the_lowest_hash(tokens: str, length: int) -> None:
-    windows = find_windows(texts_of(pa.array([" ".join(tokens)], pa.large_string())), "word", length)
-    assert windows.firsts.tolist() == list(range(max(0, len(tokens) - length + 1)))
-    places: dict[str, set[int]] = {}
-    for first, anchor in zip(windows.firsts.tolist(), windows.anchors.tolist(), strict=True):
-        places.setdefault(tokens[first : first + length], set()).add(anchor - first)
-        assert windows.halves[anchor] == windows.halves[first : first + length - length // 2 + 1].min()
-    assert all(len(own) == 1 for own in places.values())
-
-
-@given(st.lists(st.text("aé漢 \n\t\u00a0\u3000\x01", max_size=12), max_size=12))
-@example(["a b", "a  B", "ab", "b a", *(f"a{chr(code)}b" for code in range(128))])
-def test_hashes_of_texts_are_equal_where_their_words_are(texts: list[str]) -> None:
-    by_key: dict[int, set[str]] = {}
-    for key, text in zip(find_documents(pa.array(texts, pa.large_string())).keys.tolist(), texts, strict=True):
-        by_key.setdefault(key, set()).add(" ".join(text.split()))
-    assert sorted(len(equal) for equal in by_key.values()) == [1] * len({" ".join(text.split()) for text in texts})
 
 
 @given(st.lists(st.text("a漢\u023a\u212a \n\u3000", max_size=12), max_size=6), st.integers(1, 3))
@@ -224,15 +203,6 @@ def test_a_line_that_is_everywhere_stays_once(tmp_path: Path, monkeypatch: pytes
         left, summary = run(tmp_path / str(shards), documents, ExactSettings(kinds=("lines",)), shards)
         assert sum(text.count(prose(0)) for text in left.values()) == 1
         assert summary["exact"]["rules"][0]["count"] == 2000
-
-
-def test_windows_are_kept_only_where_their_anchors_recur(tmp_path: Path) -> None:
-    """Of texts that share nothing no window is written; of a shared passage those around it at most."""
-    documents = [Document(f"{n}", "web", f"{prose(2 * n, 500)} {prose(99)} {prose(2 * n + 1, 500)}") for n in range(4)]
-    run(tmp_path, documents, ExactSettings(kinds=("substrings",)), shards=2)
-    manifests = (tmp_path / "out" / "state" / "substrings").glob("*.arrow.json")
-    windows = sum(json.loads(path.read_text())["summary"]["rows"] for path in manifests)
-    assert 4 * 11 <= windows <= 4 * (60 + 50)
 
 
 def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import importlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +16,13 @@ from hypothesis import strategies as st
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.filters import c4
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
-from mtnlg_data.filters.rules import OWN, own_families
+from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings, check_rules
 from mtnlg_data.text.batch import TextBatch
 from mtnlg_data.text.characters import character_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
     from mtnlg_data.text.words import Split
@@ -105,32 +101,6 @@ def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, term
 def test_a_line_of_two_words_has_not_three_whatever_stands_between_them(line: str) -> None:
     assert decide(["c4_fewest_words"], f"{line}\none two three", c4_fewest_words=3) == ["one two three"]
     assert decide(["c4_fewest_words"], f"{line} d", c4_fewest_words=3) == [f"{line} d"]
-
-
-WITHOUT_NUMBA = """
-import numpy as np
-from test_filters import OWN, decide
-
-np.seterr(over="ignore")  # sums of bytes are modulo 2**64, of which compiled loops warn nobody
-print(decide([*OWN], *{texts}, c4_fewest_sentences=0))
-"""
-
-
-def test_decisions_are_the_same_without_numba() -> None:
-    """NUMBA_DISABLE_JIT runs the loops as plain Python."""
-    texts = [PROSE, "a a a a\n\na a a a", f"{PROSE}\n{PROSE} [1] Use cookies."]
-    script = WITHOUT_NUMBA.replace("{texts}", repr(texts))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    decided = decide([*OWN], *texts, c4_fewest_sentences=0)
-    assert decided[0] == PROSE
-    assert ast.literal_eval(done.stdout) == decided
 
 
 # --- each rule at its threshold --------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
 from mtnlg_data.document import read_documents
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
-from mtnlg_data.sources.tables import Arrow
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
@@ -80,8 +79,6 @@ def test_the_splits_of_a_data_set_are_read_and_nothing_else_is(tmp_path: Path) -
 def test_a_json_file_that_is_only_called_like_a_state_is_read(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"text": "Of the state."}))
     assert [file.name for file in find_inputs([str(tmp_path)], raw=True).files] == ["state.json"]
-    for state in (b"[]", b"no", b'{"_data_files": 3}', b'{"_data_files": [3]}', b'{"_data_files": [{}]}'):
-        assert Arrow.select(["state.json", "a.arrow"], lambda _, state=state: state) == ["state.json", "a.arrow"]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("format_name", ["stream", "file"])

@@ -14,7 +14,7 @@ from mtnlg_data import Clean, Decontaminate, Exact, Filter, Local, Quality, Toke
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine.tasks import run_task
 from mtnlg_data.schema import Document
-from mtnlg_data.tokens import encoding, stage
+from mtnlg_data.tokens import stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -106,7 +106,6 @@ def test_twice_the_shards_are_twice_the_units_and_each_opens_as_few_files(
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 2)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 1000)
-    monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 1000)
     once, twice = (measured(tmp_path / str(shards), shards) for shards in (SHARDS, 2 * SHARDS))
     assert {name.rpartition(":")[2] for name in once.bytes} >= {"Clean", "Filter"}  # of which each shard is written
     assert "mtnlg_data.exchange:merge" in once.bytes

@@ -9,21 +9,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy_loops import distinct_buckets_numpy
 
 from mtnlg_data import Local, Quality, run_step
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import batch_documents, shard_name, write_documents
-from mtnlg_data.job import Done
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.draws import keep_probability, uniform_draws
-from mtnlg_data.quality.training import TrainingExamples
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.text.hashing import ngram_hashes
@@ -72,17 +68,6 @@ def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
 # --- the classifier --------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.one_of(st.text(max_size=80), st.text("ab .", max_size=200)), max_size=6))
-def test_with_and_without_numba_a_text_falls_into_the_same_buckets(texts: list[str]) -> None:
-    buckets, begins = hash_features(texts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classifier, "distinct_buckets", distinct_buckets_numpy)
-        by_numpy, bounds = hash_features(texts)
-    assert begins.tolist() == bounds.tolist()
-    for begin, end in pairwise(begins):
-        assert sorted(buckets[begin:end]) == by_numpy[begin:end].tolist()
-
-
 @given(st.text(max_size=300))
 def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
     words = hashed_words([text.lower()]).hashes.tolist()
@@ -102,13 +87,6 @@ def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() ->
     assert model.scores(["", text, ""])[1] == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-12)
 
 
-@given(st.lists(st.text(max_size=200), min_size=1, max_size=6))
-def test_a_score_does_not_depend_on_the_texts_beside_it(texts: list[str]) -> None:
-    model = Classifier(np.arange(-(1 << 19), 1 << 19, dtype=np.int32) * 50, 7)
-    together = model.scores(texts)
-    assert together.tolist() == [model.scores([text])[0] for text in texts]
-
-
 def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path: Path, corpus: ModuleType) -> None:
     texts = [corpus.text(n, good=n % 2 == 0) for n in range(400)]
     labels = np.arange(400) % 2 == 0
@@ -125,19 +103,6 @@ def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path:
 def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
     with path.open("wb") as file:
         np.save(file, values, allow_pickle=True)
-
-
-def test_a_batch_of_examples_costs_its_own_texts_however_many_there_are(tmp_path: Path) -> None:
-    """Arrow takes rows of an array in parts from a copy of all of them: an epoch would copy the sample in each step."""
-    for number in range(4):
-        documents = [Document(f"{number}/{row}", "web", "word " * 800) for row in range(500)]
-        write_documents(tmp_path / f"{number:07d}.parquet", batch_documents(documents))
-    samples = [Done(path, "") for path in sorted(tmp_path.glob("*.parquet"))]
-    examples = TrainingExamples(samples, 2, seed=1)
-    pool = pa.default_memory_pool()
-    before = pool.total_bytes_allocated()
-    assert examples.texts(np.arange(20)) == ["word " * 800] * 20
-    assert pool.total_bytes_allocated() - before < 20 * 4000 * 4
 
 
 @pytest.mark.parametrize(

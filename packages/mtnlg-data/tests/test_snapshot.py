@@ -18,7 +18,6 @@ from crawl_server import (
     cut_off,
     faulty,
     get,
-    hangs_up,
     ignores_range,
     md5,
     running_server,
@@ -103,16 +102,6 @@ def test_a_changed_copy_is_fetched_again(
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", [busy, cut_off, hangs_up])
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_file_that_fails_twice_is_fetched_at_the_third_attempt(
-    server: Server, tmp_path: Path, fault: Fault, method: str
-) -> None:
-    faulty(server, fault, fault, method=method)
-    assert get(server, tmp_path)["failed"] == []
-    assert whole(tmp_path)
 
 
 def test_a_server_that_ignores_ranges_still_gives_the_file(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from conftest import Run
 
-TIMED = {"account.json", "summary.json", "report.html", ".lock"}
+TIMED = {"stage.json", "summary.json", "report.html", ".lock"}
 
 
 def curate_here(recipe: Path, out: Path, *overrides: str) -> None:

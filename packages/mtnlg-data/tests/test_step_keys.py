@@ -65,7 +65,7 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
         return {name: key(cls, **SETTINGS.get(name, {})) for name, (cls, *_) in own_factories().items()}
 
     before, upgraded = keys(), {}
-    for library in ("jusText", "lxml", "pycld2", "scikit-learn", "ftfy", "datasketch", "tokenizers", "pyarrow"):
+    for library in ("jusText", "lxml", "pycld2", "scikit-learn", "ftfy", "tokenizers", "pyarrow"):
         upgrade(**{library: "99"})
         upgraded[library] = {name for name, own in keys().items() if own != before[name]}
     assert upgraded == {
@@ -74,7 +74,6 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
         "pycld2": {"extract", "clean"},
         "scikit-learn": {"quality"},
         "ftfy": {"clean"},
-        "datasketch": {"deduplicate"},
         "tokenizers": {"tokenize"},
         "pyarrow": set(),
     }

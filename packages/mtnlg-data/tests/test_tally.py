@@ -5,13 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data import tally
-from mtnlg_data.schema import SCHEMA, Document, document_columns
-from mtnlg_data.step import Outcome
 from mtnlg_data.summary import SHOWN_PER_FATE, merge_summaries, passthrough_summary, say_summary, stage_summary
 from mtnlg_data.tally import EXCERPT_CHARACTERS, Tallies, Tally, recorded_tallies
 
@@ -64,35 +60,6 @@ def test_keys_of_a_step_go_to_the_top_and_its_shards_nowhere() -> None:
     assert [*summary] == ["version", "seconds", "stages", "own"]
     assert [one.get("details") for one in summary["stages"]] == [None, {"own": 1}]
     assert not any("shards" in one or "own" in one for one in summary["stages"])
-
-
-def test_a_batch_is_counted_recorded_and_shown_as_its_documents(tmp_path: Path) -> None:
-    reasons, draw = ("short", "other"), random.Random(1)
-    documents = [
-        Document(f"id {n % 7}", draw.choice(["web", "books"]), "é" * draw.randrange(900), key=f"web/{n}")
-        for n in range(100)
-    ]
-    halves = [document._replace(text=document.text[: len(document.text) // 2]) for document in documents]
-    decisions = np.array([draw.randrange(-1, 2) for _ in documents])
-    scores = np.array([draw.choice([np.nan, 0.25, 1 / 3]) for _ in documents])
-    summaries, records = [], []
-    for size in (100, 33, 1):
-        with recorded_tallies(tmp_path / f"{size}.parquet") as tallies:
-            for first in range(0, 100, size):
-                part = slice(first, first + size)
-                kept = document_columns(halves[part], SCHEMA).filter(pa.array(decisions[part] < 0))
-                outcome = Outcome(kept, decisions[part], reasons, scores[part])
-                tallies.count(document_columns(documents[part], SCHEMA), outcome)
-        summaries.append({**tallies.summary(), "files": []})
-        records.append(sorted(map(str, pq.read_table(tmp_path / tallies.files[0]).to_pylist())))
-    assert summaries[0] == summaries[1] == summaries[2]
-    assert records[0] == records[1] == records[2]
-    total = stage_summary("x", summaries[:1], [])
-    assert total["characters_out"] == sum(
-        len(half.text) * (own < 0) for half, own in zip(halves, decisions, strict=True)
-    )
-    assert [*total["sources"]] == ["books", "web"]
-    assert total["documents_in"] - total["documents_out"] == len(records[0]) == (decisions >= 0).sum()
 
 
 def test_drops_are_held_by_the_row_group_and_none_leave_no_file(

@@ -21,11 +21,9 @@ from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.steps.tokenize import TokenizeSettings
-from mtnlg_data.tokens import encoding, placed_store, stage
+from mtnlg_data.tokens import stage
 from mtnlg_data.tokens import store as store_module
 from mtnlg_data.tokens.blend import held_out, read_blend
-from mtnlg_data.tokens.encoding import EncodedSource
-from mtnlg_data.tokens.placed_store import PlacedStore, allocate_store
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import EOD, document_key
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.glob("*")) if path.is_file()}
+    return {p.name: p.read_bytes() for p in sorted(out.glob("*")) if p.is_file() and p.name != "stage.json"}
 
 
 # --- what is written -------------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 7)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
     monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
-    monkeypatch.setattr(encoding, "TOKENS_PER_BATCH", 100)
+    monkeypatch.setattr(exchange, "RUN_BYTES", 200)
     monkeypatch.setattr(exchange, "FAN_OUT", 2)
 
 
@@ -132,12 +130,12 @@ def test_row_groups_ranges_and_merges_change_no_byte_of_a_store(
     whole = tokenize(tmp_path, tmp_path / "whole")
     in_pieces(monkeypatch)
     (tmp_path / "pieces").mkdir()
-    merged = note(monkeypatch, encoding, "merge_encoded")
-    ranges = note(monkeypatch, placed_store, "write_range")
+    merged = note(monkeypatch, exchange, "merge")
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
-    assert len({output.name[0] for _, output in merged}) >= 2  # levels
-    assert len(ranges) > 8
-    assert max(len(work[1].files) for work, _ in merged + ranges) == 2
+    levels = {output.name[0] for _, output in merged if output.parent.parent.name == "encoded"}
+    assert len(levels) >= 2
+    assert sum(output.parent.parent.name == "stores" for _, output in merged) > 8
+    assert max(len(work.keys.files) for work, _ in merged) == 2
     for name in STORE_FILES:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
     assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
@@ -172,20 +170,20 @@ def test_the_checksum_of_a_store_of_several_spans(tmp_path: Path, monkeypatch: p
 
 
 def cut_off(patch: pytest.MonkeyPatch, writes: int) -> None:
-    """End the process, as far as the disk can tell, in the middle of a write to a store, after so many."""
+    """End the process, as far as the disk can tell, in the middle of writing rows or a store, after so many writes."""
     left = iter(range(writes, -1, -1))
-    write_at = placed_store._write_at
+    for cls, name in ((exchange.RunWriter, "write"), (store_module.StoreWriter, "extend")):
+        original = getattr(cls, name)
 
-    def half(handle: int, place: int, array: Any) -> None:  # noqa: ANN401
-        if next(left, -1) == 0:
-            write_at(handle, place, array[: len(array) // 2])
-            raise KeyboardInterrupt
-        write_at(handle, place, array)
+        def write(*arguments: Any, original: Any = original) -> None:  # noqa: ANN401
+            original(*arguments)
+            if next(left, -1) == 0:
+                raise KeyboardInterrupt
 
-    patch.setattr(placed_store, "_write_at", half)
+        patch.setattr(cls, name, write)
 
 
-@pytest.mark.parametrize("writes", [0, 30])
+@pytest.mark.parametrize("writes", [0, 30, 150])
 def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
@@ -208,32 +206,18 @@ def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
     assert not (tmp_path / "pieces" / "out" / "state" / "stores").exists()
 
 
-def test_ranges_of_a_lost_or_another_store_are_written_again(tmp_path: Path) -> None:
-    placed = PlacedStore(tmp_path / "stores" / "a", EncodedSource(tmp_path, "", 400), 3, 9, 0.1)
-    allocate_store(placed)
-    work = tmp_path / "stores" / "range-0000000"
-    work.write_text("{}")
-    allocate_store(placed)
-    assert work.exists()
-    for changed in (placed._replace(prefix=tmp_path / "stores" / "b"), placed, placed._replace(tokens=10)):
-        work.write_text("{}")
-        allocate_store(changed)
-        assert not work.exists()
-        assert {path: path.stat().st_size for path in work.parent.iterdir()} == changed.sizes()
-
-
 def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = tokenize(tmp_path, out)
     before = contents(out)
-    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".encoded"}}
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in {".bin", ".idx", ".arrow"}}
     assert tokenize(tmp_path, out) == first
     assert {path: path.stat().st_mtime_ns for path in times} == times
     for name in ("web.idx", "web.bin", "tokenizer.json", "code.idx"):
         (out / name).unlink()
         assert tokenize(tmp_path, out) == first
         assert contents(out) == before, name
-    for name in ("code.idx", "state/encoded/web/0-0000000-0000000.encoded"):
+    for name in ("code.idx", "state/encoded/web/0-0000000-0000000.arrow"):
         kept = (out / name).read_bytes()
         (out / name).write_bytes(kept[:-1] + b"?")
         assert tokenize(tmp_path, out) == first

@@ -18,7 +18,7 @@ from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.transfer import url_files
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
-from mtnlg_data.transfer.urls import TransientError, connect, driver_errors, url_of
+from mtnlg_data.transfer.urls import TransientError, Url, connect, driver_errors, location
 
 if TYPE_CHECKING:
     from object_store import Fault, Store
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 CONTENT = bytes(range(256)) * 300
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a/b.parquet", "hf://datasets/me/it@main/x.json", "file:///tmp/a b"])
-def test_a_url_survives_being_a_path(url: str) -> None:
-    assert url_of(url) == url_of(Path(url)) == url
-    assert url_of(Path(url).parent) == url.rpartition("/")[0]
+@pytest.mark.parametrize("text", ["s3://bucket/a/b.parquet", "hf://datasets/me/it@main/x.json", "file:///tmp/a b"])
+def test_parts_of_a_url(text: str) -> None:
+    url = location(text)
+    assert isinstance(url, Url)
+    assert (str(url), url.parent / url.name, url.with_name(url.name)) == (text, text, text)
 
 
-@pytest.mark.parametrize("path", ["a", "/a/b", "./s3", "a:b", "x=s3", "s3:", "a b://c"])
-def test_a_path_is_no_url(path: str) -> None:
-    assert url_of(path) is None
+@pytest.mark.parametrize("path", ["a", "/a/b", "./s3", "a:b", "x=s3", "s3:", "s3:/a", "a b://c", Path("s3://a")])
+def test_a_path_is_no_url(path: Path | str) -> None:
+    assert location(path) == Path(path)
 
 
 def test_the_command_line_does_not_wait_for_fsspec() -> None:
@@ -226,7 +227,7 @@ def test_a_url_with_files_of_others_is_refused_before_any_work(store: Store, tmp
 def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(store: Store, tmp_path: Path) -> None:
     store.faults["PUT", ""] = [object_store.denied] * 20
     with pytest.raises(Failure, match="access denied"):
-        Place.of(Path(f"s3://{store.bucket}/out"), tmp_path / "work")
+        Place.of(location(f"s3://{store.bucket}/out"), tmp_path / "work")
 
 
 def test_a_data_set_is_exported_to_a_url(store: Store, tmp_path: Path, finished: Run) -> None:

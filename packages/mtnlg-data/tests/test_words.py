@@ -18,7 +18,7 @@ from mtnlg_data.text.characters import (
     character_kinds,
     fold_case,
 )
-from mtnlg_data.text.hashing import CHARACTER_BASE, fmix64, ngram_hashes
+from mtnlg_data.text.hashing import ngram_hashes
 from mtnlg_data.text.words import hashed_words
 
 texts = st.lists(st.text(max_size=40), max_size=8)
@@ -89,13 +89,6 @@ def thue_morse(size: int, pair: str) -> tuple[str, str]:
 @pytest.mark.parametrize("size", range(13))
 def test_thue_morse_words_of_any_length_differ(size: int, pair: str) -> None:
     assert len(set(hashed_words(thue_morse(size, pair)).hashes.tolist())) == 2
-
-
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 66, 200])
-def test_up_to_64_letters_a_hash_is_the_sum_of_powers_that_it_was_before(length: int) -> None:
-    word = "".join(chr(ord("a") + place * 7 % 26) for place in range(length))
-    total = np.array([sum(ord(c) * int(CHARACTER_BASE) ** place for place, c in enumerate(word)) % 2**64], np.uint64)
-    assert (hashed_words([word]).hashes[0] == fmix64(total)[0]) == (length <= 64)
 
 
 @given(values=st.lists(st.integers(0, 3), max_size=30), length=st.integers(1, 8))

@@ -5,7 +5,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import Annotated, Literal, NoReturn
 
 import typer
@@ -23,14 +23,28 @@ from .commands.step_command import (
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder
-from .transfer.urls import url_of
+from .transfer.urls import Location, Url, location
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
 
-RecipePath = Annotated[Path, typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.")]
+RecipePath = Annotated[
+    Location,
+    typer.Argument(help="A recipe: a TOML file, or a folder that holds data.toml.", parser=location),
+]
 RecipeInput = Annotated[
-    Path | None,
-    typer.Option("--input", metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."),
+    Location | None,
+    typer.Option(
+        "--input", parser=location, metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."
+    ),
+]
+RunFolder = Annotated[
+    Location,
+    typer.Option(
+        "--out",
+        help="Folder for everything, or a URL for the results (s3://…).",
+        parser=location,
+        metavar="FOLDER|URL",
+    ),
 ]
 RecipeOverrides = Annotated[
     list[str] | None,
@@ -44,7 +58,7 @@ WhatStays = Annotated[
 @app.command("run")
 def run_recipe(
     recipe: RecipePath,
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything, or a URL for the results (s3://…).")],
+    out: RunFolder,
     *,
     work: WorkFolder = None,
     engine: OnEngine = "local",
@@ -131,7 +145,7 @@ def fetch(
     The same command resumes an interrupted one, in mid-file too. A recipe's source with
     [bold]snapshot = "FOLDER"[/bold] reads the files fetched so far.
     """
-    if (url := url_of(snapshot)) is not None:
+    if isinstance(url := location(snapshot), Url):
         from .transfer.url_files import fetch_files, list_files  # noqa: PLC0415
 
         if base or files or verify or largest:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .console import Failure
 from .engine import checksum, manifest_path
 from .files import atomic_path, sha256
 from .schema import SCHEMA, Document, FileColumns, document_columns, repeating_columns, stored_columns, stored_schema
+from .text.arrays import small_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -245,16 +245,7 @@ def read_documents(
         for group, rows in enumerate(file.rows):
             if rows:
                 batch = file.read(group, columns)
-                yield from [batch] if batch_bytes is None else _slices(batch, batch_bytes)
-
-
-def _slices(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
-    first = 0
-    while first < batch.num_rows:
-        last = max(first + 1, int(np.searchsorted(ends, (ends[first - 1] if first else 0) + size, side="right")))
-        yield batch.slice(first, last - first)
-        first = last
+                yield from [batch] if batch_bytes is None else small_batches(batch, batch_bytes)
 
 
 def text_bytes(path: Path) -> list[int]:

@@ -68,6 +68,13 @@ def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     return order[np.argsort(ordered, kind="stable")] if (ordered[1:] < ordered[:-1]).any() else order
 
 
+def begins(keys: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Which of ascending keys differs from the one before."""
+    differs = np.ones(len(keys), np.bool_)
+    differs[1:] = keys[1:] != keys[:-1]
+    return differs
+
+
 class Numbering(NamedTuple):
     """Things that are numbered from 0, with keys that ascend by number and span all keys."""
 

@@ -10,6 +10,7 @@ what was given it and nothing else. Tasks carry "module:name" and plain values t
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,14 +69,12 @@ class Job:
         *,
         files: Sequence[SourceFile] = (),
         before: Mapping[str, Summary] | None = None,
-        results: Path | None = None,
     ) -> None:
         """Work in ``out``; ``before`` has the counts of every source after the step before, if they are known."""
         self.step = step
         self.out = out
         self.engine = engine
         self.files = files
-        self.results = results or out  # folder of what the next step reads, if that is another
         self.folder = StageFolder(out, step.name, engine)
         self.details: dict[str, Any] = {}
         self._given = shards
@@ -162,6 +161,10 @@ class Job:
         folder, label = self.state / name, label or name
         outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
         done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
+        return self.collect(label, folder, done, scratch=scratch)
+
+    def collect(self, label: str, folder: Path, done: Sequence[Done], *, scratch: bool = False) -> Rows:
+        """The rows that this work has written into a folder; of ``scratch`` ones merged files go at the end."""
         return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
@@ -179,9 +182,17 @@ class Job:
         ]
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
 
+    def do(self, key: str = "") -> Summary:
+        """Run the step and record that it is done, on inputs of this key; returns its summary, with its seconds."""
+        started = time.monotonic()
+        summary = self.step.apply(self)
+        summary["seconds"] = round(time.monotonic() - started, 3)
+        self.folder.finish(summary, key)
+        return summary
+
     def summarize(self, done: Sequence[Done]) -> Summary:
         """List these shards as the step's result, and add up their summaries and those of sources that passed."""
-        self.folder.finish(one.output for one in done)
+        self.folder.shards = [one.output.name for one in done]
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
@@ -254,7 +265,4 @@ def run_step(
         step.bind(known | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
-    job = Job(step, shards, out, engine, files=files)
-    summary = step.apply(job)
-    job.folder.remove_stale()
-    return summary
+    return {**Job(step, shards, out, engine, files=files).do(), "seconds": 0.0}

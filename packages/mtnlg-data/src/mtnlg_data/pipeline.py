@@ -1,34 +1,32 @@
 """The whole curation: the steps of a recipe, each in its folder.
 
-A step that no source goes through does not run, and leaves no folder. A finished step leaves ``account.json``: the key
-of its inputs, settings and code, its summary, and size and modification time of its files. While these agree it is not
-run again; an interrupted one resumes from its last finished task.
+A step that no source goes through does not run, and leaves no folder. A finished one leaves a record
+(``engine.stage_folder``), and while that holds it is not run again; an interrupted one resumes from its last finished
+task.
 
 With ``keep = "last"`` the shards that a step has read go when it has finished, and so does the ``state`` of the steps
-before it. Their manifests stay, so a finished run still does nothing; the account names what was removed before it is,
-so a kill in between costs nothing.
+before it. Their manifests stay, so a finished run still does nothing; the record leaves them out before they go, so a
+kill in between costs nothing.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .console import MISTAKES, Failure, Failures, IoFailure, error_line, say
 from .document import shard_source
-from .engine import StageFolder, checksum, lock_folder, manifest_path, open_engine, read_list
+from .engine import StageFolder, checksum, lock_folder, open_engine, read_record
 from .engine.folder_lock import LOCK
-from .engine.stage_folder import ACCOUNT, RECIPE, STATE
-from .files import read_small, write_json, write_text
+from .engine.stage_folder import RECIPE, RECORD
+from .files import write_json, write_text
 from .fingerprint import fingerprint
 from .job import Job
 from .summary import merge_summaries, say_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from .engine import Engine, Keep
     from .recipe import Recipe
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 TOKENS = "tokens"  # in the folder of the run: what training reads
 WRITTEN = (RECIPE, "summary.json", "report.html")
-LARGEST_ACCOUNT = 1 << 28
 
 
 def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: Keep = "all") -> Summary:
@@ -52,7 +49,7 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
         with open_engine("local") as own:
             return curate(recipe, out, own, keep)
     files, out = check_inputs(recipe), Path(out)
-    if (stage := read_list(out)) is not None:
+    if (stage := read_record(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
         raise Failure(f"{out / others[0]}: is there before the first run, which writes one; give another --out")
@@ -103,36 +100,28 @@ class _Run:
         self._keep = keep
         self._files = files
         self._shards: list[Path] = []
-        self._results: list[tuple[Path, Path]] = []  # account and folder of the results of each step so far
-        self._releases: list[tuple[Path, Path, set[Path]]] = []  # arguments of ``_release``
+        self._folders: list[StageFolder] = []
+        self._passed: set[Path] = set()  # shards that a later step has rewritten
 
     def step(self, step: Step[Any, Any]) -> None:
         """Run a step unless it has finished on these shards, or none goes through it."""
-        folder = self._out / self._recipe.folders[step.name]
+        out = self._out / (TOKENS if step.gives == "tokens" else self._recipe.folders[step.name])
         roles = {name: step.role_of(name) for name in step.sources}
         if "through" not in roles.values():
-            StageFolder(folder, step.name, self._engine).clear()
+            StageFolder(out, step.name, self._engine).clear()
             return
-        results = self._out / TOKENS if step.gives == "tokens" else folder
         given, files = self._shards, self._files if step.takes == "files" else []
         before = self.summaries[-1]["sources"] if self.summaries else None
-        account, read = folder / ACCOUNT, [path for path in given if roles.get(shard_source(path)) != "past"]
-        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in read], files])
-        summary = _finished_summary(account, key, results)
+        job = Job(step, given, out, self._engine, files=files, before=before)
+        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in job.paths], files])
+        summary = job.folder.finished(key)
         if has_run := summary is None:
-            if missing := [path for path in read if not path.exists()]:
+            if missing := [path for path in job.paths if not path.exists()]:
                 raise Failure(
                     f"{step.name}: {missing[0]} and {len(missing) - 1} more of its inputs were removed by --keep last; "
-                    f"rm {self._out}/*/{ACCOUNT} and run the same command: it makes them again"
+                    f"rm {self._out}/*/{RECORD} and run the same command: it makes them again"
                 )
-            started = time.monotonic()
-            job = Job(step, given, folder, self._engine, files=files, before=before, results=results)
-            summary = step.apply(job)
-            summary["seconds"] = round(time.monotonic() - started, 3)
-            _write_account(account, key, summary, results, job.folder.stale)
-            job.folder.remove_stale()
-        else:
-            _remove_named(account, results)  # what a killed run has left
+            summary = job.do(key)
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
         self.summaries.append(summary)
         if failure := summary.get("failure"):
@@ -141,23 +130,17 @@ class _Run:
             _check_sources(summary, self._recipe)
         if step.gives == "documents":
             made = summary.get("shards") or [path.name for path in given]
-            rewritten = [folder / name for name in made]
+            rewritten = [out / name for name in made]
             self._shards = [
                 path if roles.get(shard_source(path)) == "through" else kept
                 for path, kept in zip(rewritten, given or rewritten, strict=True)
             ]
-        self._release_inputs(account, results, {*given} - {*self._shards}, has_run, step is self._recipe.steps[-1])
-
-    def _release_inputs(self, account: Path, results: Path, read: set[Path], has_run: bool, is_last: bool) -> None:
-        """With ``keep`` "last", remove what this step has read, or where it need not run, what the next one has."""
-        if self._keep == "last":
-            self._releases += [(*earlier, read) for earlier in self._results]
-            self._releases += [(account, results, set())] if is_last else []
-            if has_run or is_last:
-                for release in self._releases:
-                    _release(*release)
-                self._releases.clear()
-        self._results.append((account, results))
+        self._passed |= {*given} - {*self._shards}
+        is_last = step is self._recipe.steps[-1]
+        if self._keep == "last" and (has_run or is_last):
+            for folder in (*self._folders, *([job.folder] if is_last else [])):
+                folder.release(self._passed)
+        self._folders.append(job.folder)
 
 
 def _check_sources(extracted: Summary, recipe: Recipe) -> None:
@@ -175,54 +158,3 @@ def _check_sources(extracted: Summary, recipe: Recipe) -> None:
             )
     if empty:
         raise Failures("\n".join(empty))
-
-
-def _finished_summary(path: Path, key: str, results: Path) -> Summary | None:
-    """The summary in a step's account, if the step ran on these inputs and its results are untouched since."""
-    try:
-        account = json.loads(read_small(path, LARGEST_ACCOUNT))
-        removed = set(account["removed"])
-        files = {name: stats for name, stats in _stats_of_files(results).items() if name not in removed}
-        unchanged = account["key"] == key and account["files"] == files
-    except (OSError, ValueError, KeyError):
-        return None
-    return dict(account["account"]) if unchanged else None
-
-
-def _write_account(path: Path, key: str, summary: Summary, results: Path, stale: Sequence[Path]) -> None:
-    """Record that a step is done; ``stale`` files of its results go now."""
-    going = {file.relative_to(results).as_posix() for one in stale for file in (one, manifest_path(one))}
-    files = {name: stats for name, stats in _stats_of_files(results).items() if name not in going}
-    write_json(path, {"key": key, "account": summary, "files": files, "removed": sorted(going)})
-
-
-def _stats_of_files(results: Path) -> dict[str, list[int]]:
-    """Size and modification time of every file but the account: enough to see a change since the step finished."""
-    paths = (path for path in results.rglob("*") if path.name != ACCOUNT and not path.name.startswith("."))
-    return {
-        path.relative_to(results).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns]
-        for path in sorted(paths)
-        if path.is_file()
-    }
-
-
-def _release(path: Path, results: Path, shards: Collection[Path]) -> None:
-    """Remove these shards and all state from a step's results, named in its account at ``path`` before."""
-    account = json.loads(read_small(path, LARGEST_ACCOUNT))
-    going = {name for name in account["files"] if name.startswith(f"{STATE}/") or results / name in shards}
-    if going:
-        account["files"] = {name: stats for name, stats in account["files"].items() if name not in going}
-        account["removed"] = sorted({*account["removed"], *going})
-        write_json(path, account)
-    _remove_named(path, results)
-
-
-def _remove_named(path: Path, results: Path) -> None:
-    """Remove the files that an account names as removed.
-
-    Raises ``Failure`` for a name that leads out of the results: no run has written it.
-    """
-    for name in json.loads(read_small(path, LARGEST_ACCOUNT))["removed"]:
-        if PurePosixPath(name).root or ".." in PurePosixPath(name).parts:
-            raise Failure(f"{path}: names {name!r}, which is not below {results}; remove that file of the run")
-        (results / name).unlink(missing_ok=True)

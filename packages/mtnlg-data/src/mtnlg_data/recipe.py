@@ -45,13 +45,14 @@ from .sources.reader import load_reader, open_reader, source_defaults
 from .step import Step, Where
 from .steps import OWN_STEPS
 from .transfer.url_files import local_path
-from .transfer.urls import url_of
+from .transfer.urls import FilePath, Url, local_only, located, location
 from .user_code import function_step, open_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .transfer.url_files import RemoteFile
+    from .transfer.urls import Location
 
 RECIPE_FILE = "data.toml"
 
@@ -106,10 +107,10 @@ class Source(Settings):
             raise ValueError("a source takes either paths or a snapshot, a folder filled by mtnlg-data fetch")
         return self
 
-    def files(self, name: str, folder: Path) -> list[SourceFile]:
+    def files(self, name: str, folder: Location) -> list[SourceFile]:
         """Its files, below the folder, as those of a source of this name. Raises ``Failure`` where there are none."""
         if self.paths is None:
-            found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(folder)]
+            found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(local_only(folder))]
         else:
             found = sorted(matching_files(name, self.paths, folder).items())
         options = self.model_extra or {}
@@ -119,7 +120,7 @@ class Source(Settings):
 class Tables(Settings):
     """What every recipe has; the tables of its steps are added by ``recipe_schema``."""
 
-    input: Path = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
+    input: FilePath = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
     steps: list[str] = setting([], "Steps in their order; ours if not given. May leave some out, and end at documents.")
     sources: dict[SourceName, Source] = Field(min_length=1)
 
@@ -172,7 +173,7 @@ def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> 
 class Recipe:
     """A curation: where documents come from, and the steps that they go through, bound to their sources."""
 
-    input: Path  # or a URL
+    input: Location
     tables: Tables
     steps: tuple[Step[Any, Any], ...]
 
@@ -224,14 +225,6 @@ class Recipe:
         used = {name: getattr(self.tables, name).model_copy(update={"use": file}) for name, file in files.items()}
         return dump(self.tables.model_copy(update=used))
 
-    def _below_input(self, path: str | Path) -> Path:
-        """A path of the recipe: below ``input``, or a URL."""
-        return Path(path) if url_of(path) else self.input / path
-
-    def local_file(self, path: str | Path) -> Path:
-        """A file, or folder, of the recipe; of a URL, a copy on this machine."""
-        return local_path(self._below_input(path))
-
     def files(self) -> list[SourceFile]:
         """Every file of every source, sources in order. Raises ``Failure`` for a pattern that matches no file."""
         return [file for name in self.sources for file in self.source_files(name)]
@@ -242,15 +235,16 @@ class Recipe:
         return files
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None = None) -> Recipe:
+def load_recipe(recipe: Location | str, overrides: Sequence[str] = (), folder: Location | str | None = None) -> Recipe:
     """Read a recipe, a TOML file or a folder with data.toml, and apply ``key=value`` overrides.
 
     Its paths start at ``folder``, or else at its ``input``, which starts at the recipe's own folder. Raises ``Failure``
     if there is no such file, and ``UsageFailure`` with a line for every mistake in it.
     """
+    recipe = location(recipe)
     path, content = read_toml(local_path(recipe), RECIPE_FILE, overrides)
-    factories = own_factories()
-    own = recipe if recipe.is_dir() else recipe.parent
+    factories, beside = own_factories(), path.parent.absolute()
+    own = recipe.parent if isinstance(recipe, Url) else beside
     tables = {name: table for name, table in content.items() if isinstance(table, dict)}
     steps = content.setdefault("steps", [*factories])
     if not isinstance(steps, list) or not all(isinstance(name, str) for name in steps) or len({*steps}) < len(steps):
@@ -262,19 +256,18 @@ def load_recipe(recipe: Path, overrides: Sequence[str] = (), folder: Path | None
     for name in steps:
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
-            factories[name] = (open_step(use, own.absolute()), use, own.absolute() if ".py:" in use else None)
+            factories[name] = (open_step(use, beside), use, beside if ".py:" in use else None)
     sources = content.get("sources")
     for table in sources.values() if isinstance(sources, dict) else ():
         if isinstance(table, dict):
-            table |= {key: _rooted(value, own.absolute()) for key, value in table.items() if isinstance(value, list)}
-    given = Path(str(content.get("input", ".")))
-    start = folder or (given if url_of(given) else own / given)
-    start = start if url_of(start) else start.absolute()
-    with references_from(own.absolute()):
+            table |= {key: _rooted(value, beside) for key, value in table.items() if isinstance(value, list)}
+    start = location(folder) if folder else located(str(content.get("input", ".")), own)
+    start = start.absolute() if isinstance(start, Path) else start
+    with references_from(beside):
         return _resolve(content, factories, str(path), start)
 
 
-def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Path) -> Recipe:
+def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: str, start: Location) -> Recipe:
     """The recipe of this content. Raises ``UsageFailure`` with a line for every mistake."""
     content, kind = {**content, "input": str(start)}, "files"
     for name in content["steps"]:
@@ -303,7 +296,7 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
             source: {key: getattr(said, key) for key in cls.SourceKeys.model_fields}
             for source, said in tables.sources.items()
         }
-        settings = cls.Settings.model_construct(**cls.localize(values, lambda path: _local(path, start)))
+        settings = cls.Settings.model_construct(**cls.localize(values, lambda place: local_path(located(place, start))))
         step = cls(settings, own, name=name, reference=(reference, folder), **options)
         try:
             step.validate()
@@ -324,11 +317,6 @@ def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: M
 def _rooted(values: list[Any], folder: Path) -> list[Any]:
     """References to files beside the recipe with their whole path."""
     return [str(folder / one) if isinstance(one, str) and ".py:" in one else one for one in values]
-
-
-def _local(path: Path, start: Path) -> Path:
-    """A file of a recipe, on this machine; of a URL, a copy."""
-    return local_path(path if url_of(path) else start / path)
 
 
 def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> Any:  # noqa: ANN401  (whatever TOML holds)

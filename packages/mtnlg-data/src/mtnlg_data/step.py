@@ -33,6 +33,7 @@ from .console import UsageFailure
 from .fingerprint import fingerprint, library_version
 from .settings import Settings as Table
 from .settings import is_keyed, partial_settings, setting, validate
+from .transfer.urls import Location, Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -208,13 +209,13 @@ class Step(Generic[S, K]):
         return {}
 
     @classmethod
-    def localize(cls, values: Mapping[str, Any], local: Callable[[Path], Path]) -> dict[str, Any]:
+    def localize(cls, values: Mapping[str, Any], local: Callable[[Location], Path]) -> dict[str, Any]:
         """Values of the settings, with files of this machine for paths of a recipe or command, which may be URLs."""
 
         def of(value: object) -> object:
             if isinstance(value, (list, tuple)):
                 return type(value)(map(of, value))
-            return local(value) if isinstance(value, Path) else value
+            return local(value) if isinstance(value, Path | Url) else value
 
         return {name: of(value) for name, value in values.items()}
 

@@ -30,14 +30,16 @@ import numpy as np
 
 from mtnlg_data.tokens.blend import UNITS, Blend, BlendSource, held_out, read_blend
 from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.transfer.urls import location
 
 from .console import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from mtnlg_data.transfer.urls import Location
 
 Split = Literal["train", "validation"]
 
@@ -67,7 +69,9 @@ class TokenStream(Protocol):
         """Sample ``sample``, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
 
 
-def open_stream(tokens: Path, seq_length: int, split: Split = "train", samples: int | None = None) -> BlendedStream:
+def open_stream(
+    tokens: Location | str, seq_length: int, split: Split = "train", samples: int | None = None
+) -> BlendedStream:
     """The samples of a folder with blend.json and its stores: ``samples`` of them, or one nominal pass.
 
     A source that fills no window of the split is left out, and named in ``left_out``. Raises ``Failure`` where none
@@ -75,6 +79,7 @@ def open_stream(tokens: Path, seq_length: int, split: Split = "train", samples: 
     """
     if seq_length < 1 or (samples is not None and samples < 0):
         raise ValueError(f"seq_length = {seq_length} must be positive and samples = {samples} not negative")
+    tokens = location(tokens)
     blend = read_blend(tokens)
     ranges = [_SourceRange.open(tokens, blend, source, seq_length, split) for source in blend.sources]
     sources = [source for source in ranges if source.windows]
@@ -101,7 +106,7 @@ class _SourceRange(NamedTuple):
     windows: int
 
     @classmethod
-    def open(cls, tokens: Path, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _SourceRange:
+    def open(cls, tokens: Location, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _SourceRange:
         store = TokenStore(tokens / source.prefix)
         if (store.documents, store.tokens) != (source.documents, source.tokens):
             raise Failure(

@@ -9,7 +9,6 @@ call resumes an interrupted one.
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_data.console import UsageFailure
@@ -94,18 +93,15 @@ def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engi
         for shard in shards:
             if (first := by_name.setdefault(shard.name, shard)) != shard:
                 raise UsageFailure(f"{shard}: {first} has the same file name; give one of them another source by NAME=")
-        _run(step, Job(step, shards, out, engine, files=files), summaries)
+        _run(Job(step, shards, out, engine, files=files), summaries)
         summary = merge_summaries(summaries)
         write_json(out / "summary.json", summary)
         write_report(out)
     return summary
 
 
-def _run(step: Step[Any, Any], job: Job, summaries: list[Summary]) -> Summary:
-    started = time.monotonic()
-    summary = step.apply(job)
-    job.folder.remove_stale()
-    summary["seconds"] = round(time.monotonic() - started, 3)
+def _run(job: Job, summaries: list[Summary]) -> Summary:
+    summary = job.do()
     summaries.append(summary)
     say_summary(summary, f"{summary['seconds']:.1f} s")
     return summary
@@ -126,7 +122,7 @@ def _shards(
     followed = {name: getattr(step.settings, name) for name in step.follows.get("extract", ())}
     extract = Extract(**followed)
     extract.bind({source: {} for source in inputs.sources})
-    summary = _run(extract, Job(extract, (), folder, engine, files=inputs.files), summaries)
+    summary = _run(Job(extract, (), folder, engine, files=inputs.files), summaries)
     yield from (folder / name for name in summary["shards"])
 
 

@@ -8,12 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtnlg_data.console import print_json, say
-from mtnlg_data.transfer.urls import check_local
+from mtnlg_data.transfer.urls import Location, local_only, location
 
 from .step_command import AsJson, WorkFolder  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+Inspected = Annotated[
+    Location,
+    typer.Argument(
+        help="A Parquet file, a token store, or a folder of either; or a URL of such.",
+        parser=location,
+    ),
+]
+DataSetFolder = Annotated[
+    Location,
+    typer.Option(
+        "--out",
+        help="Folder or URL for the data set, such as hf://datasets/ME/NAME.",
+        parser=location,
+        metavar="FOLDER|URL",
+    ),
+]
+LOCAL: dict[str, Any] = {"parser": local_only}
 
 
 def add_result_commands(app: typer.Typer) -> None:
@@ -23,9 +42,7 @@ def add_result_commands(app: typer.Typer) -> None:
 
 
 def inspect(
-    path: Annotated[
-        Path, typer.Argument(help="A Parquet file, a token store, or a folder of either; or a URL of such.")
-    ],
+    path: Inspected,
     documents: Annotated[int, typer.Option(min=0, max=10**9, help="Number of documents to show.")] = 3,
     characters: Annotated[int, typer.Option(min=1, max=10**9, help="Characters of each to show.")] = 300,
     as_json: AsJson = False,
@@ -41,7 +58,7 @@ def inspect(
 
 
 def why(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a single stage.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a single stage.", **LOCAL)],
     document: Annotated[str, typer.Argument(metavar="ID", help="A document's id as its source has it, or its key.")],
     *,
     as_json: AsJson = False,
@@ -49,7 +66,7 @@ def why(
     """Say what became of a document at each stage: kept, cut, or dropped, for what reason and as whose duplicate."""
     from mtnlg_data.report.why import explain, print_fates  # noqa: PLC0415
 
-    documents = explain(check_local(folder), document)
+    documents = explain(folder, document)
     if as_json:
         print_json(documents)
     else:
@@ -59,15 +76,15 @@ def why(
 def merge_stores(
     stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="PREFIX", help="Store to write: PREFIX.bin and .idx.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PREFIX", parser=local_only, help="Store to write: PREFIX.bin and .idx.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""
     from mtnlg_data.tokens.merge import merge  # noqa: PLC0415
 
-    merged = merge(
-        [path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], check_local(out)
-    )
+    merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
     say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
     if as_json:
         checksum = merged.checksum()
@@ -75,19 +92,23 @@ def merge_stores(
 
 
 def draw_report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.", **LOCAL)
+    ],
 ) -> None:
     """Write FOLDER/report.html again, from FOLDER/summary.json."""
     from mtnlg_data.report import write_report  # noqa: PLC0415
 
-    say(f"{write_report(check_local(folder))}: what was kept, what was dropped, and why")
+    say(f"{write_report(folder)}: what was kept, what was dropped, and why")
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a single stage, or of Parquet shards.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run or of a single stage, or of Parquet shards.", **LOCAL)
+    ],
     *,
     to: Annotated[Literal["hf"], typer.Option(help="Format: a data set of Hugging Face.")] = "hf",
-    out: Annotated[Path, typer.Option("--out", help="Folder or URL for the data set, such as hf://datasets/ME/NAME.")],
+    out: DataSetFolder,
     work: WorkFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,7 +118,7 @@ def export(
     from mtnlg_data.transfer.publish import Place  # noqa: PLC0415
 
     place = Place.of(out, work)
-    counts = write_dataset(check_local(folder), place.folder)
+    counts = write_dataset(folder, place.folder)
     place.publish()
     say(f"{place.url or out}: {', '.join(f'{name} {rows:,}' for name, rows in counts.items())} documents")
     if as_json:

@@ -6,11 +6,11 @@ Fields are made by ``settings.setting``.
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.settings import note
+from mtnlg_data.transfer.urls import FilePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.settings import Settings
 
-METAVARS: dict[Any, str] = {int: "NUMBER", float: "NUMBER", Path: "PATH", str: "TEXT"}
+METAVARS: dict[Any, str] = {int: "NUMBER", float: "NUMBER", FilePath: "PATH", str: "TEXT"}
 
 
 class Leaf(NamedTuple):
@@ -48,7 +48,7 @@ class Leaf(NamedTuple):
         """What its value is: what a number counts, or the kind of value."""
         if self.type is bool:
             return ""
-        arguments = get_args(self.type)
+        arguments = () if self.type is FilePath else get_args(self.type)
         if get_origin(self.type) is Literal:
             return "NAME"
         unit = self.note("unit").upper().replace(" ", "-")

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.document import DamagedShard, named_damage, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
-from mtnlg_data.engine.stage_folder import LIST, read_list
+from mtnlg_data.engine.stage_folder import RECORD, read_record
 from mtnlg_data.schema import is_shard
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
 from mtnlg_data.sources.reader import all_readers, load_reader
 from mtnlg_data.transfer.url_files import list_files, read_url
-from mtnlg_data.transfer.urls import url_of
+from mtnlg_data.transfer.urls import Url, location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mtnlg_data.transfer.url_files import RemoteFile
 
@@ -62,9 +62,9 @@ def find_inputs(
         if not argument:
             raise UsageFailure("an INPUT is empty; . is this folder")
         named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
-        source, path = (named[1], Path(named[2])) if named else (unnamed, Path(argument))
-        if (url := url_of(path)) is not None:
-            _find_remote(inputs, url, source, file_options, stage=not (raw or named))
+        source, path = (named[1], location(named[2])) if named else (unnamed, location(argument))
+        if isinstance(path, Url):
+            _find_remote(inputs, path, source, file_options, stage=not (raw or named))
             continue
         if not path.exists():
             raise Failure(f"{path}: no such file or folder; an input is PATH or NAME=PATH")
@@ -98,18 +98,18 @@ def find_inputs(
 def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[str, Any], *, stage: bool) -> None:
     """Add the files at a URL: those of a known format, or with ``stage`` the shards that a stage published."""
     files = list_files(url)
-    if stage and LIST in files:
-        names = json.loads(read_url(files[LIST].url))["shards"] or ()
-        wanted = {LIST, *names, *(f"{name}.json" for name in names)}
+    if stage and RECORD in files:
+        names = json.loads(read_url(files[RECORD].url))["shards"] or ()
+        wanted = {RECORD, *names, *(f"{name}.json" for name in names)}
         if missing := wanted - {*files}:
             raise Failure(f"{url}: {min(missing)} is missing; run its stage again, or give a folder with shards")
         inputs.stages[url] = {name: file for name, file in files.items() if name in wanted}
         inputs.sources += map(shard_source, map(Path, sorted(names)))
         return
-    if stages := [name for name in files if name.rpartition("/")[2] == LIST]:
+    if stages := [name for name in files if name.rpartition("/")[2] == RECORD]:
         names = ", ".join(f"{url.rstrip('/')}/{name.rpartition('/')[0]}" for name in stages)
         raise Failure(f"{url}: holds the output of several stages; give one of {names}")
-    inputs.files += _known_files(source, files, url, file_options, lambda name: read_url(files[name].url))
+    inputs.files += _known_files(source, files, url, file_options)
     inputs.sources.append(source)
 
 
@@ -130,13 +130,13 @@ def _source_files(
     base, paths = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
     if listed is not None:
         paths = list(listed)
-    elif stages := [file.parent for file in paths if file.name == LIST and read_list(file.parent) is not None]:
+    elif stages := [file.parent for file in paths if file.name == RECORD and read_record(file.parent) is not None]:
         names = ", ".join(str(stage.relative_to(path)) for stage in stages)
         raise Failure(f"{path}: holds the output of several stages; give one of {names}")
     if links := [file for file in paths if file.is_symlink() and file.is_dir()]:
         raise Failure(f"{links[0]}: a link to a folder is not followed; give it as an input of its own")
     by_name = {name_below(file, base): file for file in paths if not file.is_dir()}
-    files = _known_files(source, by_name, path, file_options, lambda name: by_name[name].read_bytes())
+    files = _known_files(source, by_name, path, file_options)
     for file in files:
         check_regular(file.here)
     return files
@@ -147,13 +147,12 @@ def _known_files(
     files: Mapping[str, Path | RemoteFile],
     place: object,
     file_options: Mapping[str, Any],
-    read: Callable[[str], bytes],
 ) -> list[SourceFile]:
     """The files of a known format, of all that are in a folder or match a pattern.
 
     ``file_options`` are the reader's ``kind``, and keys of readers; each takes those that it knows.
     """
-    kinds = kinds_of_files(files, read)
+    kinds = kinds_of_files(files)
     options = {**file_options}
     given = options.pop("kind", None)
     known = []

@@ -18,6 +18,7 @@ from mtnlg_data.engine import EngineName
 from mtnlg_data.steps import OWN_STEPS, step_help
 from mtnlg_data.transfer.publish import Place
 from mtnlg_data.transfer.url_files import local_path
+from mtnlg_data.transfer.urls import Location, location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,15 @@ InputPaths = Annotated[
         "NAME=PATH.",
     ),
 ]
-StepFolder = Annotated[Path, typer.Option("--out", help="Folder, or URL, for shards, manifests, summary and report.")]
+StepFolder = Annotated[
+    Location,
+    typer.Option(
+        "--out",
+        help="Folder, or URL, for shards, manifests, summary and report.",
+        parser=location,
+        metavar="FOLDER|URL",
+    ),
+]
 TextField = Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")]
 PileSubset = Annotated[
     str | None, typer.Option(help="Read the Pile's format, and keep documents of this pile_set_name.")

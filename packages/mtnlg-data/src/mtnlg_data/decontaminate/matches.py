@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data.document import read_documents
+from mtnlg_data.exchange import begins
 from mtnlg_data.files import atomic_open, atomic_path
 from mtnlg_data.text.arrays import text_batches
 from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_points
@@ -103,9 +104,7 @@ def _match_table(texts: list[str], first_row: int, ngrams: NgramSet, window: int
     matches = ngrams.search(texts)
     lengths = np.array([len(text) for text in texts], np.int64)[matches.texts]
     stops, resumes = np.empty_like(lengths), np.empty_like(lengths)
-    is_new_text = np.concatenate([[True], matches.texts[1:] != matches.texts[:-1]])
-    begins = np.flatnonzero(is_new_text)[: len(lengths)].tolist()
-    for begin, end in pairwise([*begins, len(lengths)]):
+    for begin, end in pairwise([*np.flatnonzero(begins(matches.texts)).tolist(), len(lengths)]):
         part, text = slice(begin, end), texts[matches.texts[begin]]
         stops[part], resumes[part] = sentence_ends(text, matches.starts[part], matches.ends[part], window)
     pairs = matches.texts * len(ngrams) + matches.ngrams

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_rows
-from mtnlg_data.exchange import write_rows
-from mtnlg_data.text.arrays import small_batches
+from mtnlg_data.exchange import begins, write_rows
+from mtnlg_data.text.arrays import binary_column, small_batches
 from mtnlg_data.text.hashing import fmix64
 
 from .copies import source_ranks
@@ -67,17 +67,11 @@ def collect_candidates(
                     "order": of_part["order"],
                     "times": times[rows[part]],
                     "keys": of_part["keys"],
-                    "shingles": sets_column(values, bounds),
+                    "shingles": binary_column(values, bounds),
                 }
                 runs.add(fmix64(roots[part].astype(np.uint64)), columns)
                 size += values.nbytes + of_part.nbytes
     return {"candidates": len(rows), "bytes": size}
-
-
-def sets_column(values: NDArray[np.uint64], bounds: NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """A column of sets, as bytes: Arrow reorders lists number by number."""
-    buffers = [None, pa.py_buffer(values.itemsize * bounds), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
 
 
 def shingle_sets(
@@ -86,7 +80,6 @@ def shingle_sets(
     """The distinct shingles of each text, ascending, and their bounds; sorts ``shingles`` in place."""
     for begin, end in pairwise(bounds.tolist()):
         shingles[begin:end].sort()
-    is_new = np.ones(len(shingles), np.bool_)
-    is_new[1:] = shingles[1:] != shingles[:-1]
+    is_new = begins(shingles)
     is_new[bounds[:-1][np.diff(bounds) > 0]] = True
     return shingles[is_new], np.concatenate([[0], np.cumsum(is_new)])[bounds]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.exchange import write_rows
+from mtnlg_data.exchange import begins, write_rows
 from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def _choose_kept(contents: Range, priority: Sequence[str]) -> NDArray[np.void]:
 def _first_of_each(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The row of each content that stays before the others, by content."""
     rows = rows[np.lexsort(tuple(rows[name] for name in reversed(CONTENT.names or ())))]
-    is_first = np.ones(len(rows), np.bool_)
-    is_first[1:] = (rows["low"][1:] != rows["low"][:-1]) | (rows["high"][1:] != rows["high"][:-1])
-    return rows[is_first]
+    return rows[begins(rows["low"]) | begins(rows["high"])]
 
 
 def write_removals(item: tuple[Range, Range], output: Path, *, numbering: Numbering) -> Summary:

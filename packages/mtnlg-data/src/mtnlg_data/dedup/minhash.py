@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from datasketch import MinHash
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import write_rows
@@ -105,9 +104,13 @@ def read_signatures(contents: Path) -> pa.RecordBatch:
 
 
 def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Multipliers a (odd) and offsets b of ``count`` permutations, from datasketch."""
-    a, b = MinHash(num_perm=count, seed=seed, scheme="affine32").permutations
-    return a.astype(np.uint32), b.astype(np.uint32)
+    """Multipliers a (odd) and offsets b of ``count`` permutations, as datasketch draws them.
+
+    Importing it would take SciPy with it: 42 MB of every worker.
+    """
+    draw = np.random.RandomState(seed)  # its stream never changes
+    a = draw.randint(0, 1 << 31, count, np.uint32) * np.uint32(2) + np.uint32(1)
+    return a, draw.randint(0, 1 << 32, count, np.uint32)
 
 
 def hash_shingles(

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
-from mtnlg_data.exchange import stable_order, write_rows
+from mtnlg_data.exchange import begins, stable_order, write_rows
 from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import fmix64
@@ -138,8 +138,7 @@ def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int
     """The candidates that share a key with another, key by key, and the number of candidates of each such key."""
     order = stable_order(keys)
     ordered = keys[order]
-    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))[: len(ordered)]
-    sizes = np.diff(np.append(begins, len(ordered)))
+    sizes = np.diff(np.append(np.flatnonzero(begins(ordered)), len(ordered)))
     shared = sizes > 1
     return order[np.repeat(shared, sizes)], sizes[shared]
 

@@ -14,7 +14,7 @@ from mtnlg_data.console import Failure, UsageFailure
 
 from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import CUTS, DROPPED, StageFolder, listed_shards, read_list, stage_folders
+from .stage_folder import CUTS, DROPPED, StageFolder, StageRecord, listed_shards, read_record, stage_folders
 from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks, verified_summary
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "Keep",
     "Local",
     "StageFolder",
+    "StageRecord",
     "Summary",
     "Task",
     "checksum",
@@ -35,7 +36,7 @@ __all__ = [
     "lock_folder",
     "manifest_path",
     "open_engine",
-    "read_list",
+    "read_record",
     "run_tasks",
     "stage_folders",
     "verified_summary",

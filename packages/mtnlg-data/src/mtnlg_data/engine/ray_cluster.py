@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from mtnlg_data.console import Failure, UsageFailure, say
+from mtnlg_data.transfer.urls import first_line
 
 from .local import ONE_THREAD, TASKS_PER_WORKER
 from .tasks import run_task
@@ -132,9 +133,9 @@ class Ray:
         except errors.RayTaskError as error:
             if not isinstance(error.cause, errors.RayError):
                 raise error.cause from None
-            raise Failure(f"{task.output}: {_first_line(error.cause)}") from None
+            raise Failure(f"{task.output}: {first_line(error.cause)}") from None
         except errors.RayError as error:
-            raise Failure(f"{task.output}: its worker died again and again: {_first_line(error)}") from None
+            raise Failure(f"{task.output}: its worker died again and again: {first_line(error)}") from None
 
 
 def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
@@ -143,7 +144,7 @@ def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the m
     try:
         ray.init(address, **options)
     except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        line = _first_line(error)
+        line = first_line(error)
         raise Failure(f"--ray {address}: {line}; is the address right, and its token where Ray looks for it?") from None
     return ray
 
@@ -154,10 +155,6 @@ def _import() -> Any:  # noqa: ANN401  (the module ray)
 
     ray._private.worker._worker_logs_enabled = False  # noqa: SLF001  (it prints of workers that died on stdout)
     return ray
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)

@@ -1,8 +1,10 @@
-"""The folder of a stage: the tasks that write into it, the list of its shards, and nothing of inputs that are gone.
+"""The folder of a step: the tasks that write into it, and the record of what they left, ``stage.json``.
 
-A finished stage leaves ``stage.json``, which names its shards. Whoever takes the folder as input reads that list, not
-what happens to lie there. Outputs of tasks that are no longer part of the stage are removed when it finishes: of a
-source file that was taken down, no text stays. A file without a task's manifest is the user's own, and stays.
+The record is written once the step is done. It names the step, its shards, what it ran on and its summary, and has size
+and modification time of every file that stays: while all that agrees, the step is not run again. Who takes the folder
+as input reads the record, not what happens to lie there. What stands beside a task's manifest and is not in the record
+is removed after it is written, here or by the next run: of a source file that was taken down, no text stays. A file
+without a task's manifest is the user's own, and stays.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import json
 import os
 import tomllib
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mtnlg_data.console import Failure, say
 from mtnlg_data.files import read_small, sync_directory, write_json
@@ -20,42 +23,50 @@ from mtnlg_data.files import read_small, sync_directory, write_json
 from .tasks import manifest_path, read_manifest, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from .tasks import Engine, Summary, Task
 
-LIST, LIST_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
+RECORD, RECORD_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 RECIPE = "recipe.toml"  # in the folder of a run
-ACCOUNT = "account.json"  # by which a run knows a finished stage (``pipeline``)
-STATE = "state"  # folder of what a stage keeps for its reruns, in its own
+STATE = "state"  # folder of what a step keeps for its reruns, in its own
 DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
 
-class StageList(NamedTuple):
-    """What a finished stage left: the names of its shards, sorted; None where it leaves token stores."""
+@dataclass(frozen=True)
+class StageRecord:
+    """What a finished step left."""
 
     stage: str
-    shards: list[str] | None
+    shards: list[str] | None  # names, sorted; None where it leaves token stores, whose list is ``blend.json``
+    key: str = ""  # of its inputs, settings and code
+    summary: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)  # name → size and modification time
+
+    def shard_paths(self, folder: Path) -> list[Path]:
+        """Where its shards are, or were."""
+        return [folder / name for name in self.shards or ()]
 
 
 class StageFolder:
-    """The folder of a stage at work."""
+    """The folder of a step at work; ``shards`` are the names of those that it has written."""
 
     def __init__(self, path: Path, stage: str, engine: Engine) -> None:
-        """Open the folder for this stage. Raises ``Failure`` where another one has left its output there."""
+        """Open the folder for this step. Raises ``Failure`` where another one has left its output there."""
         self.path = path
         self.state = path / STATE
-        self._stage = stage
+        self.shards: Sequence[str] | None = ()
         self._engine = engine
         self._outputs: set[Path] = set()
-        self.stale: list[Path] = []
-        if (left := read_list(path)) is not None and left.stage != stage:
-            raise Failure(f"{path}: holds the output of the stage {left.stage}, which would go; give another --out")
+        self._record = read_record(path) or StageRecord(stage, [])
+        if self._record.stage != stage:
+            left = self._record.stage
+            raise Failure(f"{path}: holds the output of the stage {left}, which would go; give another --out")
 
     def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
-        """Run tasks of the stage, as ``run_tasks`` does; of ``scratch`` ones the outputs go at the end."""
+        """Run tasks of the step, as ``run_tasks`` does; of ``scratch`` ones the outputs go at the end."""
         summaries = run_tasks(self._engine, tasks, label)
         if not scratch:
             for task, summary in zip(tasks, summaries, strict=True):
@@ -64,37 +75,59 @@ class StageFolder:
                 )
         return summaries
 
+    def finished(self, key: str) -> Summary | None:
+        """The summary of the step, if it ran on what this key says and its files are untouched since."""
+        files = self._stats() if self._record.key == key else {}
+        if self._record.key != key or any(files.get(name) != stats for name, stats in self._record.files.items()):
+            return None
+        self._remove_unlisted()  # what a killed run has left
+        return dict(self._record.summary)
+
+    def finish(self, summary: Summary, key: str = "") -> None:
+        """Record that the step is done, and remove what is no part of it: outputs of tasks that it does not have."""
+        gone = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
+        going = {file.relative_to(self.path).as_posix() for path in gone for file in (path, manifest_path(path))}
+        files = {name: stats for name, stats in self._stats().items() if name not in going}
+        shards = None if self.shards is None else sorted(self.shards)
+        self._write(StageRecord(self._record.stage, shards, key, summary, files))
+
+    def release(self, shards: Collection[Path]) -> None:
+        """Remove these shards and all state; manifests of shards stay, so that a finished run still does nothing."""
+        files = {
+            name: stats
+            for name, stats in self._record.files.items()
+            if not name.startswith(f"{STATE}/") and self.path / name not in shards
+        }
+        if files != self._record.files:
+            self._write(replace(self._record, files=files))
+
     def clear(self) -> None:
-        """Remove what the stage left here before, if it did, and the folder if that empties it: no input is left."""
-        if read_list(self.path) is None:
+        """Remove what the step left here before, if it did, and the folder if that empties it: no input is left."""
+        if read_record(self.path) is None:
             return
-        self.finish(())
-        self.remove_stale()
-        for name in (ACCOUNT, LIST):  # the list last: where it is, a killed run goes on
-            (self.path / name).unlink(missing_ok=True)
+        self._write(StageRecord(self._record.stage, []))
+        (self.path / RECORD).unlink()  # last: where it is, a killed run goes on
         for folder, _, _ in os.walk(self.path, topdown=False):
             with suppress(OSError):  # not empty: a classifier, or files of the user
                 Path(folder).rmdir()
 
-    def finish(self, shards: Iterable[Path] | None) -> None:
-        """List these shards as the stage's result; ``stale`` are the outputs of tasks that are not part of the stage.
+    def _write(self, record: StageRecord) -> None:
+        self._record = record
+        write_json(self.path / RECORD, asdict(record))
+        self._remove_unlisted()
 
-        None where the result is not shards but token stores, whose list is ``blend.json``.
-        """
-        left = StageList(self._stage, None if shards is None else sorted(shard.name for shard in shards))
-        if read_list(self.path) != left:  # a list written again would look like a change
-            write_json(self.path / LIST, left._asdict())
-        self.stale = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
-
-    def remove_stale(self) -> None:
-        """Remove them, once the stage is known to be done: a killed run would make again what the stage handed on."""
-        for path in self.stale:
+    def _remove_unlisted(self) -> None:
+        """Remove what stands beside a manifest and is not in the record, and the manifest where that is not either."""
+        listed = {self.path / name for name in self._record.files}
+        gone = [path for path in self._found() if path not in listed and read_manifest(path) is not None]
+        for path in gone:
             path.unlink(missing_ok=True)
-        for folder in {path.parent for path in self.stale}:
+        for folder in {path.parent for path in gone}:
             sync_directory(folder)  # before the manifests go, by which the next run finds what is left of a killed one
-        for path in self.stale:
-            manifest_path(path).unlink(missing_ok=True)
-        if removed := sum(path.parent == self.path for path in self.stale):
+        stale = [path for path in gone if manifest_path(path) not in listed]
+        for path in stale:
+            manifest_path(path).unlink()
+        if removed := sum(path.parent == self.path for path in stale):
             say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
 
     def _found(self) -> Iterator[Path]:
@@ -102,24 +135,32 @@ class StageFolder:
         for folder in (self.path, self.path / DROPPED, self.path / CUTS):
             outputs = (path.with_suffix("") for path in folder.glob("*.json"))
             yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
-        if read_list(self.state) is None:  # else it is the folder of another stage
-            yield from (path.with_suffix("") for path in self.state.rglob("*.json"))
+        yield from (path.with_suffix("") for path in self.state.rglob("*.json"))
+
+    def _stats(self) -> dict[str, list[int]]:
+        """Size and modification time of every file: enough to see a change since the step finished."""
+        paths = (path for path in self.path.rglob("*") if path.name != RECORD and not path.name.startswith("."))
+        return {
+            path.relative_to(self.path).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns]
+            for path in sorted(paths)
+            if path.is_file()
+        }
 
 
-def read_list(folder: Path) -> StageList | None:
-    """What a stage has left in a folder; None where none has."""
+def read_record(folder: Path) -> StageRecord | None:
+    """What a step has left in a folder; None where none has."""
     try:
-        left = StageList(**json.loads(read_small(folder / LIST, LIST_BYTES)))
-        names_are_plain = all("/" not in name for name in left.shards or ())
+        record = StageRecord(**json.loads(read_small(folder / RECORD, RECORD_BYTES)))
+        names_are_plain = all("/" not in name for name in record.shards or ())
     except (OSError, ValueError, TypeError):
         return None
-    return left if names_are_plain else None
+    return record if names_are_plain else None
 
 
-def stage_folders(folder: Path) -> list[tuple[Path, StageList]]:
+def stage_folders(folder: Path) -> list[tuple[Path, StageRecord]]:
     """The finished stages in the folder of a run, in the order of its recipe's steps; by name without a recipe."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir())
-    stages = [(path, left) for path in paths if (left := read_list(path)) is not None]
+    stages = [(path, record) for path in paths if (record := read_record(path)) is not None]
     try:
         steps = tomllib.loads(read_small(folder / RECIPE).decode()).get("steps")
     except (FileNotFoundError, ValueError):
@@ -130,19 +171,19 @@ def stage_folders(folder: Path) -> list[tuple[Path, StageList]]:
 
 
 def listed_shards(folder: Path) -> list[Path] | None:
-    """The shards of a stage's folder, by its list; None where the folder is not that of a stage.
+    """The shards of a stage's folder, by its record; None where the folder is not that of a stage.
 
-    Raises ``Failure`` where the stage has not finished yet, leaves no shards, or one of the list is missing.
+    Raises ``Failure`` where the stage has not finished yet, leaves no shards, or one of the record is missing.
     """
-    left = read_list(folder)
-    if left is None:
+    record = read_record(folder)
+    if record is None:
         if any(read_manifest(path) is not None for path in folder.glob("*.parquet")):
             raise Failure(f"{folder}: its stage has not finished; run it again")
         return None
-    if not left.shards:
-        raise Failure(f"{folder}: the stage {left.stage} left no shards here; give the folder of another")
-    shards = [folder / name for name in left.shards]
+    if not record.shards:
+        raise Failure(f"{folder}: the stage {record.stage} left no shards here; give the folder of another")
+    shards = record.shard_paths(folder)
     for shard in shards:
         if not shard.exists():
-            raise Failure(f"{shard}: lost, or removed by --keep last; it is in the list {LIST}: run the stage again")
+            raise Failure(f"{shard}: lost, or removed by --keep last; it is in {RECORD}: run the stage again")
     return shards

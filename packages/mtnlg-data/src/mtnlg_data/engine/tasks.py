@@ -39,7 +39,7 @@ class Task:
     """A call ``work(item, output, **shared)`` on any worker; ``output`` stands for all files that it writes.
 
     The function's summary is JSON-able. It lists the names of further files, from the folder of ``output``, under
-    ``files``, and the SHA-256 of those that it knows, by name, under ``digests``.
+    ``files``.
     """
 
     work: str  # "module:name"
@@ -83,8 +83,7 @@ def run_task(task: Task) -> Summary:
     folder.mkdir(parents=True, exist_ok=True)
     with foreign_data(task.output):
         summary: Summary = getattr(import_module(module), name)(task.item, task.output, **task.shared)
-    names, known = [*summary.get("files", ()), task.output.name], summary.pop("digests", {})
-    files = {name: known.get(name) or _digest(folder / name) for name in names}
+    files = {name: _digest(folder / name) for name in (*summary.get("files", ()), task.output.name)}
     output = files.pop(task.output.name)
     for name, digest in files.items():
         write_json(manifest_path(folder / name), {"key": task.key, "sha256": digest})

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_documents
-from mtnlg_data.exchange import stable_order, write_rows
+from mtnlg_data.exchange import begins, stable_order, write_rows
 from mtnlg_data.text.arrays import small_batches, texts_of
 from mtnlg_data.text.hashing import hash_strings
 
@@ -116,10 +116,10 @@ def _repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     for table in tables:
         rows = pa.concat_tables([*stays, table])
         keys, orders = rows["sort"].to_numpy(), rows["order"].to_numpy()
-        (again,) = np.nonzero(~(_begins(keys) & np.append(_begins(keys)[1:], True)))
+        (again,) = np.nonzero(~(begins(keys) & np.append(begins(keys)[1:], True)))
         again = again[stable_order(orders[again])]
         again = again[stable_order(keys[again])]
-        first = _begins(keys[again])
+        first = begins(keys[again])
         yield rows.take(pa.array(again[~first]))
         in_last = again[first & (keys[again] == keys[-1])]
         stays = [rows.slice(in_last[0] if len(in_last) else len(keys) - 1, 1)]
@@ -130,8 +130,8 @@ def write_recurring(anchors: Range, output: Path, *, shards: Numbering) -> Summa
     with write_rows(output) as recurring:
         for rows in _whole_keys(anchors.tables()):
             keys = rows["sort"].to_numpy()
-            begins = _begins(keys)
-            recurs = rows["again"].to_numpy() | ~begins | ~np.append(begins[1:], True)
+            first = begins(keys)
+            recurs = rows["again"].to_numpy() | ~first | ~np.append(first[1:], True)
             recurring.add(shards.keys(rows["shard"].to_numpy()[recurs]), {"hash": keys[recurs]})
     return {"repeated": recurring.rows}
 
@@ -146,10 +146,3 @@ def _whole_keys(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield rows.slice(0, last)
         remaining = [rows.slice(last)]
     yield from remaining
-
-
-def _begins(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which of ascending keys differs from the one before."""
-    begins = np.ones(len(keys), np.bool_)
-    begins[1:] = keys[1:] != keys[:-1]
-    return begins

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pycld2
@@ -19,9 +18,11 @@ from pydantic import model_validator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.settings import Settings, setting
+from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ENGLISH = "en"
 UNKNOWN = "un"
@@ -46,7 +47,7 @@ class LanguageSettings(Settings):
         "Wanted languages: codes of CLD2 (en, zh, zh-Hant, th), or labels of the language model; all if none is given.",
         paper="en",
     )
-    language_model: Path | None = setting(
+    language_model: FilePath | None = setting(
         None, "A fastText .bin that tells languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
     )
     min_language_score: float = setting(

@@ -7,8 +7,8 @@ back into events. Here libxml2's own events drive the same rules, and no tree is
     killed tags are removed with their content, dissolved tags without it; the text on both sides joins
     whitespace between two tags is not text
 
-Broken pages are read as the package reads them: a page that does not begin as a document is a fragment
-(``html_fragments``), and nothing is read after the point where tags nest too deep for libxml2. Where the package
+Broken pages are read as the package reads them: a page that does not begin as a document is a fragment, made a tree by
+``lxml.html``, and nothing is read after the point where tags nest too deep for libxml2. Where the package
 fails, as on a control character beside a comment, the paragraphs are those that it would have found.
 
 The time for events is proportional to the page, whatever its content; that for a tree is not: libxml2 takes seconds to
@@ -21,11 +21,10 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lxml import etree
-
-from .html_fragments import MAX_DEPTH, TAG_CACHE_SIZE, EventRecorder, TooDeepError
+from lxml.html import HTMLParser, fromstring
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 BLOCK_TAGS = {"body", "blockquote", "caption", "center", "col", "colgroup", "dd", "div", "dl", "dt", "fieldset", "form"}
 BLOCK_TAGS |= {"h1", "h2", "h3", "h4", "h5", "h6", "legend", "li", "optgroup", "option", "p", "pre", "table", "td"}
@@ -35,6 +34,9 @@ DISSOLVED_TAGS = {"embed", "form", "iframe", "layer", "object", "param"}
 HEADING = re.compile(r"\bh\d\b")
 DOCUMENT_START = re.compile(r"\s*<(?:html|!doctype)", re.IGNORECASE)
 
+MAX_DEPTH = 256  # nested tags; libxml2's own limit
+MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
+TAG_CACHE_SIZE = 1024
 PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
 ROLES, HEADING_MARK, SELECT_MARK = 7, 8, 16
 WORD_CHARACTERS = 32
@@ -59,35 +61,87 @@ class Page(NamedTuple):
 def read_page(html: str) -> Page:
     """The non-empty paragraphs of a page, in order."""
     builder = _ParagraphBuilder()
-    if DOCUMENT_START.match(html):
-        truncated = _parse(html, builder)
+    if DOCUMENT_START.match(html) or markup_excess(html):
+        truncated = _parse(html, etree.fromstring, target=builder)
         return Page(builder.paragraphs(), truncated)
-    recorder = EventRecorder()
-    truncated = _parse(html, recorder)
-    for event in recorder.events():
-        match event.method:
-            case "start":
-                builder.start(event.name, event.attributes)
-            case "end":
-                builder.end(event.name)
-            case "data":
-                builder.data(event.name)
-            case "pi":
-                builder.pi(event.name, None)
-    return Page(builder.paragraphs(), truncated)
+    try:
+        tree = _parse(html, fromstring)
+    except etree.ParserError:  # of nothing
+        return Page([], truncated=False)
+    builder.start("html", {})  # what is behind the tree's root, too, is text of the page
+    walk = etree.iterwalk(tree, ("start", "end", "comment", "pi")) if isinstance(tree.tag, str) else [("comment", tree)]
+    for event, node in walk:
+        if event == "start":
+            builder.start(node.tag, node.attrib)
+        elif event == "end":
+            builder.end(node.tag)
+        elif event == "pi":
+            builder.pi(node.target, None)
+        if text := node.text if event == "start" else node.tail:
+            builder.data(text)
+    return Page(builder.paragraphs(), truncated=False)
 
 
-def _parse(html: str, target: Any) -> bool:  # noqa: ANN401  (the protocol of a target is lxml's)
-    """Send the events of a page to the target; returns whether they were cut short because tags nest too deep."""
-    parser = etree.HTMLParser(target=target)
+def _parse(html: str, read: Callable[..., Any], target: Any = None) -> Any:  # noqa: ANN401  (lxml has no types)
+    """Read a page into a tree; with a target, send it the events, and return whether tags nest too deep for it."""
+    parser = etree.HTMLParser(target=target) if target else HTMLParser()
     try:
         try:
-            etree.fromstring(html, parser)
+            tree = read(html, parser=parser)
         except ValueError:  # lxml reads XHTML that declares an encoding only as bytes; so does the package
-            etree.fromstring(html.encode(errors="replace"), parser)
+            tree = read(html.encode(errors="replace"), parser=parser)
     except TooDeepError:
         return True
-    return False
+    return tree if target is None else False
+
+
+class TooDeepError(Exception):
+    """Tags nest deeper than ``MAX_DEPTH``."""
+
+
+class _ExcessError(Exception):
+    """Markup too large for a tree; the argument is the drop reason."""
+
+
+class _MarkupLimits:
+    """An lxml parser target that raises ``_ExcessError`` for markup beyond the limits."""
+
+    def __init__(self) -> None:
+        self._depth = self._nodes = 0
+
+    def start(self, _name: str, attributes: Mapping[str, str]) -> None:
+        self._depth += 1
+        self._count()
+        if self._depth > MAX_DEPTH:
+            raise _ExcessError("too_deep")
+        if len(attributes) > MAX_ATTRIBUTES:
+            raise _ExcessError("too_many_attributes")
+
+    def end(self, _name: str) -> None:
+        self._depth -= 1
+
+    def comment(self, _text: str) -> None:
+        self._count()
+
+    def pi(self, _target: str, _data: str | None) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _ExcessError("too_many_tags")
+
+    def close(self) -> None:
+        """Do nothing; lxml requires it."""
+
+
+def markup_excess(html: str) -> str | None:
+    """Why a page's markup is too large for a tree, whose cost has no bound; None where it is not."""
+    try:
+        _parse(html, etree.fromstring, target=_MarkupLimits())
+    except _ExcessError as excess:
+        return str(excess)
+    return None
 
 
 class _TagCache(dict[str, int]):

@@ -16,7 +16,6 @@ space or closing marks; not with an ellipsis, nor with the full stop after a sin
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from mtnlg_data.text.characters import (
     strip,
 )
 from mtnlg_data.text.compiled import jit
+from mtnlg_data.transfer.urls import FilePath
 
 from .gopher import FULL_STOP, ends_with_ellipsis
 from .lists import read_lines
@@ -91,7 +91,7 @@ class LineRules(NamedTuple):
 
 
 RULES = [
-    Rule("c4_bad_words", settings={"bad_word_files": (tuple[Path, ...], BAD_WORD_FILES)}),
+    Rule("c4_bad_words", settings={"bad_word_files": (tuple[FilePath, ...], BAD_WORD_FILES)}),
     Rule(
         "c4_longest_word",
         Effect.CUT,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.settings import Settings, setting, validate
+from mtnlg_data.transfer.urls import FilePath
 
 from .rules import choose, own_families
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from .rules import Chosen
 
@@ -86,7 +87,9 @@ def check_rules(settings: FilterSettings, names: Iterable[Sequence[str]]) -> Non
 
 
 #: Fields that name files.
-LIST_FIELDS = tuple(name for name, field in FilterSettings.model_fields.items() if field.annotation == tuple[Path, ...])
+LIST_FIELDS = tuple(
+    name for name, field in FilterSettings.model_fields.items() if field.annotation == tuple[FilePath, ...]
+)
 
 
 def list_paths(settings: FilterSettings) -> Iterator[Path]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow as pa
 from mtnlg_data.console import Failure
 from mtnlg_data.settings import setting
 from mtnlg_data.text.hashing import hash_strings
+from mtnlg_data.transfer.urls import FilePath
 
 from .lists import NO_LETTERS_OR_DIGITS, ListFile, entry_words, hashed_entries, is_in
 from .rules import Rule, measure
@@ -60,7 +60,7 @@ SOFT = setting(2, "Soft words that block a URL (RefinedWeb: 2).", unit="words", 
         Rule(
             rule,
             limit=SOFT if rule == "url_soft_words" else None,
-            settings={field: (tuple[Path, ...], setting((), text))},
+            settings={field: (tuple[FilePath, ...], setting((), text))},
         )
         for rule, (field, text) in LISTS.items()
     ],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -34,7 +35,7 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
     ``fits`` compares it with the memory of this machine and the free disk at the recipe's ``input``. Raises ``Failure``
     if that folder does not exist.
     """
-    if not recipe.input.is_dir():
+    if not (isinstance(recipe.input, Path) and recipe.input.is_dir()):
         raise Failure(f"{recipe.input}: no such folder; give the folder of the corpus by --input FOLDER")
     stages: list[dict[str, Any]] = []
     size, left, disk, memory = corpus, 0, 0, 0

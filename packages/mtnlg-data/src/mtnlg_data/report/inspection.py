@@ -1,4 +1,4 @@
-"""Inspection: counts and first documents of a run's folder, a shard or a token store; any other file by its format."""
+"""Inspection: counts and first documents of a run's folder, a shard or a token store; the rows of another table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import read_documents
-from mtnlg_data.engine import listed_shards, read_list
+from mtnlg_data.engine import listed_shards, read_record
 from mtnlg_data.files import read_small
 from mtnlg_data.schema import holds_documents
 from mtnlg_data.sources.matching import check_regular
@@ -21,26 +21,28 @@ from mtnlg_data.tokens.store import TokenStore, idx_path
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
-from mtnlg_data.transfer.urls import check_local, url_of
+from mtnlg_data.transfer.urls import Url, local_only
 
-from .file_inspection import headline, inspect_file, inspect_table, read_schema
+from .file_inspection import inspect_table, read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tokenizers import Tokenizer
 
+    from mtnlg_data.transfer.urls import Location
+
 Inspection = dict[str, Any]
 LARGEST_COPY = 1 << 30  # bytes that are fetched to be inspected; a larger folder is fetched by its own command
 
 
-def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
+def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
     """Counts, and the first ``characters`` of the first ``documents``, as JSON.
 
     Raises ``Failure`` where there is no such file, or it is damaged, and for a folder that holds nothing of ours.
     """
-    if (url := url_of(path)) is not None:
-        return _inspect_url(url, documents, characters)
+    if isinstance(path, Url):
+        return _inspect_url(path, documents, characters)
     if path.is_dir():
         return _inspect_folder(path, documents, characters)
     prefix = path.with_suffix("") if path.suffix in {".bin", ".idx", ".crc"} else path
@@ -50,31 +52,30 @@ def inspect_path(path: Path, documents: int, characters: int) -> Inspection:
         raise Failure(f"{path}: no such file, and no token store (a pair .bin and .idx)")
     check_regular(path)
     if path.suffix != ".parquet":
-        return inspect_file(path, documents, characters)
+        raise Failure(f"{path}: neither Parquet nor a token store (a pair .bin and .idx)")
     if holds_documents(read_schema(path)):
         return _inspect_shards(path, [path], documents, characters)
     return inspect_table(path, documents)
 
 
-def _inspect_url(url: str, documents: int, characters: int) -> Inspection:
+def _inspect_url(url: Url, documents: int, characters: int) -> Inspection:
     """Token stores and runs at a URL, of which only what is shown is read; other files by a copy."""
     files = list_files(url)
-    folder = Path(url)
     summary = files.get("summary.json")
     stages = None if summary is None else parse_stages(read_url(summary.url), summary)
     blend = next((name for name in ("blend.json", "tokens/blend.json") if name in files), None)
     if blend is not None:
-        tokens = (folder / blend).parent
+        tokens = (url / blend).parent
         parts = [_inspect_store(tokens / source.prefix, documents, characters) for source in read_blend(tokens).sources]
         output = {"kind": "folder", "path": url, "parts": parts}
         return output if stages is None else {"kind": "run", "path": url, "stages": stages, "parts": [output]}
-    if folder.suffix in {".bin", ".idx", ".crc"}:
-        return _inspect_store(folder.with_suffix(""), documents, characters)
+    if url.endswith((".bin", ".idx", ".crc")):
+        return _inspect_store(Url(url[:-4]), documents, characters)
     if sum(file.size for file in files.values()) > LARGEST_COPY:
-        check_local(folder)
+        local_only(url)
     with TemporaryDirectory() as copy:
         fetch_files(files, Path(copy))
-        local = Path(copy) if len(files) > 1 or next(iter(files)) != folder.name else Path(copy, folder.name)
+        local = Path(copy) if len(files) > 1 or next(iter(files)) != url.name else Path(copy, url.name)
         return {**inspect_path(local, documents, characters), "path": url}
 
 
@@ -100,7 +101,7 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
     if stores:
         parts = [_inspect_store(prefix, documents, characters) for prefix in stores]
         return {"kind": "folder", "path": str(path), "parts": parts}
-    if (left := read_list(path)) is not None:
+    if (left := read_record(path)) is not None:
         shards = listed_shards(path) or [] if left.shards else []
     else:
         shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(read_schema(shard))]
@@ -122,7 +123,7 @@ def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characte
     return {"kind": "documents", "path": str(path), "shards": len(shards), "sources": sources, "samples": samples}
 
 
-def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
+def _inspect_store(prefix: Location, documents: int, characters: int) -> Inspection:
     store = TokenStore(prefix)
     tokenizer = _tokenizer_beside(prefix)
     samples = []
@@ -136,15 +137,15 @@ def _inspect_store(prefix: Path, documents: int, characters: int) -> Inspection:
     return {"kind": "store", "path": str(prefix), **counts, "samples": samples}
 
 
-def _tokenizer_beside(prefix: Path) -> Tokenizer | None:
+def _tokenizer_beside(prefix: Location) -> Tokenizer | None:
     path = prefix.with_name("tokenizer.json")
-    if (url := url_of(path)) is None:
+    if isinstance(path, Path):
         return read_tokenizer([path]) if path.exists() else None
-    if path.name not in list_files(str(url_of(path.parent))):
+    if path.name not in list_files(path.parent):
         return None
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
-        copy.write_bytes(read_url(url))
+        copy.write_bytes(read_url(path))
         return read_tokenizer([copy])
 
 
@@ -152,8 +153,6 @@ def print_inspection(inspection: Inspection) -> None:
     """Print the result of ``inspect_path`` on stdout."""
     console = output(soft_wrap=True)
     console.print(f"{inspection['path']}: {_headline(inspection)}")
-    if "content" in inspection:
-        console.print_json(data=inspection["content"])
     for stage in inspection.get("stages", []):
         console.print(f"  {summary_line(stage)}")
     if "sources" in inspection:
@@ -168,8 +167,6 @@ def print_inspection(inspection: Inspection) -> None:
         title = sample.get("id") or f"document {sample['document']}, {sample['tokens']:,} tokens"
         console.rule(title, align="left")
         console.print(sample.get("text", sample.get("first")))
-    if "text" in inspection:
-        console.print(inspection["text"])
     for part in inspection.get("parts", []):
         print_inspection(part)
 
@@ -186,4 +183,4 @@ def _headline(inspection: Inspection) -> str:
         case "folder":
             return f"{len(inspection['parts'])} token stores"
         case _:
-            return headline(inspection)
+            return f"{inspection['rows']:,} rows of {', '.join(inspection['columns'])}"

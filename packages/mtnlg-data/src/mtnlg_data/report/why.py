@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from difflib import SequenceMatcher
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,17 +18,16 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import DocumentFile, named_damage
-from mtnlg_data.engine import CUTS, DROPPED, read_list, stage_folders
+from mtnlg_data.engine import CUTS, DROPPED, read_record, stage_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from mtnlg_data.engine.stage_folder import StageList
+    from mtnlg_data.engine import StageRecord
 
     Matches = Callable[[pa.RecordBatch | pa.Table], pa.ChunkedArray]
 
-NEAR_SHOWN = 5
 DOCUMENTS_SHOWN = 10
 THREADS = 8
 PIECE = re.compile(r"#\d+$")  # at the end of the key of a piece of a document cut apart
@@ -45,9 +43,9 @@ class StageFiles(NamedTuple):
     incomplete: bool
 
     @classmethod
-    def of(cls, folder: Path, left: StageList) -> StageFiles:
-        """The stage that left this list in a folder."""
-        listed = [folder / name for name in left.shards or ()]
+    def of(cls, folder: Path, left: StageRecord) -> StageFiles:
+        """The stage that left this record in a folder."""
+        listed = left.shard_paths(folder)
         shards = [shard for shard in listed if shard.exists()]
         return cls(left.stage, folder, shards, incomplete=len(shards) < len(listed) or left.shards is None)
 
@@ -56,10 +54,10 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     """The documents with this id, or else with this key: each with its ``stages`` in order, and their fates.
 
     ``folder`` is that of a run or of a single stage. Raises ``Failure`` where no stage has finished in it, and where no
-    document is called so, with ids that are nearly the same.
+    document is called so.
     """
     found = stage_folders(folder) if folder.is_dir() else []
-    if (own := read_list(folder)) is not None:
+    if (own := read_record(folder)) is not None:
         found.append((folder, own))
     stages = [StageFiles.of(*stage) for stage in found]
     if not stages:
@@ -68,8 +66,7 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     by_id = {row["key"] for _, row in matches if row["id"] == name}
     keys = by_id or {row["key"] for _, row in matches}
     if not keys:
-        near = ", ".join(_near_names(stages, name)) or "none"
-        raise Failure(f"{folder}: no document {name}; nearest: {near} ({HINT})")
+        raise Failure(f"{folder}: no document {name}; {HINT}")
     documents: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for number, row in matches:
         whole = PIECE.sub("", row["key"])
@@ -172,31 +169,6 @@ def _cuts(stage: StageFiles, key: str, shard: str) -> dict[str, Any]:
         cut = cuts.setdefault(place, {"start": place[0], "end": place[1], "ngram": row["ngram"], "tasks": []})
         cut["tasks"] = sorted({*cut["tasks"], row["task"]})
     return {"cuts": list(cuts.values())} if cuts else {}
-
-
-def _near_names(stages: Sequence[StageFiles], name: str) -> list[str]:
-    """The ids and keys most like this one, among those that contain it and its neighbours in alphabetical order."""
-    near: set[str] = set()
-    for stage in stages:
-        for column in _name_columns(stage):
-            near.update(column.filter(pc.match_substring(column, name, ignore_case=True))[:NEAR_SHOWN].to_pylist())
-            for side, nearest in ((pc.less, pc.max), (pc.greater, pc.min)):
-                near.add(nearest(column.filter(side(column, name))).as_py())
-        if not stage.incomplete:
-            break
-    ranked = sorted(near - {None}, key=lambda one: (-SequenceMatcher(None, name, one, autojunk=False).ratio(), one))
-    return ranked[:NEAR_SHOWN]
-
-
-def _name_columns(stage: StageFiles) -> Iterator[pa.ChunkedArray]:
-    """All ids and keys of a stage's documents, kept and dropped, a row group or a file at a time."""
-    for path in sorted((stage.folder / DROPPED).glob("*.parquet")):
-        with named_damage(path):
-            yield from pq.read_table(path, columns=["id", "key"]).columns
-    for path in stage.shards:
-        with DocumentFile(path, verify=False) as file:
-            for group in range(len(file.rows)):
-                yield from file.read(group, ["id", "key"]).columns
 
 
 def print_fates(documents: Sequence[dict[str, Any]]) -> None:

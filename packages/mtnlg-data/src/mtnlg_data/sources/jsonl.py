@@ -67,28 +67,37 @@ class Lines(Reader):
         """As many as wanted of a plain file."""
         return 1 if path.suffix in COMPRESSED else most
 
+    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
+        """Yield the objects of a file, or of the lines that begin in a part; the text is the string under ``field``.
+
+        The Pile's name of a subset is that of any object. Those that are not wanted are skipped and not counted.
+        """
+        field = getattr(self, "field", "text")
+        for item in read_objects(path, max_bytes, part):
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            number, row = item
+            meta, text = row.get("meta"), row.pop(field, None)
+            subset = meta.get("pile_set_name") if isinstance(meta, dict) else None
+            if isinstance(text, str):
+                url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
+                record: Record | Dropped = Record(
+                    number, text, url, subset=subset, id=_take_id(row), metadata=json_metadata(row)
+                )
+            else:
+                others = [key for key, value in row.items() if isinstance(value, str)]
+                hint = f" but under {name_fields(others)}" if others else ""
+                record = Dropped("no_text", _place(path, number, part), f"no string under {field!r}{hint}", subset)
+            if self.wants(record):
+                yield record
+
 
 @reader("jsonl", [f"*.{stem}{suffix}" for stem in ("jsonl", "ndjson", "json") for suffix in ("", *sorted(COMPRESSED))])
 class Jsonl(Lines):
     """JSON lines with their text under a key of one's own."""
 
     field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
-
-    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the objects of a file, or of the lines that begin in a part; the text is the string under ``field``."""
-        for item in read_objects(path, max_bytes, part):
-            if isinstance(item, Dropped):
-                yield item
-                continue
-            number, row = item
-            text = row.pop(self.field, None)
-            if isinstance(text, str):
-                url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
-                yield Record(number, text, url, id=_take_id(row), metadata=json_metadata(row))
-            else:
-                others = [key for key, value in row.items() if isinstance(value, str)]
-                hint = f" but under {name_fields(others)}" if others else ""
-                yield Dropped("no_text", _place(path, number, part), f"no string under {self.field!r}{hint}")
 
 
 @reader("pile")
@@ -118,24 +127,6 @@ class Pile(Lines):
         """Read the subsets of all of these."""
         wanted = [other.subsets for other in (self, *others) if isinstance(other, Pile)]
         return Pile(subset=None if None in wanted else tuple(name for names in wanted for name in names or ()))
-
-    def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the documents of the wanted subsets; those of others are skipped and not counted."""
-        for item in read_objects(path, max_bytes, part):
-            if isinstance(item, Dropped):
-                yield item
-                continue
-            number, row = item
-            meta = row.get("meta")
-            name = meta.get("pile_set_name") if isinstance(meta, dict) else None
-            subset = name if isinstance(name, str) else None
-            if self.subsets is not None and subset not in self.subsets:
-                continue
-            text = row.pop("text", None)
-            if isinstance(text, str):
-                yield Record(number, text, subset=subset, id=_take_id(row), metadata=json_metadata(row))
-            else:
-                yield Dropped("no_text", _place(path, number, part), "no string under 'text'", subset)
 
 
 def _place(path: Path, number: int, part: Part) -> str:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure
 from mtnlg_data.transfer.url_files import RemoteFile, list_files
-from mtnlg_data.transfer.urls import url_of
+from mtnlg_data.transfer.urls import Url, located
 
 from .reader import all_readers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from mtnlg_data.transfer.urls import Location
 
 
 def is_hidden(name: str) -> bool:
@@ -34,15 +36,14 @@ def check_regular(path: Path) -> None:
         raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
 
 
-def kinds_of_files(names: Collection[str], read: Callable[[str], bytes]) -> dict[str, str | None]:
+def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
     """The reader of each file in a folder by the patterns of all readers; None where there is none.
 
-    Hidden files, manifests of others and files that a reader knows to hold no data are left out. ``read`` gives the
-    content of a file by its name.
+    Hidden files, manifests of others and files that a reader knows to hold no data are left out.
     """
     readers = all_readers()
     for reader in readers.values():
-        names = reader.select(names, read)
+        names = reader.select(names)
     kinds = {
         name: next((kind for kind, reader in readers.items() if any(fnmatch(name, p) for p in reader.patterns)), None)
         for name in names
@@ -52,7 +53,7 @@ def kinds_of_files(names: Collection[str], read: Callable[[str], bytes]) -> dict
     return {name: kind for name, kind in kinds.items() if name not in manifests}
 
 
-def matching_files(source: str, patterns: Sequence[str], folder: Path) -> dict[str, Path | RemoteFile]:
+def matching_files(source: str, patterns: Sequence[str], folder: Location) -> dict[str, Path | RemoteFile]:
     """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such.
 
     Raises ``Failure`` for a pattern that matches no file, and for files that would be read twice or share an id.
@@ -60,11 +61,14 @@ def matching_files(source: str, patterns: Sequence[str], folder: Path) -> dict[s
     files: dict[str, Path | RemoteFile] = {}
     matched: dict[str, tuple[str, str]] = {}  # name and pattern of each file, by where it really is
     for pattern in patterns:
-        url = url_of(pattern) or url_of(folder / pattern)
-        matches = _matches_here(source, pattern, folder) if url is None else _matches_at(url, source)
+        place = located(pattern, folder)
+        if isinstance(place, Url):
+            matches: Mapping[str, Path | RemoteFile] = _matches_at(place, source)
+        else:
+            matches = _matches_here(source, pattern, folder if isinstance(folder, Path) else Path())
         for name, path in matches.items():
-            place = path.url if isinstance(path, RemoteFile) else str(path.resolve())
-            first, by = matched.setdefault(place, (name, pattern))
+            origin = path.url if isinstance(path, RemoteFile) else str(path.resolve())
+            first, by = matched.setdefault(origin, (name, pattern))
             if first != name:
                 raise Failure(
                     f"{path}: source {source} reads it twice, as {first} by {by} and as {name} by {pattern}; let one "

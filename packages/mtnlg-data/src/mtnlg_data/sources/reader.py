@@ -74,10 +74,9 @@ class Reader(Settings):
     version: ClassVar[int | None] = None
     #: Whether it yields HTML pages, of which ``clean`` collapses white space by default.
     pages: ClassVar[bool] = False
-    #: Whether a file has rows and a schema, and its beginning alone cannot be read, by which a plan samples others.
+    #: Whether a file has rows and a schema. Its beginning alone cannot be read, by which a plan samples others, and the
+    #: records of a part are numbered from the beginning of the file.
     is_table: ClassVar[bool] = False
-    #: Whether records of a part are numbered from the beginning of the file, not of the part.
-    numbers_by_file: ClassVar[bool] = False
     #: Whether a file that feeds several sources is read once, by ``together``.
     shared: ClassVar[bool] = False
 
@@ -131,9 +130,8 @@ class Reader(Settings):
         return []
 
     @classmethod
-    def select(cls, names: Collection[str], read: Callable[[str], bytes]) -> Collection[str]:
-        """Of all names in a folder, those of data; ``read`` gives the content of one."""
-        del read
+    def select(cls, names: Collection[str]) -> Collection[str]:
+        """Of all names in a folder, those of data."""
         return names
 
     def wants(self, item: Record | Dropped) -> bool:

@@ -49,7 +49,7 @@ class SourceFile:
 
         Rows of tables are numbered from the beginning of the file in any part.
         """
-        part = "" if self.part == WHOLE or self.reader.numbers_by_file else f"{self.part.number}:"
+        part = "" if self.part == WHOLE or self.reader.is_table else f"{self.part.number}:"
         return f"{self.source}/{self.name}/{part}{number}"
 
     @property

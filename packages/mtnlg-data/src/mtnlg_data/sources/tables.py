@@ -3,14 +3,14 @@
 Strings of Parquet are read dictionary-encoded, and texts are converted value by value: a megabyte of text repeated in a
 million rows is held once, and invalid UTF-8 costs only its row. Other columns are in memory for a batch of rows.
 
-A folder of ``save_to_disk`` holds ``data-00000-of-00002.arrow`` and so on, ``dataset_info.json`` and ``state.json``,
-which lists the data files; other .arrow files there (``cache-….arrow``) are what ``map`` left, no part of the data set.
+A folder of ``save_to_disk`` holds ``data-00000-of-00002.arrow`` and so on, ``dataset_info.json`` and ``state.json``;
+what ``map`` left there (``cache-….arrow``) is no part of the data set.
 """
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
 from mtnlg_data.settings import setting
+from mtnlg_data.transfer.urls import first_line
 
 from .reader import Part, Reader, reader
 from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, name_fields
@@ -43,7 +44,7 @@ class Table(Reader):
     """Files of rows with columns."""
 
     version = 1
-    is_table = numbers_by_file = True
+    is_table = True
     field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
 
 
@@ -118,20 +119,20 @@ class Arrow(Table):
     """Arrow, in the stream format, which data sets have, or the file format; one unit of work, however large."""
 
     @classmethod
-    def select(cls, names: Collection[str], read: Callable[[str], bytes]) -> Collection[str]:
-        """The names without the files that are no data: in each folder of a data set, what its state does not list."""
-        kept = dict.fromkeys(names)
-        for state in [name for name in names if name.rpartition("/")[2] == STATE]:
-            folder = state.removesuffix(STATE)
-            listed = _listed_files(read(state))
-            if listed is None:
-                continue
-            for name in [name for name in names if name.rpartition("/")[0] == folder.rstrip("/")]:
-                own = name.removeprefix(folder)
-                if own in NOT_DATA or (own.endswith(".arrow") and own not in listed):
-                    kept.pop(name, None)
-            kept.pop(f"{folder.rstrip('/').rpartition('/')[0]}/dataset_dict.json".lstrip("/"), None)
-        return [*kept]
+    def select(cls, names: Collection[str]) -> Collection[str]:
+        """The names without the files of a data set that hold no rows, and without what ``map`` has cached."""
+        folders = {name.removesuffix(name.rpartition("/")[2]) for name in names if name.endswith(".arrow")}
+        folders &= {name.removesuffix(STATE) for name in names if name.rpartition("/")[2] == STATE}
+        beside = {f"{folder.rstrip('/').rpartition('/')[0]}/dataset_dict.json".lstrip("/") for folder in folders}
+        return [
+            name
+            for name in names
+            if name not in beside
+            and not (
+                name.removesuffix(own := name.rpartition("/")[2]) in folders
+                and (own in NOT_DATA or fnmatch(own, "cache-*.arrow"))
+            )
+        ]
 
     def columns(self, path: Path) -> pa.Schema | None:
         """By its first message."""
@@ -201,14 +202,6 @@ def _batches(
         source.seek(0)
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as opened:
             yield opened.schema, map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
-
-
-def _listed_files(state: bytes) -> set[str] | None:
-    """The data files that a ``state.json`` lists; None where it is a file of another kind."""
-    try:
-        return {str(file["filename"]) for file in json.loads(state)["_data_files"]}
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def no_text(name: str, schema: pa.Schema, field: str) -> Dropped:
@@ -320,8 +313,3 @@ def _utf8_bytes(scalar: Any) -> memoryview | None:  # noqa: ANN401  (pyarrow has
     if isinstance(scalar, pa.DictionaryScalar):
         scalar = scalar.value
     return memoryview(scalar.as_buffer()) if scalar.is_valid else None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return str(error).partition("\n")[0]

@@ -16,7 +16,6 @@ import re
 import zlib
 from contextlib import redirect_stderr
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
@@ -24,7 +23,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from mtnlg_data.console import Failure
 from mtnlg_data.settings import setting
 from mtnlg_data.transfer.snapshot import downloaded_files
-from mtnlg_data.transfer.urls import check_local
+from mtnlg_data.transfer.urls import local_only
 
 from .reader import Part, Reader, reader
 from .record import Dropped, Record
@@ -32,6 +31,7 @@ from .response import GZIP_WBITS, read_converted_text, read_html_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WARC_START = b"WARC/1."
 GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -75,7 +75,7 @@ class Warc(Reader):
 
     def find(self, folder: Path) -> list[tuple[str, Path]]:
         """The files of a snapshot fetched so far, in the order of its listing, so that later ones come last."""
-        place = check_local(folder / check_local(Path(self.snapshot or "")))
+        place = folder / local_only(self.snapshot or "")
         if files := downloaded_files(place):
             return files
         raise Failure(f"{place}: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out {place}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
@@ -11,6 +10,7 @@ from mtnlg_data.console import Failure
 from mtnlg_data.engine import CUTS
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
+from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
     from mtnlg_data.document import Shard
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class DecontaminateSettings(Settings):
     """What counts as contamination, and how much around it is cut; the defaults are the paper's (4.4)."""
 
-    texts: Path | None = setting(
+    texts: FilePath | None = setting(
         None, "Texts of the evaluation tasks, to be cut from the documents (mtnlg-eval texts)."
     )
     n: PositiveInt = setting(13, "Length of an n-gram.", unit="words", paper="13 in Megatron's tool")

@@ -46,7 +46,6 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
     """Fuzzy deduplication across all sources (paper.md 4.3)."""
 
     number, version = 4, 1
-    kept = ("datasketch",)
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """State of fixed width per document and band, and per candidate its set of shingles; the rest goes in the end.

@@ -63,7 +63,7 @@ class Extract(Step[ExtractSettings, Settings]):
         shutil.rmtree(job.out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
         summaries = [one.summary for one in done]
         shards = [name for summary in summaries for name in summary["shards"]]
-        job.folder.finish(job.out / name for name in shards)
+        job.folder.shards = shards
         lost = {"sources": {}, "lost": _empty_files(groups, summaries)}
         sources = list(dict.fromkeys(file.source for file in job.files))
         stage = stage_summary(self.name, [*summaries, lost], sources, self.settings.alarm_share)

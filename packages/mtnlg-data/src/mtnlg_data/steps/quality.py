@@ -14,7 +14,6 @@ affect it.
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  (pydantic reads the annotation)
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import NonNegativeInt, model_validator
@@ -25,6 +24,7 @@ from mtnlg_data.fingerprint import File
 from mtnlg_data.quality.draws import HISTOGRAM_EDGES, histogram, keep_probability, uniform_draws
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Outcome, Role, Step
+from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,9 @@ class QualitySettings(Settings):
     """How crawled documents are scored and drawn."""
 
     alpha: float = setting(3.0, "Of the Pareto draw: a higher one keeps fewer documents.", paper="3 (GPT-3: 9)", gt=0)
-    model: Path | None = setting(None, "A classifier.npy of another run or a fastText .bin, instead of training one.")
+    model: FilePath | None = setting(
+        None, "A classifier.npy of another run or a fastText .bin, instead of training one."
+    )
     label: str = setting("__label__hq", "Label of good texts in a fastText model.")
     sample: int = setting(  # training holds 4 kB of each
         800_000, "Most training documents of each class.", unit="documents", paper="800000", ge=MIN_DOCUMENTS

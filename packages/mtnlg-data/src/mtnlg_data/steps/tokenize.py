@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
@@ -14,13 +13,16 @@ from mtnlg_data.fingerprint import file_digest
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.step import Cost, Kind, Step
+from mtnlg_data.transfer.urls import location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.summary import Summary
+    from mtnlg_data.transfer.urls import Location
 
 
 Library = Literal["auto", "tokenizers", "gigatoken"]
@@ -89,10 +91,10 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return {"weight": DATASETS[name].weight} if name in DATASETS else {}
 
     @classmethod
-    def localize(cls, values: Mapping[str, Any], local: Callable[[Path], Path]) -> dict[str, Any]:
+    def localize(cls, values: Mapping[str, Any], local: Callable[[Location], Path]) -> dict[str, Any]:
         """A tokenizer is a path, or the name of GPT-2's."""
         given = values["tokenizer"]
-        return {**values, "tokenizer": given if given in {None, "gpt2"} else str(local(Path(given)))}
+        return {**values, "tokenizer": given if given in {None, "gpt2"} else str(local(location(given)))}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -131,4 +133,4 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         """Encode, shuffle, write the stores."""
         from mtnlg_data.tokens.stage import tokenize  # noqa: PLC0415
 
-        return tokenize(self, type(job)(self, job.paths, job.results, job.engine))
+        return tokenize(self, job)

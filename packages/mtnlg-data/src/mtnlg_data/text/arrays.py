@@ -40,12 +40,18 @@ def column_of(texts: Texts) -> pa.LargeStringArray:
     return pa.LargeStringArray.from_buffers(len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data))
 
 
-def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Consecutive parts of a batch, of about ``BYTES_AT_A_TIME`` of text each."""
+def binary_column(values: NDArray[np.generic], bounds: NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """A column of lists of numbers, as bytes: Arrow reorders lists number by number."""
+    buffers = [None, pa.py_buffer(values.itemsize * bounds), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+
+
+def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterator[pa.RecordBatch]:
+    """Consecutive parts of a batch, of about so many bytes of text each."""
     ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
     first = 0
     while first < batch.num_rows:
-        full = ends[first - 1] + BYTES_AT_A_TIME if first else BYTES_AT_A_TIME
+        full = (ends[first - 1] if first else 0) + size
         last = max(first + 1, int(np.searchsorted(ends, full, side="right")))
         yield batch.slice(first, last - first)
         first = last

@@ -10,11 +10,12 @@ from mtnlg_data.console import Failure
 from mtnlg_data.files import read_small
 from mtnlg_data.settings import Settings
 from mtnlg_data.transfer.url_files import read_url
-from mtnlg_data.transfer.urls import url_of
+from mtnlg_data.transfer.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from mtnlg_data.transfer.urls import Location
 
 UNITS = 1 << 32
 """Integer weights of the sources of a blend add up to this."""
@@ -60,12 +61,11 @@ def check_weights(weights: Mapping[str, float]) -> None:
         raise ValueError(f"the weights of the sources sum to {total:g}, not to 1: {each}")
 
 
-def read_blend(tokens: Path) -> Blend:
+def read_blend(tokens: Location) -> Blend:
     """The blend in a folder of token stores. Raises ``Failure`` if blend.json is missing or wrong."""
     path = tokens / "blend.json"
-    url = url_of(path)
     try:
-        return Blend.model_validate_json(read_small(path) if url is None else read_url(url))
+        return Blend.model_validate_json(read_url(path) if isinstance(path, Url) else read_small(path))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; it is written by the tokenize stage of mtnlg-data") from None
     except ValidationError as error:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 MAX_BATCH_TEXTS = 4096
 MAX_BATCH_CHARACTERS = 500_000
-BYTES_PER_CHARACTER_ENCODED = 600  # memory, at most, of a batch
 #: Where a piece of a long text may end: the last places in so many characters, each tried by encoding the characters
 #: around it as one text and as two.
 WORD_END = re.compile(r"(?<=\S)(?=\s)|(?<=\w)(?=\W)")

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure
 from mtnlg_data.transfer.url_files import RangeReader
-from mtnlg_data.transfer.urls import url_of
+from mtnlg_data.transfer.urls import Url
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mtnlg_data.transfer.urls import Location
 
 
 class FileReader:
@@ -22,10 +24,10 @@ class FileReader:
     not. Raises ``Failure`` where there is no such file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
-        if (url := url_of(path)) is not None:
-            reader = RangeReader(url)
+        if isinstance(path, Url):
+            reader = RangeReader(path)
             self.size, self.read = reader.size, reader.read
             return
         try:

@@ -33,7 +33,7 @@ def merge(prefixes: Sequence[Path], out: Path) -> TokenStore:
     differ), where one is given twice, and where ``out`` is one of them.
     """
     stores = [TokenStore(prefix) for prefix in prefixes]
-    _check_mergeable(stores, out)
+    _check_mergeable(stores, prefixes, out)
     blocks = -(-sum(map(len, stores)) // DOCUMENTS_PER_BATCH)
     with writing_store(out, np.iinfo(stores[0].dtype).max + 1) as writer:
         for block in range(blocks):
@@ -58,20 +58,20 @@ def take_documents(
     return np.concatenate([ids[:0], *(ids[begin:end] for begin, end in bounds)]), sizes[order]
 
 
-def _check_mergeable(stores: Sequence[TokenStore], out: Path) -> None:
+def _check_mergeable(stores: Sequence[TokenStore], prefixes: Sequence[Path], out: Path) -> None:
     first = stores[0]
-    places = [store.prefix.resolve() for store in stores]
+    places = [prefix.resolve() for prefix in prefixes]
     for number, store in enumerate(stores):
         if places[number] in places[:number]:
             raise Failure(f"{store.prefix}: given twice")
-        if store.prefix.resolve() == out.resolve():
+        if places[number] == out.resolve():
             raise Failure(f"{out}: is one of the stores to merge; give another --out")
         if store.dtype != first.dtype or store.dtype not in MERGEABLE_DTYPES:
             raise Failure(
                 f"{store.prefix}: tokens of {store.dtype}, where {first.prefix} has {first.dtype}; "
                 "give stores of one tokenizer, all of uint16 or all of int32"
             )
-    paths = {store.prefix.with_name("tokenizer.json") for store in stores}
+    paths = {prefix.with_name("tokenizer.json") for prefix in prefixes}
     tokenizers = sorted(path for path in paths if path.exists())
     for path in tokenizers:
         if sha256(path) != sha256(tokenizers[0]):

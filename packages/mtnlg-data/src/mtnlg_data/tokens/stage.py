@@ -4,35 +4,32 @@
     vocabulary  trained on the samples, or read: tokenizer.json
     encode      some row groups of a shard: ids of the documents, each with an end token, sorted by hash(seed, key)
     merge       of a source of more files than one task may open: the levels of the exchange (``mtnlg_data.exchange``)
-    count       documents and tokens of each range of keys: where in the store it begins
-    shuffle     a range of keys from all encoded files of a source: its place in the store
-    stores      the files of a store put in place
+    shuffle     a range of keys from all encoded files of a source: a piece of its store
+    stores      the pieces of a store, one after another
     blend       the stores and their weights: blend.json, which ``stream.open_stream`` reads
 
 No task opens more than ``exchange.FAN_OUT`` files, or holds more than about ``TEXT_BYTES_PER_UNIT`` of text or
-``TOKENS_PER_BATCH`` tokens, however many shards and sources there are. Ids are those of ``tokenizers``. A text that
-spells the end token is encoded as text, so that the end token stands at ends of documents only.
+``exchange.RUN_BYTES`` of tokens, however many shards and sources there are. Ids are those of ``tokenizers``. A text
+that spells the end token is encoded as text, so that the end token stands at ends of documents only.
 """
 
 from __future__ import annotations
 
 import shutil
-from functools import partial
-from itertools import chain, groupby, zip_longest
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards, shard_source, text_bytes
-from mtnlg_data.exchange import Exchange, KeyRange, SortedFile
+from mtnlg_data.engine.tasks import ROWS_SUFFIX
+from mtnlg_data.exchange import Exchange, Rows, merge
 from mtnlg_data.files import write_json
-from mtnlg_data.fingerprint import fingerprint
 from mtnlg_data.summary import stage_summary
 
 from .blend import Blend, BlendSource
-from .encoding import EncodedSource, Encoding, count_ranges, encode_groups, encoded_path, merge_encoded
-from .placed_store import PlacedStore, RangeWrite, allocate_store, range_path, write_range, write_store
+from .encoding import Encoding, StoreWrite, encode_groups, write_store
 from .store import bin_path
 from .tokenizer import Vocabulary, draw_sample, sample_limits, write_tokenizer
 
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.document import Shard
+    from mtnlg_data.exchange import Range
     from mtnlg_data.job import Done, Job
     from mtnlg_data.steps.tokenize import Tokenize, TokenizeSettings
     from mtnlg_data.summary import Summary
@@ -72,7 +70,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     tokenizer = _write_tokenizer(job, shards, groups, weights, settings)
     vocabulary, eod = tokenizer.summary["vocabulary"], tokenizer.summary["eod"]
     work = [
-        ((shard, part), encoded_path(job.state / "encoded" / source, SortedFile(0, number, 0)))
+        ((shard, part), Rows.path(job.state / "encoded" / source, number))
         for source, own in shards.items()
         for number, (shard, part) in enumerate(
             (shard, part) for shard in own for part in _split_row_groups(groups[shard.path])
@@ -82,8 +80,9 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     encoded = job.map("encode", encode_groups, work, how=how)
     by_source = groupby(encoded, key=lambda done: done.output.parent.name)
     stores = [_Shuffle.of(job, source, [*own], vocabulary, settings.validation) for source, own in by_source]
-    _write_stores(job, [store for store in stores if not job.is_done(write_store, *store.last())])
-    written = job.map("stores", write_store, [store.last() for store in stores])
+    unwritten = [store for store in stores if not job.is_done(write_store, store.write, store.output)]
+    job.map("shuffle", merge, [piece for store in unwritten for piece in store.pieces()], scratch=True)
+    written = job.map("stores", write_store, [(store.write, store.output) for store in stores])
     summaries = {source: done.summary for source, done in zip(shards, written, strict=True)}
 
     tokens_by_source = {
@@ -101,8 +100,8 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
         ),
     )
     job.map("blend", write_blend, [(blend, out / "blend.json")])
-    job.folder.finish(None)
-    shutil.rmtree(job.state / "stores", ignore_errors=True)  # of stores that were begun, and whose documents changed
+    job.folder.shards = None
+    shutil.rmtree(job.state / "stores", ignore_errors=True)  # pieces
     unigrams = {source: store["unigrams"] for source, store in summaries.items()}
     counted = [done.summary for done in encoded]
     return {
@@ -156,63 +155,26 @@ def _split_row_groups(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 class _Shuffle(NamedTuple):
-    """The encoded files of a source, on their way to its store."""
+    """The encoded documents of a source, on their way to its store."""
 
-    placed: PlacedStore
-    exchange: Exchange
+    rows: Rows
+    write: StoreWrite
     output: Path  # the store's .bin
 
     @classmethod
     def of(cls, job: Job, source: str, encoded: Sequence[Done], vocabulary: int, validation: float) -> _Shuffle:
         """The way of a source that these tasks have encoded."""
-        documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
+        rows = job.collect("merge", encoded[0].output.parent, encoded, scratch=True)
         tokens = sum(done.summary["tokens"] for done in encoded)
-        contents = fingerprint(encoded)
-        prefix = job.state / "stores" / source / contents[:16]  # of these documents alone
-        files = EncodedSource(encoded[0].output.parent, contents, vocabulary)
-        placed = PlacedStore(prefix, files, documents, tokens, validation)
-        exchange = Exchange(len(encoded), -(-tokens // TOKENS_PER_UNIT))
-        return cls(placed, exchange, bin_path(job.out / source))
+        pieces = Exchange(len(encoded), -(-tokens // TOKENS_PER_UNIT)).ranges
+        folder = job.state / "stores" / source
+        documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
+        paths = [folder / f"{number:07d}{ROWS_SUFFIX}" for number in range(pieces)]
+        return cls(rows, StoreWrite(paths, rows.digest, documents, vocabulary, validation), bin_path(job.out / source))
 
-    def last(self) -> tuple[tuple[PlacedStore, int], Path]:
-        """What ``write_store`` does."""
-        return (self.placed, self.exchange.ranges), self.output
-
-    def merges(self) -> Iterator[list[tuple[tuple[EncodedSource, KeyRange], Path]]]:
-        """The merges of each level."""
-        source = self.placed.source
-        for level in self.exchange.merges():
-            yield [((source, keys), encoded_path(source.folder, file)) for file, keys in level]
-
-    def counts(self) -> list[tuple[tuple[EncodedSource, KeyRange, int], Path]]:
-        """A count for all ranges that the same files hold."""
-        source, ranges = self.placed.source, map(self.exchange.range, range(self.exchange.ranges))
-        counts: list[tuple[tuple[EncodedSource, KeyRange, int], Path]] = []
-        for files, own in groupby(ranges, key=lambda keys: keys.files):
-            parts = list(own)
-            keys = KeyRange(parts[0].first, parts[-1].last, files)
-            counts.append(((source, keys, len(parts)), source.folder / f"{len(counts):07d}.counts.npy"))
-        return counts
-
-    def ranges(self) -> list[tuple[RangeWrite, Path]]:
-        """The ranges of the store, by the counts."""
-        counts = np.concatenate([np.load(output) for _, output in self.counts()])
-        begins = (np.cumsum(counts, axis=0) - counts).tolist()
-        return [
-            (RangeWrite(self.placed, self.exchange.range(number), *begin), range_path(self.placed, number))
-            for number, begin in enumerate(begins)
-        ]
-
-
-def _write_stores(job: Job, shuffles: Sequence[_Shuffle]) -> None:
-    """Write these stores, up to their last step; all sources are at the same step, to share the workers."""
-    run = partial(job.map, scratch=True)
-    for levels in zip_longest(*(shuffle.merges() for shuffle in shuffles), fillvalue=[]):
-        run("merge", merge_encoded, [*chain(*levels)])
-    run("count", count_ranges, [*chain(*(shuffle.counts() for shuffle in shuffles))])
-    for shuffle in shuffles:
-        allocate_store(shuffle.placed)
-    run("shuffle", write_range, [*chain(*(shuffle.ranges() for shuffle in shuffles))])
+    def pieces(self) -> Iterator[tuple[Range, Path]]:
+        """The ranges of keys that are merged by themselves, and where to."""
+        return zip(self.rows.ranges(len(self.write.pieces)), self.write.pieces, strict=True)
 
 
 def unigram_entropy(weights: Mapping[str, float], unigrams: Mapping[str, Sequence[int]]) -> float:

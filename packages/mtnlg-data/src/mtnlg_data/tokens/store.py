@@ -16,12 +16,13 @@ import hashlib
 import struct
 import tempfile
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open, atomic_path
+from mtnlg_data.transfer.urls import local_only, location
 
 from .file_reader import FileReader
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.transfer.urls import Location, Url
+
+L = TypeVar("L", "Path", "Url", "Location")
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES: dict[int, type[np.integer[Any]]] = {
@@ -46,12 +50,12 @@ SPAN_BYTES = 1 << 30
 READ_BYTES = 1 << 20
 
 
-def bin_path(prefix: Path) -> Path:
+def bin_path(prefix: L) -> L:
     """The file of token ids. The prefix may have dots."""
     return prefix.with_name(f"{prefix.name}.bin")
 
 
-def idx_path(prefix: Path) -> Path:
+def idx_path(prefix: L) -> L:
     """The index: sizes and offsets of the documents."""
     return prefix.with_name(f"{prefix.name}.idx")
 
@@ -152,8 +156,9 @@ class TokenStore:
     ``Failure`` naming it. Pickles as its prefix.
     """
 
-    def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: Location | str) -> None:
+        self.prefix = location(prefix)
+        prefix = self.prefix
         self._idx, self._bin = FileReader(idx_path(prefix)), FileReader(bin_path(prefix))
         self._sequences, self.documents, self.dtype = _read_header(self._idx)
         expected = self._expected_bin_size()
@@ -177,7 +182,7 @@ class TokenStore:
         (tokens,) = self._array("<i4", HEADER.size, last, last + 1)
         return int(self._offsets(last, last + 1)[0]) + int(tokens) * self.dtype.itemsize
 
-    def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[TokenStore], tuple[Location]]:
         """Pickle the prefix: a process that unpickles the store opens the files itself."""
         return TokenStore, (self.prefix,)
 
@@ -218,7 +223,7 @@ class TokenStore:
 
     def checksum(self) -> str:
         """``span_digest`` of ``.bin`` and ``.idx``. Reads both files."""
-        return span_digest([bin_path(self.prefix), idx_path(self.prefix)])
+        return span_digest([*map(local_only, (bin_path(self.prefix), idx_path(self.prefix)))])
 
     def _offsets(self, first: int, last: int) -> NDArray[np.int64]:
         return self._array("<i8", HEADER.size + 4 * self._sequences, first, last)

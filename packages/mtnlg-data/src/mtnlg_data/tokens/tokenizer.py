@@ -28,6 +28,7 @@ from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.files import atomic_path, read_small, write_json, write_text
 from mtnlg_data.fingerprint import File
 from mtnlg_data.transfer.url_files import local_path
+from mtnlg_data.transfer.urls import location
 
 from . import tokenizer_file
 from .encoder import open_encoder, require_library
@@ -159,7 +160,7 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
         return ()
     if settings.tokenizer == GPT2:
         return fetch_gpt2()
-    path = local_path(Path(settings.tokenizer))
+    path = local_path(location(settings.tokenizer))
     if path.is_file():
         return (path,)
     for names in TOKENIZER_FILES:

@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, UsageFailure, progress, say
-from mtnlg_data.engine import lock_folder, manifest_path, read_list, stage_folders
+from mtnlg_data.engine import lock_folder, manifest_path, read_record, stage_folders
 from mtnlg_data.files import read_small, sha256, write_json
 
 from .url_files import RemoteFile, find_file, list_files
-from .urls import EXTRAS, connect, persist, url_of
+from .urls import EXTRAS, Url, connect, persist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .urls import Location
+
 LISTS = {"blend.json", "stage.json", "summary.json"}
 #: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
-NOT_RESULTS = {"state", "documents", "positives", "inputs", "account.json"}
+NOT_RESULTS = {"state", "documents", "positives", "inputs"}
 PROBE = ".mtnlg-data"
 IGNORED_REMOTE_FILES = {PROBE, ".gitattributes"}  # the Hub begins each data set with the latter
 UPLOADS_AT_A_TIME = 4
@@ -42,20 +44,19 @@ class Place(NamedTuple):
     """Where a command works, and the URL where it publishes its results, if it does."""
 
     folder: Path
-    url: str | None
+    url: Url | None
 
     @classmethod
-    def of(cls, out: Path, work: Path | None) -> Place:
+    def of(cls, out: Location, work: Path | None) -> Place:
         """The place for ``--out`` and ``--work``: of a URL, a folder below the working folder where none is given.
 
         Raises ``Failure`` where the URL cannot be reached, before any work is done.
         """
-        url = url_of(out)
-        if url is None:
+        if isinstance(out, Path):
             if work is not None:
                 raise UsageFailure(f"--work {work}: goes with an --out that is a URL; {out} is itself a folder")
             return cls(out, None)
-        url = url.rstrip("/")
+        url = Url(out.rstrip("/"))
         own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
         place = cls(work or Path(f"mtnlg-data-{own}"), url)
         check_no_other_files(_record_path(place.folder, url), url)
@@ -72,7 +73,7 @@ class Place(NamedTuple):
 
 def last_stage(folder: Path) -> Path | None:
     """The folder with the last shards of a run or of a single stage; None where there are none."""
-    stages = [folder] if read_list(folder) is not None else [path for path, _ in stage_folders(folder)]
+    stages = [folder] if read_record(folder) is not None else [path for path, _ in stage_folders(folder)]
     return next((stage for stage in reversed(stages) if _shards(stage)), None)
 
 
@@ -90,8 +91,8 @@ def result_files(folder: Path) -> list[str]:
 
 
 def _shards(stage: Path) -> list[Path]:
-    left = read_list(stage)
-    return [] if left is None or not left.shards else [stage / name for name in left.shards]
+    record = read_record(stage)
+    return [] if record is None else record.shard_paths(stage)
 
 
 def _record_path(folder: Path, url: str) -> Path:

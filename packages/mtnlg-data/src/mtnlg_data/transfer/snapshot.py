@@ -19,7 +19,7 @@ from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.engine import lock_folder
 
 from .url_files import FetchRecord, fetch_files
-from .urls import url_of
+from .urls import Url, location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +56,12 @@ def fetch_snapshot(
     """
     if not SNAPSHOT_NAME.fullmatch(snapshot):
         raise UsageFailure(f"{snapshot}: not the name of a snapshot, such as CC-MAIN-2020-50")
-    if url_of(base) is None and not Path(base).is_dir():
-        raise Failure(f"{base}: no such folder")
-    root = f"{url_of(base) or f'file://{Path(base).absolute()}'}".rstrip("/") + f"/crawl-data/{snapshot}"
+    place = location(base)
+    if isinstance(place, Path):
+        if not place.is_dir():
+            raise Failure(f"{base}: no such folder")
+        place = Url(f"file://{place.absolute()}")
+    root = place / "crawl-data" / snapshot
     with lock_folder(out):
         fetch_files({LISTING: f"{root}/{LISTING}"}, out, verify=verify, largest=LARGEST_LISTING)
         paths, refused = read_listing(out / LISTING, snapshot)

@@ -30,10 +30,12 @@ from mtnlg_data.console import Failure, progress
 from mtnlg_data.engine import lock_folder
 from mtnlg_data.files import open_to_update, read_small, sha256, sync_directory
 
-from .urls import EXTRAS, TransientError, connect, persist, url_of
+from .urls import EXTRAS, TransientError, Url, connect, persist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from .urls import Location
 
 RECORD = ".fetched.jsonl"
 RECORD_BYTES = 1 << 30
@@ -366,13 +368,12 @@ def local_copy(file: RemoteFile, folder: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def local_path(path: Path) -> Path:
+def local_path(place: Location) -> Path:
     """The path itself; of a URL of a small file or folder (a tokenizer, a list), a copy in $XDG_CACHE_HOME/mtnlg-data.
 
     The copy is made again when the file has changed; a process looks only once, and waits where another is at it.
     """
-    url = url_of(path)
-    return path if url is None else _cached_copy(url)
+    return _cached_copy(place) if isinstance(place, Url) else place
 
 
 @cache

@@ -1,8 +1,8 @@
 """URLs of fsspec (s3://, gs://, az://, hf://, https://, file://): their file systems, and what their drivers raise.
 
-Options and settings hold a URL as a ``Path``, in which "s3://bucket" has lost a slash; `url_of` restores it.
-Credentials come from where a driver looks for them (environment, profile, the machine's role), never from a URL, since
-URLs are printed and recorded.
+A text of the command line or of a recipe is parsed once (``location``, ``FilePath``): a ``Url``, or a path of this
+machine. Credentials come from where a driver looks for them (environment, profile, the machine's role), never from a
+URL, since URLs are printed and recorded.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import logging
 import re
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import TypeAliasType
 
 from mtnlg_data.console import Failure, IoFailure, UsageFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from typing import TypeVar
 
     T = TypeVar("T")
 
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/].*)", re.DOTALL)
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+", re.DOTALL)
 USER_AND_PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
 #: The extra of this package that brings the driver of a scheme.
 EXTRAS = {
@@ -50,19 +52,69 @@ NOTHING = "no such file, folder or bucket"
 LONGEST_REASON = 200  # characters
 
 
-def url_of(place: str | Path) -> str | None:
-    """The URL that a path or text stands for; None for a path of this machine."""
-    match = URL.fullmatch(str(place))
-    if match is None:
-        return None
-    return f"{match[1]}://{'/' if match[1] in {'file', 'local'} else ''}{match[2]}"
+class Url(str):
+    """A URL, with what is asked of places in general."""
+
+    __slots__ = ()
+
+    def __truediv__(self, below: str | Path) -> Url:
+        """What is below this folder."""
+        return Url("/".join([self.rstrip("/"), *PurePosixPath(below).parts]))
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> Url:
+        """The folder that it is in."""
+        return Url(self.rstrip("/").rpartition("/")[0])
+
+    def with_name(self, name: str) -> Url:
+        """What has this name beside it."""
+        return self.parent / name
 
 
-def check_local(path: Path) -> Path:
-    """The path itself. Raises ``UsageFailure`` for a URL, where only files of this machine can be read."""
-    if (url := url_of(path)) is not None:
-        raise UsageFailure(f"{url}: is read here only as a copy: mtnlg-data fetch {url} --out FOLDER")
-    return path
+Location = TypeAliasType("Location", Path | Url)  # help shows its name
+
+
+class _PathOrUrl:
+    """Of the type of a setting: a URL stays one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+        """Let pydantic read all but URLs."""
+        from pydantic_core import core_schema  # noqa: PLC0415  (which --help does not wait for)
+
+        def read(given: Any, read_path: Callable[[Any], Path]) -> Location:  # noqa: ANN401
+            return Url(given) if isinstance(given, str) and URL.fullmatch(given) else read_path(given)
+
+        text = core_schema.to_string_ser_schema()
+        return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=text)
+
+
+#: A setting that names a file: a path or a URL in a recipe, and where a step reads it a path of this machine, to which
+#: ``Step.localize`` has brought a copy.
+FilePath = Annotated[Path, _PathOrUrl()]
+
+
+def location(given: str | Path) -> Location:
+    """What a text stands for."""
+    return Url(given) if isinstance(given, str) and URL.fullmatch(given) else Path(given)
+
+
+def located(given: str | Path, folder: Location) -> Location:
+    """What a text stands for that starts at this folder, unless it is a URL or an absolute path."""
+    place = location(given)
+    return place if isinstance(place, Url) or place.is_absolute() else folder / place
+
+
+def local_only(given: str | Path) -> Path:
+    """A path of this machine. Raises ``UsageFailure`` for a URL, where only files of this machine can be read."""
+    place = location(given)
+    if isinstance(place, Url):
+        raise UsageFailure(f"{place}: is read here only as a copy: mtnlg-data fetch {place} --out FOLDER")
+    return place
 
 
 def connect(url: str) -> tuple[Any, str]:
@@ -83,7 +135,7 @@ def connect(url: str) -> tuple[Any, str]:
         system, path = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        way_out = f"pip install 'mtnlg-data[{extra}]'" if extra else _first_line(error)
+        way_out = f"pip install 'mtnlg-data[{extra}]'" if extra else first_line(error)
         raise UsageFailure(f"{url}: its driver is not installed: {way_out}") from None
     except Exception as error:  # noqa: BLE001  (drivers raise anything, for instance for want of credentials)
         raise Failure(f"{url}: {_reason(error)}") from None
@@ -127,7 +179,7 @@ def driver_errors(url: str) -> Iterator[None]:
             raise Failure(f"{url}: {_reason(error)}") from error
         if _is_denied(error):
             raise Failure(
-                f"{url}: access denied: {_first_line(error)}; "
+                f"{url}: access denied: {first_line(error)}; "
                 "credentials come from the environment, the profile or the role of the machine"
             ) from None
         raise TransientError(_reason(error)) from error
@@ -159,8 +211,9 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the beginning of a long one."""
     return str(error).partition("\n")[0][:LONGEST_REASON]
