@@ -44,6 +44,12 @@ ModelArgsOption = Annotated[
     ),
 ]
 TasksOption = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}.", show_default="all")]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-task-code", help="Run code that a task's YAML names (!function) and metrics that it fetches."
+    ),
+]
 StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answers; the same command resumes.")]
 
 
@@ -89,6 +95,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Prompts as chats, by the model's template.")
     ] = False,
+    trust_task_code: TrustOption = False,
     each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder.")] = False,
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
@@ -135,7 +142,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             include_path=include_path,
             revisions=revisions,
             model_args=given,
-            lm_eval={"apply_chat_template": apply_chat_template},
+            lm_eval={"apply_chat_template": apply_chat_template, "trust_task_code": trust_task_code},
         )
         if not summary:  # a rank of torchrun other than 0
             continue
@@ -166,7 +173,7 @@ def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_j
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="--model_args checkpoint=MODEL[,dtype=…] --tasks A,B --output_path DIR [OPTIONS OF lm-eval run]",
 )
-def lm_eval(context: typer.Context) -> None:
+def lm_eval(context: typer.Context, trust_task_code: TrustOption = False) -> None:
     """Like `run`, with the words and the rules of [bold]lm-eval run[/bold]; the results are those of `run`.
 
     --model_args are checkpoint, those of `run --model-args`, layout, batch_tokens and store (the folder of the answers:
@@ -176,6 +183,7 @@ def lm_eval(context: typer.Context) -> None:
 
     silence_lm_eval()
     arguments = parse_lm_eval(context.args)
+    arguments["lm_eval"]["trust_task_code"] = trust_task_code
     summary = evaluate(**arguments)
     if summary:
         show({summary["name"]: summary}, arguments["out"], each=False, as_json=False)

@@ -29,7 +29,8 @@ class TaskOptions:
     """What decides rows and prompts, beside the tasks' names and shots.
 
     ``limit`` samples rows at random, or takes the ``first``; ``rows`` are numbers of rows by task. ``choice`` selects
-    the shots (HANS only), ``style`` the nine tasks' prompts and scores. The others are as in lm-eval.
+    the shots (HANS only), ``style`` the nine tasks' prompts and scores, ``trust_task_code`` admits code that tasks
+    bring. The others are as in lm-eval.
     """
 
     data: Path | None = None
@@ -45,6 +46,7 @@ class TaskOptions:
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = True
     unsafe_code: bool = False
+    trust_task_code: bool = False
 
 
 class RowNumbers(list[int]):

@@ -69,7 +69,6 @@ class Evaluation:
         self.not_run: dict[str, str] = {}
         self.scores: dict[str, dict[str, list[Result]]] = {}
         self.sources: dict[str, Source] = {}
-        self.groups: dict[str, list[str]] = {}
         for name in names:
             try:
                 self.sources |= {source.name: source for source in self._load(name)}
@@ -95,9 +94,9 @@ class Evaluation:
                 task = manager.load([name])["tasks"][name]
             yield Source(name, task, style, options)
             return
-        tasks, groups, gaps = load_lm_eval_tasks([name.removeprefix(OF_LM_EVAL)], options.include_path)
-        self.groups |= groups
-        self.not_run |= gaps
+        tasks, groups = load_lm_eval_tasks(
+            name.removeprefix(OF_LM_EVAL), options.include_path, trusted=options.trust_task_code
+        )
         for own, task in tasks.items():
             yield Source(own, task, LM_EVAL, options, [group for group, members in groups.items() if own in members])
 
