@@ -47,8 +47,7 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
         stage["sources"] = {EVIL: stage["sources"]["code"] | {"dropped": {EVIL: 2}}}
     made.write(run / "data/summary.json", summary | {"languages": {EVIL: 1}})
     made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": EVIL}])
-    stages = [{"stage": 0, "layers": [EVIL], "parameters": 1}]
-    made.change(run / "train/summary.json", stages=stages, model={EVIL: EVIL}, precision=EVIL, versions={EVIL: EVIL})
+    made.change(run / "train/summary.json", precision=EVIL, versions={EVIL: EVIL}, stream=EVIL)
     made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
     for path in (run / "eval/results").iterdir():
         plain = path.name.startswith("wic_0")  # its name stays one that has answers
@@ -82,7 +81,10 @@ def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
     assert not {"img", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
     links = {str(value) for _, a in page.elements for key, value in a.items() if key in {"href", "src", "xlink:href"}}
-    assert all(link.startswith("#") or link == "data/report.html" or (run / link).is_file() for link in links)
+    assert all(
+        link.startswith("#") or link in {"data/report.html", "train/report.html"} or (run / link).is_file()
+        for link in links
+    )
     (data,) = (run / "report/samples").iterdir()
     assert re.fullmatch(r'mtnlgAnswers\("[\w.-]+", "[A-Za-z0-9+/=]+"\);\n', data.read_text(encoding="utf-8"))
     assert page.text.count(f"<script>{RUN}</script>") > 30, "the text is in many places"
