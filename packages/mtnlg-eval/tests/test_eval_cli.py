@@ -170,14 +170,13 @@ def test_operators_are_asked_once_and_counted(
     words = ("operators", checkpoint.directory, "--out", out, "--problems", 1)
     assert run(*words, "--shots", "few") == 2
     assert run(*words, "--shots", "1", "--json") == 0
-    cells = json.loads(capsys.readouterr().out)
-    counts = json.loads((out / "operators.json").read_bytes())
-    assert (cells, counts["name"]) == (counts["cells"], "step-1")
-    assert len(cells) == 40
+    study = json.loads(capsys.readouterr().out)
+    assert study == json.loads((out / "operators.json").read_bytes())
+    assert (study["name"], len(study["cells"])) == ("step-1", 40)
     ET.fromstring((out / "operators.svg").read_text())  # noqa: S314  (we wrote it)
     before = files_of(out)
     assert run(*words, "--shots", "1") == 0
-    assert "add, hash" in capsys.readouterr().out
+    assert "ampersand" in capsys.readouterr().out
     assert files_of(out) == before
     assert run("report", tmp_path) == 0
     assert 'id="operators"' in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -139,7 +139,7 @@ def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:
     if found is None or shots is None or model not in found.figures:
         return None
     figure = found.figures[model].at(shots)
-    return None if figure is None else (figure, (model, shots) in found.footnotes)
+    return None if figure is None else (figure, [model, shots] in found.footnotes)
 
 
 def _answers(evaluation: Evaluation) -> list[dict[str, str]]:

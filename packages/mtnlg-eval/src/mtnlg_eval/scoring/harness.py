@@ -118,7 +118,8 @@ class Evaluation:
         self._started = time.monotonic()
         for name, why in self.not_run.items():
             self._miss(name, why)
-        for line in [f"{source.name}: {note}" for source in self.sources.values() for note in source.notes]:
+        own = [source for source in self.sources.values() if hasattr(source.task, "rows")]
+        for line in [f"{source.name}: {note}" for source in own for note in source.rows.notes]:
             say(line)
         lm.on_failed = self._on_failed
         if self.options.apply_chat_template:
@@ -190,7 +191,7 @@ class Evaluation:
             task.set_config("generation_kwargs", {**task.get_config("generation_kwargs"), **options.gen_kwargs})
         chat = bool(options.apply_chat_template)
         task.build_all_requests(
-            samples=None if len(cell.numbers) == len(source.rows) else RowNumbers(cell.numbers),
+            samples=None if len(cell.numbers) == len(source.identities) else RowNumbers(cell.numbers),
             system_instruction=options.system_instruction,
             apply_chat_template=chat,
             fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
@@ -204,7 +205,9 @@ class Evaluation:
         for cell in cells:
             cell.task.build_all_requests = lambda **_: None  # they are built
             cell.task.process_results = Guarded(cell, cell.task.process_results)
-        chosen = {cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.rows)}
+        chosen = {
+            cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.identities)
+        }
         requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
         with progress("scoring", requests, "requests") as self._lm.on_scored:
             evaluated: dict[str, Any] = evaluator.evaluate(
@@ -247,7 +250,7 @@ class Evaluation:
         made = []
         for sample in samples:
             number, instances = sample["doc_id"], by_row[sample["doc_id"]]
-            row = cell.source.rows[number]
+            row = cell.source.identities[number]
             cut = [instance for instance in instances if id(instance) in self._lm.cut]
             pairs = [tuple(pair) for pair in sample["arguments"]]
             arguments = {
@@ -278,7 +281,7 @@ class Evaluation:
         return whole_shots(cell.task, self._lm, cut[0], draws[position]) if cut else len(draws[position])
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
-        lm, model, source, key = self._lm, self._model, cell.source, cell.key
+        lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
         in_order = sorted(first, key=lambda sample: (sample["digest"], sample["id"]))
@@ -308,22 +311,22 @@ class Evaluation:
                 count=cell.count,
                 mean=fmean(shown),
                 least=min(shown),
-                pool=source.pool if source.pool != source.split else SCORED_ROWS,
-                pool_rows=source.pool_rows,
+                pool=rows.pool if rows.pool != rows.split else SCORED_ROWS,
+                pool_rows=len(rows.shots),
                 seed=cell.seed if cell.count else None,
                 source=self.options.choice.source,
                 labels=self.options.choice.labels,
             ),
             rows=Rows(
-                source=source.source,
-                split=source.split,
-                variant=source.variant,
+                source=source.origin,
+                split=rows.split,
+                variant=rows.variant,
                 count=len(first),
-                sample_of=len(source.rows),
+                sample_of=len(source.identities),
                 digest=digest_of([sample["digest"] for sample in in_order]),
                 failed=[
                     FailedRow(number=number, why=why)
-                    for number, why in [*source.malformed.items(), *sorted(cell.failed.items())]
+                    for number, why in [*rows.malformed.items(), *sorted(cell.failed.items())]
                 ],
             ),
             truncated=sum(sample["truncated"] for sample in first),
@@ -343,5 +346,5 @@ class Evaluation:
             groups=source.groups,
             label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
             lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
-            provenance=provenance(self._layout, time.monotonic() - self._started, source.revision),
+            provenance=provenance(self._layout, time.monotonic() - self._started, rows.revision),
         )

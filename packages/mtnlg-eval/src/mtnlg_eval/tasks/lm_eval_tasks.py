@@ -33,7 +33,7 @@ from mtnlg_model.console import Failure, UsageFailure, say
 
 from .sandbox import PROMPTS
 from .shots import max_shots_that_fit
-from .sources import load_hub_task, read_task
+from .sources import TaskRows, load_hub_task, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
     from .rows import Document
-    from .sources import TaskRows
 
 lm_eval.utils.env = PROMPTS  # it renders every prompt with this
 LM_EVAL = "lm_eval"
@@ -190,6 +189,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config.get("metric_list"):
         config["metric_list"] = list(map(complete_metric, config["metric_list"]))
     return config
+
+
+def lm_eval_rows(task: Task) -> TaskRows:
+    """The rows of a task whose rows lm-eval has read."""
+    config, pool = task.config, getattr(getattr(task, "sampler", None), "df", ())
+    scored = config.test_split or config.validation_split
+    return TaskRows(task.eval_docs, pool, str(scored), str(config.fewshot_split or config.training_split or scored))
 
 
 class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types

@@ -95,7 +95,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Documents to score."""
         return self._scored
 
-    def fewshot_docs(self) -> list[Document]:
+    def fewshot_docs(self) -> Sequence[Document]:
         """Documents to draw shots from."""
         return self.rows.shots
 
