@@ -25,8 +25,9 @@ from lm_eval.utils import handle_non_serializable
 from mtnlg_eval.results.compare import Cell as ScoredCell
 from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
+from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.results.result import SCORED_ROWS, FailedRow, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME

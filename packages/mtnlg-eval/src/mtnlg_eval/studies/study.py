@@ -81,6 +81,7 @@ def run_study(
 
     Returns None on a rank other than 0.
     """
+    arguments = dict(locals())  # what the other ranks are called with
     silence_lm_eval()
     from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
 
