@@ -22,7 +22,7 @@ import lm_eval.tasks
 import lm_eval.utils
 import numpy as np
 from lm_eval.api import task as lm_eval_task
-from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY, get_metric_aggregation, is_higher_better
+from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager, _yaml_loader
@@ -74,13 +74,6 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
     return config
 
 
-def complete_metric(metric: Mapping[str, Any]) -> dict[str, Any]:
-    """A metric of a YAML with lm-eval's own aggregation and direction where it names none; lm-eval would warn of it."""
-    names, name = {function: name for name, function in AGGREGATION_REGISTRY.items()}, metric.get("metric", "")
-    aggregation = names.get(get_metric_aggregation(name), "mean")
-    return {"aggregation": aggregation, "higher_is_better": is_higher_better(name) is not False, **metric}
-
-
 def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> Task:
     """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub's data set ``hub``."""
 
@@ -98,7 +91,6 @@ def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: s
     config = stock_config(task, rows.variant)
     for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
         config[key] = split if split in {rows.split, rows.pool} else None
-    config["metric_list"] = list(map(complete_metric, config["metric_list"]))
     config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
     made = ConfigurableTask(config=config | {"custom_dataset": lambda **_: _as_datasets(rows)})
     made.rows = rows
@@ -186,8 +178,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UsageFailure(
             f"{path}: task = {config.get('task')!r}: needs one name; a group: --include-path and its name"
         )
-    if config.get("metric_list"):
-        config["metric_list"] = list(map(complete_metric, config["metric_list"]))
     return config
 
 
