@@ -173,6 +173,7 @@ def test_page_contains_no_absolute_path(page: Page) -> None:
 def test_console_shows_the_table_unless_show_is_false(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_report(run)
     output = capsys.readouterr().out
+    assert "data:       7,147 documents, 5,288 kept, 6.81 M tokens" in output
     assert "WinoGrande" in output
     assert re.search(r"\d s in curation, training and scoring$", output, re.MULTILINE)  # not start-up
     write_report(run, show=False)
