@@ -51,6 +51,8 @@ def test_a_template_renders_as_jinjas_own() -> None:
     )
     rendered = PROMPTS.from_string(template).render(t=" of 12345678901 ", l=[2001, 2002], n=5000)
     assert rendered == "of 1234567890112001500022002" + "5000" + "1666.6725000000"
+    cloze = PROMPTS.from_string("{{ t.replace(a, '____') }}")
+    assert cloze.render(t="word " * 4000, a="word " * 60).count("____") == 66
     assert PROMPTS.from_string("{{ t|regex_replace('a', 'b') }}\n").render(t="a") == "b\n"
 
 

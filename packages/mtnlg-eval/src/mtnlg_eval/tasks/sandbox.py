@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 BUDGET = 10_000_000
 """Of one rendering; the longest prompts have a tenth."""
-STEP = 8
-MOST = 1 << 24
-"""Characters that one call may make of its arguments, and its largest number."""
+STEP = 32
+MOST = 1 << 28
+"""Bytes that one call could make of its arguments, before its result is charged."""
 
 
 class _Rendering(Template):
