@@ -13,6 +13,7 @@ Only the provenance in a result depends on when or how often a run was started.
 from __future__ import annotations
 
 import json
+import re
 import time
 from math import isfinite
 from statistics import fmean
@@ -346,6 +347,7 @@ class Evaluation:
             clusters=clusters if means else [],
             groups=source.groups,
             label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
-            lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
+            # A function of a task's config is told by its name: its address is another in each process.
+            lm_eval=json.loads(re.sub(" at 0x[0-9a-f]+", "", json.dumps(lm_eval, default=handle_non_serializable))),
             provenance=provenance(self._layout, time.monotonic() - self._started, rows.revision),
         )

@@ -51,7 +51,7 @@ class TaskRows:
     another set, ``revision`` is the hub's commit.
     """
 
-    scored: Sequence[Document]
+    scored: list[Document]
     shots: Sequence[Document]
     split: str
     pool: str
