@@ -40,7 +40,7 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
     summary = made.curation()
     for stage in summary["stages"]:
         stage |= {"name": EVIL, "errors": [EVIL]}
-        stage["sources"] = {EVIL: stage["sources"]["code"] | {"dropped": {EVIL: 2}}}
+        stage["sources"] = {EVIL: {"documents_in": 9, "documents_out": 7, "dropped": {EVIL: 2}}}
     made.write(run / "data/summary.json", summary | {"languages": {EVIL: 1}})
     made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": EVIL}])
     made.change(run / "train/summary.json", precision=EVIL, versions={EVIL: EVIL}, stream=EVIL)

@@ -1,9 +1,10 @@
 """The sandbox of templates that strangers wrote: chat templates, and the prompts of lm-eval's YAML.
 
 A template reaches neither Python's objects behind its values nor a way to change them (Jinja's immutable sandbox), and
-one rendering has a budget, in characters: an iteration costs `STEP` and the text that it repeats; a call, a filter, an
-operator and what is printed cost `STEP` and their result. What grows out of arguments (``"x" * 10**9``) is refused
-before it is computed. A regular expression of a filter has no bound but the text that it runs over.
+one rendering has a budget, in characters: an iteration and a macro cost `STEP` and the text and nodes of their bodies; a
+call, a filter, an operator, a slice, what is compared and what is printed cost `STEP` and their size. What grows out of
+arguments (``"x" * 10**9``) is refused before it is computed. A regular expression has no bound but the text that it
+runs over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache, wraps
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from jinja2 import StrictUndefined, Template, nodes
+from jinja2 import StrictUndefined, Template, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -48,7 +49,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.spent = 0
         self.globals.pop("lipsum")
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
-        self.filters |= {"budgeted": self._iterate, "joined": self._join}
+        self.filters |= {
+            "budgeted": self._iterate,
+            "joined": self._join,
+            "charged": self._charged,
+            "spent": self._spend,
+        }
         self.compiled = lru_cache(maxsize=256)(super().from_string)
 
     def from_string(self, source: Any, *_: Any, **__: Any) -> Template:  # noqa: ANN401  (Jinja's signature)
@@ -70,6 +76,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for item in items:
             self._charged(None, cost)
             yield item
+
+    @pass_context  # so that it is not computed when the template is compiled
+    def _spend(self, context: Context, value: str, cost: int) -> Any:  # noqa: ANN401
+        del context
+        return self._charged(value, cost)
 
     def _join(self, values: Iterable[Any]) -> Any:  # noqa: ANN401
         return "".join(self._charged(str(value)) for value in values)
@@ -123,20 +134,44 @@ def _width(function: object, text: object) -> int:
 
 
 class _Budgeted(NodeTransformer):
-    """Charges what a template does without a call: iterations, with the text that they repeat, and ``a ~ b``."""
+    """Charges what a template does without a call: iterations, macros, ``a ~ b``, comparisons and slices."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  (Jinja's)
-        repeated = sum(len(text.data) for part in node.body for text in part.find_all(nodes.TemplateData))
+        cost = _cost(node.body)
         self.generic_visit(node)
-        node.iter = nodes.Filter(
-            node.iter, "budgeted", [nodes.Const(STEP + repeated)], [], None, None, lineno=node.lineno
-        )
+        node.iter = _filter(node.iter, "budgeted", nodes.Const(cost))
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802  (Jinja's)
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
+        cost = nodes.Const(_cost(node.body))
         self.generic_visit(node)
-        items = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(items, "joined", [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, nodes.Output([_filter(nodes.Const(""), "spent", cost)], lineno=node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), "joined")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, "charged")
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, "charged")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(node, "charged") if isinstance(node.arg, nodes.Slice) else node
+
+
+def _filter(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
+
+
+def _cost(body: list[nodes.Node]) -> int:
+    """Of one run through these nodes, beside what is charged where it happens."""
+    texts = sum(len(text.data) for part in body for text in part.find_all(nodes.TemplateData))
+    return STEP + texts + sum(1 for part in body for _ in part.find_all(nodes.Node))
 
 
 PROMPTS = Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
