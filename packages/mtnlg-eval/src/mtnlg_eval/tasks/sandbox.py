@@ -1,7 +1,7 @@
 """The sandbox of templates that strangers wrote: chat templates, and the prompts of lm-eval's YAML.
 
 A template reaches neither Python's objects behind its values nor a way to change them (Jinja's immutable sandbox), and
-one rendering has a budget, in characters: an iteration and a macro cost `STEP` and the text and nodes of their bodies; a
+one rendering has a budget, in characters: an iteration or macro costs `STEP` and the text and nodes of its body; a
 call, a filter, an operator, a slice, what is compared and what is printed cost `STEP` and their size. What grows out of
 arguments (``"x" * 10**9``) is refused before it is computed. A regular expression has no bound but the text that it
 runs over.
@@ -164,7 +164,7 @@ class _Budgeted(NodeTransformer):
         return _filter(node, "charged") if isinstance(node.arg, nodes.Slice) else node
 
 
-def _filter(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+def _filter(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
 
 
