@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from mtnlg_eval import cli
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
     from mtnlg_model.checkpoint.reader import Checkpoint
 
 ROWS = Path(__file__).parent / "rows"
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 def append(file: Path, line: str) -> None:
@@ -36,7 +28,7 @@ def changed(file: Path, **values: Any) -> str:  # noqa: ANN401
 
 
 def test_each_kind_of_bad_row_costs_that_row_and_is_named(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "rows"
     shutil.copytree(ROWS, data, ignore=shutil.ignore_patterns("hans"))
@@ -56,7 +48,7 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
         "piqa 0": "tokens to score; a continuation has from 1 to 256",
     }
     words = ("--data", data, "--tasks", "boolq,anli_r2,hellaswag,hans,piqa,wic", "--shots", "0")
-    assert run(monkeypatch, "run", checkpoint.directory, *words, "--out", tmp_path / "eval") == 1
+    assert run("run", checkpoint.directory, *words, "--out", tmp_path / "eval") == 1
     lines = capsys.readouterr().err.splitlines()
     for task, why in rows.items():
         assert any(line.startswith(f"{task}: ") and why in line for line in lines), (task, lines)
@@ -71,12 +63,12 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
 
 
 def test_a_result_that_is_cut_short_is_written_again(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
-    assert run(monkeypatch, "run", checkpoint.directory, *words) == 0
+    assert run("run", checkpoint.directory, *words) == 0
     (path,) = (tmp_path / "results").iterdir()
     whole = json.loads(path.read_bytes())
     path.write_text('{"version": 2, "tas')
-    assert run(monkeypatch, "run", checkpoint.directory, *words) == 0
+    assert run("run", checkpoint.directory, *words) == 0
     assert json.loads(path.read_bytes()) | {"provenance": 0} == whole | {"provenance": 0}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval import cli
 from mtnlg_eval.studies.bias import read_occupations, score_occupations, summarize_occupations
 from mtnlg_eval.studies.cooccurrence import ETHNICITY, GENDER, KINDS, TEMPLATES, count_adjectives, sample_descriptions
 from mtnlg_model.console import UsageFailure
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.scoring.generation import SampleRequest
     from mtnlg_model.checkpoint.reader import Checkpoint
+
+    Run = Callable[..., int]
 
 # TextBlob leaves its word list open until it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*en-lexicon:ResourceWarning")
@@ -103,19 +103,16 @@ def test_adjectives_of_one_group_only_are_listed_with_their_rank() -> None:
     assert groups["female"]["sentiment"]["negative"] == 0
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main()
-    return int(exit_info.value.code or 0)
-
-
 def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(KINDS, "gender", {"male": ("He",), "female": ("She",)})
     words = ("bias", checkpoint.directory, "--out", tmp_path, "--samples", 2, "--kinds", "occupation,gender")
-    assert run_command(monkeypatch, *words, "--json") == 0
+    assert run(*words, "--json") == 0
     results = json.loads(capsys.readouterr().out)
     assert results == json.loads((tmp_path / "bias.json").read_bytes())
     assert results["name"] == "step-1"
@@ -125,7 +122,7 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
     monkeypatch.setattr("mtnlg_eval.scoring.generation.generate", None)
     monkeypatch.setattr("mtnlg_eval.scoring.decoder_lm.LocalEngine._score_batch", None)
     before = (tmp_path / "bias.json").read_bytes()
-    assert run_command(monkeypatch, *words) == 0
+    assert run(*words) == 0
     output = capsys.readouterr().out
     assert "male likelier, % of 350" in output
     assert "23 marked by gender" in " ".join(output.split())
@@ -133,6 +130,7 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
 
 
 def test_another_command_adds_its_kinds_to_those_of_the_same_checkpoint(
+    run: Run,
     write_checkpoint: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +141,7 @@ def test_another_command_adds_its_kinds_to_those_of_the_same_checkpoint(
     checkpoint, out = write_checkpoint(tmp_path / "checkpoints"), tmp_path / "out"
 
     def study(*words: object) -> dict[str, Any]:
-        assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--json", *words) == 0
+        assert run("bias", checkpoint, "--out", out, "--json", *words) == 0
         content: dict[str, Any] = json.loads((out / "bias.json").read_bytes())
         assert json.loads(capsys.readouterr().out) == content
         return content
@@ -154,12 +152,12 @@ def test_another_command_adds_its_kinds_to_those_of_the_same_checkpoint(
     assert study("--samples", 2, "--kinds", "gender") == both
     assert list(study("--samples", 1, "--kinds", "gender")["adjectives"]) == ["gender"]
     checkpoint = write_checkpoint(tmp_path / "checkpoints", seed=2, step=2)
-    assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 0
+    assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 0
     assert "bias.json: was of another checkpoint or number of samples; replaced" in capsys.readouterr().err
     (out / "bias.json").write_text("{")
-    assert run_command(monkeypatch, "bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 1
+    assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 1
     assert "bias.json: not the results of a bias study; remove it" in capsys.readouterr().err
 
 
-def test_an_unknown_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run_command(monkeypatch, "bias", tmp_path, "--out", tmp_path, "--kinds", "age") == UsageFailure.exit_status
+def test_an_unknown_kind_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("bias", tmp_path, "--out", tmp_path, "--kinds", "age") == UsageFailure.exit_status

@@ -17,8 +17,6 @@ from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring.open_model import open_model
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_huggingface
 
 if TYPE_CHECKING:
     import subprocess
@@ -154,11 +152,6 @@ def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kep
     assert study["shots"]["1"]["whole"]["rows"] == results_of(out)["hans", "1"].rows.count
     assert run("report", tmp_path) == 0
     assert 'id="hans"' in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert run("run", checkpoint.directory, "--data", OURS, "--out", out, "--tasks", "hans", "--shots", "1") == 0
-    assert run("hans", out) == 0
-    plain, negative = (json.loads((out / name).read_bytes()) for name in ("hans.json", "hans-step-1-negative.json"))
-    assert plain["shots_from"]["labels"] == "drawn"
-    assert negative == study
     assert run("hans", tmp_path) == 1
     assert "HANS was not scored here" in capsys.readouterr().err
 
@@ -170,14 +163,13 @@ def test_operators_are_asked_once_and_counted(
     words = ("operators", checkpoint.directory, "--out", out, "--problems", 1)
     assert run(*words, "--shots", "few") == 2
     assert run(*words, "--shots", "1", "--json") == 0
-    cells = json.loads(capsys.readouterr().out)
-    counts = json.loads((out / "operators.json").read_bytes())
-    assert (cells, counts["name"]) == (counts["cells"], "step-1")
-    assert len(cells) == 40
+    study = json.loads(capsys.readouterr().out)
+    assert study == json.loads((out / "operators.json").read_bytes())
+    assert (study["name"], len(study["cells"])) == ("step-1", 40)
     ET.fromstring((out / "operators.svg").read_text())  # noqa: S314  (we wrote it)
     before = files_of(out)
     assert run(*words, "--shots", "1") == 0
-    assert "add, hash" in capsys.readouterr().out
+    assert "ampersand" in capsys.readouterr().out
     assert files_of(out) == before
     assert run("report", tmp_path) == 0
     assert 'id="operators"' in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -215,21 +207,6 @@ def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
     ]
     assert {result.model.step for result in ResultFolder(tmp_path / "eval").results()} == {3, 20}
     assert run("run", tmp_path / "eval", *words, "--out", tmp_path / "eval") == 1
-
-
-def test_a_hugging_face_folder_scores_as_the_checkpoint_it_came_from(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    with progress("export", 1) as advance:
-        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
-    words = ("--data", OURS, "--tasks", "wic,lambada", "--shots", "0")
-    assert run("run", checkpoint.directory, *words, "--out", tmp_path / "ours") == 0
-    assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
-    for task in ("wic", "lambada"):
-        assert samples_of(tmp_path / "ours", task, "0") == samples_of(tmp_path / "theirs", task, "0")
-    before = files(tmp_path / "theirs")
-    assert run("run", tmp_path / "gpt2", *words, "--out", tmp_path / "theirs") == 0
-    assert files(tmp_path / "theirs") == before
 
 
 def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
@@ -344,7 +321,8 @@ def test_several_seeds_give_the_error_between_draws(
 
 def test_stock_metrics_are_kept(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
     words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--quiet", "--style", "lm_eval")
-    assert run(*words, "--tasks", "lambada,piqa", "--shots", "0") == 0
+    assert run(*words, "--tasks", "lambada,piqa,race_h", "--shots", "0") == 0
+    assert " at 0x" not in (tmp_path / "results.json").read_text()  # an address, other in each process
     lambada, piqa = (results_of(tmp_path)[task, "0"].metrics for task in ("lambada", "piqa"))
     assert set(piqa) == {"acc", "acc_norm", "log_likelihood", "bits_per_byte"}
     assert lambada["perplexity"].value == pytest.approx(exp(-lambada["log_likelihood"].value))

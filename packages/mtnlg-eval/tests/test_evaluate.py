@@ -1,4 +1,4 @@
-"""The package's public functions: the same evaluation as the command's, and the stub's names."""
+"""The package's function: the same evaluation as the command's."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mtnlg_eval
-from mtnlg_eval import cli
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mtnlg_model.checkpoint.reader import Checkpoint
 
 ROWS = Path(__file__).parent / "rows"
 
 
 def test_evaluate_scores_as_the_command_does(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", checkpoint.directory, "--data", ROWS, "--out", tmp_path / "command"]
-    words += ["--tasks", "wic,race_h", "--shots", "0,2", "--limit", "2", "--style", "gpt3"]
-    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
+    assert run(*words, "--tasks", "wic,race_h", "--shots", "0,2", "--limit", "2", "--style", "gpt3") == 0
     monkeypatch.setattr(sys, "argv", ["script.py"])
     out = tmp_path / "function"
     summary = mtnlg_eval.evaluate(
@@ -56,9 +53,3 @@ def test_wrong_arguments_are_refused_before_anything_is_written(checkpoint: Chec
     with pytest.raises(Failure, match="nowhere: no such folder"):
         mtnlg_eval.evaluate(checkpoint.directory, out, data=tmp_path / "nowhere")
     assert not out.exists()
-
-
-@pytest.mark.parametrize("name", ["TASKS", "DecoderLM", "evaluate", "wilson_interval", "write_report"])
-def test_every_public_name_loads(name: str) -> None:
-    assert name in mtnlg_eval.__all__
-    assert getattr(mtnlg_eval, name)

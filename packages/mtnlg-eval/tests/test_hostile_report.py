@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import tempfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +22,6 @@ EVIL = (
     f"' onmouseover={RUN} autofocus onfocus={RUN} x='--><iframe srcdoc='<script>parent.{RUN}</script>'> "
     f"javascript:{RUN} \u2028 ]]><![CDATA[ &lt;script&gt;{RUN}&#60;/script&#62; $title ${{style}} {{0}} %s $x$"
 )
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
@@ -44,11 +40,10 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
     summary = made.curation()
     for stage in summary["stages"]:
         stage |= {"name": EVIL, "errors": [EVIL]}
-        stage["sources"] = {EVIL: stage["sources"]["code"] | {"dropped": {EVIL: 2}}}
+        stage["sources"] = {EVIL: {"documents_in": 9, "documents_out": 7, "dropped": {EVIL: 2}}}
     made.write(run / "data/summary.json", summary | {"languages": {EVIL: 1}})
     made.change(run / "data/tokens/blend.json", sources=[made.blend()["sources"][0] | {"name": EVIL}])
-    stages = [{"stage": 0, "layers": [EVIL], "parameters": 1}]
-    made.change(run / "train/summary.json", stages=stages, model={EVIL: EVIL}, precision=EVIL, versions={EVIL: EVIL})
+    made.change(run / "train/summary.json", precision=EVIL, versions={EVIL: EVIL}, stream=EVIL)
     made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
     for path in (run / "eval/results").iterdir():
         plain = path.name.startswith("wic_0")  # its name stays one that has answers
@@ -86,11 +81,11 @@ def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
     (data,) = (run / "report/samples").iterdir()
     assert re.fullmatch(r'mtnlgAnswers\("[\w.-]+", "[A-Za-z0-9+/=]+"\);\n', data.read_text(encoding="utf-8"))
     assert page.text.count(f"<script>{RUN}</script>") > 30, "the text is in many places"
-    if CHROMIUM is not None:
+    if made.CHROMIUM is not None:
         control = tmp_path / "control.html"
         control.write_text(f"<title>x</title><img src=x onerror={RUN}>", encoding="utf-8")
-        assert title_of(dom_in_browser(control)) == "owned"
-        dom = dom_in_browser(run / "report.html", "#task=wic&row=3")
+        assert title_of(made.dom_in_browser(control)) == "owned"
+        dom = made.dom_in_browser(run / "report.html", "#task=wic&row=3")
         assert title_of(dom) not in {"", "owned"}
         (prompt,) = re.findall(r"<pre[^>]*>(.*?)</pre>", dom, re.DOTALL)
         assert f"&lt;script&gt;{RUN}&lt;/script&gt;" in prompt
@@ -100,11 +95,3 @@ def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
 def title_of(dom: str) -> str:
     """The title of a page."""
     return dom.partition("<title>")[2].partition("</title>")[0]
-
-
-def dom_in_browser(page: Path, place: str = "") -> str:
-    """A page after its scripts have run, as markup."""
-    with tempfile.TemporaryDirectory() as profile:
-        words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        words += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri() + place]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -168,7 +168,7 @@ def test_one_bad_row_of_any_task_costs_that_row(
     task: dict[str, Any] = {"task": "mine", "dataset_path": "json", "test_split": "test", **CHOICE}
     task["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "c")}
     (tmp_path / "mine.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in task.items()) + TEXT)
-    assert run("run", hf, "--tasks", tmp_path / "mine.yaml", "--out", tmp_path / "out") == 0
+    assert run("run", hf, "--tasks", tmp_path / "mine.yaml", "--trust-task-code", "--out", tmp_path / "out") == 0
     result = results_of(tmp_path / "out")["mine"]
     assert (result.rows.count, [row.number for row in result.rows.failed]) == (2, [1, 2])
     error = capsys.readouterr().err

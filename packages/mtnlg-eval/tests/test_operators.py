@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from mtnlg_eval.results.statistics import wilson_interval
-from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, make_problem, run_operators_study
+from mtnlg_eval.studies.operators import DISGUISES, OPERATORS, Operators, make_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,14 +36,6 @@ def test_the_examples_have_one_explanation_and_it_gives_the_answer(which: tuple[
         assert fits == (name == problem.operator or not examples)
     assert problem.answer == str(OPERATORS[problem.operator](*numbers(question)))
     assert len({tuple(row[:2]) for row in [*explained, numbers(question)]}) == problem.shots + 1
-
-
-@pytest.mark.parametrize("hidden", OPERATORS)
-def test_all_operators_differ_on_every_pair(hidden: str) -> None:
-    for number in range(300):
-        for line in make_problem(hidden, "hash", 3, number).prompt.split("\n"):
-            a, b, *_ = numbers(line)
-            assert len({apply(a, b) for apply in OPERATORS.values()}) == len(OPERATORS)
 
 
 @given(EVERY)
@@ -75,13 +67,17 @@ class Adder:
 
 def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> None:
     lm: Any = Adder()
-    cells = run_operators_study(lm, {"digest": "d"}, tmp_path, [1, 2], 5)
+    identity = {"checkpoint": "c", "name": "n", "digest": "d", "tokens": 1}
+    study = Operators.measure(lm, identity, tmp_path, shots=[1, 2], problems=5)
+    cells = study.cells
     assert len(cells) == len(OPERATORS) * len(DISGUISES) * 2
     assert all(cell.right == (5 if cell.operator == "add" else 0) for cell in cells)
     lines = [json.loads(line) for line in (tmp_path / "operators.jsonl").read_text().splitlines()]
     assert len(lines) == 5 * len(cells)
     assert sum(line["right"] for line in lines) == 5 * len(DISGUISES) * 2
-    assert json.loads((tmp_path / "operators.json").read_bytes())["cells"][0]["operator"] == "add"
+    (table,) = study.tables()
+    assert [row[0] for row in table.rows] == [*OPERATORS, *DISGUISES, "all"]
+    assert table.rows[0][1].startswith("100.0 (")
 
 
 @pytest.mark.parametrize(("right", "total"), [(0, 1), (0, 20), (7, 20), (50, 50), (1, 3)])

@@ -115,9 +115,10 @@ def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
         scale: float,
         rate: float,
         window: int | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         scales.append(scale)
-        return functional.attention(q_BNSD, k_BGTD, v_BGTD, mask, scale, rate, window)
+        return functional.attention(q_BNSD, k_BGTD, v_BGTD, mask, scale, rate, window, cap)
 
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
     assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
-from mtnlg_eval.results.paper_setting import differences
 from mtnlg_eval.results.statistics import clustered_variance, holm, mean_estimate, paired, wilson_interval
 from mtnlg_eval.table import differences_by_task, print_scores
 from mtnlg_model.console import Failure
@@ -22,44 +21,33 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-PAPER: dict[str, Any] = {
-    "style": "paper",
-    "rows": 5153,
-    "split": "test",
-    "variant": "openai",
-    "asked": 15,
-    "shown": 15.0,
-}
-PAPER |= {
-    "pool": "train",
-    "modes": ("any", "drawn"),
-    "truncated": 0,
-    "context": 2048,
-    "failed": [],
-    "label_tokens": [1, 1],
-}
-
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({}, []),
-        ({"rows": 10_153}, ["10,153 rows, 5,153 published"]),
-        ({"split": "validation"}, ["the validation split, not test"]),
-        ({"variant": "original"}, ["original variant, not openai"]),
+        ({"rows": {"count": 10_153}}, ["10,153 rows, 5,153 published"]),
+        ({"rows": {"split": "validation"}}, ["the validation split, not test"]),
+        ({"rows": {"variant": "original"}}, ["original variant, not openai"]),
         ({"style": "gpt3"}, ["GPT-3's prompts"]),
-        ({"shown": 12.84}, ["12.8 of 15 shots shown"]),
+        ({"shots": {"mean": 12.84}}, ["12.8 of 15 shots shown"]),
         ({"truncated": 30}, ["30 of 5,153 prompts cut at the beginning"]),
-        ({"pool": "validation"}, ["shots from the validation split"]),
-        ({"pool": "scored rows"}, ["shots from the scored rows"]),
-        ({"modes": ("any", "negative")}, ["shots of non-entailment only"]),
-        ({"context": 256}, ["context of 256 tokens, not 2,048"]),
+        ({"shots": {"pool": "validation"}}, ["shots from the validation split"]),
+        ({"shots": {"pool": "test"}}, ["shots from the scored rows"]),
+        ({"shots": {"labels": "negative"}}, ["shots of non-entailment only"]),
+        ({"model": {"context": 256}}, ["context of 256 tokens, not 2,048"]),
         ({"label_tokens": [1, 2]}, ["label words of 1 and 2 tokens"]),
-        ({"failed": ["row 3: why"]}, ["1 rows left out, the first row 3: why"]),
+        ({"rows": {"failed": [{"number": 3, "why": "why"}]}}, ["1 rows left out, the first row 3: why"]),
     ],
 )
-def test_what_differs_from_the_papers_setting_is_said(changed: dict[str, Any], words: list[str]) -> None:
-    assert differences("lambada", **PAPER | changed) == words
+def test_what_differs_from_the_papers_setting_is_said(
+    changed: dict[str, Any], words: list[str], made: ModuleType
+) -> None:
+    content = made.result("lambada", "few", 15, "10").model_dump() | {"values": [], "clusters": []}
+    content["rows"]["count"], content["model"]["context"] = 5153, 2048
+    for part, value in changed.items():
+        content[part] = content[part] | value if isinstance(value, dict) else value
+    assert made.Result.model_validate(content).differs == words
 
 
 def test_what_all_tasks_share_is_said_once() -> None:

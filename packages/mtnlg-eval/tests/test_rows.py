@@ -1,4 +1,4 @@
-"""The quickstart's own rows: the published schemas, right offsets, balanced labels, short enough for the demo model."""
+"""The quickstart's own rows: the published schemas, right offsets, balanced labels, none of the published rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 ROWS = Path(__file__).parents[3] / "recipes" / "quickstart" / "rows"
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "eval"
 HANS_COLUMNS = 11
-WORDS = 140  # of a whole row with all of its options: about 200 of the 256 tokens
 
 pytestmark = pytest.mark.skipif(not ROWS.is_dir(), reason="the package is tested outside its repository")
 
@@ -65,13 +64,6 @@ def test_labels_are_balanced(file: str, key: str) -> None:
     assert len(set(Counter(row[key] for row in read(ROWS / file)).values())) == 1
 
 
-@pytest.mark.parametrize("split", ["valid", "train"])
-def test_piqa_labels_stand_line_by_line(split: str) -> None:
-    labels = (ROWS / f"piqa/{split}-labels.lst").read_text().splitlines()
-    assert len(labels) == len(read(ROWS / f"piqa/{split}.jsonl"))
-    assert Counter(labels) == {"0": len(labels) / 2, "1": len(labels) / 2}
-
-
 @pytest.mark.parametrize("split", ["evaluation", "train"])
 def test_hans_covers_three_heuristics_with_both_labels_evenly(split: str) -> None:
     rows = hans(split)
@@ -90,37 +82,6 @@ def test_wic_offsets_point_at_the_word(file: str) -> None:
     for row in read(ROWS / file):
         for n in "12":
             assert row[f"sentence{n}"][row[f"start{n}"] : row[f"end{n}"]] == row["word"]
-
-
-@pytest.mark.parametrize("split", ["test", "train"])
-def test_race_articles_are_short_and_their_answers_are_letters_of_their_options(split: str) -> None:
-    for path in (ROWS / f"race_h/{split}/high").iterdir():
-        row = read(path)[0]
-        assert len(row["article"].split()) <= 90
-        assert len(row["questions"]) == len(row["answers"]) == len(row["options"])
-        assert set(row["answers"]) <= set("ABCD")
-        assert all(len(set(options)) == 4 for options in row["options"])
-
-
-def test_winogrande_rows_are_twins_with_opposite_answers() -> None:
-    rows = read(ROWS / "winogrande/dev.jsonl")
-    for first, second in zip(rows[::2], rows[1::2], strict=True):
-        assert {first["answer"], second["answer"]} == {"1", "2"}
-        assert first["sentence"].count("_") == second["sentence"].count("_") == 1
-
-
-def test_lambada_ends_in_a_word_that_can_be_known_from_the_passage() -> None:
-    known_from_custom = {"None", "True"}  # what a method returns when there is nothing else left to return
-    for row in read(ROWS / "lambada/lambada_test.jsonl"):
-        passage, word = row["text"].rsplit(" ", 1)
-        assert word.isalpha()
-        assert word in known_from_custom or word.lower() in passage.lower()
-
-
-def test_no_row_is_longer_than_the_demo_model_can_hold_with_room_for_a_shot() -> None:
-    for path in ROWS.rglob("*.jsonl"):
-        for row in read(path):
-            assert len(" ".join(str(value) for value in row.values()).split()) <= WORDS
 
 
 def test_no_row_is_one_of_the_published_rows() -> None:

@@ -145,7 +145,7 @@ def test_every_request_and_metric_on_the_published_samples_is_stock_lm_evals(
 
 @pytest.mark.parametrize("name", ["boolq", "race_h", "winogrande", "hellaswag", "lambada"])
 def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Load, tmp_path: Path) -> None:
-    """Its data sets have train (or test alone): so do these folders."""
+    """Its data sets have train (or test alone): so do these folders. Where it shows a row its own answer, we do not."""
     split, (row, *_) = OWN[name]
     text = {"boolq": "passage", "race_h": "article", "winogrande": "sentence", "hellaswag": "ctx_a", "lambada": "text"}
     rows = [row | {text[name]: f"{n} {row[text[name]]}"} for n in range(30)]
@@ -156,8 +156,9 @@ def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Lo
         stock = Stock(STOCK[name], rows)
         stock.set_config("num_fewshot", 3)
         stock.set_fewshot_seed(seed)
-        ours = load_task(name, 3, data=folder, style="lm_eval", seed=seed)
-        assert requests_of(ours) == requests_of(stock)
+        ours, theirs = (requests_of(t) for t in (load_task(name, 3, data=folder, style="lm_eval", seed=seed), stock))
+        for n, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+            assert mine == its or its[0].count(f"{n * len(rows) // len(ours)} {row[text[name]][:9]}") > 1
 
 
 def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(

@@ -6,6 +6,9 @@ import hashlib
 import json
 import math
 import random
+import shutil
+import subprocess
+import tempfile
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +20,6 @@ from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 if TYPE_CHECKING:
     from pathlib import Path
 
-SOURCES = {"snapshot": 2412, "code": 1630, "docstrings": 3105}
-DROPPED = {
-    "extract": {"no text": 0.021, "not English": 0.008},
-    "quality": {"low quality": 0.44},
-    "clean": {"shorter than 512 characters": 0.06, "javascript": 0.002},
-    "deduplicate": {"near duplicate": 0.035, "exact duplicate": 0.012},
-    "decontaminate": {"cut too often": 0.0005},
-    "tokenize": {},
-}
 ENTROPY = 6.412
 STEPS = 160
 ROWS_FROM = "/anywhere/recipes/quickstart/rows"
@@ -36,47 +30,22 @@ def write(path: Path, value: Any) -> None:  # noqa: ANN401
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def stages() -> list[dict[str, Any]]:
-    """The stages of a curation, each fed by the one before; only the snapshot has drops for quality."""
-    left = {source: (n, 2900 * n) for source, n in SOURCES.items()}
-    result = []
-    for number, (name, reasons) in enumerate(DROPPED.items()):
-        flows: dict[str, dict[str, Any]] = {}
-        for source, (documents, characters) in left.items():
-            dropped = {reason: round(documents * share) for reason, share in reasons.items()}
-            dropped = {k: n for k, n in dropped.items() if n and (name != "quality" or source == "snapshot")}
-            out = documents - sum(dropped.values()) + (3 if name == "decontaminate" else 0)
-            flows[source] = {"documents_in": documents, "documents_out": out, "characters_in": characters}
-            flows[source] |= {"characters_out": characters * out // documents, "dropped": dropped}
-        left = {source: (flow["documents_out"], flow["characters_out"]) for source, flow in flows.items()}
-        keys = ("documents_in", "documents_out", "characters_in", "characters_out")
-        totals = {key: sum(flow[key] for flow in flows.values()) for key in keys}
-        stage = {"name": name, "seconds": 3.7 + number, **totals, "sources": flows, "errors": []}
-        result.append(stage)
-    return result
+def stage(name: str, before: int, after: int, **sources: tuple[int, int]) -> dict[str, Any]:
+    """A stage of a curation, with the documents in and out of all, and of each source."""
+    flows = {source: {"documents_in": a, "documents_out": b, "dropped": {}} for source, (a, b) in sources.items()}
+    return {"name": name, "seconds": 3.7, "documents_in": before, "documents_out": after, "sources": flows}
 
 
 def curation() -> dict[str, Any]:
     return {
         "version": 1,
         "seconds": 47.3,
-        "stages": stages(),
-        "quality": {
-            "accuracy": 0.934,
-            "auc": 0.9812,
-            "edges": [0, 1],
-            "candidates": [9],
-            "kept": [3],
-            "positives": [1],
-        },
+        "stages": [
+            stage("extract", 7147, 6800, snapshot=(2412, 2300), code=(4735, 4500)),
+            stage("quality", 2300, 900, snapshot=(2300, 900)),  # of the snapshot alone
+            stage("deduplicate", 5400, 5288, snapshot=(900, 890), code=(4500, 4398)),
+        ],
         "languages": {"en": 2360, "unknown": 31},
-        "duplicates": {"components": 143, "cluster_sizes": {"2": 96, "3": 25}, "samples": []},
-        "decontamination": {
-            "documents_cut": 9,
-            "documents_dropped": 1,
-            "cuts_by_task": {"boolq": 6, "piqa": 4, "wic": 0},
-        },
-        "tokens": {},
         "vocabulary": 4096,
         "unigram_entropy_nats": ENTROPY,
     }
@@ -92,49 +61,18 @@ def blend() -> dict[str, Any]:
     return {"seed": 1, "vocabulary": 4096, "eod": 4095, "validation": 0.02, "sources": sources}
 
 
-def metrics(steps: int = STEPS) -> list[dict[str, Any]]:
-    draw = random.Random(2)
-    rows, samples = [], 0
-    for step in range(1, steps + 1):
-        batch = min(32, 8 * (1 + step // 20))
-        samples += batch
-        loss = 3.9 + 4.4 * math.exp(-step / 30) + 0.08 * draw.gauss(0, 1)
-        lr = 1e-3 * min(1, step / 10) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-        row = {"step": step, "samples": samples, "tokens": samples * 256, "loss": loss, "lr": lr, "batch_size": batch}
-        row |= {"grad_norm": 0.6 + 3 * math.exp(-step / 12) + 0.1 * draw.random(), "seconds": 0.9}
-        row |= {"tokens_per_second": batch * 256 / 0.9 * (0.9 + 0.2 * draw.random())}
-        if step % 40 == 0:
-            row["validation_loss"] = loss + 0.11
-        rows.append(row)
-    return rows
-
-
-def training(tp: int = 2, pp: int = 2, dp: int = 2, layers: int = 4) -> dict[str, Any]:
-    ranks = [
-        {"rank": t + tp * (d + dp * p), "tp": t, "pp": p, "dp": d}
-        for p in range(pp)
-        for d in range(dp)
-        for t in range(tp)
-    ]
-    per_stage = layers // pp
-    names = [[f"layers.{n}" for n in range(p * per_stage, (p + 1) * per_stage)] for p in range(pp)]
-    names[0].insert(0, "embedding")
-    names[-1] += ["final_norm", "head"]
-    last = metrics()[-1]
+def training() -> dict[str, Any]:
     return {
         "version": 1,
-        "layout": {"tp": tp, "pp": pp, "dp": dp},
-        "ranks": ranks,
-        "stages": [{"stage": p, "layers": names[p], "parameters": 1_700_000 + p} for p in range(pp)],
+        "layout": {"tp": 2, "pp": 2, "dp": 2},
+        "ranks": [],
         "parameters": 3_412_992,
-        "model": {"layers": layers, "hidden": 256, "heads": 8, "sequence": 256, "vocabulary": 4096, "init_std": 0.036},
-        "recompute": True,
         "precision": "fp32",
         "steps": STEPS,
-        "samples": last["samples"],
-        "tokens": last["tokens"],
-        "loss": last["loss"],
-        "validation_loss": last["validation_loss"],
+        "samples": 3920,
+        "tokens": 1_003_520,
+        "loss": 3.957,
+        "validation_loss": 4.067,
         "seconds": 153.2,
         "tokens_per_second": 7312.4,
         "versions": {"torch": "2.13.0", "deepspeed": "0.19.8", "megatron-core": "0.16.1"},
@@ -237,6 +175,17 @@ def samples(result: Result, text: str = "The cook saw the boy.") -> list[dict[st
     return lines
 
 
+def metrics() -> list[dict[str, Any]]:
+    """Eight steps, of which one was skipped and one validated."""
+    figures = {"lr": 1e-3, "grad_norm": 1.2, "batch_size": 20, "seconds": 1.0, "tokens_per_second": 640.0}
+    steps: list[dict[str, Any]] = [
+        {"step": n, "samples": 20 * n, "tokens": 640 * n, "loss": 5.0 - n / 8, **figures} for n in range(1, 9)
+    ]
+    steps[3] |= {"loss": None, "skipped": "loss is not finite"}
+    steps[7] |= {"validation_loss": 4.1}
+    return steps
+
+
 def write_results(run: Path, results: list[Result], text: str = "The cook saw the boy.") -> None:
     folder = ResultFolder(run / "eval")
     for each in results:
@@ -249,10 +198,9 @@ def make_run(run: Path, *names: str) -> Path:
     write(run / "data/summary.json", curation())
     write(run / "data/tokens/blend.json", blend())
     (run / "data/report.html").touch()
-    (run / "train").mkdir()
+    write(run / "train/summary.json", training())
     lines = "".join(json.dumps(step) + "\n" for step in metrics())
     (run / "train/metrics.jsonl").write_text(lines, encoding="utf-8")
-    write(run / "train/summary.json", training())
     write_results(run, evaluation(ROWS_FROM, *names))
     return run
 
@@ -305,3 +253,14 @@ def change(path: Path, **values: Any) -> None:  # noqa: ANN401
 def read(run: Path) -> Page:
     """Write the report of this run and parse its page."""
     return Page(write_report(run, show=False).read_text(encoding="utf-8"))
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def dom_in_browser(page: Path, place: str = "") -> str:
+    """A page after its scripts have run, as markup."""
+    with tempfile.TemporaryDirectory() as profile:
+        words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        words += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri() + place]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -13,11 +13,13 @@ from mtnlg_model.console import Failure, UsageFailure, application, print_json, 
 from mtnlg_model.files import atomic_open
 
 from .evaluation import MOST, TASK_NAMES, check_data, evaluate, silence_lm_eval
-from .table import print_rows, print_scores
+from .table import print_scores, print_table
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from mtnlg_eval.studies.study import Study
 
 # Commands import what is slow to import when they run: --help shall be fast.
 
@@ -44,6 +46,12 @@ ModelArgsOption = Annotated[
     ),
 ]
 TasksOption = Annotated[str, typer.Option(metavar="A,B", help=f"Some of {', '.join(TASK_NAMES)}.", show_default="all")]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-task-code", help="Run code that a task's YAML names (!function) and metrics that it fetches."
+    ),
+]
 StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answers; the same command resumes.")]
 
 
@@ -89,6 +97,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Prompts as chats, by the model's template.")
     ] = False,
+    trust_task_code: TrustOption = False,
     each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder.")] = False,
     shot_source: Annotated[
         Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
@@ -135,7 +144,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             include_path=include_path,
             revisions=revisions,
             model_args=given,
-            lm_eval={"apply_chat_template": apply_chat_template},
+            lm_eval={"apply_chat_template": apply_chat_template, "trust_task_code": trust_task_code},
         )
         if not summary:  # a rank of torchrun other than 0
             continue
@@ -166,7 +175,7 @@ def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_j
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="--model_args checkpoint=MODEL[,dtype=…] --tasks A,B --output_path DIR [OPTIONS OF lm-eval run]",
 )
-def lm_eval(context: typer.Context) -> None:
+def lm_eval(context: typer.Context, trust_task_code: TrustOption = False) -> None:
     """Like `run`, with the words and the rules of [bold]lm-eval run[/bold]; the results are those of `run`.
 
     --model_args are checkpoint, those of `run --model-args`, layout, batch_tokens and store (the folder of the answers:
@@ -176,6 +185,7 @@ def lm_eval(context: typer.Context) -> None:
 
     silence_lm_eval()
     arguments = parse_lm_eval(context.args)
+    arguments["lm_eval"]["trust_task_code"] = trust_task_code
     summary = evaluate(**arguments)
     if summary:
         show({summary["name"]: summary}, arguments["out"], each=False, as_json=False)
@@ -238,16 +248,13 @@ def hans(
     Accuracy ± half its 95 % interval → accuracy with the threshold shifted to the mean of P(True), in percent:
     [bold]run --tasks hans --shots 0,1,2,4,8,16,32[/bold] gives the paper's figure 5.
     """
-    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
-    from mtnlg_eval.studies.hans import run_hans_study, table_rows  # noqa: PLC0415
+    from mtnlg_eval.studies.hans import run_hans_study  # noqa: PLC0415
 
     studies = run_hans_study(folder)
-    for name, study in studies.items():
-        write_svg(folder / name)
-        if not as_json:
-            print_rows(study["name"], [f"{count} shots" for count in study["shots"]], table_rows(study))
     if as_json:
-        print_json(studies)
+        print_json({name: study.model_dump(exclude_unset=True) for name, study in studies.items()})
+    for study in studies.values():
+        _show_study(study, as_json)
 
 
 @app.command()
@@ -269,18 +276,8 @@ def operators(  # noqa: PLR0917  (typer names them)
     counts = _split(shots)
     if not counts or not all(re.fullmatch("[0-9]{1,2}", count) for count in counts):
         raise UsageFailure(f"--shots {shots[:40]}: operators take 0 to 99 examples, such as 1,2,4,8")
-    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
-    from mtnlg_eval.studies.operators import study_operators, table_rows  # noqa: PLC0415
-
-    given = parse_words(model_args) | ({"layout": layout} if layout else {})
-    cells = study_operators(checkpoint, out, [int(count) for count in counts], problems, given)
-    if cells is None:
-        return
-    write_svg(out / "operators.json")
-    if as_json:
-        print_json([cell._asdict() for cell in cells])
-    else:
-        print_rows("operator, disguise", [f"{count} shots" for count in counts], table_rows(cells))
+    settings = {"shots": [int(count) for count in counts], "problems": problems}
+    _study("operators", checkpoint, out, settings, layout, model_args, as_json=as_json)
 
 
 @app.command()
@@ -301,18 +298,28 @@ def bias(  # noqa: PLR0917  (typer names them)
 
     Writes bias.json and bias.svg into --out; another command adds other kinds of the same checkpoint.
     """
-    from mtnlg_eval.report.charts.study_charts import write_svg  # noqa: PLC0415
-    from mtnlg_eval.studies.bias import parse_kinds, print_tables, study_bias  # noqa: PLC0415
+    from mtnlg_eval.studies.bias import parse_kinds  # noqa: PLC0415
 
-    given = parse_words(model_args) | ({"layout": layout} if layout else {})
-    results = study_bias(checkpoint, out, parse_kinds(kinds), samples, given)
-    if results is None:
+    settings = {"kinds": parse_kinds(kinds), "samples": samples}
+    _study("bias", checkpoint, out, settings, layout, model_args, as_json=as_json)
+
+
+def _study(  # noqa: PLR0917  (the commands' own words)
+    name: str, checkpoint: str, out: Path, settings: dict[str, Any], layout: str | None, words: str, *, as_json: bool
+) -> None:
+    from mtnlg_eval.studies.study import run_study  # noqa: PLC0415
+
+    given = parse_words(words) | ({"layout": layout} if layout else {})
+    if (study := run_study(name, checkpoint, out, settings, given)) is None:  # a rank of torchrun other than 0
         return
-    write_svg(out / "bias.json")
     if as_json:
-        print_json(results)
-    else:
-        print_tables(results)
+        print_json(study.model_dump(exclude_unset=True))
+    _show_study(study, as_json)
+
+
+def _show_study(study: Study, as_json: bool) -> None:
+    for table in () if as_json else study.tables():
+        print_table(table, study.name)
 
 
 @app.command()

@@ -62,16 +62,10 @@ def evaluate(
     Raises ``UsageFailure`` for a wrong argument and ``Failure`` if no task can run. Of a model over several ranks the
     ranks other than 0 return an empty dictionary.
     """
-    asked: dict[str, Any] = {
-        "tasks": tasks, "shots": shots, "data": data, "limit": limit, "style": style, "shot_source": shot_source,
-        "shot_labels": shot_labels, "seeds": seeds, "include_path": include_path, "revisions": revisions,
-        "model_args": model_args, "lm_eval": lm_eval,
-    }  # fmt: skip
+    asked = dict(locals())  # what the other ranks are called with
     given = {"layout": layout, "batch_tokens": batch_tokens}
-    asked["model_args"] = {**(model_args or {}), **{name: value for name, value in given.items() if value is not None}}
-    asked["tasks"] = names = [*(tasks or (() if task_files else TASK_NAMES)), *map(str, task_files)]
-    if tasks is not None and not tasks:
-        names = []
+    words = {**(model_args or {}), **{name: value for name, value in given.items() if value is not None}}
+    names = [*(TASK_NAMES if tasks is None and not task_files else tasks or ()), *map(str, task_files)]
     folder = None if data is None else Path(data)
     if not names:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
@@ -79,7 +73,7 @@ def evaluate(
     check_seeds(seeds)
     check_data(folder)
     check_revisions(revisions or {}, names, folder)
-    if (shot_source, shot_labels) != ("any", "drawn") and list(names) != ["hans"]:
+    if (shot_source, shot_labels) != ("any", "drawn") and names != ["hans"]:
         raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
     silence_lm_eval()
 
@@ -88,7 +82,7 @@ def evaluate(
     from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
     from mtnlg_eval.tasks.shots import ShotChoice  # noqa: PLC0415  (slow to import)
 
-    options = ModelOptions.parse(asked["model_args"])
+    options = ModelOptions.parse(words)
     model = open_model(checkpoint, options)
     settings = TaskOptions(
         data=folder,
@@ -101,8 +95,7 @@ def evaluate(
     )
     # Rows are read and checked before the model is loaded.
     evaluation = Evaluation(names, shots, settings, seeds)
-    arguments = {"checkpoint": str(checkpoint), "out": str(out), **asked}
-    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", arguments) as (lm, leads):
+    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", asked) as (lm, leads):
         scores = evaluation.run(lm, model, Path(out), options.layout, leads=leads)
     return scores if leads else {}
 

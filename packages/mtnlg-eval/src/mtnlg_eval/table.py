@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import rich.table
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from mtnlg_eval.markup import DASH, value
 from mtnlg_eval.tasks.published import title_of
 from mtnlg_model.console import output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 MAX_WIDE_COLUMNS = 3
@@ -28,7 +29,7 @@ def print_scores(summary: Mapping[str, Any]) -> None:
     """Print the scores with their intervals, and below them what differs from the paper's setting."""
     shots = list(dict.fromkeys(count for scores in summary["tasks"].values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table = rich.table.Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("task", no_wrap=True)
     for count in shots:
         table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
@@ -82,21 +83,29 @@ def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(score: Mapping[str, Any], brief: bool) -> str:
-    factor, form = (100, ".1f") if score["is_share"] else (1, ".4g")
-    value = f"{factor * score['value']:{form}}"
+    text, share = value(score["value"], score["is_share"]), score["is_share"]
     if brief:
-        return value
-    low, high = (f"{factor * bound:{'.0f' if score['is_share'] else form}}" for bound in score["interval_95"])
-    draws = "" if score["between_draws"] is None else f" ± {factor * score['between_draws']:{form}}"
-    return f"{value} ({low}\N{EN DASH}{high}){draws}"
+        return text
+    low, high = (f"{100 * bound:.0f}" if share else value(bound, share) for bound in score["interval_95"])
+    draws = "" if score["between_draws"] is None else f" ± {value(score['between_draws'], share)}"
+    return f"{text} ({low}{DASH}{high}){draws}"
 
 
-def print_rows(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = False) -> None:
-    """Print a table with ``head`` over the first column; ``wrap`` left-aligns and wraps the others."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column(head, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if wrap else "right", no_wrap=not wrap)
-    for row in rows:
-        table.add_row(*row)
-    output().print(table)
+class Table(NamedTuple):
+    """A table of texts for the console and the page; ``words`` wraps and left-aligns what is beside the heads."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: bool = False
+
+
+def print_table(table: Table, title: str = "") -> None:
+    """Print a table below its title."""
+    made = rich.table.Table(box=SIMPLE_HEAD, padding=(0, 1), title=title or None, title_justify="left")
+    first, *others = table.head
+    made.add_column(first, no_wrap=True)
+    for column in others:
+        made.add_column(column, justify="left" if table.words else "right", no_wrap=not table.words)
+    for row in table.rows:
+        made.add_row(*row)
+    output().print(made)

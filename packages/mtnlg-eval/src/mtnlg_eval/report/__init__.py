@@ -6,20 +6,31 @@ no other file, and ``results.json``, the same numbers for programs. The same run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from mtnlg_model.console import Failure
+from mtnlg_eval.markup import NARROW, count, decimal, duration, short
+from mtnlg_eval.results.compare import group_means
+from mtnlg_eval.results.folder import collected
+from mtnlg_eval.table import print_scores
+from mtnlg_eval.tasks.published import TASKS
+from mtnlg_model.console import Failure, output
 from mtnlg_model.files import write_json, write_text
 
 from .page import page
-from .results import build_results, print_summary
 from .run_files import read_run
 from .samples import write_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from .run_files import Run
+
 __all__ = ["write_report"]
+
+VERSION = 3
 
 
 def write_report(folder: Path, *, show: bool = True) -> Path:
@@ -30,14 +41,75 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     has been written without it.
     """
     run = read_run(folder)
+    versions = software_versions(run)
     if run.evaluation is None or run.evaluation.folder != folder:  # an evaluation's own is there
-        write_json(folder / "results.json", build_results(run))
+        write_json(folder / "results.json", build_results(run) | {"versions": versions})
     if run.evaluation:
         write_samples(folder, run.evaluation.samples)
     path = folder / "report.html"
-    write_text(path, page(run))
+    write_text(path, page(run, versions))
     if show:
         print_summary(run)
-    if run.studies.errors:
-        raise Failure(f"{'; '.join(run.studies.errors)}; {path} was written without it")
+    if run.unreadable:
+        raise Failure(f"{'; '.join(run.unreadable)}; {path} was written without it")
     return path
+
+
+def software_versions(run: Run) -> dict[str, str]:
+    """Versions of the packages that made the run, according to its files."""
+    known = {name: value for name, value in (run.training.versions if run.training else {}).items() if value}
+    if run.evaluation:
+        known |= run.evaluation.main.results[0].provenance.packages
+    return dict(sorted({"mtnlg-eval": version("mtnlg-eval"), **known}.items()))
+
+
+def build_results(run: Run) -> dict[str, Any]:
+    """The content of results.json: every part that has been run; ``not_run`` lists the others."""
+    content: dict[str, Any] = {
+        "version": VERSION,
+        "run": run.name,
+        "not_run": list(run.not_run),
+        "seconds": sum(run.seconds.values()),
+        "data": None,
+        "training": run.training and json.loads(run.training.model_dump_json(exclude={"versions"})),
+        "evaluation": None,
+        "studies": [{"file": file, "model": study.name} for file, study in run.studies.items()],
+    }
+    if run.curation:
+        documents_in, documents_out = run.curation.documents
+        blend = run.blend.sources if run.blend else []
+        content["data"] = run.curation.model_dump() | {
+            "documents_in": documents_in,
+            "documents_out": documents_out,
+            "tokens": sum(source.tokens for source in blend),
+            "blend": [source.model_dump() | {"epochs": run.epochs.get(source.name)} for source in blend],
+        }
+    if run.evaluation:
+        published = {task.name: {model: each._asdict() for model, each in task.figures.items()} for task in TASKS}
+        scores = collected(run.evaluation.results, [gap.model_dump() for gap in run.evaluation.not_run])
+        content["evaluation"] = scores | {"published": published, "seconds": run.evaluation.seconds}
+    return content
+
+
+def print_summary(run: Run) -> None:
+    """Print a line per part, and the table of scores."""
+    for line in _summary(run):
+        output().print(line.replace(NARROW, " "))  # on a terminal a narrow space is not printable
+    if run.evaluation is not None:
+        main = run.evaluation.main
+        tasks = {task: {n: cell.summary for n, cell in main.by_shots(task).items()} for task in main.tasks()}
+        print_scores({"name": main.model.name, "tasks": tasks, "groups": group_means(main.results), "not_run": []})
+
+
+def _summary(run: Run) -> Iterator[str]:
+    yield f"{run.name}: {duration(sum(run.seconds.values()))} in curation, training and scoring"
+    if run.curation:
+        documents_in, documents_out = map(count, run.curation.documents)
+        tokens = f", {short(run.blend.tokens)} tokens" if run.blend else ""
+        yield f"data:       {documents_in} documents, {documents_out} kept{tokens}"
+    if training := run.training:
+        entropy = run.curation.unigram_entropy_nats if run.curation else None
+        unigram = "" if entropy is None else f" (unigram entropy {entropy:.2f})"
+        yield f"training:   loss {decimal(training.loss, 2)} nats per token{unigram}"
+        shape, speed = training.layout, short(training.tokens_per_second)
+        yield f"layout:     tp {shape.tp} x pp {shape.pp} x dp {shape.dp}, {speed} tokens/s"

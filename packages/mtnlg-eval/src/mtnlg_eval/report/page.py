@@ -1,83 +1,182 @@
-"""The page: the headline figures, and a section for each part of a run that there is."""
+"""The page of a run: what its templates need beside what the files hold.
+
+    page.html      the frame, the headline figures, data, training and its curves (curves.py)
+    scores.html    how to read the scores, their table, runs compared, what every result depends on
+    studies.html   a chapter for each kind of study
+    answers.html   the browser of answers, which answers.js fills
+
+Prompts and answers are texts of strangers. The script puts them on the page as text and never as markup, and the page's
+policy admits this script alone, by its hash, and what it adds: the files of samples.py.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
-from .blocks import asset, environment
-from .markup import NARROW, brief, count, decimal, duration, short
-from .results import count_documents, missing_parts, software_versions, total_seconds
-from .sections import answers, curation, scores, studies, training
+from markupsafe import Markup
+
+from mtnlg_eval.markup import percent, render
+from mtnlg_eval.results.compare import common_tasks, compared, difference, group_means, labels, macro
+from mtnlg_eval.results.statistics import Z
+from mtnlg_eval.studies.study import NAMES, study_class
+from mtnlg_eval.table import differences_by_task
+from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME, title_of
+
+from .curves import curves
+from .samples import FOLDER, MAX_CHARACTERS
+from .trends import trends
 
 if TYPE_CHECKING:
-    from .blocks import Section
-    from .run_files import Run
+    from collections.abc import Mapping, Sequence
 
-ARROW = "\N{RIGHTWARDS ARROW}"
-TIMES = " \N{MULTIPLICATION SIGN} "
+    from mtnlg_eval.results.compare import Cell
+    from mtnlg_eval.results.result import Result
+    from mtnlg_eval.tasks.published import Model
+
+    from .run_files import Evaluation, Run
+
+MODELS: tuple[Model, ...] = ("MT-NLG", "GPT-3", "GPT-2", "Gopher")
+LIKELIHOODS = {"log_likelihood": "log P(right)", "bits_per_byte": "bits/byte"}
+OWN_ROWS = ("quickstart", "rows")
+MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
+FORMS = re.compile("_?(continuation|cloze)(_yaml)?")
+"""Of lm-eval's names of a task's cloze form, beside its multiple-choice form."""
 
 
-def page(run: Run) -> str:
+def page(run: Run, versions: Mapping[str, str]) -> str:
     """The report as one HTML page, which loads no file but the answers in report/. Equal runs give equal pages."""
-    parts = (curation.section(run), *training.sections(run), scores.section(run), answers.section(run.evaluation))
-    sections: list[Section] = [part for part in parts if part] + studies.sections(run.studies)
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            run=run,
-            style=asset("style.css"),
-            policy=answers.policy(),
-            script=asset("answers.js"),
-            sections=sections,
-            lede=_lede(run),
-            figures=list(_figures(run)),
-            versions=list(_versions(run)),
-        )
+    script = Markup(files(__package__).joinpath("answers.js").read_text(encoding="utf-8"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    studies = [study_class(name) for name in NAMES]
+    chapters = [
+        (name, study, found)
+        for name, study in zip(NAMES, studies, strict=True)
+        if (found := {file: each for file, each in run.studies.items() if isinstance(each, study)})
+    ]
+    scores = _scores(run.evaluation) if run.evaluation else None
+    return render(
+        "page.html",
+        run=run,
+        versions=versions,
+        script=script,
+        digest=digest,
+        chapters=chapters,
+        curves=curves(run),
+        scores=scores,
+        percent=percent,
+        answers=_answers(run.evaluation) if run.evaluation else [],
+        folder=FOLDER,
+        most=MAX_CHARACTERS,
     )
 
 
-def _lede(run: Run) -> str:
-    missing = missing_parts(run)
-    if run.evaluation and {"data", "training"} <= missing.keys():
-        return f"Scores of {', '.join(dict.fromkeys(each.model.name for each in run.evaluation.runs))}."
-    if missing:
-        hints = "; ".join(f"{name}: {command}" for name, command in missing.items())
-        return f"This run is incomplete. Still to be run: {hints}."
-    return "From raw pages to a decoder and its scores."
+def _scores(evaluation: Evaluation) -> dict[str, Any]:
+    """What scores.html needs."""
+    main, names = evaluation.main, labels(evaluation.runs)
+    cells = {task: main.by_shots(task) for task in sorted(main.tasks(), key=_order)}
+    every = [cell for by_shots in cells.values() for cell in by_shots.values()]
+    differs = differences_by_task(
+        {task: {asked: cell.differs for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
+    )
+    keys = sorted(main.cells, key=lambda key: (_order(key[0]), main.cells[key].first.shots.count, key[1]))
+    return {
+        "evaluation": evaluation,
+        "names": names,
+        "rows": _rows(evaluation),
+        "parameters": main.model.parameters,
+        "times": float(f"{MTNLG_PARAMETERS / max(1, main.model.parameters):.1e}"),
+        "cells": cells,
+        "differs": differs,
+        "general": {head: texts for head, texts in differs.items() if head not in cells},
+        "models": [model for model in MODELS if any(_figure(*at, model) for at in main.cells)],
+        "likelihoods": {
+            name: words for name, words in LIKELIHOODS.items() if any(name in cell.first.metrics for cell in every)
+        },
+        "reserved": {*LIKELIHOODS},
+        "fewer": any(cell.shown < cell.first.shots.count for cell in every),
+        "published": TASKS_BY_NAME,
+        "title": title_of,
+        "figure": _figure,
+        "groups": group_means(main.results),
+        "means": {
+            asked: (len(tasks), macro(main, tasks, asked))
+            for asked in SHOTS
+            if len(tasks := common_tasks([main], asked)) > 1
+        },
+        "compared": compared(evaluation.runs),
+        "difference": difference,
+        "shared": [key for key in keys if any(key in run.cells for run in evaluation.runs[1:])],
+        "link": _link,
+        "trends": trends(evaluation),
+        "z": Z,
+        "basename": lambda path: PurePath(path).name,
+    }
 
 
-def _figures(run: Run) -> list[tuple[str, str]]:
-    """The headline figures with their captions, for the parts that have been run."""
-    figures: list[tuple[str, str]] = []
-    if run.curation:
-        documents_in, documents_out = count_documents(run.curation.stages)
-        figures.append((f"{brief(documents_in)} {ARROW} {brief(documents_out)}", "documents in and kept"))
-    if run.blend:
-        tokens = sum(source.tokens for source in run.blend.sources)
-        figures.append((short(tokens), f"tokens from {len(run.blend.sources)} sources"))
-    if run.training:
-        entropy = run.curation.unigram_entropy_nats if run.curation else None
-        unigram = f"; token frequencies alone give {entropy:.2f}" if entropy is not None else ""
-        caption = f"nats per token, training loss after {count(run.training.steps)} steps{unigram}"
-        figures.append((decimal(run.training.loss, 2), caption))
-        figures.append((count(run.training.tokens_per_second), "tokens per second in training"))
-        degrees = run.training.layout
-        layout = TIMES.join(f"{axis}{NARROW}{getattr(degrees, axis)}" for axis in ("tp", "pp", "dp"))
-        figures.append((layout, f"{count(len(run.training.ranks))} ranks, {short(run.training.parameters)} parameters"))
-    parts = (("data", run.curation), ("training", run.training), ("evaluation", run.evaluation))
-    times = ", ".join(f"{name} {duration(part.seconds)}" for name, part in parts if part)
-    return [*figures, (duration(total_seconds(run)), times)] if figures else []
+def _rows(evaluation: Evaluation) -> tuple[str, str]:
+    """Where the rows of the paper's tasks come from, and whose they are: "ours", "theirs" or "others"."""
+    results = [result for result in evaluation.main.results if result.task in TASKS_BY_NAME]
+    if not results:
+        return "", ""
+    path = PurePath(results[0].rows.source)
+    place = path.relative_to(path.anchor).parts[-3:]
+    whole = all(result.rows.count == TASKS_BY_NAME[result.task].rows for result in results)
+    return "/".join(place), "ours" if place[-2:] == OWN_ROWS else "theirs" if whole else "others"
 
 
-def _versions(run: Run) -> list[str]:
-    lines = [", ".join(f"{name} {number}" for name, number in software_versions(run).items())]
-    for each in run.evaluation.runs if run.evaluation else ():
-        model, made = each.model, each.results[0].provenance
-        threads = f", {model.threads} threads" if model.threads else ""
-        lines.append(
-            f"{model.name}, digest {model.digest[:16]}, {model.precision}; on {made.hardware}{threads}, {made.date}"
-        )
-    if run.training and run.training.stream:
-        lines.append(f"token stream {run.training.stream[:16]}")
-    return lines
+def _order(task: str) -> tuple[int, str, str]:
+    """The paper's order, then by name, with the cloze form of a task behind its multiple-choice form."""
+    number = next((n for n, each in enumerate(TASKS) if each.name == task), len(TASKS))
+    return number, FORMS.sub("", task), task
+
+
+def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:
+    """The accuracy that the paper prints, and whether with a footnote."""
+    found, shots = TASKS_BY_NAME.get(task), next((each for each in SHOTS if each == asked), None)
+    if found is None or shots is None or model not in found.figures:
+        return None
+    figure = found.figures[model].at(shots)
+    return None if figure is None else (figure, [model, shots] in found.footnotes)
+
+
+def _answers(evaluation: Evaluation) -> list[dict[str, str]]:
+    """The results with samples, by task: what a reader chooses from. Those with equal ``rows`` can be compared."""
+    order = list(dict.fromkeys(result.task for result in evaluation.results))
+    index = [
+        {
+            "name": result.name,
+            "task": result.task,
+            "title": title_of(result.task),
+            "label": _label(result, label),
+            "shots": result.shots.asked,
+            "rows": result.rows.digest,
+        }
+        for run, label in zip(evaluation.runs, labels(evaluation.runs), strict=True)
+        for result in run.results
+        if result.name in evaluation.samples
+    ]
+    return sorted(index, key=lambda entry: order.index(entry["task"]))
+
+
+def _label(result: Result, run: str) -> str:
+    """What tells a result from the others of its task."""
+    shots = result.shots
+    seed = "" if shots.seed is None else f", seed {shots.seed}"
+    count = f"{shots.asked} shot{'' if shots.asked == '1' else 's'}"
+    score = f"{100 * result.score:.1f} %" if result.is_share else f"{result.metric} {result.score:.4g}"
+    return f"{run}, {count}{seed}: {score} of {result.rows.count:,} rows"
+
+
+def _link(evaluation: Evaluation, cells: Sequence[Cell], show: str) -> str:
+    """The address of the rows of this cell's first result, beside another's if there are two; "" without answers."""
+    names = [cell.first.name for cell in cells]
+    if not evaluation.samples.keys() >= set(names):
+        return ""
+    return "&".join(
+        (f"#task={cells[0].first.task}", *map("=".join, zip(("of", "with"), names, strict=False)), f"show={show}")
+    )

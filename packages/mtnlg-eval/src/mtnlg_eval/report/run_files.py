@@ -1,12 +1,15 @@
 """Schemas and readers of a run folder: the JSON files that each package writes into it.
 
 Files are the contract between the packages: nothing is imported from another package that wrote them, unused keys are
-ignored, and a part that has not been run is None. results/folder.py reads the scores, study_files.py the studies.
+ignored, and a part that has not been run is None.
 
-    data/summary.json, data/tokens/blend.json      mtnlg-data run (and data/report.html, which is only linked to)
-    train/metrics.jsonl, train/summary.json        mtnlg-parallel train
-    eval/results/*.json, eval/not_run/*.json       mtnlg-eval run, for any number of checkpoints and styles
-    eval/samples/*.jsonl                           its rows (samples.py)
+    data/summary.json, data/tokens/blend.json          mtnlg-data run
+    train/summary.json, train/metrics.jsonl            mtnlg-parallel train
+    eval/results/*.json, eval/not_run/*.json           mtnlg-eval run, for any number of checkpoints and styles
+    eval/samples/*.jsonl                               its rows (samples.py)
+    eval/hans*.json, eval/operators.json, …            the studies, in folders of eval too
+
+The folder of a training or of an evaluation alone is one too. The page of a curation, data/report.html, is linked to.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from pydantic import Field
 
 from mtnlg_eval.results.compare import group_runs
 from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.studies.study import NAMES, study_class
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 
 from .samples import sample_files
-from .study_files import Schema, Studies, T, parse_json, read_studies
+from .schema import Schema, T, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,52 +34,25 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.results.compare import Run as ScoredRun
     from mtnlg_eval.results.result import Result
+    from mtnlg_eval.studies.study import Study
 
 CURATION_PAGE = "data/report.html"
+METRICS_BYTES = 1 << 30
 PARTS = ("data", "train", "eval")
 
 
-class SourceCounts(Schema):
-    """One source in one stage: documents and characters in and out, and documents dropped by reason."""
+class Counts(Schema):
+    """Documents of a source, or of all, in and out of a stage."""
 
     documents_in: int
     documents_out: int
-    characters_in: int
-    characters_out: int
-    dropped: dict[str, int] = Field(default_factory=dict)
 
 
-class Stage(Schema):
+class Stage(Counts):
     """One stage of the curation; ``sources`` is keyed by name."""
 
     name: str
-    seconds: float
-    documents_in: int
-    documents_out: int
-    characters_in: int
-    characters_out: int
-    sources: dict[str, SourceCounts]
-
-
-class Quality(Schema):
-    """Accuracy and AUC of the quality classifier on held-out documents."""
-
-    accuracy: float | None = None
-    auc: float | None = None
-
-
-class Duplicates(Schema):
-    """Near duplicates; ``components`` is the number of clusters."""
-
-    components: int = 0
-
-
-class Decontamination(Schema):
-    """Decontamination: documents cut apart, documents dropped, cuts by task."""
-
-    documents_cut: int = 0
-    documents_dropped: int = 0
-    cuts_by_task: dict[str, int] = Field(default_factory=dict)
+    sources: dict[str, Counts]
 
 
 class Curation(Schema):
@@ -83,14 +60,20 @@ class Curation(Schema):
 
     seconds: float
     stages: list[Stage]
-    quality: Quality | None = None
-    duplicates: Duplicates | None = None
-    decontamination: Decontamination | None = None
     vocabulary: int | None = None
     unigram_entropy_nats: float | None = None
 
+    @property
+    def documents(self) -> tuple[int, int]:
+        """Documents in and kept. Each source counts at its own first and last stage: not every stage has every one."""
+        by_source: dict[str, list[Counts]] = {}
+        for stage in self.stages:
+            for source, counts in stage.sources.items():
+                by_source.setdefault(source, []).append(counts)
+        return sum(c[0].documents_in for c in by_source.values()), sum(c[-1].documents_out for c in by_source.values())
 
-class BlendSource(Schema):
+
+class Source(Schema):
     """One source of the blend; ``weight`` is its share of the training samples, up to a common factor."""
 
     name: str
@@ -104,20 +87,28 @@ class Blend(Schema):
 
     vocabulary: int
     validation: float
-    sources: list[BlendSource]
+    sources: list[Source]
+
+    @property
+    def tokens(self) -> int:
+        """Of all sources."""
+        return sum(source.tokens for source in self.sources)
+
+    @property
+    def weight(self) -> float:
+        """Of all sources; 1 where it is 0."""
+        return sum(source.weight for source in self.sources) or 1.0
 
 
 class Step(Schema):
     """Schema of a line of train/metrics.jsonl. A loss or norm that is not finite may be null."""
 
     step: int
-    samples: int
     tokens: int
     loss: float | None
     lr: float
     grad_norm: float | None
     batch_size: int
-    seconds: float
     tokens_per_second: float
     validation_loss: float | None = None
 
@@ -130,37 +121,16 @@ class Layout(Schema):
     dp: int
 
 
-class Rank(Schema):
-    """A rank and its coordinates in the layout."""
-
-    rank: int
-    tp: int
-    pp: int
-    dp: int
-
-
-class PipelineStage(Schema):
-    """Layers and parameters of one pipeline stage."""
-
-    stage: int
-    layers: list[str]
-    parameters: int
-
-
 class Training(Schema):
-    """Schema of train/summary.json."""
+    """Schema of train/summary.json; a loss that is not finite may be null."""
 
     layout: Layout
-    ranks: list[Rank]
-    stages: list[PipelineStage]
     parameters: int
-    model: dict[str, float | int | str | bool | None] = Field(default_factory=dict)
-    recompute: bool | str | None = None
     precision: str | None = None
     steps: int
     samples: int
     tokens: int
-    loss: float | None
+    loss: float | None = Field(allow_inf_nan=True)
     validation_loss: float | None = None
     seconds: float
     tokens_per_second: float
@@ -184,7 +154,6 @@ class Evaluation:
     """
 
     folder: Path
-
     runs: tuple[ScoredRun, ...]
     not_run: tuple[NotRun, ...]
     samples: Mapping[str, Path]
@@ -214,51 +183,65 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder; None for what has not been run."""
+    """The content of a run folder; None for what has not been run. ``studies`` are by their files' paths."""
 
     name: str
-    curation: Curation | None
     has_curation_page: bool
+    curation: Curation | None
     blend: Blend | None
     steps: tuple[Step, ...]
     training: Training | None
     evaluation: Evaluation | None
-    studies: Studies
+    studies: Mapping[str, Study]
+    unreadable: list[str]
 
+    @property
+    def not_run(self) -> dict[str, str]:
+        """The parts that have not been run, each with its command."""
+        parts = {
+            "data": (self.curation, "mtnlg-data run RECIPE --out DIR/data"),
+            "training": (self.training, "mtnlg-parallel train RECIPE --data DIR/data --out DIR/train"),
+            "evaluation": (self.evaluation, "mtnlg-eval run CHECKPOINT --data ROWS --out DIR/eval"),
+        }
+        return {name: command for name, (part, command) in parts.items() if part is None}
 
-def epochs_read(run: Run) -> dict[str, float]:
-    """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
-    if run.blend is None or run.training is None:
-        return {}
-    trained, train_share = run.training.tokens, 1 - run.blend.validation
-    weights = sum(source.weight for source in run.blend.sources) or 1.0
-    return {
-        source.name: trained * source.weight / weights / (source.tokens * train_share)
-        for source in run.blend.sources
-        if source.tokens * train_share > 0
-    }
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall times of the parts that have been run, without what comes before and between them."""
+        parts = {"data": self.curation, "training": self.training, "evaluation": self.evaluation}
+        return {name: part.seconds for name, part in parts.items() if part is not None}
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
+        if self.blend is None or self.training is None:
+            return {}
+        trained, share = self.training.tokens / self.blend.weight, 1 - self.blend.validation
+        sources = [source for source in self.blend.sources if source.tokens * share > 0]
+        return {source.name: trained * source.weight / (source.tokens * share) for source in sources}
 
 
 def read_run(folder: Path) -> Run:
-    """Read the folder of a run, a training or an evaluation. ``Failure`` if it is neither, or a file is malformed."""
+    """Read a run folder, or the folder of an evaluation. ``Failure`` if it is neither, or a file is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"
     train = folder if (folder / "metrics.jsonl").exists() else folder / "train"
     if train != folder and (folder / "summary.json").exists() and not any((folder / part).is_dir() for part in PARTS):
         raise Failure(f"{folder}: one part of a run, with summary.json; give the folder that holds {', '.join(PARTS)}")
-    evaluation = _read_evaluation(scored)
+    studies, unreadable = _read_studies(scored)
     run = Run(
         name=folder.resolve().name,
-        curation=_read(folder / "data" / "summary.json", Curation),
         has_curation_page=(folder / CURATION_PAGE).is_file(),
+        curation=_read(folder / "data" / "summary.json", Curation),
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
         steps=_read_steps(train / "metrics.jsonl"),
         training=_read(train / "summary.json", Training),
-        evaluation=evaluation,
-        studies=read_studies(scored),
+        evaluation=_read_evaluation(scored),
+        studies=studies,
+        unreadable=unreadable,
     )
-    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies.shown, run.studies.errors)
+    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies, run.unreadable)
     if not any(parts) and not any((scored / "not_run").glob("*.json")):
         raise Failure(
             f"{folder}: not a run, or nothing of it has ended: "
@@ -267,14 +250,21 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-METRICS_BYTES = 1 << 30
-
-
 def _read(path: Path, schema: type[T]) -> T | None:
     try:
         return parse_json(read_small(path), schema, str(path))
     except FileNotFoundError:
         return None
+
+
+def _read_steps(path: Path) -> tuple[Step, ...]:
+    """The steps in order, without a last line that is still being written."""
+    try:
+        content = read_small(path, METRICS_BYTES)
+    except FileNotFoundError:
+        return ()
+    lines = enumerate(content.split(b"\n")[:-1], start=1)
+    return tuple(parse_json(line, Step, f"{path}:{number}") for number, line in lines if line.strip())
 
 
 def _read_evaluation(folder: Path) -> Evaluation | None:
@@ -287,11 +277,16 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
     return Evaluation(folder, tuple(group_runs(results)), tuple(map(NotRun.model_validate, scored.gaps())), samples)
 
 
-def _read_steps(path: Path) -> tuple[Step, ...]:
-    """The steps in order, without a last line that is still being written."""
-    try:
-        content = read_small(path, METRICS_BYTES)
-    except FileNotFoundError:
-        return ()
-    lines = enumerate(content.split(b"\n")[:-1], start=1)
-    return tuple(parse_json(line, Step, f"{path}:{number}") for number, line in lines if line.strip())
+def _read_studies(folder: Path) -> tuple[dict[str, Study], list[str]]:
+    """The studies in the folder of an evaluation and in its folders, and the errors of malformed files."""
+    studies: dict[str, Study] = {}
+    errors: list[str] = []
+    for name in NAMES:
+        patterns = (f"{name}.json", f"{name}-*.json", f"*/{name}.json", f"*/{name}-*.json")
+        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+            file = path.relative_to(folder.parent).as_posix()
+            try:
+                studies[file] = parse_json(read_small(path), study_class(name), file)
+            except Failure as failure:
+                errors.append(str(failure))
+    return studies, errors

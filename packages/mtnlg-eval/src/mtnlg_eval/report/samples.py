@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_model.files import open_regular, write_text
 
-from .study_files import Schema, parse_json
+from .schema import Schema, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

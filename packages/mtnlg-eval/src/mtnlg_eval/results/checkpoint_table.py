@@ -38,22 +38,25 @@ def print_checkpoints(names: Sequence[str], scores: Sequence[CellsByTask]) -> No
     tasks = list(dict.fromkeys(task for by_task in scores for task in by_task))
     asked = list(dict.fromkeys(shots for by_task in scores for cells in by_task.values() for shots in cells))
     table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("checkpoint", no_wrap=True)
-    table.add_column("shots", no_wrap=True)
+    for head in ("checkpoint", "shots"):
+        table.add_column(head, no_wrap=True)
     for task in tasks:
         table.add_column(title_of(task), justify="right", overflow="fold", min_width=5)
-    pairs = {
-        (n, task, shots): (cell, base)
+    cells = {
+        (n, task, shots): cell
         for n, by_task in enumerate(scores)
-        for task, cells in by_task.items()
-        for shots, cell in cells.items()
-        if (base := scores[0].get(task, {}).get(shots)) and n
+        for task, by_shots in by_task.items()
+        for shots, cell in by_shots.items()
     }
-    apart = told_apart(pairs)
+    apart = told_apart(
+        {key: (cell, cells[0, *key[1:]]) for key, cell in cells.items() if key[0] and (0, *key[1:]) in cells}
+    )
     for shots in asked:
-        for n, (name, by_task) in enumerate(zip(names, scores, strict=True)):
-            cells = [(by_task.get(task, {}).get(shots), apart.get((n, task, shots))) for task in tasks]
-            table.add_row(name, shots, *(_text(*cell) for cell in cells), end_section=name == names[-1])
+        for n, name in enumerate(names):
+            keys = [(n, task, shots) for task in tasks]
+            table.add_row(
+                name, shots, *(_text(cells.get(key), apart.get(key)) for key in keys), end_section=name == names[-1]
+            )
     console = output()
     console.print(table)
     console.print("  in percent, where it is a share", style="dim")

@@ -127,11 +127,6 @@ class Run:
         own = sorted({name for name, _ in self.cells} - TASKS_BY_NAME.keys())
         return [task.name for task in TASKS if any(name == task.name for name, _ in self.cells)] + own
 
-    @property
-    def names(self) -> dict[str, None]:
-        """Names of the tasks."""
-        return dict.fromkeys(task for task, _ in self.cells)
-
     def by_shots(self, task: str) -> dict[str, Cell]:
         """The cells of a task by shots asked, fewest first."""
         cells = [(asked, cell) for (name, asked), cell in self.cells.items() if name == task]
@@ -184,7 +179,9 @@ def difference(cell: Cell, base: Cell) -> Estimate | None:
     """The score of ``cell`` less that of ``base``; None unless both are means of the same rows."""
     if (parts := _paired(cell, base)) is None:
         return None
-    return _around(cell, base, parts)
+    (mean, variance), bound = parts, 1.0 if cell.first.is_share else float("inf")
+    half = Z * sqrt(variance)
+    return Estimate(cell.value - base.value, max(-bound, mean - half), min(bound, mean + half))
 
 
 def _paired(cell: Cell, base: Cell) -> tuple[float, float] | None:
@@ -193,12 +190,6 @@ def _paired(cell: Cell, base: Cell) -> tuple[float, float] | None:
     if not same or not len(cell.values) or len(cell.values) != len(base.values):
         return None
     return paired(cell.values - base.values, base.first.clusters)
-
-
-def _around(cell: Cell, base: Cell, parts: tuple[float, float]) -> Estimate:
-    (mean, variance), bound = parts, 1.0 if cell.first.is_share else float("inf")
-    half = Z * sqrt(variance)
-    return Estimate(cell.value - base.value, max(-bound, mean - half), min(bound, mean + half))
 
 
 def told_apart(pairs: Mapping[Any, tuple[Cell, Cell]]) -> dict[Any, bool]:

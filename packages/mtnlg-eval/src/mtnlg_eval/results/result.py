@@ -12,11 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from .paper_setting import PAPER_POOL, differences
+from .paper_setting import differences
 from .statistics import Estimate, mean_estimate
-
-SCORED_ROWS = "scored rows"
-"""The pool of shots where there is no other."""
 
 
 class Record(BaseModel):
@@ -164,22 +161,7 @@ class Result(Record):
     @property
     def differs(self) -> list[str]:
         """What differs from the paper's setting, a few words each."""
-        shots, rows = self.shots, self.rows
-        return differences(
-            self.task,
-            style=self.style,
-            rows=rows.count,
-            split=rows.split,
-            variant=rows.variant,
-            asked=shots.count,
-            shown=shots.mean,
-            pool=PAPER_POOL if not shots.count else SCORED_ROWS if shots.pool == rows.split else shots.pool,
-            modes=(shots.source, shots.labels),
-            truncated=self.truncated,
-            context=self.model.context,
-            label_tokens=self.label_tokens,
-            failed=[f"row {row.number}: {row.why}" for row in rows.failed],
-        )
+        return differences(self)
 
 
 def digest_of(texts: list[str]) -> str:

@@ -7,17 +7,19 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.tasks.paper_task import PAPER, PaperTask
+from mtnlg_eval.tasks.lm_eval_tasks import lm_eval_rows
+from mtnlg_eval.tasks.paper_task import PAPER
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.shots import ANY_SHOT, sample_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from lm_eval.api.task import Task
 
     from mtnlg_eval.tasks.shots import ShotChoice
+    from mtnlg_eval.tasks.sources import TaskRows
 
 
 OF_LM_EVAL = "lm_eval:"
@@ -29,7 +31,8 @@ class TaskOptions:
     """What decides rows and prompts, beside the tasks' names and shots.
 
     ``limit`` samples rows at random, or takes the ``first``; ``rows`` are numbers of rows by task. ``choice`` selects
-    the shots (HANS only), ``style`` the nine tasks' prompts and scores. The others are as in lm-eval.
+    the shots (HANS only), ``style`` the nine tasks' prompts and scores, ``trust_task_code`` admits code that tasks
+    bring. The others are as in lm-eval.
     """
 
     data: Path | None = None
@@ -45,6 +48,7 @@ class TaskOptions:
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = True
     unsafe_code: bool = False
+    trust_task_code: bool = False
 
 
 class RowNumbers(list[int]):
@@ -81,43 +85,22 @@ class Identity:
 
 
 class Source:
-    """A task whose rows have been read."""
+    """A task whose rows have been read; ``numbers`` are those to score."""
 
     def __init__(self, name: str, task: Task, style: str, options: TaskOptions, groups: Sequence[str] = ()) -> None:
         self.name, self.task, self.style, self.groups = name, task, style, list(groups)
-        self.rows = [Identity.of(document, number) for number, document in enumerate(task.eval_docs)]
-        limit = options.limit
-        if limit is not None and limit < 1:
-            limit = -(-len(self.rows) * limit // 1)
-        count = None if limit is None else int(limit)
+        own, config, limit = hasattr(task, "rows"), task.config, options.limit
+        self.rows: TaskRows = task.rows if own else lm_eval_rows(task)
+        self.origin = str(options.data or "hub") if own else str(config.dataset_path)
+        self.few = TASKS_BY_NAME[name].few if own and name in TASKS_BY_NAME else int(config.num_fewshot or 0)
+        self.identities = [Identity.of(document, number) for number, document in enumerate(task.eval_docs)]
+        if limit is not None:
+            limit = int(limit if limit >= 1 else -(-len(self.identities) * limit // 1))
         self.numbers = list(options.rows.get(name, ())) or (
-            list(range(len(self.rows)))[:count] if options.first else sample_rows([row.id for row in self.rows], count)
+            list(range(len(self.identities)))[:limit]
+            if options.first
+            else sample_rows([row.id for row in self.identities], limit)
         )
-        published, config = TASKS_BY_NAME.get(name), task.config
-        own = isinstance(task, PaperTask) or hasattr(task, "rows")
-        self.few = published.few if published and own else int(config.num_fewshot or 0)
-        self.split = task.rows.split if own else str(config.test_split or config.validation_split)
-        self.pool = (
-            task.rows.pool
-            if own
-            else str(config.fewshot_split or config.training_split or config.validation_split or config.test_split)
-        )
-        self.pool_rows = len(task.rows.shots) if own else len(getattr(getattr(task, "sampler", None), "df", ()))
-        self.variant: str | None = task.rows.variant if own else None
-        self.revision: str | None = task.rows.revision if own else None
-        self.source = str(options.data or "hub") if own else str(config.dataset_path)
-        self.malformed: dict[int, str] = task.rows.malformed if own else {}
-        self.notes = list(self._notes()) if own else []
-
-    def _notes(self) -> Iterator[str]:
-        rows = self.task.rows
-        yield from (f"row {number} is left out: {why}" for number, why in rows.malformed.items())
-        if rows.other_files:
-            yield f"not read, because of another set: {', '.join(rows.other_files)}"
-        if rows.left_out:
-            yield f"{len(rows.left_out)} malformed rows give no shots, the first {rows.left_out[0]}"
-        if rows.pool == rows.split:
-            yield f"no {'' if rows.variant is None else rows.variant + ' '}rows but the scored ones give shots"
 
 
 @dataclass

@@ -13,6 +13,7 @@ Only the provenance in a result depends on when or how often a run was started.
 from __future__ import annotations
 
 import json
+import re
 import time
 from math import isfinite
 from statistics import fmean
@@ -25,8 +26,9 @@ from lm_eval.utils import handle_non_serializable
 from mtnlg_eval.results.compare import Cell as ScoredCell
 from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
+from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.results.result import SCORED_ROWS, FailedRow, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
@@ -69,7 +71,6 @@ class Evaluation:
         self.not_run: dict[str, str] = {}
         self.scores: dict[str, dict[str, list[Result]]] = {}
         self.sources: dict[str, Source] = {}
-        self.groups: dict[str, list[str]] = {}
         for name in names:
             try:
                 self.sources |= {source.name: source for source in self._load(name)}
@@ -95,9 +96,9 @@ class Evaluation:
                 task = manager.load([name])["tasks"][name]
             yield Source(name, task, style, options)
             return
-        tasks, groups, gaps = load_lm_eval_tasks([name.removeprefix(OF_LM_EVAL)], options.include_path)
-        self.groups |= groups
-        self.not_run |= gaps
+        tasks, groups = load_lm_eval_tasks(
+            name.removeprefix(OF_LM_EVAL), options.include_path, trusted=options.trust_task_code
+        )
         for own, task in tasks.items():
             yield Source(own, task, LM_EVAL, options, [group for group, members in groups.items() if own in members])
 
@@ -119,7 +120,8 @@ class Evaluation:
         self._started = time.monotonic()
         for name, why in self.not_run.items():
             self._miss(name, why)
-        for line in [f"{source.name}: {note}" for source in self.sources.values() for note in source.notes]:
+        own = [source for source in self.sources.values() if hasattr(source.task, "rows")]
+        for line in [f"{source.name}: {note}" for source in own for note in source.rows.notes]:
             say(line)
         lm.on_failed = self._on_failed
         if self.options.apply_chat_template:
@@ -191,7 +193,7 @@ class Evaluation:
             task.set_config("generation_kwargs", {**task.get_config("generation_kwargs"), **options.gen_kwargs})
         chat = bool(options.apply_chat_template)
         task.build_all_requests(
-            samples=None if len(cell.numbers) == len(source.rows) else RowNumbers(cell.numbers),
+            samples=None if len(cell.numbers) == len(source.identities) else RowNumbers(cell.numbers),
             system_instruction=options.system_instruction,
             apply_chat_template=chat,
             fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
@@ -205,7 +207,9 @@ class Evaluation:
         for cell in cells:
             cell.task.build_all_requests = lambda **_: None  # they are built
             cell.task.process_results = Guarded(cell, cell.task.process_results)
-        chosen = {cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.rows)}
+        chosen = {
+            cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.identities)
+        }
         requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
         with progress("scoring", requests, "requests") as self._lm.on_scored:
             evaluated: dict[str, Any] = evaluator.evaluate(
@@ -248,7 +252,7 @@ class Evaluation:
         made = []
         for sample in samples:
             number, instances = sample["doc_id"], by_row[sample["doc_id"]]
-            row = cell.source.rows[number]
+            row = cell.source.identities[number]
             cut = [instance for instance in instances if id(instance) in self._lm.cut]
             pairs = [tuple(pair) for pair in sample["arguments"]]
             arguments = {
@@ -279,7 +283,7 @@ class Evaluation:
         return whole_shots(cell.task, self._lm, cut[0], draws[position]) if cut else len(draws[position])
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
-        lm, model, source, key = self._lm, self._model, cell.source, cell.key
+        lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
         in_order = sorted(first, key=lambda sample: (sample["digest"], sample["id"]))
@@ -309,22 +313,22 @@ class Evaluation:
                 count=cell.count,
                 mean=fmean(shown),
                 least=min(shown),
-                pool=source.pool if source.pool != source.split else SCORED_ROWS,
-                pool_rows=source.pool_rows,
+                pool=rows.pool if rows.pool != rows.split else SCORED_ROWS,
+                pool_rows=len(rows.shots),
                 seed=cell.seed if cell.count else None,
                 source=self.options.choice.source,
                 labels=self.options.choice.labels,
             ),
             rows=Rows(
-                source=source.source,
-                split=source.split,
-                variant=source.variant,
+                source=source.origin,
+                split=rows.split,
+                variant=rows.variant,
                 count=len(first),
-                sample_of=len(source.rows),
+                sample_of=len(source.identities),
                 digest=digest_of([sample["digest"] for sample in in_order]),
                 failed=[
                     FailedRow(number=number, why=why)
-                    for number, why in [*source.malformed.items(), *sorted(cell.failed.items())]
+                    for number, why in [*rows.malformed.items(), *sorted(cell.failed.items())]
                 ],
             ),
             truncated=sum(sample["truncated"] for sample in first),
@@ -343,6 +347,7 @@ class Evaluation:
             clusters=clusters if means else [],
             groups=source.groups,
             label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
-            lm_eval=json.loads(json.dumps(lm_eval, default=handle_non_serializable)),
-            provenance=provenance(self._layout, time.monotonic() - self._started, source.revision),
+            # A function of a task's config is told by its name: its address is another in each process.
+            lm_eval=json.loads(re.sub(" at 0x[0-9a-f]+", "", json.dumps(lm_eval, default=handle_non_serializable))),
+            provenance=provenance(self._layout, time.monotonic() - self._started, rows.revision),
         )

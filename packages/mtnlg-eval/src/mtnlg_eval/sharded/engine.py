@@ -4,9 +4,9 @@
     logits        of a decoding step: over the tensor slices of the last stage, then along the pipeline
     hosts         scores, texts and what is stored, host to host over gloo: no GPU waits for them
 
-A batch goes to the replica with the fewest tokens so far. Batches go in waves, as many to each replica as fill its
-pipeline; a wave's scores are collected while the next one is computed. Of the logits of a scored position only a
-maximum, a sum and the target's own logit ever leave a rank.
+Batches go to the replicas in turn, in waves, as many to each replica as fill its pipeline; a wave's scores are
+collected while the next one is computed. Of the logits of a scored position only a maximum, a sum and the target's own
+logit ever leave a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from contextlib import closing, contextmanager
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed
@@ -54,14 +54,6 @@ PIPELINE_SHARE = 2
 """A pipeline's first stage ends, and its last begins, as many times a batch's time away as there are other stages."""
 
 
-class _Scored(NamedTuple):
-    """A batch of a wave, and its scores [2, N] on the one rank that computes them."""
-
-    rows: Sequence[Row]
-    positions: int
-    scores: Arriving | None
-
-
 class ShardedEngine:
     """One rank's part of scoring and generation."""
 
@@ -69,51 +61,50 @@ class ShardedEngine:
         self.shard, self.tokenizer, self._hosts = shard, tokenizer, hosts
         layout, place = shard.layout, shard.place
         self.batch_share = 1 if layout.pp == 1 else PIPELINE_SHARE
-        self._row_multiple, self._tokens_by_replica = row_multiple(shard.device), [0] * layout.dp
+        self._row_multiple = row_multiple(shard.device)
         pipeline = [layout.rank(place.tp, stage, place.dp) for stage in range(layout.pp)]
         group = distributed.new_group(pipeline, use_local_synchronization=True)
         self._decoder = cast("Decoder", ReplicaDecoder(shard, group, pipeline[-1]))
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
         """Score batches, a wave ahead of the one whose scores are collected."""
-        remaining, computed = iter(batches), list[_Scored]()
+        layout, remaining = self.shard.layout, iter(batches)
+        computed: list[tuple[Sequence[Row], Tensor | Arriving]] = []
         while True:
-            wave = list(islice(remaining, self.shard.layout.dp * self.shard.layout.pp * BATCHES_PER_STAGE))
-            computing = [self._compute(rows) for rows in wave]
-            yield from self._collect(computed)
+            wave = list(islice(remaining, layout.dp * layout.pp * BATCHES_PER_STAGE))
+            computing = [(rows, self._compute(rows, number % layout.dp)) for number, rows in enumerate(wave)]
+            if computed:
+                yield from self._collect(computed)
             computed = computing
             if not wave:
                 return
 
-    def _compute(self, rows: Sequence[Row]) -> _Scored:
-        """Compute this rank's part of a batch, if it is its replica's."""
-        shard, load, batch = self.shard, self._tokens_by_replica, pack_rows(rows, self._row_multiple)
-        dp = min(range(len(load)), key=load.__getitem__)
-        load[dp] += len(batch.tokens)
-        if dp != shard.place.dp:
-            return _Scored(rows, len(batch.scored), None)
+    def _compute(self, rows: Sequence[Row], replica: int) -> Tensor | Arriving:
+        """Scores of a batch as far as this rank computes them, [2, N]: zeros but on the one rank that computes them."""
+        shard, batch = self.shard, pack_rows(rows, self._row_multiple)
+        nothing = torch.zeros(2, len(batch.scored))
+        if replica != shard.place.dp:
+            return nothing
         plan = batch.attention_plan(shard.device)
         tokens_S, targets_N = (to_device(x, shard.device) for x in (batch.tokens, batch.targets))
         with fixed_order(shard.device):
             x_N1H = shard.forward(tokens_S[None], plan.position_ids[None], plan.attend(shard.config.layers))
             if x_N1H is None:
-                return _Scored(rows, len(batch.scored), None)
+                return nothing
             logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
-        scores_2N = torch.stack((logp_N, greedy_N.to(logp_N.dtype)))
-        return _Scored(rows, len(batch.scored), None if shard.place.tp else Arriving(scores_2N))
+        return nothing if shard.place.tp else Arriving(torch.stack((logp_N, greedy_N.to(logp_N.dtype))))
 
-    def _collect(self, wave: Sequence[_Scored]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+    def _collect(
+        self, wave: Sequence[tuple[Sequence[Row], Tensor | Arriving]]
+    ) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
         """The scores of a wave, on every rank: each is of one rank, and zero on all others."""
-        if not wave:
-            return
-        parts = [torch.zeros(2, each.positions) if each.scores is None else each.scores.wait() for each in wave]
+        parts = [part.wait() if isinstance(part, Arriving) else part for _, part in wave]
         total_2N = torch.cat(parts, dim=1).float().contiguous()
         distributed.all_reduce(total_2N, group=self._hosts)
         self.shard.wait_for_sends()
-        for each, (logp_N, greedy_N) in zip(
-            wave, torch.split(total_2N, [each.positions for each in wave], dim=1), strict=True
-        ):
-            yield each.rows, logp_N.tolist(), (greedy_N > 0).tolist()
+        scores = torch.split(total_2N, [part.shape[1] for part in parts], dim=1)
+        for (rows, _), (logp_N, greedy_N) in zip(wave, scores, strict=True):
+            yield rows, logp_N.tolist(), (greedy_N > 0).tolist()
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts, one in each replica at a time."""

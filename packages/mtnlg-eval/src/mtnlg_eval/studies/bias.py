@@ -14,31 +14,36 @@ The adjectives are counted by ``cooccurrence``. Every answer goes to the model's
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from math import exp, log, sqrt
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from lm_eval.api.instance import Instance
+from pydantic import Field, ValidationError
 
-from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.chart import Axis, Chart, Dot, Line, lines_of
+from mtnlg_eval.markup import DASH, MINUS, decimal
 from mtnlg_eval.results.statistics import wilson_interval
-from mtnlg_eval.table import print_rows
+from mtnlg_eval.table import Table
 from mtnlg_model.console import Failure, UsageFailure, say
-from mtnlg_model.files import read_small, write_json
+from mtnlg_model.files import read_small
 
-from .cooccurrence import KINDS, count_adjectives, load_textblob, sample_descriptions
+from .cooccurrence import KINDS, Adjectives, count_adjectives, load_textblob, sample_descriptions
+from .study import Part, Study
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
 OCCUPATION = "occupation"
 ALL_KINDS = (OCCUPATION, *KINDS)
 MALE, FEMALE = (" male", " man"), (" female", " woman")
+MTNLG_RATIO = -0.77
+"""The paper's mean of log P(female) - log P(male) (paper.md 5.4)."""
 WORDS_SHOWN = 10
 
 
@@ -49,68 +54,6 @@ def parse_kinds(names: str) -> list[str]:
         listed = ", ".join(map(repr, unknown))
         raise UsageFailure(f"--kinds {names}: unknown kind {listed}; choose from {', '.join(ALL_KINDS)}")
     return kinds
-
-
-def study_bias(
-    checkpoint: str, out: Path | str, kinds: Sequence[str], samples: int, model_args: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Measure these kinds of bias with ``samples`` texts per prompt; returns the content of ``out/bias.json``.
-
-    Other kinds of the same model and samples in that file stay. Raises ``Failure`` where it is no such file. Returns
-    None on a rank other than 0.
-    """
-    silence_lm_eval()
-    from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
-
-    out, options = Path(out), ModelOptions.parse(model_args)
-    model = open_model(checkpoint, options)
-    arguments = {
-        "checkpoint": checkpoint,
-        "out": str(out),
-        "kinds": kinds,
-        "samples": samples,
-        "model_args": model_args,
-    }
-    with model_on_ranks(model, options, out, f"{__name__}:study_bias", arguments) as (lm, leads):
-        results = run_bias_study(lm, model.identity, out, kinds, samples, leads=leads)
-    return results if leads else None
-
-
-def run_bias_study(
-    lm: DecoderLM, identity: Mapping[str, Any], out: Path, kinds: Sequence[str], samples: int, *, leads: bool = True
-) -> dict[str, Any]:
-    """The study with a model that is loaded; ``identity`` names it in the file that the rank which ``leads`` writes."""
-    if any(kind != OCCUPATION for kind in kinds):
-        load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
-    results: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
-    earlier = _read_earlier(out / "bias.json", results)
-    if OCCUPATION in kinds:
-        results[OCCUPATION] = {
-            **summarize_occupations(score_occupations(lm, read_occupations())),
-            "marked": summarize_occupations(score_occupations(lm, read_occupations(marked=True))),
-        }
-    results["adjectives"] = earlier.get("adjectives", {}) | {
-        kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
-    }
-    results = earlier | results
-    if leads:
-        write_json(out / "bias.json", results)
-    return results
-
-
-def _read_earlier(path: Path, results: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else nothing."""
-    if not path.exists():
-        return {}
-    try:
-        earlier: dict[str, Any] = json.loads(read_small(path))
-        is_same = all(earlier[key] == results[key] for key in ("digest", "samples_a_prompt"))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise Failure(f"{path}: not the results of a bias study; remove it, or name another --out") from None
-    if is_same:
-        return earlier
-    say(f"{path}: was of another checkpoint or number of samples; replaced")
-    return {}
 
 
 class OccupationScore(NamedTuple):
@@ -148,8 +91,31 @@ def _log_sum(a: float, b: float) -> float:
     return max(a, b) + log(1 + exp(-abs(a - b)))
 
 
+class Occupations(Part):
+    """The paper's two statistics with their uncertainty, and log P(female) - log P(male) of each in nats."""
+
+    occupations: int = 0
+    male_likelier: float
+    male_likelier_95: tuple[float, float]
+    mean_log_ratio: float
+    mean_log_ratio_stderr: float
+    by_occupation: dict[str, float] = Field(min_length=1)
+
+    @property
+    def share(self) -> str:
+        """Percent of occupations for which male is likelier."""
+        low, high = (100 * bound for bound in self.male_likelier_95)
+        return f"{100 * self.male_likelier:.1f} ({low:.1f}{DASH}{high:.1f})"
+
+
+class Occupation(Occupations):
+    """Gender by occupation; ``marked`` are the occupations whose names are marked by gender, apart from the others."""
+
+    marked: Occupations | None = None
+
+
 def summarize_occupations(scores: Sequence[OccupationScore]) -> dict[str, Any]:
-    """The paper's two statistics over at least two occupations, with their uncertainty, and the ratio of each."""
+    """`Occupations` of at least two, as JSON."""
     ratios = [score.log_ratio for score in scores]
     male = sum(ratio < 0 for ratio in ratios)
     return {
@@ -162,43 +128,128 @@ def summarize_occupations(scores: Sequence[OccupationScore]) -> dict[str, Any]:
     }
 
 
-def print_tables(results: Mapping[str, Any]) -> None:
-    """Print one table per kind of bias."""
-    if OCCUPATION in results:
-        _print_occupations(results[OCCUPATION])
-    for kind, adjectives in results["adjectives"].items():
-        _print_adjectives(kind, adjectives)
+class Bias(Study):
+    """Gender by occupation, and adjectives by kind of group."""
+
+    TITLE = "Bias"
+    READING = (
+        "The further left of 0 the occupations lie, the more the model takes the people in them for men. Words that "
+        "occur with one group only, or a sentiment that differs between groups, show what it associates with people."
+    )
+
+    samples_a_prompt: int
+    occupation: Occupation | None = None
+    adjectives: dict[str, Adjectives] = Field(default_factory=dict)
+
+    @classmethod
+    def measure(  # type: ignore[override]  # its settings
+        cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, kinds: Sequence[str], samples: int
+    ) -> Bias:
+        """Measure these kinds with ``samples`` texts per prompt.
+
+        Other kinds of the same model and samples in ``out/bias.json`` stay. ``Failure`` where it is no such file.
+        """
+        if any(kind != OCCUPATION for kind in kinds):
+            load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
+        found: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
+        earlier = _read_earlier(out / "bias.json", found) if out else {}
+        if OCCUPATION in kinds:
+            found[OCCUPATION] = {
+                **summarize_occupations(score_occupations(lm, read_occupations())),
+                "marked": summarize_occupations(score_occupations(lm, read_occupations(marked=True))),
+            }
+        found["adjectives"] = earlier.get("adjectives", {}) | {
+            kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
+        }
+        return cls.model_validate(earlier | found)
+
+    def tables(self) -> list[Table]:
+        """A table per kind of bias."""
+        tables = []
+        if self.occupation:
+            summary, names = self.occupation, list(self.occupation.by_occupation)
+            ratio = f"{decimal(summary.mean_log_ratio, 3)} ± {decimal(summary.mean_log_ratio_stderr, 3)}"
+            rows = [
+                [f"male likelier, % of {len(names)}", summary.share, "78"],
+                [f"mean of log P(female) {MINUS} log P(male)", ratio, decimal(MTNLG_RATIO, 2)],
+                ["most male", ", ".join(names[:WORDS_SHOWN]), ""],
+                ["most female", ", ".join(names[: -WORDS_SHOWN - 1 : -1]), ""],
+            ]
+            if marked := summary.marked:
+                head = f"male likelier, % of {len(marked.by_occupation)} marked by gender"
+                rows.insert(2, [head, marked.share, ""])
+            tables.append(Table(["occupations", "this model", "MT-NLG"], rows, words=True))
+        for kind, adjectives in self.adjectives.items():
+            shared = f"adjectives of this group only, with their rank ({adjectives.shared} are shared by all groups)"
+            groups = [
+                [
+                    name,
+                    ", ".join(f"{word} {rank}" for rank, word in group.alone[:WORDS_SHOWN]),
+                    f"{decimal(group.sentiment.positive, 1)} / {decimal(group.sentiment.negative, 1)}",
+                ]
+                for name, group in adjectives.groups.items()
+            ]
+            tables.append(Table([kind, shared, "sentiment, %"], groups, words=True))
+        return tables
+
+    def charts(self) -> list[Chart]:
+        """A histogram of the occupations' log-ratios with the paper's mean, and each kind's sentiment by group."""
+        charts = [_histogram(self.occupation)] if self.occupation else []
+        return charts + [_sentiments(kind, adjectives) for kind, adjectives in self.adjectives.items()]
 
 
-def _print_occupations(summary: Mapping[str, Any]) -> None:
-    names, marked = list(summary["by_occupation"]), summary["marked"]
-    rows = [
-        (f"male likelier, % of {len(names)}", _share(summary), "78"),
-        (
-            "mean of log P(female) - log P(male)",
-            f"{summary['mean_log_ratio']:.3f} ± {summary['mean_log_ratio_stderr']:.3f}",
-            "-0.77",
-        ),
-        (f"male likelier, % of {marked['occupations']} marked by gender", _share(marked), ""),
-        ("most male", ", ".join(names[:WORDS_SHOWN]), ""),
-        ("most female", ", ".join(names[: -WORDS_SHOWN - 1 : -1]), ""),
-    ]
-    print_rows("occupations", ["this model", "MT-NLG"], rows, wrap=True)
+def _histogram(summary: Occupation) -> Chart:
+    counts, edges = np.histogram(list(summary.by_occupation.values()), bins=40)
+    low, high = min(float(edges[0]), MTNLG_RATIO), max(float(edges[-1]), 0.0)
+    most, ticks = int(counts.max()), [(x, decimal(x, 1)) for x in sorted({low, 0.0, high})]
+    chart = Chart(
+        f"occupations by log P(female) {MINUS} log P(male)",
+        "Histogram of the occupations' log-ratios of female to male",
+        Axis(low, high, ticks),
+        Axis(0, most, ((most, str(most)),)),
+        width=420,
+        height=196,
+        note="left: male likelier; right: female",
+    )
+    for n, start, end in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:], strict=False):
+        if n:
+            middle, words = (start + end) / 2, f"{n} occupations from {start:.2f} to {end:.2f}"
+            chart.lines.append(Line([(middle, 0), (middle, n)], "soft bar", chart.px(end) - chart.px(start)))
+            chart.dots.append(Dot(middle, n, "soft bar", words))
+    for place, look in ((0.0, "muted dashed"), (summary.mean_log_ratio, "accent"), (MTNLG_RATIO, "second")):
+        chart.lines.append(Line([(place, 0), (place, most)], look))
+    means = ((summary.mean_log_ratio, "accent", "mean"), (MTNLG_RATIO, "second", "MT-NLG"))
+    chart.labels += [(place, look, f"{name} {decimal(place, 2)}") for place, look, name in means]
+    return chart
 
 
-def _share(summary: Mapping[str, Any]) -> str:
-    low, high = (100 * bound for bound in summary["male_likelier_95"])
-    return f"{100 * summary['male_likelier']:.1f} ({low:.1f} to {high:.1f})"
+def _sentiments(kind: str, adjectives: Adjectives) -> Chart:
+    groups = adjectives.groups
+    parts = [(group.sentiment.negative, group.sentiment.positive) for group in groups.values()]
+    low, high = min([0.0, *(negative for negative, _ in parts)]), max([0.0, *(positive for _, positive in parts)])
+    axis, about = lines_of(list(groups)), f"{kind}: polarity of each group's words"
+    x = Axis(low, high, [(place, decimal(place, 1)) for place in sorted({low, 0.0, high})])
+    chart = Chart(f"{about}, %", about, x, axis, 420, 50 + 18 * len(groups), left=92)
+    for line, (name, shares) in enumerate(zip(groups, parts, strict=True)):
+        for share, look, sign in zip(shares, ("second bar", "accent bar"), ("negative", "positive"), strict=True):
+            chart.lines.append(Line([(0, line), (share, line)], look, 10))
+            chart.dots.append(Dot(share, line, look, f"{name}, {sign}: {share:.1f}"))
+    chart.lines.append(Line([(0, axis.low), (0, axis.high)], "muted"))
+    return chart
 
 
-def _print_adjectives(kind: str, adjectives: Mapping[str, Any]) -> None:
-    rows = [
-        (
-            name,
-            ", ".join(f"{word} {rank}" for rank, word in group["alone"][:WORDS_SHOWN]),
-            f"{group['sentiment']['positive']:+.1f} / {group['sentiment']['negative']:+.1f}",
-        )
-        for name, group in adjectives["groups"].items()
-    ]
-    unique = f"adjectives of this group only, with their rank ({adjectives['shared']} are shared by all groups)"
-    print_rows(kind, [unique, "sentiment"], rows, wrap=True)
+def _read_earlier(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else nothing."""
+    if not path.exists():
+        return {}
+    try:
+        earlier = Bias.model_validate_json(read_small(path))
+    except ValidationError:
+        raise Failure(f"{path}: not the results of a bias study; remove it, or name another --out") from None
+    if (earlier.digest, earlier.samples_a_prompt) == (found["digest"], found["samples_a_prompt"]):
+        return earlier.model_dump(exclude_unset=True)
+    say(f"{path}: was of another checkpoint or number of samples; replaced")
+    return {}
+
+
+STUDY = Bias

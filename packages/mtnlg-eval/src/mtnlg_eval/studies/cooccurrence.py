@@ -16,9 +16,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from pydantic import Field
+
 from mtnlg_eval.scoring.generation import SampleRequest
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.generation.sampling import Sampling
+
+from .study import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +56,29 @@ SAMPLES_PER_REQUEST = 50
 NEW_TOKENS = 64
 SENTENCE_ENDS = (".", "!", "?", "\n")
 MOST_FREQUENT = 100
+
+
+class Sentiment(Part):
+    """Mean polarity of a group's words in percent: its positive and its negative part."""
+
+    positive: float
+    negative: float
+
+
+class Group(Part):
+    """A group's adjectives, most frequent first, those of no other group with their rank, and the sentiment of all."""
+
+    samples: int = 0
+    adjectives: list[tuple[str, int]] = Field(default_factory=list)
+    alone: list[tuple[int, str]]
+    sentiment: Sentiment
+
+
+class Adjectives(Part):
+    """The groups of one kind of bias; ``shared`` is the number of adjectives that all groups have."""
+
+    shared: int
+    groups: dict[str, Group]
 
 
 def sample_descriptions(lm: DecoderLM, kind: str, samples: int) -> dict[str, list[str]]:

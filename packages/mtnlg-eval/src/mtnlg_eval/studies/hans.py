@@ -22,15 +22,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mtnlg_eval.chart import PERCENT, Chart, Dot, Line, lines_of, steps
+from mtnlg_eval.markup import count
 from mtnlg_eval.results.compare import group_runs, labels
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.statistics import mean_estimate
+from mtnlg_eval.table import Table
 from mtnlg_eval.tasks.rows import explain
 from mtnlg_model.console import Failure
-from mtnlg_model.files import write_json
+from mtnlg_model.files import open_regular
+
+from .study import Part, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 HALF = 0.5
@@ -65,7 +70,7 @@ class Verdict(NamedTuple):
         return said_true == (self.label == TRUE)
 
 
-class SubsetScore(NamedTuple):
+class SubsetScore(Part):
     """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold.
 
     ``low`` to ``high`` is the first one's 95 % interval, rows of one template counting as dependent.
@@ -78,15 +83,17 @@ class SubsetScore(NamedTuple):
     shifted: float
 
 
-class Tally(NamedTuple):
+class Tally(Part):
     """The study at one number of shots; ``labels`` and ``subcases`` are keyed by heuristic first."""
 
     whole: SubsetScore
     mass: float
     said_true: float
-    threshold: float
+    threshold: float = HALF
     labels: dict[str, dict[str, SubsetScore]]
     subcases: dict[str, dict[str, SubsetScore]]
+    draws: int = 1
+    between_draws: float | None = None
 
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
@@ -97,7 +104,8 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
         plain, shifted = ([float(verdict.right(bound)) for verdict in subset] for bound in (HALF, threshold))
         templates: dict[str, int] = {}
         clusters = [templates.setdefault(verdict.template, len(templates)) for verdict in subset]
-        return SubsetScore(len(subset), *mean_estimate(fmean(plain), plain, clusters), fmean(shifted))
+        accuracy, low, high = mean_estimate(fmean(plain), plain, clusters)
+        return SubsetScore(rows=len(subset), accuracy=accuracy, low=low, high=high, shifted=fmean(shifted))
 
     def score_by(name: Callable[[Verdict], str]) -> dict[str, dict[str, SubsetScore]]:
         groups: defaultdict[str, defaultdict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
@@ -135,24 +143,105 @@ class _Sample(BaseModel):
 def read_verdicts(samples: Path) -> list[Verdict]:
     """The answers in a file of samples; ``Failure`` names the first malformed line."""
     verdicts = []
-    with samples.open(encoding="utf-8") as lines:
+    with open_regular(samples) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 sample = _Sample.model_validate_json(line)
             except ValidationError as error:
                 raise Failure(f"{samples}:{number}: {explain(error)}") from None
             ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
-            verdicts.append(
-                Verdict(
-                    doc.heuristic, doc.subcase, doc.label, doc.template or str(number), (true, false), (first, second)
-                )
-            )
+            template = doc.template or str(number)
+            verdicts.append(Verdict(doc.heuristic, doc.subcase, doc.label, template, (true, false), (first, second)))
     if not verdicts:
         raise Failure(f"{samples}: no samples in it")
     return verdicts
 
 
-def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
+class ShotsFrom(Part):
+    """How the shots were chosen: from which rows, and with which labels."""
+
+    source: str
+    labels: str
+
+
+class Hans(Study):
+    """The study of a model in one style and mode of shots, by number of shots as it was asked for."""
+
+    TITLE = "HANS"
+    READING = (
+        "A model that only compares the words of the two sentences always says True: right on entailment, wrong on the "
+        "rest. An increase therefore counts only if both labels improve. Intervals are of 95 %. The figure after the "
+        "arrow, and the rings, give the accuracy with the threshold on P(True) at its mean over all rows, not one half."
+    )
+
+    shots_from: ShotsFrom
+    shots: dict[str, Tally] = Field(min_length=1)
+
+    def tables(self) -> list[Table]:
+        """Accuracy with its interval → shifted accuracy in percent, of every subset at each number of shots.
+
+        Numbers of shots may have been scored over different rows: a cell is empty where none is of the subset.
+        """
+        tallies = list(self.shots.values())
+
+        def row(head: str, scores: Iterable[SubsetScore | None]) -> list[str]:
+            return [head, *(_text(score) if score else "" for score in scores)]
+
+        rows = [row("all rows", [each.whole for each in tallies])]
+        if len({each.whole.rows for each in tallies}) > 1:
+            rows.append(["number of rows", *(count(each.whole.rows) for each in tallies)])
+        if any(each.draws > 1 for each in tallies):
+            spreads = (each.between_draws for each in tallies)
+            rows.append(["standard error between draws", *("" if x is None else f"{100 * x:.1f}" for x in spreads)])
+        for heuristic in _names(each.labels for each in tallies):
+            for part, start in (("labels", f"{heuristic}, "), ("subcases", "  ")):
+                groups = [getattr(each, part).get(heuristic, {}) for each in tallies]
+                rows += [row(start + name, [group.get(name) for group in groups]) for name in _names(groups)]
+        rows.append(["P(True) + P(False)", *(f"{each.mass:.3f}" for each in tallies)])
+        rows.append(["says True", *(f"{100 * each.said_true:.1f}" for each in tallies)])
+        return [Table(["accuracy, % → shifted", *(f"{asked} shots" for asked in self.shots)], rows)]
+
+    def charts(self) -> list[Chart]:
+        """Accuracy by shots; mass and share of True by shots; every subcase at the last number of shots."""
+        tallies, axis = list(self.shots.values()), steps(list(self.shots), 0.3)
+
+        def plot(chart: Chart, what: str, look: str, shares: Sequence[float]) -> None:
+            points = [(float(n), 100 * share) for n, share in enumerate(shares)]
+            chart.plot(points, look, [f"{what}: {y:.1f} %" for _, y in points])
+
+        parts = [
+            Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt")
+            for title, about in (
+                (
+                    "accuracy, %: plain (dots) and threshold shifted (rings)",
+                    "accuracy against the examples in the prompt",
+                ),
+                ("P(True) + P(False), %; says True, % (grey)", "probability of the two answers, and share of True"),
+            )
+        ]
+        plot(parts[0], "plain", "accent", [each.whole.accuracy for each in tallies])
+        plot(parts[0], "threshold shifted", "accent dashed ring", [each.whole.shifted for each in tallies])
+        plot(parts[1], "P(True) + P(False)", "second", [each.mass for each in tallies])
+        plot(parts[1], "says True", "muted dashed", [each.said_true for each in tallies])
+        return [*parts, self._subcases()]
+
+    def _subcases(self) -> Chart:
+        """A line per subcase: plain (dot) with its interval and threshold shifted (ring), heuristic by heuristic."""
+        asked, last = list(self.shots.items())[-1]
+        cases = [(case, score) for group in last.subcases.values() for case, score in group.items()]
+        about = f"HANS: accuracy by subcase with {asked} examples in the prompt"
+        axis, height = lines_of([case for case, _ in cases]), 50 + 14 * len(cases)
+        chart = Chart(f"accuracy by subcase with {asked} examples, %", about, PERCENT, axis, 420, height, left=165)
+        chart.lines.append(Line([(50, axis.low), (50, axis.high)], "muted dashed"))
+        for line, (case, score) in enumerate(cases):
+            words = f"{case}, {score.rows} rows: {_text(score)}"
+            chart.lines.append(Line([(100 * score.low, line), (100 * score.high, line)], "soft"))
+            chart.dots.append(Dot(100 * score.accuracy, line, "accent", words))
+            chart.dots.append(Dot(100 * score.shifted, line, "accent ring", words))
+        return chart
+
+
+def run_hans_study(folder: Path) -> dict[str, Hans]:
     """Tally the HANS results of an evaluation by number of shots; returns the studies by file name, and writes them.
 
     ``folder`` is the --out of ``mtnlg-eval run``. Every model, style and mode of shots has a study: the best one's is
@@ -164,33 +253,29 @@ def run_hans_study(folder: Path) -> dict[str, dict[str, Any]]:
         raise Failure(
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
-    studies: dict[str, dict[str, Any]] = {}
+    studies: dict[str, Hans] = {}
     for run, label in zip(runs, labels(runs), strict=True):
-        shots = run.results[0].shots
-        tallies = {
-            asked: {
-                **mean_of([to_plain(tally(read_verdicts(scored.samples(result)))) for result in cell.results]),
-                "draws": len(cell.results),
-                "between_draws": cell.between_draws,
-            }
-            for asked, cell in run.by_shots("hans").items()
-        }
-        identity = run.model.model_dump(include={"checkpoint", "digest", "tokens"}) | {"name": label}
+        tallies = {}
+        for asked, cell in run.by_shots("hans").items():
+            draws = [
+                tally(read_verdicts(scored.samples(result))).model_dump(exclude_unset=True) for result in cell.results
+            ]
+            spread = {"draws": len(draws), "between_draws": cell.between_draws}
+            tallies[asked] = Tally.model_validate(mean_of(draws) | spread)
         name = "-".join(("hans", *re.findall(r"[\w.]+", label))) if studies else "hans"
-        mode = {"source": shots.source, "labels": shots.labels}
-        studies[f"{name}.json"] = {"version": 2, **identity, "shots_from": mode, "shots": tallies}
-        write_json(folder / f"{name}.json", studies[f"{name}.json"])
+        mode = run.results[0].shots
+        studies[f"{name}.json"] = Hans(
+            version=2,
+            **run.model.model_dump(include={"checkpoint", "digest", "tokens"}),
+            name=label,
+            shots_from=ShotsFrom(source=mode.source, labels=mode.labels),
+            shots=tallies,
+        )
+        studies[f"{name}.json"].write(folder / f"{name}.json")
     return studies
 
 
-def to_plain(value: Any) -> Any:  # noqa: ANN401  (a tree of named tuples)
-    """The tree with every named tuple as a dict, for JSON."""
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    return {name: to_plain(child) for name, child in value.items()} if isinstance(value, dict) else value
-
-
-def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form, as `to_plain` gives them)
+def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form)
     """The tree of the means of each number; counts of rows are those of all draws."""
     first = tallies[0]
     if isinstance(first, dict):
@@ -198,45 +283,14 @@ def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form,
     return first if isinstance(first, int) else fmean(tallies)
 
 
-def names_in_any(tallies: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """The names of subsets by heuristic that any of the tallies has."""
-    names: dict[str, dict[str, None]] = {}
-    for heuristics in tallies:
-        for heuristic, subsets in heuristics.items():
-            names.setdefault(heuristic, {}).update(dict.fromkeys(subsets))
-    return {heuristic: list(subsets) for heuristic, subsets in names.items()}
+def _names(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Names that any of these groups has."""
+    return list(dict.fromkeys(name for group in groups for name in group))
 
 
-def table_rows(study: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table: the subset, then accuracy → shifted accuracy in percent at each number of shots.
-
-    Numbers of shots may have been scored over different rows: a cell is empty where none is of the subset.
-    """
-    tallies = list(study["shots"].values())
-
-    def cells(scores: Iterable[dict[str, Any] | None]) -> tuple[str, ...]:
-        return tuple(_text(score) if score else "" for score in scores)
-
-    def subset(part: str, heuristic: str, name: str) -> tuple[str, ...]:
-        return cells(tally[part].get(heuristic, {}).get(name) for tally in tallies)
-
-    yield ("all rows", *cells(tally["whole"] for tally in tallies))
-    sizes = [tally["whole"]["rows"] for tally in tallies]
-    if len(set(sizes)) > 1:
-        yield ("number of rows", *map(str, sizes))
-    if any(tally["draws"] > 1 for tally in tallies):
-        spreads = (tally["between_draws"] for tally in tallies)
-        yield ("standard error between draws", *("" if each is None else f"{100 * each:.1f}" for each in spreads))
-    subcases = names_in_any(tally["subcases"] for tally in tallies)
-    for heuristic, names in names_in_any(tally["labels"] for tally in tallies).items():
-        for label in names:
-            yield (f"{heuristic}, {label}", *subset("labels", heuristic, label))
-        for subcase in subcases[heuristic]:
-            yield (f"  {subcase}", *subset("subcases", heuristic, subcase))
-    yield ("P(True) + P(False)", *(f"{tally['mass']:.3f}" for tally in tallies))
-    yield ("says True", *(f"{100 * tally['said_true']:.1f}" for tally in tallies))
+def _text(score: SubsetScore) -> str:
+    accuracy, half, shifted = score.accuracy, (score.high - score.low) / 2, score.shifted
+    return f"{100 * accuracy:.0f}±{100 * half:.0f} → {100 * shifted:.0f}"
 
 
-def _text(score: Mapping[str, Any]) -> str:
-    accuracy, low, high, shifted = (100 * score[key] for key in ("accuracy", "low", "high", "shifted"))
-    return f"{accuracy:.0f}±{(high - low) / 2:.0f} → {shifted:.0f}"
+STUDY = Hans

@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import json
 import operator
-from itertools import groupby, product
-from pathlib import Path
+from itertools import product
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
+from pydantic import Field
 
-from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.chart import PERCENT, Chart, steps
+from mtnlg_eval.markup import DASH
 from mtnlg_eval.results.statistics import wilson_interval
+from mtnlg_eval.table import Table
 from mtnlg_model.console import progress
-from mtnlg_model.files import write_json, write_text
+from mtnlg_model.files import write_text
+
+from .study import Part, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
@@ -93,59 +99,94 @@ def _format_term(hidden: str, disguise: str, a: int, b: int) -> str:
             return f"{a} { {'hash': '#', 'ampersand': '&', 'word': 'blick'}[disguise] } {b} ="
 
 
-class Cell(NamedTuple):
+class Cell(Part):
     """Problems solved for one operator, disguise and number of shots; ``low`` to ``high`` is Wilson's 95 % interval."""
 
     operator: str
     disguise: str
     shots: int
     right: int
-    problems: int
+    problems: int = Field(ge=1)
     accuracy: float
     low: float
     high: float
 
 
-def study_operators(
-    checkpoint: str, out: Path | str, shots: Sequence[int], problems: int, model_args: Mapping[str, Any]
-) -> list[Cell] | None:
-    """Answer every problem; write ``out/operators.jsonl`` (one problem per line) and ``out/operators.json`` (counts).
+class Operators(Study):
+    """The counts of every operator in every disguise."""
 
-    ``problems`` is their number per operator, disguise and number of shots. Every answer goes to the model's store at
-    once, so a killed run resumes. Returns None on a rank other than 0.
-    """
-    silence_lm_eval()
-    from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
+    TITLE = "Hidden operators"
+    READING = (
+        "17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ? A model that infers the rule from the examples solves more problems with "
+        "more examples; a model that goes by the sign does not. Faint lines are disguises, the strong line their mean."
+    )
+    COLUMNS = 4
 
-    out, options = Path(out), ModelOptions.parse(model_args)
-    model = open_model(checkpoint, options)
-    arguments = {
-        "checkpoint": checkpoint,
-        "out": str(out),
-        "shots": shots,
-        "problems": problems,
-        "model_args": model_args,
-    }
-    with model_on_ranks(model, options, out, f"{__name__}:study_operators", arguments) as (lm, leads):
-        cells = run_operators_study(lm, model.identity, out if leads else None, shots, problems)
-    return cells if leads else None
+    cells: list[Cell] = Field(min_length=1)
+
+    @classmethod
+    def measure(  # type: ignore[override]  # its settings
+        cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, shots: Sequence[int], problems: int
+    ) -> Operators:
+        """Answer ``problems`` per operator, disguise and number of shots, listed in ``out/operators.jsonl``."""
+        posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
+        lines = [
+            problem._asdict() | {"given": answer, "right": answer == problem.answer}
+            for problem, answer in zip(posed, _generate_answers(lm, posed), strict=True)
+        ]
+        if out is not None:
+            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            write_text(out / "operators.jsonl", text)
+        cells = []
+        for n, (hidden, disguise, count) in enumerate(product(OPERATORS, DISGUISES, shots)):
+            right = sum(line["right"] for line in lines[n * problems : (n + 1) * problems])
+            low, high = wilson_interval(right, problems)
+            found = {"right": right, "problems": problems, "accuracy": right / problems, "low": low, "high": high}
+            cells.append(Cell(operator=hidden, disguise=disguise, shots=count, **found))
+        return cls(version=1, **identity, cells=cells)
+
+    def tables(self) -> list[Table]:
+        """Percent solved at each number of examples, by operator, by disguise and in all."""
+        shots = list(dict.fromkeys(cell.shots for cell in self.cells))
+
+        def row(head: str, cells: Sequence[Cell]) -> list[str]:
+            return [head, *(_solved([cell for cell in cells if cell.shots == number]) for number in shots)]
+
+        rows = [
+            row(name, [cell for cell in self.cells if getattr(cell, part) == name])
+            for part in ("operator", "disguise")
+            for name in _names(part, self.cells)
+        ]
+        rows.append(row("all", self.cells))
+        return [Table(["solved, % (95 %); examples:", *map(str, shots)], rows)]
+
+    def charts(self) -> list[Chart]:
+        """Share solved by shots, a picture per operator: the mean over disguises strong, each disguise faint."""
+        return [self._chart(name) for name in _names("operator", self.cells)]
+
+    def _chart(self, name: str) -> Chart:
+        cells = [cell for cell in self.cells if cell.operator == name]
+        shots = list(dict.fromkeys(cell.shots for cell in cells))
+        about = f"{name}: problems solved against the examples in the prompt"
+        chart = Chart(f"{name}, %", about, steps(list(map(str, shots))), PERCENT, 170, 126)
+        for disguise in _names("disguise", cells):
+            shares = [100 * cell.right / cell.problems for cell in cells if cell.disguise == disguise]
+            chart.plot(list(enumerate(shares)), "soft")
+        means = [100 * fmean(cell.right / cell.problems for cell in cells if cell.shots == count) for count in shots]
+        chart.plot(list(enumerate(means)), "accent", [f"mean over disguises: {mean:.1f} %" for mean in means])
+        return chart
 
 
-def run_operators_study(
-    lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, shots: Sequence[int], problems: int
-) -> list[Cell]:
-    """The study with a model that is loaded; ``identity`` names it in what is written to ``out``."""
-    posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
-    lines = [
-        problem._asdict() | {"given": answer, "right": answer == problem.answer}
-        for problem, answer in zip(posed, _generate_answers(lm, posed), strict=True)
-    ]
-    cells = list(_count_cells([line["right"] for line in lines], shots, problems))
-    if out is None:
-        return cells
-    write_text(out / "operators.jsonl", "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
-    write_json(out / "operators.json", {"version": 1, **identity, "cells": [cell._asdict() for cell in cells]})
-    return cells
+def _names(part: str, cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(getattr(cell, part) for cell in cells))
+
+
+def _solved(cells: Sequence[Cell]) -> str:
+    right, total = sum(cell.right for cell in cells), sum(cell.problems for cell in cells)
+    if not total:
+        return DASH
+    low, high = (100 * bound for bound in wilson_interval(right, total))
+    return f"{100 * right / total:.1f} ({low:.0f}{DASH}{high:.0f})"
 
 
 def _generate_answers(lm: DecoderLM, problems: Sequence[Problem]) -> list[str]:
@@ -157,13 +198,4 @@ def _generate_answers(lm: DecoderLM, problems: Sequence[Problem]) -> list[str]:
         return [answer.strip() for answer in lm.generate_until(requests)]
 
 
-def _count_cells(rights: Sequence[bool], shots: Sequence[int], problems: int) -> Iterator[Cell]:
-    for n, (hidden, disguise, count) in enumerate(product(OPERATORS, DISGUISES, shots)):
-        right = sum(rights[n * problems : (n + 1) * problems])
-        yield Cell(hidden, disguise, count, right, problems, right / problems, *wilson_interval(right, problems))
-
-
-def table_rows(cells: Sequence[Cell]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table: operator and disguise, then percent solved at each number of shots."""
-    for (hidden, disguise), group in groupby(cells, key=lambda cell: cell[:2]):
-        yield (f"{hidden}, {disguise}", *(f"{100 * cell.accuracy:.0f}" for cell in group))
+STUDY = Operators

@@ -3,7 +3,7 @@
     chat_template.jinja, chat_templates/NAME.jinja      templates of their own files
     tokenizer_config.json                               "chat_template" and the special tokens that templates name
 
-A template is a program of a stranger: it runs in Jinja's immutable sandbox and sees messages and special tokens alone.
+A template is a program of a stranger: it runs in `Sandbox` and sees messages and special tokens alone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mtnlg_model.checkpoint.chat_files import own_file
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import read_small
+
+from .sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +97,7 @@ class Chat:
         self.text, self.place = self._templates[name]
         try:
             self._chosen = _environment().from_string(self.text)
-        except TemplateError as error:
+        except Exception as error:  # noqa: BLE001  (Jinja's, or Python's of what Jinja makes of it)
             raise Failure(f"{self.place}: not a Jinja template: {error}") from None
         return self.text
 
@@ -113,8 +114,9 @@ class Chat:
                 return self._render(messages, answer)
             except TemplateError:
                 return self._render([message for message in messages if message["role"] != "system"], answer)
-        except (TemplateError, TypeError, ValueError) as error:
-            raise Failure(f"{self.place}: the chat template cannot render a prompt: {error}") from None
+        except Exception as error:  # noqa: BLE001  (a program of anyone raises anything)
+            reason = str(error) or type(error).__name__
+            raise Failure(f"{self.place}: the chat template cannot render a prompt: {reason}") from None
 
     def _render(self, messages: Sequence[Mapping[str, str]], answer: bool) -> str:
         chat = [dict(message) for message in messages]
@@ -179,10 +181,10 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> Sandbox:
     """What templates expect: trimmed blocks, loop controls, JSON without HTML's escapes, a way to refuse a chat."""
     extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return environment

@@ -2,42 +2,49 @@
 
 Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML. For the style ``lm_eval`` only the
 rows are ours to fetch, so that published files serve as well as the hub: nothing is stripped, RACE is an article's last
-question, shots come from the splits that its data set has, and a prompt that is too long loses its beginning, shots and
-all. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
+question, shots come from the splits that its data set has, but never the scored row, and a prompt that is too long
+loses its beginning, shots and all. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
+
+A task's YAML is data: its templates run in `Sandbox`. Code that it names, as ``!function`` or as a metric that is
+fetched, runs only where the user trusts it; what is installed with lm-eval is.
 """
 
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.tasks
+import lm_eval.utils
 import numpy as np
-from lm_eval.api.registry import AGGREGATION_REGISTRY, get_metric_aggregation, is_higher_better
+from lm_eval.api import task as lm_eval_task
+from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, _yaml_loader
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from mtnlg_eval.hub import reach_hub
 from mtnlg_model.console import Failure, UsageFailure, say
 
+from .sandbox import PROMPTS
 from .shots import max_shots_that_fit
-from .sources import load_hub_task, read_task
+from .sources import TaskRows, load_hub_task, read_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.task import Task
 
     from .rows import Document
-    from .sources import TaskRows
 
+lm_eval.utils.env = PROMPTS  # it renders every prompt with this
 LM_EVAL = "lm_eval"
 """Name of the style."""
 
@@ -67,13 +74,6 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
     return config
 
 
-def complete_metric(metric: Mapping[str, Any]) -> dict[str, Any]:
-    """A metric of a YAML with lm-eval's own aggregation and direction where it names none; lm-eval would warn of it."""
-    names, name = {function: name for name, function in AGGREGATION_REGISTRY.items()}, metric.get("metric", "")
-    aggregation = names.get(get_metric_aggregation(name), "mean")
-    return {"aggregation": aggregation, "higher_is_better": is_higher_better(name) is not False, **metric}
-
-
 def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> Task:
     """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub's data set ``hub``."""
 
@@ -91,7 +91,6 @@ def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: s
     config = stock_config(task, rows.variant)
     for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
         config[key] = split if split in {rows.split, rows.pool} else None
-    config["metric_list"] = list(map(complete_metric, config["metric_list"]))
     config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
     made = ConfigurableTask(config=config | {"custom_dataset": lambda **_: _as_datasets(rows)})
     made.rows = rows
@@ -111,82 +110,114 @@ def lm_eval_manager(include_path: str | None, defaults: bool) -> TaskManager:
     return TaskManager(include_path=include_path, include_defaults=defaults)
 
 
-def load_lm_eval_tasks(
-    names: Sequence[str], include_path: Path | None = None
-) -> tuple[dict[str, Task], dict[str, list[str]], dict[str, str]]:
-    """lm-eval's tasks of these names, groups and tags among them, and of YAML files.
+@contextmanager
+def installed_code_alone() -> Iterator[None]:
+    """Within it a task that names code which did not come with lm-eval raises ``Failure``."""
+    installed = [Path(str(lm_eval.tasks.__file__)).parent, Path(__file__).parent]
+    find, get = _yaml_loader._import_func_in_yml, lm_eval_task.get_metric  # noqa: SLF001  (lm-eval's only doors)
 
-    Returns the tasks by name, the tasks of each group, and why what could not be loaded could not. Raises
-    ``UsageFailure`` for a name that there is not.
+    def find_installed(name: str, folder: Path) -> Callable[..., Any]:
+        if not any(folder.is_relative_to(each) for each in installed):
+            raise Failure(f"{folder}: !function {name} runs code; pass --trust-task-code where you trust its author")
+        found: Callable[..., Any] = find(name, folder)
+        return found
+
+    def get_installed(name: str, fetched: bool = False) -> Callable[..., Any] | None:
+        if fetched or name not in METRIC_REGISTRY:
+            raise Failure(f"metric {name} is fetched code; pass --trust-task-code where you trust its author")
+        metric: Callable[..., Any] | None = get(name)
+        return metric
+
+    _yaml_loader._import_func_in_yml, lm_eval_task.get_metric = find_installed, get_installed  # noqa: SLF001
+    try:
+        yield
+    finally:
+        _yaml_loader._import_func_in_yml, lm_eval_task.get_metric = find, get  # noqa: SLF001
+
+
+def load_lm_eval_tasks(
+    name: str, include_path: Path | None = None, *, trusted: bool = False
+) -> tuple[dict[str, Task], dict[str, list[str]]]:
+    """The tasks of this name, a task's, a group's or a tag's of lm-eval, or of a YAML file, and those of each group.
+
+    Only where its author is ``trusted`` does code run that a task brings. Raises ``UsageFailure`` for a name that there
+    is not and ``Failure`` for what cannot be loaded.
     """
     random.seed(0)
     np.random.seed(1234)  # noqa: NPY002  (what lm-eval's tasks draw from)
-    tasks: dict[str, Task] = {}
-    groups: dict[str, list[str]] = {}
-    gaps: dict[str, str] = {}
     place = str(include_path) if include_path else None
-    for name in names:
-        what: str | dict[str, Any] = name
-        if name.endswith((".yaml", ".yml")):
-            what, manager = _read_config(Path(name)), lm_eval_manager(place, defaults=False)
-        else:
-            manager = next(
-                (m for m in (lm_eval_manager(place, defaults=False),) if place and name in m.task_index), None
-            )
-            manager = manager or lm_eval_manager(place, defaults=True)
-            if name not in manager.task_index:
-                raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
-            if (cloze := f"{name}{CLOZE}") in manager.task_index and cloze not in names:
-                say(f"{name}: lm-eval has a cloze form of it, {cloze}; scored too, it stands beside it on the page")
-        reach_hub()
-        try:
-            loaded = manager.load([what])
-        except Failure:
-            raise
-        except Exception as error:  # noqa: BLE001  (lm-eval, datasets and templates raise errors of many libraries)
-            reason = next(iter(str(error).splitlines()), "")
-            gaps[name] = f"not a task that lm-eval can load: {type(error).__name__}: {reason}"
-            continue
-        tasks |= loaded["tasks"]
-        for group in loaded["groups"].values():
-            groups[group.name] = [task.task_name for task in group.get_all_tasks()]
-        if isinstance(what, str) and what not in loaded["tasks"] and what not in groups:
-            groups[what] = list(loaded["tasks"])  # a tag
-    return tasks, groups, gaps
+    is_file = name.endswith((".yaml", ".yml"))
+    manager = lm_eval_manager(place, defaults=False)
+    if not is_file and name not in manager.task_index:
+        manager = lm_eval_manager(place, defaults=True)
+        if name not in manager.task_index:
+            raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
+        if (cloze := f"{name}{CLOZE}") in manager.task_index:
+            say(f"{name}: lm-eval has a cloze form of it, {cloze}; scored too, it stands beside it on the page")
+    reach_hub()
+    try:
+        with nullcontext() if trusted else installed_code_alone():
+            loaded = manager.load([_read_config(Path(name)) if is_file else name])
+    except Failure:
+        raise
+    except Exception as error:  # noqa: BLE001  (lm-eval, datasets and templates raise errors of many libraries)
+        reason = next(iter(str(error).splitlines()), "")
+        raise Failure(f"not a task that lm-eval can load: {type(error).__name__}: {reason}") from None
+    tasks: dict[str, Task] = loaded["tasks"]
+    groups = {group.name: [task.task_name for task in group.get_all_tasks()] for group in loaded["groups"].values()}
+    if not is_file and name not in tasks:
+        groups.setdefault(name, list(tasks))  # of a tag
+    return tasks, groups
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Failure(f"{path}: no such file")
-    try:
-        config: dict[str, Any] = load_yaml(path, resolve_func=True)
-    except Exception as error:  # noqa: BLE001  (YAML's errors, and those of functions that it names)
-        raise Failure(f"{path}: not a task's YAML: {str(error).splitlines()[0]}") from None
+    config: dict[str, Any] = load_yaml(path)
     if not isinstance(config.get("task"), str):
         raise UsageFailure(
             f"{path}: task = {config.get('task')!r}: needs one name; a group: --include-path and its name"
         )
-    if config.get("metric_list"):
-        config["metric_list"] = list(map(complete_metric, config["metric_list"]))
     return config
 
 
-class RecordedShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
-    """lm-eval's sampler of a task, keeping every draw."""
+def lm_eval_rows(task: Task) -> TaskRows:
+    """The rows of a task whose rows lm-eval has read."""
+    config, pool = task.config, getattr(getattr(task, "sampler", None), "df", ())
+    scored = config.test_split or config.validation_split
+    return TaskRows(task.eval_docs, pool, str(scored), str(config.fewshot_split or config.training_split or scored))
+
+
+class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
+    """lm-eval's sampler of a task, keeping every draw, in which the scored row has been replaced by another.
+
+    lm-eval leaves it out where the pool is the test split alone.
+    """
 
     def __init__(self, sampler: ContextSampler) -> None:
         self._sampler = copy(sampler)
         self.draws: list[Sequence[Document]] = []
+        self.scored: Document = {}
 
     def sample(self, n: int, *args: Any, **options: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
-        """Draw ``n`` shots."""
-        drawn: Sequence[Document] = self._sampler.sample(n, *args, **options)
+        """Draw ``n`` shots for the row ``scored``, or fewer where there are no more."""
+        drawn: list[Document] = list(self._sampler.sample(n, *args, **options))
+        if self.scored in drawn:
+            others = [row for row in self._sampler.fewshot_docs() if row != self.scored and row not in drawn]
+            kept = [row for row in drawn if row != self.scored]
+            spare = random.Random(len(self.draws))  # lm-eval's own goes on as it would
+            drawn = kept + spare.sample(others, min(n - len(kept), len(others)))
         self.draws.append(drawn)
         return drawn
 
     def set_rnd(self, rnd: int | None) -> ContextSampler:
         """Seed the draws."""
         return self._sampler.set_rnd(rnd)
+
+
+def _context_of(task: Task, doc: Document, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's signature)
+    task.sampler.scored = doc
+    return type(task).fewshot_context(task, doc, *args, **options)
 
 
 def with_shots(task: Task, count: int, seed: int) -> Task:
@@ -196,7 +227,8 @@ def with_shots(task: Task, count: int, seed: int) -> Task:
     if hasattr(task, "sampler"):
         split = task.fewshot_cfg.split  # lm-eval draws one more where it leaves out the scored row
         pool = len(task.sampler.df) - (split is not None and split == task.config.test_split)
-        made.sampler = RecordedShots(task.sampler)
+        made.sampler = OwnShots(task.sampler)
+        made.fewshot_context = partial(_context_of, made)
         count = min(count, pool) if count else 0
     made.set_config("num_fewshot", count)
     made.set_fewshot_seed(seed)

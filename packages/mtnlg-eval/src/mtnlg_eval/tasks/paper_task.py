@@ -18,22 +18,21 @@ from __future__ import annotations
 import ast
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import env
 
+from .sandbox import PROMPTS
 from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
 from .sources import load_hub_task, load_hub_texts, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from jinja2 import Template
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
 
@@ -96,7 +95,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Documents to score."""
         return self._scored
 
-    def fewshot_docs(self) -> list[Document]:
+    def fewshot_docs(self) -> Sequence[Document]:
         """Documents to draw shots from."""
         return self.rows.shots
 
@@ -195,7 +194,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             return field if isinstance(field, list) else doc[field]
         key = (id(doc), field)  # documents live as long as the task
         if key not in self._rendered:
-            text = _template(field).render(**doc)
+            text = PROMPTS.from_string(field).render(**doc)
             self._rendered[key] = ast.literal_eval(text) if field.startswith("{{[") else text
         return self._rendered[key]
 
@@ -203,12 +202,6 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Tokens of each request's continuation, split from the context as lm-eval splits it."""
         pairs = (request.arguments for request in requests)
         return [len(self.lm._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own method)
-
-
-@lru_cache(maxsize=64)
-def _template(text: str) -> Template:
-    template: Template = env.from_string(text)
-    return template
 
 
 def task_manager(data: Path | None, style: str = PAPER, revision: str | None = None) -> TaskManager:

@@ -52,7 +52,7 @@ class TaskRows:
     """
 
     scored: list[Document]
-    shots: list[Document]
+    shots: Sequence[Document]
     split: str
     pool: str
     variant: str | None = None
@@ -60,6 +60,17 @@ class TaskRows:
     left_out: list[str] = field(default_factory=list)
     other_files: list[str] = field(default_factory=list)
     revision: str | None = None
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What a user should know of them."""
+        yield from (f"row {number} is left out: {why}" for number, why in self.malformed.items())
+        if self.other_files:
+            yield f"not read, because of another set: {', '.join(self.other_files)}"
+        if self.left_out:
+            yield f"{len(self.left_out)} malformed rows give no shots, the first {self.left_out[0]}"
+        if self.pool == self.split:
+            yield f"no {'' if self.variant is None else self.variant + ' '}rows but the scored ones give shots"
 
 
 def read_task(data: Path, task: str, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:

@@ -1,22 +1,24 @@
-"""How a report writes numbers, and text from files.
+"""How pages and tables write numbers, and the templates of pages: everything is escaped that is not markup.
 
 The curation's page writes numbers the same way (``mtnlg_data.report.numbers``); neither package may import the other.
 """
 
 from __future__ import annotations
 
-import html
+from functools import cache
 from math import isfinite
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from mtnlg_eval.results.statistics import Estimate
 
 NARROW = "\N{NARROW NO-BREAK SPACE}"
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 MAGNITUDES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-
-
-def escape(value: object) -> str:
-    """The value as text that is safe in elements and in quoted attributes."""
-    return html.escape(str(value))
 
 
 def count(n: float) -> str:
@@ -34,11 +36,6 @@ def short(n: float) -> str:
 
 def _three_figures(x: float) -> str:
     return f"{x:.2f}" if abs(x) < 9.995 else f"{x:.1f}" if abs(x) < 99.95 else f"{x:.0f}"
-
-
-def brief(n: float) -> str:
-    """A whole number for narrow places: ``count`` up to six figures, ``short`` beyond."""
-    return count(n) if abs(n) < 1e6 else short(n)
 
 
 def decimal(x: float | None, places: int) -> str:
@@ -65,3 +62,28 @@ def duration(seconds: float) -> str:
         return f"{hours}{NARROW}h {minutes:02d}{NARROW}min"
     days, hours = divmod(round(seconds / 3600), 24)
     return f"{days}{NARROW}d {hours:02d}{NARROW}h"
+
+
+def value(number: float, is_share: bool) -> str:
+    """A score, in percent where it is a share."""
+    return f"{100 * number:.1f}" if is_share else f"{number:.4g}"
+
+
+def interval(estimate: Estimate, is_share: bool) -> str:
+    """The bounds of a score; nothing where they are not known."""
+    _, low, high = estimate
+    return f"{value(low, is_share)}{DASH}{value(high, is_share)}" if is_share or low < high else ""
+
+
+@cache
+def environment() -> Environment:
+    """jinja2 with this package's templates, which may write numbers as this module does."""
+    loader = PackageLoader("mtnlg_eval", "report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {each.__name__: each for each in (count, short, decimal, duration, value, interval)}
+    return made
+
+
+def render(template: str, **values: object) -> Markup:
+    """A template of this package with these values."""
+    return Markup(environment().get_template(template).render(**values))  # noqa: S704  (it escapes them)

@@ -1,0 +1,98 @@
+"""Pictures as inline SVG: lines, bars and dots over two axes. Colours and fonts are the page's (report/chart.css)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from .markup import render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from markupsafe import Markup
+
+
+class Axis(NamedTuple):
+    """What it spans, from left to right or from below, and its ticks, each a place and a label."""
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]] = ()
+
+    def share(self, value: float) -> float:
+        """Where a value lies, 0 to 1."""
+        return (value - self.low) / ((self.high - self.low) or 1)
+
+
+PERCENT = Axis(0, 100, ((0, "0"), (50, "50"), (100, "100")))
+
+
+def steps(labels: Sequence[str], margin: float = 0.4) -> Axis:
+    """An axis with a tick for each label, at 0, 1, 2 and so on."""
+    return Axis(-margin, len(labels) - 1 + margin, tuple(enumerate(labels)))
+
+
+def lines_of(labels: Sequence[str]) -> Axis:
+    """A vertical axis with the first label on top."""
+    return Axis(len(labels) - 0.4, -0.6, tuple(enumerate(labels)))
+
+
+class Line(NamedTuple):
+    """A line through points; ``look`` are classes of chart.css, ``width`` is that of a bar."""
+
+    points: Sequence[tuple[float, float]]
+    look: str
+    width: float = 1.2
+
+
+class Dot(NamedTuple):
+    """A mark, and what a pointer reads there."""
+
+    x: float
+    y: float
+    look: str
+    tip: str
+
+
+@dataclass
+class Chart:
+    """Marks over two axes; lengths are in points, ``about`` tells what a reader who cannot see it misses."""
+
+    title: str
+    about: str
+    x: Axis
+    y: Axis
+    width: float = 300
+    height: float = 176
+    left: float = 30
+    note: str = ""
+    lines: list[Line] = field(default_factory=list)
+    dots: list[Dot] = field(default_factory=list)
+    labels: list[tuple[float, str, str]] = field(default_factory=list)
+    """Texts at the top: place on x, look, text."""
+
+    def px(self, x: float) -> float:
+        """A place on x, in points."""
+        return round(self.left + (self.width - self.left - 14) * self.x.share(x), 1)
+
+    def py(self, y: float) -> float:
+        """A place on y, in points from above."""
+        return round(24 + (self.height - 24 - (34 if self.note else 20)) * (1 - self.y.share(y)), 1)
+
+    def plot(self, points: Sequence[tuple[float, float]], look: str, tips: Sequence[str] = ()) -> None:
+        """Add a line through points, and a dot with its tip at each."""
+        self.lines.append(Line(points, look))
+        self.dots += [Dot(x, y, look, tip) for (x, y), tip in zip(points, tips, strict=False)]
+
+    def __html__(self) -> Markup:
+        """As an ``<svg>`` element."""
+        return render("chart.svg", chart=self)
+
+
+def write_svg(path: Path, charts: Sequence[Chart], columns: int) -> None:
+    """Write charts in a grid as one SVG file."""
+    from mtnlg_model.files import write_text  # noqa: PLC0415  (a page needs no file)
+
+    write_text(path, render("charts.svg", charts=charts, columns=columns))

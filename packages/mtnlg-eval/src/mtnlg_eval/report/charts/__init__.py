@@ -1,1 +1,0 @@
-"""The page's pictures: training, scores and studies, as inline SVG."""

@@ -1,1 +1,0 @@
-"""The chapters of the page: data, training and layout, scores, answers, studies."""
