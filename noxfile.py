@@ -6,7 +6,7 @@
 
 All sessions but ``lint``, ``build``, ``alone`` and ``release`` share one environment, ``.nox/house``, since
 each environment with CUDA wheels costs gigabytes. It is installed once, and again when a pyproject.toml changes
-(decision 0002).
+(decision 0123).
 """
 
 from __future__ import annotations

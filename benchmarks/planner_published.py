@@ -14,7 +14,7 @@
    of takes its neutral value, as for a program that nobody has measured; a GPU's clock the mean of the other clocks.
 3. Predict with the shipped constants, by a roofline, and by six operations a parameter and token.
 
-vTrain's rows of one node were not measured but computed, from a traced layer for each shape (docs/decisions/0172): they
+vTrain's rows of one node were not measured but computed, from a traced layer for each shape (docs/decisions/0189): they
 are a source of their own and in no interval, but they alone tell the host's time of a launch.
 
 Prints a table by program and GPU, ``covered`` the share of its runs in the interval that their program's other hidden

@@ -143,7 +143,7 @@ def test_a_program_that_nobody_measured_gets_the_interval_of_programs_held_out()
 
 
 def test_rows_that_nobody_measured_make_no_interval() -> None:
-    """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0172)."""
+    """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0189)."""
     run = next(row.published.run for row in of_family("vtrain") if row.published)
     interval = interval_of(run, load_cluster("dgx-a100"), load_software("megatron-deepspeed"))
     assert interval.kind == "14 runs of megatron-deepspeed"

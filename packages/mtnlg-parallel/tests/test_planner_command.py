@@ -280,7 +280,7 @@ def test_nodes_that_scaling_offers_are_possible_with_context_parallelism() -> No
 
 
 def test_a_recipe_in_eight_bits_is_planned_as_it_would_be_trained() -> None:
-    """Products take half of their time, and casts by one kernel a part of what that saves (docs/decisions/0185)."""
+    """Products take half of their time, and casts by one kernel a part of what that saves (docs/decisions/0127)."""
     recipe = ROOT / "recipes" / "mt-nlg-530b-2022"
     if not recipe.exists():
         pytest.skip("the recipes are not here")

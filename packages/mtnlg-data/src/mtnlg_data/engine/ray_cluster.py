@@ -2,7 +2,7 @@
 
 Who can speak to a Ray cluster can run code on it, and what it answers is unpickled here. So a cluster is joined only by
 an address that was given, never one that happens to run. Without an address Ray is started on this machine: on loopback
-alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0097).
+alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0031).
 
 Ray carries tasks to workers and summaries back; documents go through the folder. What all tasks of a call share is in
 Ray's object store, once. Tasks are submitted as workers become free, two for each CPU that the cluster has now, so

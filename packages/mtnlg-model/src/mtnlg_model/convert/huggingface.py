@@ -175,7 +175,7 @@ class HuggingFaceWeights:
 
 
 def require_tokenizer(folder: Path) -> Path:
-    """The folder's tokenizer.json, which transformers makes of a slow tokenizer's files (docs/decisions/0131)."""
+    """The folder's tokenizer.json, which transformers makes of a slow tokenizer's files (docs/decisions/0212)."""
     if not (folder / TOKENIZER).exists():
         call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise Failure(f'{folder}: no {TOKENIZER}; make one: python -c "from transformers import AutoTokenizer; {call}"')

@@ -4,7 +4,7 @@
 ``intervals.toml`` how wide a kind of runs is: what 90 % of its next runs do not exceed, by its held-out errors and some
 of all kinds'. A kind is a program, in 8 bits or not; one of fewer than eight measured runs gets what holds 90 % of all
 runs (docs/decisions/0170). A program or a GPU that nobody has measured gets what holds 90 % of the runs of programs
-whose every run was held out, each program counting the same (docs/decisions/0214).
+whose every run was held out, each program counting the same (docs/decisions/0170).
 """
 
 from __future__ import annotations

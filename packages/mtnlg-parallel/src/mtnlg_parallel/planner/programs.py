@@ -125,7 +125,7 @@ SOFTWARE: Final[dict[str, Software]] = {
             uneven_stages=True, reduce_scatter=False, bucket_bytes=6e9, blocks_launches=True
         ),
         # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
-        # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0109).
+        # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0060).
         "megatron-deepspeed-2021": Software(
             uneven_stages=True, reduce_scatter=False, scatter_pipeline=False, bucket_bytes=4e9, hop_seconds=4.75e-3
         ),

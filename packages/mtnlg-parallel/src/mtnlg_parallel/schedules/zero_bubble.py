@@ -1,7 +1,7 @@
 """Zero-bubble, ZB-H1 (Qi et al. 2023): weight gradients are actions of their own, which wait until a rank would idle.
 
 They are placed in 1F1B's orders by a simulation in which each of the three kinds takes one unit of time and a message
-none. On rank r at most r + 1 wait: more would make no step shorter (decision 0108). Idle time of a rank as a share of
+none. On rank r at most r + 1 wait: more would make no step shorter (decision 0100). Idle time of a rank as a share of
 its work, where forward and both halves of backward take as long: (p - 1) / (3 v m).
 """
 
