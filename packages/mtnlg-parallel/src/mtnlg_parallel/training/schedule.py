@@ -130,7 +130,7 @@ class BatchSize:
         return self._size_and_end(samples)[0]
 
     def _size_and_end(self, samples: int) -> tuple[int, int]:
-        """The batch size at ``samples``, and how many samples later it may be another."""
+        """The batch size at ``samples``, and the number of samples from which it may be another."""
         ramp, end = self.ramp, next((at for at, _ in self.changes if at > samples), LIMIT)
         changed = [size for at, size in self.changes if at <= samples]
         if changed or ramp is None or samples >= ramp.samples:
@@ -146,7 +146,7 @@ class BatchSize:
         before = 0
         while steps:
             size, end = self._size_and_end(before)
-            equal = min(steps, max(-(-(end - before) // size), 1))
+            equal = steps if end == LIMIT else min(steps, -(-(end - before) // size))
             before, steps = before + equal * size, steps - equal
         return before
 
