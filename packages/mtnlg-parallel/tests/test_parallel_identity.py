@@ -55,7 +55,7 @@ def tables(key: str) -> set[str]:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_a_recipe_is_compared_or_listed(key: str) -> None:
-    other, listed = changed(WHOLE, key, None), tables(key) & RESUMED_MAY_DIFFER.keys()
+    other, listed = changed(WHOLE, key, "another"), tables(key) & RESUMED_MAY_DIFFER.keys()
     for ours, theirs in ((WHOLE, other), (other, WHOLE)):
         assert [found.key for found in differences(ours, theirs)] == [key]
         assert bool(differences(ours, theirs, RESUMED_MAY_DIFFER)) == (not listed)
@@ -93,7 +93,10 @@ def recipe_of(config: ModelConfig, **train: object) -> Recipe:
     return Recipe(model=config, train=Recipe.model_validate({"model": SIZES, "train": {**TRAIN, **train}}).train)
 
 
-@pytest.mark.parametrize("field", ModelConfig.model_fields)
+TRAINABLE = [field for field in ModelConfig.model_fields if field != "logit_softcap"]  # which training refuses
+
+
+@pytest.mark.parametrize("field", TRAINABLE)
 def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
     """Each field, at its default in the recipe or in the checkpoint, as it is written to disk."""
     tokenizer = tmp_path / "tokenizer.json"
@@ -109,10 +112,10 @@ def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
             continue
         with pytest.raises(IdentityError, match="--from") as caught:
             prepare_run_dir(tmp_path / f"out-{number}", recipe, data, resume=True)
-        assert Difference(f"model.{field}", getattr(ours, field), getattr(theirs, field)) in caught.value.differences
+        assert f"model.{field}" in {found.key.partition("[")[0] for found in caught.value.differences}
         out = tmp_path / f"own-{number}"
         checkpoint_of(theirs, out / CHECKPOINTS, tokenizer, data.stream(0))
-        with pytest.raises(IdentityError, match=f"model.{field} is ") as caught:
+        with pytest.raises(IdentityError, match=rf"model\.{field}(\[0\])? is ") as caught:
             prepare_run_dir(out, recipe_of(ours), data, resume=True)
 
 

@@ -70,7 +70,8 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
     past, ours = (each.model_copy(update={"train": each.train.until(samples)}) for each in (before, now))
     if found := differences(past, ours, RESUMED_MAY_DIFFER):
         hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
-        if {each.key.removeprefix("train.").partition("[")[0] for each in found} & {"change", *Change.model_fields}:
+        keys = {each.key.removeprefix("train.").partition("[")[0] for each in found}
+        if samples and keys & {"change", *Change.model_fields}:
             hint = f"what changes from here on goes under [[train.change]] with at = {samples} or later; {hint}"
         raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
     lost = {each for part in before.train.stream_parts for each in part.skip}

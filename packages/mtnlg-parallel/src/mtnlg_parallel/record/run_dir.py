@@ -69,8 +69,11 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     before = load_recipe(recipe_file) if recipe_file.exists() else recipe
     if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
         recipe = _with_initial(recipe, before.train.initial)
-    newest = latest(out / CHECKPOINTS)
-    check_same_run(out, before, recipe, read_manifest(newest).progress.samples if newest else 0)
+    samples = 0
+    if newest := latest(out / CHECKPOINTS):
+        with suggest_previous(newest):
+            samples = read_manifest(newest).progress.samples
+    check_same_run(out, before, recipe, samples)
     if complete := _complete_state(out, recipe):
         return complete
     state = _resumable_state(out, recipe, data)
