@@ -86,8 +86,8 @@ def decay_all() -> None:
     """Have DeepSpeed's optimizer decay biases and norms too."""
 
     def build(module: Any, train: Train) -> GuardedAdamW:  # noqa: ANN401  (imports DeepSpeed)
-        parameters = [local.parameter for local in module.local_parameters()]
-        return GuardedAdamW(parameters, train.lr, train.betas, train.eps, weight_decay=train.weight_decay, fused=True)
+        group = {"params": [local.parameter for local in module.local_parameters()], "decays": True}
+        return GuardedAdamW([group], train.lr, train.betas, train.eps, fused=True)
 
     vars(deepspeed_engine)["build_optimizer"] = build
 

@@ -137,7 +137,7 @@ def slow_publishing(_request: dict[str, Any], rank: int) -> None:
 def copy_as_late_as_allowed(training: Training) -> None:
     """Copy the state only when the update waits for the copy, or has not waited and is over."""
     engine: Any = training.engine
-    allowed, copier, optimizer = threading.Event(), training.copier, engine._adamw
+    allowed, copier, optimizer = threading.Event(), training.copier, engine.optimizer._adamw
     copy, hold, update = copier._run, copier._wait, optimizer.step
 
     def copy_late(*arguments: Any) -> list[zero.PieceToWrite]:  # noqa: ANN401  (as the method that it wraps)

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from training.stub_deepspeed import Answer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["model.attention_dropout=0", "model.layers=4"]
+SMALL = ["train.engine=deepspeed", "model.attention_dropout=0", "model.layers=4"]
 RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4"]
 SEQUENCE = [*SMALL, *RANKS, "train.sequence_parallel=true"]
 CASES = {
