@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import sha256
+from mtnlg_data.files import open_regular, regular, sha256
 from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def read_lines(path: Path) -> Iterator[list[str]]:
     if not path.is_file():
         raise Failure(f"{path}: no such file; {FORMAT}")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        with gzip.open(regular(path)) if path.suffix == ".gz" else open_regular(path, follow=True) as lines:
             while some := lines.readlines(BYTES_AT_A_TIME):
                 if any(b"\0" in line for line in some):
                     raise Failure(f"{path}: holds bytes that are no text; {FORMAT}")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open
+from mtnlg_data.files import atomic_open, open_regular
 from mtnlg_data.text.arrays import join_texts, text_batches
 from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
 from mtnlg_data.text.compiled import jit
@@ -61,7 +61,7 @@ def open_scorer(path: Path, label: str) -> Scorer:
 def is_fasttext(path: Path) -> bool:
     """Whether a model file is fastText's rather than ours. Raises ``Failure`` if it is neither or cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             magic = file.read(len(FASTTEXT_MAGIC))
     except OSError as error:
         raise Failure(
@@ -123,7 +123,7 @@ class Classifier:
     def load(cls, path: Path) -> Self:
         """Read what ``save`` wrote. Raises ``Failure`` for any other file, without loading it."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path, follow=True) as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 content = file.read(4 * FILE_SHAPE[0] + 1)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_model.files import FILE_MODE
+from mtnlg_model.files import FILE_MODE, open_regular
 from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.metrics import FILE as METRICS
 from mtnlg_parallel.record.metrics import progress_line
@@ -179,7 +179,7 @@ def _failure(rank: Rank, out: Path, node: str) -> Failed:
 
 def last_line(rank: Rank) -> str:
     """The last line that a rank printed."""
-    with rank.log.open("rb") as file:
+    with open_regular(rank.log) as file:
         file.seek(rank.begin)
         return (file.read().decode(errors="replace").splitlines() or [""])[-1].removeprefix("cli.py: ")
 
@@ -206,7 +206,7 @@ def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
     def update() -> None:
         with (
             suppress(OSError, ValueError, IndexError),
-            (out / METRICS).open("rb") as file,
+            open_regular(out / METRICS) as file,
         ):  # none yet, or on a shared folder
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             last = json.loads(file.read().split(b"\n")[-2])

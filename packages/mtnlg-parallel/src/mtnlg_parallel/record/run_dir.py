@@ -21,7 +21,7 @@ from mtnlg_model.checkpoint.manifest import (
     resolve_checkpoint,
 )
 from mtnlg_model.console import Failure, say
-from mtnlg_model.files import write_text
+from mtnlg_model.files import read_small, write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.layout import Layout, stages
@@ -97,7 +97,7 @@ def suggest_previous(checkpoint: Path) -> Iterator[None]:
 
 def read_summary(out: Path) -> dict[str, Any]:
     """Read the summary.json of a complete run."""
-    content: dict[str, Any] = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(read_small(out / SUMMARY))
     return content
 
 
