@@ -250,7 +250,8 @@ def read_documents(
 
 def text_bytes(path: Path) -> list[int]:
     """Bytes of text in each row group of a shard, by its footer."""
-    file = pq.read_metadata(regular(path))
+    with named_damage(path):
+        file = pq.read_metadata(regular(path))
     text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
     (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
     return [file.row_group(group).column(column).total_uncompressed_size for group in range(file.num_row_groups)]

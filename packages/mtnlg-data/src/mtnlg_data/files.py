@@ -79,9 +79,8 @@ def open_to_update(path: Path, mode: int = FILE_MODE) -> BinaryIO:
 
 
 def _open(path: Path | str, flags: int, mode: int = FILE_MODE, *, follow: bool = False) -> int:
-    refused = Failure(
-        f"{path}: not a regular file{', or a link' * (not follow)}; remove it, or put the file itself there"
-    )
+    hint = "" if follow else ", or a link; remove it, or put the file itself there"
+    refused = Failure(f"{path}: not a regular file{hint}")
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW * (not follow) | os.O_NONBLOCK, mode)
     except OSError as error:

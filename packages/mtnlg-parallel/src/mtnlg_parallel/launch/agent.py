@@ -101,8 +101,8 @@ def start_rank(
     """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"rank-{number}.log"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
-    with os.fdopen(os.open(log, flags, FILE_MODE), "ab" if append else "wb") as file:
+    flags = os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
+    with os.fdopen(os.open(log, os.O_WRONLY | flags, FILE_MODE), "ab" if append else "wb") as file:
         environment = {**os.environ, **variables}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         return Rank(number, process, log, file.tell())
