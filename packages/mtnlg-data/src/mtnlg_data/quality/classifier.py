@@ -27,6 +27,7 @@ from mtnlg_data.text.arrays import join_texts, text_batches
 from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
+from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +62,7 @@ def open_scorer(path: Path, label: str) -> Scorer:
 def is_fasttext(path: Path) -> bool:
     """Whether a model file is fastText's rather than ours. Raises ``Failure`` if it is neither or cannot be read."""
     try:
-        with open_regular(path, follow=True) as file:
-            magic = file.read(len(FASTTEXT_MAGIC))
+        magic = read_beginning(path, len(FASTTEXT_MAGIC))
     except OSError as error:
         raise Failure(
             f"{path}: {error.strerror}; quality.model must be a classifier.npy of another run or a fastText .bin"

@@ -22,6 +22,7 @@ import zstandard
 
 from mtnlg_data.files import open_regular, regular
 from mtnlg_data.settings import setting
+from mtnlg_data.transfer.url_files import read_beginning
 
 from .corpus import DATASETS
 from .reader import COMPRESSED, WHOLE, Part, Reader, reader
@@ -187,8 +188,7 @@ def _foreign_format(path: Path) -> str | None:
     """What a file is that is named like plain text, and what is to be done; None if nothing is known against it."""
     if path.suffix in COMPRESSED:
         return None
-    with open_regular(path, follow=True) as file:
-        begin = file.read(max(map(len, FOREIGN)))
+    begin = read_beginning(path, max(map(len, FOREIGN)))
     return next((form for magic, form in FOREIGN.items() if begin.startswith(magic)), None)
 
 
