@@ -30,6 +30,7 @@ from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.sources.reader import WHOLE, open_reader
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, writing_store
+from mtnlg_data.tokens.tokenizer import read_tokenizer as open_tokenizer
 from mtnlg_data.tokens.tokenizer_file import read_tokenizer
 from mtnlg_data.transfer.url_files import read_beginning
 from mtnlg_eval.report.samples import write_samples
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 PACKAGES = Path(__file__).parents[1] / "packages"
 OPENERS = {"open_regular", "open_file", "regular"}
 LIBRARIES = {"bz2", "gzip", "io", "lzma", "mmap", "np", "os", "pa", "pq", "tarfile", "zipfile"}
+NAMES = {"from_file", "load_model", "load_yaml", "read_bytes", "read_text"}
 READS = {"OSFile", "ParquetFile", "fromfile", "load", "memmap", "memory_map", "open"}
 READS |= {"read_metadata", "read_schema", "read_table"}
 ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -73,6 +75,7 @@ ALLOWED = {
     "data/tokens/tokenizer.py": "written by an earlier task of the same step",
     "data/transfer/url_files.py": "a download of this process",
     "eval/results/provenance.py": "/proc",
+    "eval/tasks/lm_eval_tasks.py": "lm-eval's own files",
     "parallel/launch/calibration.py": "written by ranks into a temporary folder",
     "parallel/launch/health.py": "a probe that was just written",
     "parallel/launch/machine.py": "/proc and /sys",
@@ -86,7 +89,7 @@ def plain_reads(tree: ast.AST) -> Iterator[int]:
             continue
         receiver, _, name = (text := ast.unparse(call.func)).rpartition(".")
         strings = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-        is_read = name in {"read_bytes", "read_text"} or (name in READS and receiver in LIBRARIES) or text == "open"
+        is_read = name in NAMES or (name in READS and receiver in LIBRARIES) or text == "open"
         is_read |= name == "open" and (not call.args or any(set(string) <= set("rb+") for string in strings))
         is_write = any(set(string) <= set("wxab+") for string in strings) or "O_WRONLY" in ast.unparse(call)
         by_opener = any(isinstance(node, ast.Call) and ast.unparse(node.func) in OPENERS for node in ast.walk(call))
@@ -113,6 +116,12 @@ class Case(NamedTuple):
     read: Callable[[Path], object]
     follow: bool = True
     linear: bool = False
+
+
+def vocabulary(merges: Path) -> Path:
+    path = merges.with_name("vocab.json")
+    path.write_text('{"a": 0}')
+    return path
 
 
 def records(kind: str) -> Callable[[Path], object]:
@@ -157,6 +166,7 @@ CASES = {
     "classifier": Case("a.npy", b"\x93NUMPY", lambda path: open_scorer(path, "good")),
     "index": Case("a.idx", b"", lambda path: len(TokenStore(path.with_suffix("")))),
     "tokens": Case("a.bin", b"", lambda path: TokenStore(path.with_suffix("")).checksum()),
+    "merges": Case("merges.txt", b"#version: 0.2\n", lambda path: open_tokenizer([vocabulary(path), path])),
     "blend": Case("blend.json", b"{}", lambda path: read_blend(path.parent), follow=False),
     "tokenizer": Case("tokenizer.json", b"{}", read_tokenizer, follow=False),
     "metrics": Case("metrics.jsonl", STEP, lambda path: list(read_steps(path.parent)), follow=False),

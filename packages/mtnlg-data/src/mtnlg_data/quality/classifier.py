@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open, open_regular
+from mtnlg_data.files import atomic_open, open_regular, regular
 from mtnlg_data.text.arrays import join_texts, text_batches
 from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
 from mtnlg_data.text.compiled import jit
@@ -81,7 +81,7 @@ class FastTextScorer:
     def __init__(self, path: Path, label: str) -> None:
         import fasttext  # noqa: PLC0415  (an extra)
 
-        self._model = fasttext.load_model(str(path))
+        self._model = fasttext.load_model(str(regular(path)))
         self._label = label
         labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
         if label not in labels:

@@ -28,7 +28,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import read_small
+from mtnlg_data.files import read_small, regular
 from mtnlg_data.text.characters import code_points
 
 from .merge import take_documents
@@ -73,7 +73,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 @lru_cache(maxsize=1)
 def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
     del changed
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(regular(path)))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
