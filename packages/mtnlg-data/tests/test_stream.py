@@ -221,6 +221,15 @@ def test_a_missing_truncated_or_foreign_file_is_one_failure_that_names_it(
         open_stream(folder, 16)
 
 
+@pytest.mark.parametrize("prefix", ["/web", "../web", "a/../../web"])
+def test_a_prefix_that_leaves_the_folder_is_refused(folder: Path, prefix: str) -> None:
+    blend = json.loads((folder / "blend.json").read_text())
+    blend["sources"][0]["prefix"] = prefix
+    (folder / "blend.json").write_text(json.dumps(blend))
+    with pytest.raises(Failure, match="leaves the folder"):
+        open_stream(folder, 8)
+
+
 def _put_another(folder: Path, name: str) -> None:
     make_blend(folder / "x", [(name, 1.0, [9])])
     for suffix in ("bin", "idx"):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import errno
+import io
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from mtnlg_model.checkpoint.tensor_file import TensorFile
 from mtnlg_model.console import Failure
-from mtnlg_model.files import atomic_open, atomic_path, read_small, sha256, write_json, write_text
+from mtnlg_model.files import atomic_open, atomic_path, open_regular, read_small, sha256, write_json, write_text
 
 
 def write_half(path: Path) -> None:
@@ -87,3 +91,25 @@ def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path, monkeypatch: 
 def test_a_missing_small_file_raises_what_a_missing_file_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_small(tmp_path / "x.json")
+
+
+def test_a_short_read_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+
+    def read_three(self: io.FileIO, buffer: bytearray) -> int:
+        return io.FileIO.readinto(self, memoryview(buffer)[:3])
+
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, size, offset: pread(handle, min(size, 3), offset))
+    monkeypatch.setattr("mtnlg_model.files._NamedFile.readinto", read_three, raising=False)
+    assert TensorFile(path).entries["a"].shape == (1,)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_read_error_names_the_file() -> None:
+    path = Path("/proc/self/mem")  # a regular file whose first page cannot be read
+    with open_regular(path) as file, pytest.raises(OSError, match="/proc/self/mem") as caught:
+        file.read(1)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))

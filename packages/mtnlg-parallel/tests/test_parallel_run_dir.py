@@ -65,10 +65,10 @@ def test_a_damaged_checkpoint_is_refused_with_the_one_before_it(tmp_path: Path) 
         folder = tmp_path / CHECKPOINTS / f"step-{step}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
-    with pytest.raises(Failure, match=r"step-8/manifest.json: .*; remove step-8 to resume from step-4$"):
+    with pytest.raises(Failure, match=r"manifest.json: .* fails too, remove step-8 to resume from step-4$"):
         prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     shutil.rmtree(tmp_path / CHECKPOINTS / "step-8")
-    with pytest.raises(Failure, match=r"step-4/manifest.json: .*; remove step-4 to start over$"):
+    with pytest.raises(Failure, match=r"step-4/manifest.json: .*, remove step-4 to start over$"):
         prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
 
 

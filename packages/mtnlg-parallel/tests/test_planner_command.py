@@ -262,7 +262,7 @@ def test_a_cluster_of_misspelt_tables_is_refused_by_their_names(tmp_path: Path, 
 
 
 def test_a_folder_is_no_cluster(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="Is a directory"):
+    with pytest.raises(Failure, match="not a regular file"):
         plan("mt-nlg-530b", "--cluster", tmp_path)
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from .console import Failure
 from .engine import checksum, manifest_path
-from .files import atomic_path, sha256
+from .files import atomic_path, regular, sha256
 from .schema import SCHEMA, Document, FileColumns, document_columns, repeating_columns, stored_columns, stored_schema
 from .text.arrays import small_batches
 
@@ -199,7 +199,7 @@ class DocumentFile:
         if verify and manifest_path(path).exists() and checksum(path) != sha256(path):
             raise DamagedShard(path, "its SHA-256 is not that of its manifest")
         with named_damage(self._path):
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(regular(path))
         self._columns = FileColumns(self._file.schema_arrow, path, shard_source(path))
         self.schema = self._columns.schema
         metadata = self._file.metadata
@@ -250,7 +250,8 @@ def read_documents(
 
 def text_bytes(path: Path) -> list[int]:
     """Bytes of text in each row group of a shard, by its footer."""
-    file = pq.read_metadata(path)
+    with named_damage(path):
+        file = pq.read_metadata(regular(path))
     text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
     (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
     return [file.row_group(group).column(column).total_uncompressed_size for group in range(file.num_row_groups)]
@@ -287,7 +288,7 @@ def number_shards(paths: Iterable[Path]) -> list[Shard]:
 
 def _row_count(path: Path) -> int:
     try:
-        return int(pq.read_metadata(path).num_rows)
+        return int(pq.read_metadata(regular(path)).num_rows)
     except FileNotFoundError:
         raise Failure(f"{path}: no such shard") from None
     except pa.ArrowInvalid as error:

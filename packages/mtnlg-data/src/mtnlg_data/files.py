@@ -1,4 +1,4 @@
-"""Files that others may tamper with: atomic writes, reads that follow no link and have a limit, SHA-256.
+"""Files that others may tamper with: one opener for reading them, bounded reads, atomic writes, SHA-256.
 
 What is written is readable by its owner and group at most; the umask may say less, and a chmod afterwards more.
 
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
 import stat
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .console import Failure
@@ -24,14 +26,51 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from _typeshed import WriteableBuffer
+
 
 FILE_MODE = 0o640
 SMALL_BYTES = 1 << 26
+READ_BYTES = 1 << 16
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading bytes. Raises ``Failure`` for a link, and for a pipe or device, unread."""
-    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Let an ``OSError`` of the block that names no file, such as EIO of a read, name ``path``."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+class _NamedFile(io.FileIO):
+    """A file whose read errors name it."""
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read into ``buffer``."""
+        with naming(self.name):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        """Read to the end."""
+        with naming(self.name):
+            return super().readall()
+
+
+def open_regular(path: Path, *, follow: bool = False) -> io.BufferedReader:
+    """Open a regular file for reading bytes. Raises ``Failure`` for a pipe, device, folder or socket, unread.
+
+    A link is refused too, unless ``follow``: for what users point us to, not for what a foreign folder holds. A read
+    returns as many bytes as it was asked for, unless the file ends; its ``OSError`` names the file.
+    """
+    return io.BufferedReader(_NamedFile(path, "rb", opener=partial(_open, follow=follow)), READ_BYTES)
+
+
+def regular(path: Path) -> Path:
+    """``path``, for a library that opens it itself; raises as ``open_regular(path, follow=True)``."""
+    open_regular(path, follow=True).close()
+    return path
 
 
 def open_to_update(path: Path, mode: int = FILE_MODE) -> BinaryIO:
@@ -39,10 +78,11 @@ def open_to_update(path: Path, mode: int = FILE_MODE) -> BinaryIO:
     return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT, mode), "r+b")
 
 
-def _open(path: Path, flags: int, mode: int = FILE_MODE) -> int:
-    refused = Failure(f"{path}: not a regular file, or a link; remove it, or put the file itself there")
+def _open(path: Path | str, flags: int, mode: int = FILE_MODE, *, follow: bool = False) -> int:
+    hint = "" if follow else ", or a link; remove it, or put the file itself there"
+    refused = Failure(f"{path}: not a regular file{hint}")
     try:
-        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW * (not follow) | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:  # a link; a folder; a socket
             raise refused from None
@@ -53,12 +93,23 @@ def _open(path: Path, flags: int, mode: int = FILE_MODE) -> int:
     return handle
 
 
-def read_small(path: Path, limit: int = SMALL_BYTES) -> bytes:
+def read_small(path: Path, limit: int = SMALL_BYTES, *, follow: bool = False) -> bytes:
     """The bytes of a file that `open_regular` opens. Raises ``Failure`` where they are more than ``limit``."""
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         content = file.read(limit + 1)
+    return _bounded(content, limit, path)
+
+
+def file_lines(path: Path, *, follow: bool = False) -> Iterator[bytes]:
+    """Yield the lines of a file that `open_regular` opens. Raises ``Failure`` for one of more than `SMALL_BYTES`."""
+    with open_regular(path, follow=follow) as file:
+        while line := file.readline(SMALL_BYTES + 1):
+            yield _bounded(line, SMALL_BYTES, path)
+
+
+def _bounded(content: bytes, limit: int, path: Path) -> bytes:
     if len(content) > limit:
-        raise Failure(f"{path}: more than {limit:,} bytes, too many for a file of its kind")
+        raise Failure(f"{path}: more than {limit:,} bytes, too many for a file or line of its kind")
     return content
 
 
@@ -124,5 +175,5 @@ def write_json(path: Path, value: Any) -> None:  # noqa: ANN401  (any JSON value
 
 def sha256(path: Path) -> str:
     """SHA-256 of the file's bytes, in hex."""
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from .console import Failure, UsageFailure
+from .files import read_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def read_toml(recipe: Path, name: str, overrides: Sequence[str] = ()) -> tuple[P
     """
     path = recipe / name if recipe.is_dir() else recipe
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(read_small(path, follow=True).decode("utf-8-sig"))
     except FileNotFoundError:
         raise Failure(f"{path}: no such recipe") from None
     except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits

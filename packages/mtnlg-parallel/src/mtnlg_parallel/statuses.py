@@ -13,6 +13,8 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
+from mtnlg_model.files import read_small
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -96,7 +98,7 @@ def write_failure(out: Path, rank: int, failed: Failed) -> None:
 def read_failure(path: Path) -> Failed | None:
     """What a failure file says, at its modification time: on a shared folder that is one server's clock."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(read_small(path))
         reason, node = str(facts["reason"]), str(facts["node"])
         return Failed(reason, int(facts["status"]), node, time=path.stat().st_mtime)
     return None

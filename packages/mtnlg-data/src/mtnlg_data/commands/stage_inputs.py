@@ -15,6 +15,7 @@ from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.document import DamagedShard, named_damage, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
 from mtnlg_data.engine.stage_folder import RECORD, read_record
+from mtnlg_data.files import regular
 from mtnlg_data.schema import is_shard
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
@@ -118,7 +119,7 @@ def _is_shard(path: Path) -> bool:
         return False
     try:
         with named_damage(path):
-            return is_shard(pq.read_schema(path))
+            return is_shard(pq.read_schema(regular(path)))
     except DamagedShard:
         return False
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mtnlg_data.console import Failure
 from mtnlg_data.exchange import stable_order
+from mtnlg_data.files import file_lines
 from mtnlg_data.text.arrays import SEPARATOR, join_texts, text_batches
 from mtnlg_data.text.characters import EAST_ASIAN, LETTER, SOUTHEAST_ASIAN, character_kinds, code_points, fold_case
 from mtnlg_data.text.compiled import jit
@@ -59,14 +60,13 @@ class Occurrences(NamedTuple):
 def read_task_texts(path: Path) -> Iterator[TaskText]:
     """Read a file of task texts. Raises ``Failure`` naming file and line."""
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield TaskText.model_validate(orjson.loads(line))
-                except (orjson.JSONDecodeError, ValidationError) as error:
-                    raise Failure(
-                        f'{path}:{number}: expected {{"task", "id", "text"}}, all strings: {_reason(error)}'
-                    ) from None
+        for number, line in enumerate(file_lines(path, follow=True), 1):
+            try:
+                yield TaskText.model_validate(orjson.loads(line))
+            except (orjson.JSONDecodeError, ValidationError) as error:
+                raise Failure(
+                    f'{path}:{number}: expected {{"task", "id", "text"}}, all strings: {_reason(error)}'
+                ) from None
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; mtnlg-eval texts writes it") from None
 

@@ -17,6 +17,7 @@ import pycld2
 from pydantic import model_validator
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import regular
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
@@ -116,7 +117,7 @@ class _FastText:
         import fasttext  # noqa: PLC0415  (an extra)
 
         try:
-            self._model: Any = fasttext.load_model(str(path))
+            self._model: Any = fasttext.load_model(str(regular(path)))
         except (ValueError, OSError, MemoryError) as error:
             raise Failure(f"{path}: {error}; language_model must be a fastText .bin") from None
 

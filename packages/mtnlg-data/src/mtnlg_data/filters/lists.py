@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import sha256
+from mtnlg_data.files import open_regular, regular, sha256
 from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
@@ -53,11 +53,13 @@ def read_lines(path: Path) -> Iterator[list[str]]:
     if not path.is_file():
         raise Failure(f"{path}: no such file; {FORMAT}")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            while some := lines.readlines(BYTES_AT_A_TIME):
-                if any(b"\0" in line for line in some):
+        with gzip.open(regular(path)) if path.suffix == ".gz" else open_regular(path, follow=True) as lines:
+            while some := lines.read(BYTES_AT_A_TIME) + lines.readline(BYTES_AT_A_TIME):
+                if b"\0" in some:
                     raise Failure(f"{path}: holds bytes that are no text; {FORMAT}")
-                stripped = (line.decode("utf-8", "replace").removeprefix("\ufeff").strip() for line in some)
+                stripped = (
+                    line.decode("utf-8", "replace").removeprefix("\ufeff").strip() for line in some.split(b"\n")
+                )
                 yield [line for line in stripped if line and not line.startswith("#")]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise Failure(f"{path}: damaged: {error}; {FORMAT}") from None

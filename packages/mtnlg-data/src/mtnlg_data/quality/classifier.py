@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open
+from mtnlg_data.files import atomic_open, open_regular, regular
 from mtnlg_data.text.arrays import join_texts, text_batches
 from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
+from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +62,7 @@ def open_scorer(path: Path, label: str) -> Scorer:
 def is_fasttext(path: Path) -> bool:
     """Whether a model file is fastText's rather than ours. Raises ``Failure`` if it is neither or cannot be read."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(len(FASTTEXT_MAGIC))
+        magic = read_beginning(path, len(FASTTEXT_MAGIC))
     except OSError as error:
         raise Failure(
             f"{path}: {error.strerror}; quality.model must be a classifier.npy of another run or a fastText .bin"
@@ -81,7 +81,7 @@ class FastTextScorer:
     def __init__(self, path: Path, label: str) -> None:
         import fasttext  # noqa: PLC0415  (an extra)
 
-        self._model = fasttext.load_model(str(path))
+        self._model = fasttext.load_model(str(regular(path)))
         self._label = label
         labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
         if label not in labels:
@@ -123,7 +123,7 @@ class Classifier:
     def load(cls, path: Path) -> Self:
         """Read what ``save`` wrote. Raises ``Failure`` for any other file, without loading it."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path, follow=True) as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 content = file.read(4 * FILE_SHAPE[0] + 1)

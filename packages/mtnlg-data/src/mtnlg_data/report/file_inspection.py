@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data.document import named_damage
+from mtnlg_data.files import regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 def read_schema(path: Path) -> pa.Schema:
     """The columns of a Parquet file. Raises ``Failure`` where it is none."""
     with named_damage(path):
-        return pq.read_schema(path)
+        return pq.read_schema(regular(path))
 
 
 def inspect_table(path: Path, rows: int) -> dict[str, Any]:
     """Columns, number of rows and the first ``rows`` of a Parquet file. Raises ``Failure`` where it is none."""
-    with named_damage(path), pq.ParquetFile(path) as file:
+    with named_damage(path), pq.ParquetFile(regular(path)) as file:
         first = next(file.iter_batches(max(1, rows)), None)
         shown: list[dict[str, Any]] = []
         if first is not None:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.console import Failure, output
 from mtnlg_data.document import DocumentFile, named_damage
 from mtnlg_data.engine import CUTS, DROPPED, read_record, stage_folders
+from mtnlg_data.files import regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
 
 def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
     """The rows of a record of dropped documents."""
-    with named_damage(path), pq.ParquetFile(path) as file:
+    with named_damage(path), pq.ParquetFile(regular(path)) as file:
         groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), name)]
         table = file.read_row_groups(groups)
     return [{**row, "file": path.name} for row in table.filter(matches(table)).to_pylist()]
@@ -112,7 +113,7 @@ def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[st
     """Id, key, source and score of a shard's documents."""
     rows: list[dict[str, Any]] = []
     with named_damage(path):
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(regular(path))
     with DocumentFile(path, verify=False) as file:
         for group in range(metadata.num_row_groups):
             if _may_hold(metadata.row_group(group), name):
@@ -162,7 +163,7 @@ def _cuts(stage: StageFiles, key: str, shard: str) -> dict[str, Any]:
     if not ledger.exists():
         return {}
     with named_damage(ledger):
-        table = pq.read_table(ledger, filters=[("key", "=", key)])
+        table = pq.read_table(regular(ledger), filters=[("key", "=", key)])
     cuts: dict[tuple[int, int], dict[str, Any]] = {}
     for row in table.to_pylist():
         place = (row["cut_start"], row["cut_end"])

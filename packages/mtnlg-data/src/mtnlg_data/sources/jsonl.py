@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 import zstandard
 
+from mtnlg_data.files import open_regular, regular
 from mtnlg_data.settings import setting
+from mtnlg_data.transfer.url_files import read_beginning
 
 from .corpus import DATASETS
 from .reader import COMPRESSED, WHOLE, Part, Reader, reader
@@ -186,8 +188,7 @@ def _foreign_format(path: Path) -> str | None:
     """What a file is that is named like plain text, and what is to be done; None if nothing is known against it."""
     if path.suffix in COMPRESSED:
         return None
-    with path.open("rb") as file:
-        begin = file.read(max(map(len, FOREIGN)))
+    begin = read_beginning(path, max(map(len, FOREIGN)))
     return next((form for magic, form in FOREIGN.items() if begin.startswith(magic)), None)
 
 
@@ -213,14 +214,14 @@ def open_lines(path: Path) -> io.BufferedIOBase:
     """Open a file for reading, decompressed by its suffix: .gz, .zst, .xz, .bz2, else plain."""
     match path.suffix:
         case ".gz":
-            return gzip.open(path)  # another buffer around it would lose what it holds when the stream breaks
+            return gzip.open(regular(path))  # another buffer around it would lose what it holds when the stream breaks
         case ".zst":
-            return io.BufferedReader(ZstdFrames(path.open("rb")), BUFFER_BYTES)
+            return io.BufferedReader(ZstdFrames(open_regular(path, follow=True)), BUFFER_BYTES)
         case ".xz":
-            return lzma.open(path)
+            return lzma.open(regular(path))
         case ".bz2":
-            return bz2.open(path)
-    return path.open("rb")
+            return bz2.open(regular(path))
+    return open_regular(path, follow=True)
 
 
 def _seek_part(file: io.BufferedIOBase, part: Part) -> int:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mtnlg_data.files import regular
 from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
 from mtnlg_data.settings import setting
 from mtnlg_data.transfer.urls import first_line
@@ -60,30 +61,30 @@ class Parquet(Table):
     def columns(self, path: Path) -> pa.Schema | None:
         """By the footer."""
         try:
-            return pq.read_schema(path)
+            return pq.read_schema(regular(path))
         except pa.ArrowException:
             return None
 
     def parts(self, path: Path, most: int) -> int:
         """No more than row groups."""
         try:
-            return min(most, int(pq.read_metadata(path).num_row_groups))
+            return min(most, int(pq.read_metadata(regular(path)).num_row_groups))
         except pa.ArrowException:
             return 1
 
     def rows(self, path: Path) -> int:
         """By the footer; 0 where it cannot be read."""
         try:
-            return int(pq.read_metadata(path).num_rows)
+            return int(pq.read_metadata(regular(path)).num_rows)
         except pa.ArrowException:
             return 0
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
         """Yield the rows of a part's row groups; one that cannot be read costs its remaining rows."""
         try:
-            with pq.ParquetFile(path) as plain:
+            with pq.ParquetFile(regular(path)) as plain:
                 schema, strings = plain.schema_arrow, _string_leaves(plain)
-            file = pq.ParquetFile(path, read_dictionary=strings) if has_strings(schema, self.field) else None
+            file = pq.ParquetFile(regular(path), read_dictionary=strings) if has_strings(schema, self.field) else None
         except pa.ArrowException as error:
             yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
             return
@@ -197,7 +198,7 @@ def _batches(
     path: Path, open_source: Callable[[str], pa.NativeFile] = pa.OSFile
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """The schema of an Arrow file, and its batches, read one by one."""
-    with open_source(str(path)) as source:
+    with open_source(str(regular(path))) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as opened:

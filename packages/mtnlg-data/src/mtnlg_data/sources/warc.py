@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import open_regular
 from mtnlg_data.settings import setting
 from mtnlg_data.transfer.snapshot import downloaded_files
 from mtnlg_data.transfer.urls import local_only
@@ -90,7 +91,7 @@ class Warc(Reader):
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
         """Yield the pages: responses of status 200 and an HTML type, codings undone; of WET, conversion records."""
         del part
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             if is_arc(file.read(CHUNK_BYTES)):
                 file.seek(0)
                 yield from read_arc(file, path.name, max_bytes)

@@ -8,6 +8,7 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import CUTS
+from mtnlg_data.files import file_lines
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
@@ -68,8 +69,7 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         """The n-grams of all task texts are in the memory of each worker; one process makes them."""
         texts = 70_000  # of the paper's tasks
         if self.settings.texts is not None and self.settings.texts.is_file():
-            with self.settings.texts.open("rb") as file:
-                texts = sum(1 for _ in file)
+            texts = sum(1 for _ in file_lines(self.settings.texts, follow=True))
         memory = 400_000_000 + corpus.group + 2200 * texts
         return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
 

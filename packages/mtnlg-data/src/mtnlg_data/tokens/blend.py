@@ -47,6 +47,9 @@ class Blend(Settings):
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources share a name: {', '.join(names)}")
+        for source in self.sources:
+            if source.prefix.startswith("/") or ".." in source.prefix.split("/"):
+                raise ValueError(f"prefix {source.prefix!r} of {source.name} leaves the folder of blend.json")
         least = min(self.sources, key=lambda source: source.weight)
         if least.weight * UNITS < sum(source.weight for source in self.sources):
             raise ValueError(f"weight {least.weight} of {least.name} is under 2**-32 of all; leave it out")

@@ -28,6 +28,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import read_small, regular
 from mtnlg_data.text.characters import code_points
 
 from .merge import take_documents
@@ -72,7 +73,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 @lru_cache(maxsize=1)
 def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
     del changed
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(regular(path)))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -208,7 +209,7 @@ class _Fastest:
 def _without_special_tokens(path: Path, changed: int) -> str:
     """The tokenizer.json without its special tokens, read once a worker."""
     del changed
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(read_small(path, follow=True))
     content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
     return json.dumps(content)
 

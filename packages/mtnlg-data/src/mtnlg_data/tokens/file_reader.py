@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from mtnlg_data.console import Failure
+from mtnlg_data.files import naming, open_regular
 from mtnlg_data.transfer.url_files import RangeReader
 from mtnlg_data.transfer.urls import Url
 
@@ -31,18 +32,19 @@ class FileReader:
             self.size, self.read = reader.size, reader.read
             return
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = open_regular(path, follow=True)
         except OSError as error:
             raise Failure(f"{path}: {error.strerror}; a token store is a pair of .bin and .idx") from None
-        weakref.finalize(self, os.close, handle)
-        self.size, self.read = os.fstat(handle).st_size, partial(_read, path, handle)
+        weakref.finalize(self, file.close)
+        self.size, self.read = os.fstat(file.fileno()).st_size, partial(_read, path, file)
 
 
-def _read(path: Path, handle: int, first: int, last: int) -> bytes:
+def _read(path: Path, file: BinaryIO, first: int, last: int) -> bytes:
     """Bytes ``first`` to ``last``. Raises ``Failure`` where they are missing."""
     content = b""
     while len(content) < last - first:  # one read moves at most 2 GiB
-        more = os.pread(handle, last - first - len(content), first + len(content))
+        with naming(path):
+            more = os.pread(file.fileno(), last - first - len(content), first + len(content))
         if not more:
             raise Failure(f"{path}: ends before byte {last}; it was cut short after it was opened")
         content += more

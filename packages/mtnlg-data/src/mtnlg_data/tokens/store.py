@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open, atomic_path
+from mtnlg_data.files import atomic_open, atomic_path, open_regular
 from mtnlg_data.transfer.urls import local_only, location
 
 from .file_reader import FileReader
@@ -75,7 +75,7 @@ def span_digest(paths: Sequence[Path]) -> str:
     """SHA-256 of the SHA-256 digests of each ``SPAN_BYTES`` of these files, in hex."""
     digests = b""
     for path in paths:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             for _ in range(-(-path.stat().st_size // SPAN_BYTES)):
                 digest = hashlib.sha256()
                 for begin in range(0, SPAN_BYTES, READ_BYTES):

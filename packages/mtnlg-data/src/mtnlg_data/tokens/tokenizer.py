@@ -181,6 +181,8 @@ def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
 def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
     text = tokenizer_file.read_tokenizer(files[0].resolve()) if len(files) == 1 else None
     try:
+        for file in files:
+            read_small(file, follow=True)  # the library would wait for a pipe, and has no bound
         return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None

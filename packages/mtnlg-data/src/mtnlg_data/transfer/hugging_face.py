@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import named_damage, shard_source
 from mtnlg_data.engine import listed_shards, lock_folder
-from mtnlg_data.files import atomic_path, write_text
+from mtnlg_data.files import atomic_path, regular, write_text
 
 from .publish import last_stage
 
@@ -74,7 +74,7 @@ def _write_source(shards: Sequence[Path], folder: Path) -> None:
 
 def _count_rows(shard: Path) -> int:
     with named_damage(shard):
-        return int(pq.read_metadata(shard).num_rows)
+        return int(pq.read_metadata(regular(shard)).num_rows)
 
 
 def _card(counts: Mapping[str, int]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.engine import lock_folder
+from mtnlg_data.files import regular
 
 from .url_files import FetchRecord, fetch_files
 from .urls import Url, location
@@ -111,7 +112,7 @@ def read_listing(listing: Path, snapshot: str | None = None) -> tuple[list[str],
 def _read_lines(listing: Path) -> Iterator[str]:
     """Yield the lines of a listing. Raises ``Failure`` for broken gzip, a line too long and too many lines."""
     try:
-        with gzip.open(listing, "rb") as file:
+        with gzip.open(regular(listing)) as file:
             for number in range(MAX_LINES + 1):
                 line = file.readline(MAX_LINE_BYTES + 1)
                 if not line:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, progress
 from mtnlg_data.engine import lock_folder
-from mtnlg_data.files import open_to_update, read_small, sha256, sync_directory
+from mtnlg_data.files import open_regular, open_to_update, read_small, sha256, sync_directory
 
 from .urls import EXTRAS, TransientError, Url, connect, persist
 
@@ -174,7 +174,7 @@ def read_beginning(path: Path | RemoteFile, size: int) -> bytes:
     """The first ``size`` bytes of a file, or all where it has fewer."""
     if isinstance(path, RemoteFile):
         return RangeReader(path.url, path.size).read(0, min(size, path.size))
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         return file.read(size)
 
 

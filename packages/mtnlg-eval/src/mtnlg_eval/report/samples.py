@@ -25,7 +25,7 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_model.files import open_regular, write_text
+from mtnlg_model.files import file_lines, write_text
 
 from .schema import Schema, parse_json
 
@@ -91,17 +91,16 @@ def _read(path: Path) -> dict[str, Any]:
     texts, seen = Texts(), Counter[str]()
     rows: list[list[Any]] = []
     total, first = 0, None
-    with open_regular(path) as file:
-        for number, line in enumerate(file, start=1):
-            sample = parse_json(line, Sample, f"{path}:{number}")
-            first = first or sample.filter
-            if sample.filter != first:
-                continue
-            total += 1
-            if texts.characters < MAX_CHARACTERS:
-                metric = next((name for name in (*SHARES, *sample.metrics) if name in sample.metrics), "")
-                value = json.loads(line).get(metric)
-                rows.append(_row(sample, isinstance(value, int | float) and value >= 0.5, texts, seen))
+    for number, line in enumerate(file_lines(path), start=1):
+        sample = parse_json(line, Sample, f"{path}:{number}")
+        first = first or sample.filter
+        if sample.filter != first:
+            continue
+        total += 1
+        if texts.characters < MAX_CHARACTERS:
+            metric = next((name for name in (*SHARES, *sample.metrics) if name in sample.metrics), "")
+            value = json.loads(line).get(metric)
+            rows.append(_row(sample, isinstance(value, int | float) and value >= 0.5, texts, seen))
     return {"total": total, "texts": list(texts.numbers), "rows": rows}
 
 

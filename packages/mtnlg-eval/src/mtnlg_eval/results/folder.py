@@ -85,7 +85,7 @@ class ResultFolder:
             content = collected(self.results(), self.gaps())
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             path = self.out / "results.json"
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            if not path.exists() or read_small(path) != text.encode():
                 write_text(path, text)
             if self._listing() == before:
                 return

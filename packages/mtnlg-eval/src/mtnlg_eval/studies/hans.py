@@ -30,7 +30,7 @@ from mtnlg_eval.results.statistics import mean_estimate
 from mtnlg_eval.table import Table
 from mtnlg_eval.tasks.rows import explain
 from mtnlg_model.console import Failure
-from mtnlg_model.files import open_regular
+from mtnlg_model.files import file_lines
 
 from .study import Part, Study
 
@@ -143,15 +143,14 @@ class _Sample(BaseModel):
 def read_verdicts(samples: Path) -> list[Verdict]:
     """The answers in a file of samples; ``Failure`` names the first malformed line."""
     verdicts = []
-    with open_regular(samples) as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                sample = _Sample.model_validate_json(line)
-            except ValidationError as error:
-                raise Failure(f"{samples}:{number}: {explain(error)}") from None
-            ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
-            template = doc.template or str(number)
-            verdicts.append(Verdict(doc.heuristic, doc.subcase, doc.label, template, (true, false), (first, second)))
+    for number, line in enumerate(file_lines(samples), start=1):
+        try:
+            sample = _Sample.model_validate_json(line)
+        except ValidationError as error:
+            raise Failure(f"{samples}:{number}: {explain(error)}") from None
+        ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
+        template = doc.template or str(number)
+        verdicts.append(Verdict(doc.heuristic, doc.subcase, doc.label, template, (true, false), (first, second)))
     if not verdicts:
         raise Failure(f"{samples}: no samples in it")
     return verdicts

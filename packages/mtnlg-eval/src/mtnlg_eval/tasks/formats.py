@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_model.console import Failure
+from mtnlg_model.files import file_lines, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
         elif path.suffix == ".jsonl":
             yield from ((location, partial(_parse_json, line)) for location, line in _lines(path))
         elif task == "race_h":
-            yield str(path), partial(_parse_json, path.read_bytes())
+            yield str(path), partial(_parse_json, read_small(path, follow=True))
         elif task == "hans":
             yield from _read_tsv(path)
         elif task == "wic":
@@ -72,8 +73,8 @@ def _words(name: str) -> list[str]:
 
 def _lines(path: Path) -> list[tuple[str, bytes]]:
     """Location and bytes of every line that is not blank."""
-    with path.open("rb") as file:
-        return [(f"{path}:{n}", line.rstrip(b"\r\n")) for n, line in enumerate(file, start=1) if line.strip()]
+    lines = enumerate(file_lines(path, follow=True), start=1)
+    return [(f"{path}:{n}", line.rstrip(b"\r\n")) for n, line in lines if line.strip()]
 
 
 def _parse_json(text: bytes) -> object:

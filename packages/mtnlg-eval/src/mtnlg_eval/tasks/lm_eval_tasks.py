@@ -30,6 +30,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from mtnlg_eval.hub import reach_hub
 from mtnlg_model.console import Failure, UsageFailure, say
+from mtnlg_model.files import regular
 
 from .sandbox import PROMPTS
 from .shots import max_shots_that_fit
@@ -173,7 +174,7 @@ def load_lm_eval_tasks(
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Failure(f"{path}: no such file")
-    config: dict[str, Any] = load_yaml(path)
+    config: dict[str, Any] = load_yaml(regular(path))
     if not isinstance(config.get("task"), str):
         raise UsageFailure(
             f"{path}: task = {config.get('task')!r}: needs one name; a group: --include-path and its name"

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import stat
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +23,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads it)
 from mtnlg_model.console import Failure, say
+from mtnlg_model.files import naming, open_regular
 from mtnlg_model.settings import Settings
 
 from .boxes import Box, explain_tiling, lengths, volume
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
 SlotName = Literal["weight", "master", "exp_avg", "exp_avg_sq"]
 SLOTS: Final[tuple[SlotName, ...]] = ("weight", "master", "exp_avg", "exp_avg_sq")
@@ -43,7 +44,6 @@ CHAT_FILES: Final = ("chat_template.jinja", "generation_config.json", "tokenizer
 MAX_MANIFEST_BYTES = 1 << 30
 CHUNK_BYTES = 256 << 10
 RETRY_SECONDS = 0.2
-NOT_REGULAR = "not a regular file; a checkpoint has no links or devices"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 NonNegative = Annotated[int, Field(ge=0, lt=1 << 62)]
@@ -242,7 +242,7 @@ def check_manifest(manifest: Manifest, path: Path) -> None:
 
 def check_file(path: Path, file: FileEntry) -> None:
     """Check that a regular file of the listed length is there. Raises ``CheckpointError``."""
-    with open_regular(path) as (_, size):
+    with open_file(path) as (_, size):
         check_length(path, size, file)
 
 
@@ -253,8 +253,8 @@ def check_length(path: Path, size: int, file: FileEntry) -> None:
 
 
 @contextmanager
-def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
-    """Yield descriptor and length of a regular file to read; links are not followed, pipes not waited for.
+def open_file(path: Path, wait: float = 0.0) -> Iterator[tuple[BufferedReader, int]]:
+    """Yield a file of a checkpoint as `open_regular` opens it, and its length.
 
     A file that is missing is named, and looked for again during ``wait`` seconds: network file systems show a rename
     late. Raises ``CheckpointError``.
@@ -262,25 +262,21 @@ def open_regular(path: Path, wait: float = 0.0) -> Iterator[tuple[int, int]]:
     deadline, is_named = time.monotonic() + wait, False
     while True:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened = open_regular(path)
             break
+        except Failure as error:
+            raise CheckpointError(str(error)) from None
         except OSError as error:
             missing = error.errno in {errno.ENOENT, errno.ESTALE}
             if not missing or time.monotonic() >= deadline:
-                about = f", for {wait:g} s" * (missing and wait > 0) + f"; {NOT_REGULAR}" * (error.errno == errno.ELOOP)
                 kind = MissingFileError if missing else CheckpointError
-                raise kind(f"{path}: {error.strerror}{about}") from None
+                raise kind(f"{path}: {error.strerror}" + f", for {wait:g} s" * (missing and wait > 0)) from None
         if not is_named:
             say(f"{path}: not there yet; waiting for it, {wait:g} s at most")
             is_named = True
         time.sleep(RETRY_SECONDS)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path}: {NOT_REGULAR}")
-        yield descriptor, status.st_size
-    finally:
-        os.close(descriptor)
+    with opened as file, naming(path):
+        yield file, os.fstat(file.fileno()).st_size
 
 
 @contextmanager
@@ -298,7 +294,7 @@ def collection_paused() -> Iterator[None]:
 def file_checksum(path: Path) -> str:
     """XXH3-128 of a file's bytes, in hex."""
     digest = xxhash.xxh3_128()
-    with open_regular(path) as (descriptor, _), open(descriptor, "rb", buffering=0, closefd=False) as file:
+    with open_file(path) as (file, _):
         chunk = memoryview(bytearray(CHUNK_BYTES))
         while count := file.readinto(chunk):
             digest.update(chunk[:count])
@@ -327,11 +323,10 @@ def _check_names(manifest: Manifest, path: Path) -> None:
 
 def read_bounded(path: Path) -> bytes:
     """Content of a regular file of at most `MAX_MANIFEST_BYTES`. Raises ``CheckpointError``."""
-    with open_regular(path) as (descriptor, size):
+    with open_file(path) as (file, size):
         if size > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{path}: {size} bytes, more than {MAX_MANIFEST_BYTES}")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(size)
+        return file.read(size)
 
 
 def parse_json(raw: bytes, schema: type[M], place: Path | str) -> M:

@@ -27,7 +27,7 @@ from .manifest import (
     FileEntry,
     NonNegative,
     check_length,
-    open_regular,
+    open_file,
 )
 
 if TYPE_CHECKING:
@@ -113,16 +113,16 @@ class TensorFile:
     """A safetensors file to read. The header is read and checked at once, data by `read`."""
 
     def __init__(self, path: Path, listed: FileEntry | None = None, wait: float = 0.0) -> None:
-        """``listed`` is the manifest's entry, whose length the file must have; ``wait`` that of `open_regular`."""
+        """``listed`` is the manifest's entry, whose length the file must have; ``wait`` that of `open_file`."""
         self.path, self._wait = path, wait
-        with open_regular(path, wait) as (descriptor, size):
+        with open_file(path, wait) as (file, size):
             if listed:
                 check_length(path, size, listed)
-            prefix = os.pread(descriptor, 8, 0)
+            prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
                 raise CheckpointError(f"{path}: header length {length} in a file of {size} bytes: not safetensors")
-            raw = os.pread(descriptor, length, 8)
+            raw = file.read(length)
         self._start = 8 + length
         self.entries = self._parse_header(raw, size - self._start)
 
@@ -167,11 +167,11 @@ class TensorFile:
         """Fill the contiguous tensor ``out`` with these (offset, length) runs of elements of entry ``key``."""
         target, item, done = _bytes(out), out.element_size(), 0
         base = self._start + self.entries[key].data_offsets[0]
-        with open_regular(self.path, self._wait) as (descriptor, _):
+        with open_file(self.path, self._wait) as (file, _):
             for offset, length in runs:
                 position, end = base + offset * item, done + length * item
                 while done < end:
-                    count = os.preadv(descriptor, (target[done:end],), position)
+                    count = os.preadv(file.fileno(), (target[done:end],), position)
                     if count == 0:
                         raise CheckpointError(f"{self.path}: {key!r}: the file ends within this entry")
                     position, done = position + count, done + count

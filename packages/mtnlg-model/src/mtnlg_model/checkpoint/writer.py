@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import xxhash
 
 from mtnlg_model.console import say
-from mtnlg_model.files import atomic_open, sync_directory, write_text
+from mtnlg_model.files import atomic_open, read_small, sync_directory, write_text
 
 from . import boxes, tensor_file
 from .chat_files import read_chat_files
@@ -182,7 +182,7 @@ def publish(  # noqa: PLR0917  (public interface)
     directory, tokenizer = Path(directory), Path(tokenizer)
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
     chat_files = read_chat_files(tokenizer.parent) if chat_files is None else chat_files
-    small = {TOKENIZER: tokenizer.read_bytes(), **chat_files}
+    small = {TOKENIZER: read_small(tokenizer, follow=True), **chat_files}
     with collection_paused():
         parts = _in_threads(partial(_read_part, folder), writers)
         manifest = _merge_parts(parts, config, progress, small, optimizer_steps, folder)

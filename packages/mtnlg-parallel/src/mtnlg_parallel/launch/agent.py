@@ -19,7 +19,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_model.files import FILE_MODE
+from mtnlg_model.files import FILE_MODE, open_regular
 from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.metrics import FILE as METRICS
 from mtnlg_parallel.record.metrics import progress_line
@@ -101,8 +101,8 @@ def start_rank(
     """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"rank-{number}.log"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
-    with os.fdopen(os.open(log, flags, FILE_MODE), "ab" if append else "wb") as file:
+    flags = os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
+    with os.fdopen(os.open(log, os.O_WRONLY | flags, FILE_MODE), "ab" if append else "wb") as file:
         environment = {**os.environ, **variables}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         return Rank(number, process, log, file.tell())
@@ -179,7 +179,7 @@ def _failure(rank: Rank, out: Path, node: str) -> Failed:
 
 def last_line(rank: Rank) -> str:
     """The last line that a rank printed."""
-    with rank.log.open("rb") as file:
+    with open_regular(rank.log) as file:
         file.seek(rank.begin)
         return (file.read().decode(errors="replace").splitlines() or [""])[-1].removeprefix("cli.py: ")
 
@@ -206,7 +206,7 @@ def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
     def update() -> None:
         with (
             suppress(OSError, ValueError, IndexError),
-            (out / METRICS).open("rb") as file,
+            open_regular(out / METRICS) as file,
         ):  # none yet, or on a shared folder
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             last = json.loads(file.read().split(b"\n")[-2])

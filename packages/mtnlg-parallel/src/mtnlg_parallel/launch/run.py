@@ -15,6 +15,7 @@ from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
+from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import read_environment, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
@@ -93,9 +94,9 @@ def train(
         command = _rank_command(data, out, options)
         stop_signal = run_supervised(recipe.layout, command, out, state, prepare_again, max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
-        for printed in log.read_text(encoding="utf-8", errors="replace").splitlines():
-            if printed.startswith("WARNING: "):
-                say(printed)
+        for printed in file_lines(log):
+            if printed.startswith(b"WARNING: "):
+                say(printed.decode(errors="replace").rstrip())
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
     if line := compare_step_time(out, recipe, expected):

@@ -32,6 +32,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.files import read_small
 from mtnlg_model.settings import Settings, validate
 
 from .programs import SOFTWARE
@@ -160,7 +161,7 @@ def _load(path: Path) -> Cluster:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_small(path, follow=True).decode())
     except FileNotFoundError:
         raise Failure(f"{path}: no such cluster") from None
     except OSError as error:

@@ -28,6 +28,8 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mtnlg_model.files import file_lines
+
 from .metrics import read_steps, training_seconds
 
 if TYPE_CHECKING:
@@ -59,14 +61,13 @@ def read_events(out: Path) -> Iterator[dict[str, Any]]:
     path = out / FILE
     if not path.exists():
         return
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and event.get("event") in NAMES and 0 <= number(event, "time", -1) < LATEST:
-                yield event
+    for line in file_lines(path):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("event") in NAMES and 0 <= number(event, "time", -1) < LATEST:
+            yield event
 
 
 def number(event: dict[str, Any], key: str, default: float = 0.0) -> float:

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
-from mtnlg_model.files import atomic_open
+from mtnlg_model.files import atomic_open, file_lines, open_regular
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.run import hardware_flops, train_run
 
@@ -64,8 +64,7 @@ def read_steps(out: Path) -> Iterator[Step]:
     path = out / FILE
     if not path.exists():
         return
-    with path.open("rb") as lines:
-        yield from _parsed(line for line in lines if line.endswith(b"\n"))
+    yield from _parsed(line for line in file_lines(path) if line.endswith(b"\n"))
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
@@ -97,7 +96,7 @@ class Follower:
     """Follows the steps after ``step`` that another process adds to metrics.jsonl."""
 
     def __init__(self, out: Path, step: int) -> None:
-        self._file = (out / FILE).open("rb")
+        self._file = open_regular(out / FILE)
         self._step, self._torn = step, b""
 
     def steps(self) -> Iterator[Step]:

@@ -21,7 +21,7 @@ from mtnlg_model.checkpoint.manifest import (
     resolve_checkpoint,
 )
 from mtnlg_model.console import Failure, say
-from mtnlg_model.files import write_text
+from mtnlg_model.files import read_small, write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.layout import Layout, stages
@@ -34,7 +34,7 @@ from .trackers import TENSORBOARD, WANDB, WANDB_ID
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mtnlg_model.checkpoint.manifest import Progress
+    from mtnlg_model.checkpoint.manifest import Manifest, Progress
     from mtnlg_parallel.identity import DataFingerprint
 
 SUMMARY = "summary.json"
@@ -69,11 +69,8 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     before = load_recipe(recipe_file) if recipe_file.exists() else recipe
     if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
         recipe = _with_initial(recipe, before.train.initial)
-    samples = 0
-    if newest := latest(out / CHECKPOINTS):
-        with suggest_previous(newest):
-            samples = read_manifest(newest).progress.samples
-    check_same_run(out, before, recipe, samples)
+    newest = latest(out / CHECKPOINTS)
+    check_same_run(out, before, recipe, _resumed_manifest(newest).progress.samples if newest else 0)
     if complete := _complete_state(out, recipe):
         return complete
     state = _resumable_state(out, recipe, data)
@@ -95,12 +92,21 @@ def suggest_previous(checkpoint: Path) -> Iterator[None]:
     except CheckpointError as error:
         before = [path.name for _, path in list_checkpoints(checkpoint.parent) if path != checkpoint]
         hint = f"resume from {before[-1]}" if before else "start over"
-        raise CheckpointError(f"{error}; remove {checkpoint.name} to {hint}") from error
+        look = f"if mtnlg-model verify {checkpoint} fails too, remove {checkpoint.name}"
+        raise CheckpointError(f"{error}; {look} to {hint}") from error
+
+
+def _resumed_manifest(checkpoint: Path) -> Manifest:
+    with suggest_previous(checkpoint):
+        return read_manifest(checkpoint)
 
 
 def read_summary(out: Path) -> dict[str, Any]:
     """Read the summary.json of a complete run."""
-    content: dict[str, Any] = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    try:
+        content: dict[str, Any] = json.loads(read_small(out / SUMMARY))
+    except ValueError as error:
+        raise Failure(f"{out / SUMMARY}: not JSON: {error}; remove it, and the same command resumes") from None
     return content
 
 
@@ -170,8 +176,7 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
     checkpoint = _newest(out / CHECKPOINTS)
     step, samples = 0, 0
     if checkpoint:
-        with suggest_previous(checkpoint):
-            manifest = read_manifest(checkpoint)
+        manifest = _resumed_manifest(checkpoint)
         check_resumed(checkpoint, manifest, recipe, data)
         step, samples = manifest.progress.step, manifest.progress.samples
     elif recipe.train.initial:

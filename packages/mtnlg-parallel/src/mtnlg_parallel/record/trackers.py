@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 from mtnlg_model.console import UsageFailure, say
-from mtnlg_model.files import write_text
+from mtnlg_model.files import read_small, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -151,7 +151,7 @@ class WeightsAndBiases:
 
         if not (out / WANDB_ID).exists():
             write_text(out / WANDB_ID, uuid4().hex)
-        identity = {"id": (out / WANDB_ID).read_text(encoding="utf-8"), "resume": "allow"}
+        identity = {"id": read_small(out / WANDB_ID).decode(), "resume": "allow"}
         config = recipe.model_dump(mode="json")
         self._run = wandb.init(project=project, **identity, name=out.resolve().name, dir=str(out), config=config)
 

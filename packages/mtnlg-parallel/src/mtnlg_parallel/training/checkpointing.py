@@ -22,6 +22,7 @@ from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import latest, resolve_checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.console import IoFailure
+from mtnlg_model.files import open_regular
 from mtnlg_model.tokenizer import carried_chat_files
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.record import metrics
@@ -195,7 +196,8 @@ class BackgroundCheckpoint:
     def _publish(self, copy: HostCopy, retains: bool) -> None:
         recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
-        with (self._out / metrics.FILE).open("rb") as file:  # a checkpoint's steps are on disk before it can be resumed
+        # A checkpoint's steps are on disk before it can be resumed.
+        with open_regular(self._out / metrics.FILE) as file:
             os.fsync(file.fileno())
         steps, chat_files = copy.optimizer_steps, self._chat_files
         publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)

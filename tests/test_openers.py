@@ -1,0 +1,284 @@
+"""Every reader of others' files opens them by the one opener, and meets odd files with a `Failure`."""
+
+from __future__ import annotations
+
+import ast
+import bz2
+import gzip
+import io
+import lzma
+import os
+import re
+import resource
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from mtnlg_data.console import Failure as DataFailure
+from mtnlg_data.decontaminate.ngrams import read_task_texts
+from mtnlg_data.document import DocumentFile, text_bytes
+from mtnlg_data.filters.lists import read_lines
+from mtnlg_data.quality.classifier import open_scorer
+from mtnlg_data.report.inspection import inspect_path
+from mtnlg_data.sources.reader import WHOLE, open_reader
+from mtnlg_data.tokens.blend import read_blend
+from mtnlg_data.tokens.store import TokenStore, writing_store
+from mtnlg_data.tokens.tokenizer import read_tokenizer as open_tokenizer
+from mtnlg_data.tokens.tokenizer_file import read_tokenizer
+from mtnlg_data.transfer.url_files import read_beginning
+from mtnlg_eval.report.samples import write_samples
+from mtnlg_eval.studies.hans import read_verdicts
+from mtnlg_eval.tasks.formats import read_raw_rows
+from mtnlg_model.checkpoint.manifest import FileEntry, check_file, file_checksum, read_manifest
+from mtnlg_model.checkpoint.tensor_file import TensorFile
+from mtnlg_model.console import Failure
+from mtnlg_model.convert.config_json import read_config
+from mtnlg_model.files import sha256
+from mtnlg_model.settings import read_toml
+from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.record.history import read_events
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import read_summary
+from mtnlg_parallel.statuses import read_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+OPENERS = {"open_regular", "open_file", "regular"}
+LIBRARIES = {"bz2", "gzip", "io", "lzma", "mmap", "np", "os", "pa", "pq", "tarfile", "zipfile"}
+NAMES = {"from_file", "load_model", "load_yaml", "read_bytes", "read_text"}
+READS = {"OSFile", "ParquetFile", "fromfile", "load", "memmap", "memory_map", "open"}
+READS |= {"read_metadata", "read_schema", "read_table"}
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+PACKAGE_DATA = re.compile(r"\(?files\(")
+ALLOWED = {
+    "data/files.py": "the opener",
+    "model/files.py": "the opener",
+    "data/decontaminate/cut_planning.py": "written by an earlier task of the same step",
+    "data/decontaminate/matches.py": "as above",
+    "data/decontaminate/stage.py": "as above",
+    "data/dedup/clusters.py": "as above",
+    "data/dedup/minhash.py": "as above",
+    "data/dedup/verify.py": "an unnamed temporary file",
+    "data/engine/ray_cluster.py": "the package's own code",
+    "data/exchange.py": "written by an earlier task of the same step",
+    "data/schema.py": "in memory",
+    "data/steps/__init__.py": "the package's own code",
+    "data/tokens/tokenizer.py": "written by an earlier task of the same step",
+    "data/transfer/url_files.py": "a download of this process",
+    "eval/results/provenance.py": "/proc",
+    "eval/tasks/lm_eval_tasks.py": "lm-eval's own files",
+    "parallel/launch/calibration.py": "written by ranks into a temporary folder",
+    "parallel/launch/health.py": "a probe that was just written",
+    "parallel/launch/machine.py": "/proc and /sys",
+}
+
+
+def plain_reads(tree: ast.AST) -> Iterator[int]:
+    """Lines of calls that read a file otherwise than by an opener; writing is left to the tests of writers."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        receiver, _, name = (text := ast.unparse(call.func)).rpartition(".")
+        strings = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        is_read = name in NAMES or (name in READS and receiver in LIBRARIES) or text == "open"
+        is_read |= name == "open" and (not call.args or any(set(string) <= set("rb+") for string in strings))
+        is_write = any(set(string) <= set("wxab+") for string in strings) or "O_WRONLY" in ast.unparse(call)
+        by_opener = any(isinstance(node, ast.Call) and ast.unparse(node.func) in OPENERS for node in ast.walk(call))
+        if is_read and not is_write and not by_opener and not PACKAGE_DATA.match(receiver):
+            yield call.lineno
+
+
+def test_every_read_uses_the_opener() -> None:
+    plain: dict[str, list[int]] = {}
+    for path in sorted(PACKAGES.glob("*/src/**/*.py")):
+        package, *parts = path.relative_to(PACKAGES).parts
+        name = "/".join([package.removeprefix("mtnlg-"), *parts[2:]])
+        if lines := list(plain_reads(ast.parse(path.read_text(encoding="utf-8")))):
+            plain[name] = lines
+    assert {name: lines for name, lines in plain.items() if name not in ALLOWED} == {}
+    assert sorted(ALLOWED.keys() - plain.keys()) == []
+
+
+class Case(NamedTuple):
+    """A reader: name and content of its file, what reads it, whether links are followed and all bytes are read."""
+
+    file: str
+    content: bytes
+    read: Callable[[Path], object]
+    follow: bool = True
+    linear: bool = False
+
+
+def vocabulary(merges: Path) -> Path:
+    path = merges.with_name("vocab.json")
+    path.write_text('{"a": 0}')
+    return path
+
+
+def records(kind: str) -> Callable[[Path], object]:
+    return lambda path: list(open_reader(kind, {}).read(path, WHOLE, 1 << 20))
+
+
+def file_bytes(write: Callable[[io.BytesIO], object]) -> bytes:
+    buffer = io.BytesIO()
+    write(buffer)
+    return buffer.getvalue()
+
+
+def arrow_bytes(buffer: io.BytesIO) -> None:
+    with pa.ipc.new_file(buffer, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+
+
+TABLE = pa.table({"text": ["one", "two"], "id": ["a", "b"]})
+LINES = b'{"text": "one"}\n{"text": "two"}\n'
+PARQUET = file_bytes(lambda file: pq.write_table(TABLE, file))
+STEP = b'{"step": 1, "loss": 2.0}\n'
+HEADER = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+CASES = {
+    "recipe": Case("train.toml", b"a = 1\n", lambda path: read_toml(path, "train.toml")[1]),
+    "cluster": Case("cluster.toml", b'like = "x"\n', lambda path: load_cluster(str(path))),
+    "jsonl": Case("a.jsonl", LINES, records("jsonl"), linear=True),
+    "jsonl.gz": Case("a.jsonl.gz", gzip.compress(LINES), records("jsonl"), linear=True),
+    "jsonl.zst": Case("a.jsonl.zst", zstandard.compress(LINES), records("jsonl")),
+    "jsonl.xz": Case("a.jsonl.xz", lzma.compress(LINES), records("jsonl"), linear=True),
+    "jsonl.bz2": Case("a.jsonl.bz2", bz2.compress(LINES), records("jsonl")),
+    "parquet": Case("a.parquet", PARQUET, records("parquet")),
+    "arrow": Case("a.arrow", file_bytes(arrow_bytes), records("arrow")),
+    "warc": Case("a.warc", b"WARC/1.0\r\nContent-Length: 0\r\n\r\n\r\n\r\n", records("warc"), linear=True),
+    "documents": Case("a.parquet", PARQUET, lambda path: DocumentFile(path).rows),
+    "footer": Case("a.parquet", PARQUET, text_bytes),
+    "inspect": Case("a.parquet", PARQUET, lambda path: inspect_path(path, 1, 10)),
+    "inspect folder": Case("a.parquet", PARQUET, lambda path: inspect_path(path.parent, 1, 10)),
+    "beginning": Case("a", LINES, lambda path: read_beginning(path, 5)),
+    "list": Case("a.txt", b"a.example\n", lambda path: list(read_lines(path))),
+    "list.gz": Case("a.gz", gzip.compress(b"a.example\n"), lambda path: list(read_lines(path)), linear=True),
+    "task texts": Case("a.jsonl", b'{"task": "t", "id": "1", "text": "x"}\n', lambda path: list(read_task_texts(path))),
+    "classifier": Case("a.npy", b"\x93NUMPY", lambda path: open_scorer(path, "good")),
+    "index": Case("a.idx", b"", lambda path: len(TokenStore(path.with_suffix("")))),
+    "tokens": Case("a.bin", b"", lambda path: TokenStore(path.with_suffix("")).checksum()),
+    "merges": Case("merges.txt", b"#version: 0.2\n", lambda path: open_tokenizer([vocabulary(path), path])),
+    "blend": Case("blend.json", b"{}", lambda path: read_blend(path.parent), follow=False),
+    "tokenizer": Case("tokenizer.json", b"{}", read_tokenizer, follow=False),
+    "metrics": Case("metrics.jsonl", STEP, lambda path: list(read_steps(path.parent)), follow=False),
+    "history": Case("history.jsonl", b"{}\n", lambda path: list(read_events(path.parent)), follow=False),
+    "summary": Case("summary.json", b"{}", lambda path: read_summary(path.parent), follow=False),
+    "failure": Case("rank-0.failure", b"{}", read_failure, follow=False),
+    "hans": Case("samples.jsonl", b"{}\n", read_verdicts, follow=False),
+    "answers": Case("samples.jsonl", b"{}\n", lambda path: write_samples(path.parent, {"a": path}), follow=False),
+    "rows": Case("a.jsonl", LINES, lambda path: list(read_raw_rows("boolq", [path]))),
+    "race": Case("a.txt", b"{}", lambda path: list(read_raw_rows("race_h", [path]))),
+    "manifest": Case("manifest.json", b"{}", lambda path: read_manifest(path.parent), follow=False),
+    "length": Case("a", b"1", lambda path: check_file(path, FileEntry(bytes=1, checksum="0" * 32)), follow=False),
+    "checksum": Case("a", b"1", file_checksum, follow=False, linear=True),
+    "digest": Case("a", b"1", sha256, linear=True),
+    "tensors": Case(
+        "a.safetensors",
+        len(HEADER).to_bytes(8, "little") + HEADER + b"\0" * 4,
+        lambda path: TensorFile(path).entries,
+        follow=False,
+    ),
+    "config": Case("config.json", b'{"model_type": "gpt2"}', lambda path: read_config(path.parent), follow=False),
+}
+
+
+def test_security_page_lists_every_reader() -> None:
+    rows = [f"| {name} | `{case.file}` | {'followed' if case.follow else 'refused'} |" for name, case in CASES.items()]
+    assert "\n".join(rows) in (PACKAGES.parent / "SECURITY.md").read_text(encoding="utf-8")
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """A read that waits or fills memory fails: an alarm, and a limit of the address space."""
+
+    def ring(*_: object) -> NoReturn:
+        raise AssertionError("the reader waits or does not end")
+
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, ring)
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), before[1]))
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def outcome(case: Case, path: Path) -> str:
+    """What a reader returns, or the class of its failure; anything else that it raises is a defect."""
+    with guarded():
+        try:
+            return ADDRESS.sub("", repr(case.read(path)))
+        except (DataFailure, Failure) as error:
+            if path.name not in str(error):
+                raise
+            return type(error).__name__
+
+
+def place(case: Case, folder: Path) -> Path:
+    """The file of a case, with what it needs beside it."""
+    if case.file in {"a.idx", "a.bin"}:
+        with writing_store(folder / "a", 512) as writer:
+            writer.add(np.arange(20))
+    else:
+        (folder / case.file).write_bytes(case.content)
+    return folder / case.file
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to a pipe"])
+@pytest.mark.parametrize("name", CASES)
+def test_no_reader_opens_what_is_no_regular_file(tmp_path: Path, name: str, kind: str) -> None:
+    path = place(CASES[name], tmp_path)
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "link to a pipe":
+            os.mkfifo(tmp_path / "pipe")
+            path.symlink_to("pipe")
+    with pytest.raises((DataFailure, Failure)), guarded():
+        CASES[name].read(path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_links_are_followed_for_users_files_alone(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    path = place(case, tmp_path)
+    plain = outcome(case, path)
+    (tmp_path / "elsewhere").mkdir()
+    path.rename(tmp_path / "elsewhere" / path.name)
+    path.symlink_to(tmp_path / "elsewhere" / path.name)
+    if case.follow:
+        assert outcome(case, path) == plain
+    else:
+        with pytest.raises((DataFailure, Failure), match="not a regular file"):
+            case.read(path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cut_and_sparse_files_end_in_results_or_failures(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    path = place(case, tmp_path)
+    content = path.read_bytes()
+    for size in {0, 1, 7, 8, *(len(content) * eighth // 8 for eighth in range(8)), len(content) - 1}:
+        path.write_bytes(content[:size])
+        outcome(case, path)
+    if not case.linear:  # else it would be read to its end
+        path.write_bytes(content)
+        os.truncate(path, 1 << 40)
+        outcome(case, path)
