@@ -78,7 +78,7 @@ ALLOWED = {
     "eval/tasks/lm_eval_tasks.py": "lm-eval's own files",
     "parallel/launch/calibration.py": "written by ranks into a temporary folder",
     "parallel/launch/health.py": "a probe that was just written",
-    "parallel/launch/machine.py": "/proc and /sys",
+    "data/engine/machine.py": "/proc and /sys",
 }
 
 

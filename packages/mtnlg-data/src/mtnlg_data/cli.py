@@ -202,7 +202,7 @@ def show_plan(
 
     Without [bold]--documents[/bold] all that the recipe names must be here, and is checked as before a run.
     """
-    from .engine.local import available_cores  # noqa: PLC0415
+    from .engine.machine import cores  # noqa: PLC0415
     from .pipeline import check_inputs  # noqa: PLC0415
     from .planning.corpus_size import MEAN_CHARACTERS, assumed_corpus, estimate_corpus  # noqa: PLC0415
     from .planning.plan import plan, print_plan  # noqa: PLC0415
@@ -216,7 +216,7 @@ def show_plan(
     else:
         check_inputs(resolved)
         size = estimate_corpus(resolved)
-    planned = plan(resolved, size._replace(near_duplicates=near_duplicates), workers or available_cores())
+    planned = plan(resolved, size._replace(near_duplicates=near_duplicates), workers or cores())
     if as_json:
         print_json(planned)
     else:

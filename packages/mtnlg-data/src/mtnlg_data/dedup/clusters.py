@@ -12,13 +12,13 @@ corpus, 2.6 GB for the paper's 320 million, and refuses before it begins where t
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
+from mtnlg_data.engine.machine import memory_bytes
 from mtnlg_data.exchange import KEY_BITS, stable_order, write_rows
 from mtnlg_data.files import atomic_path
 
@@ -104,7 +104,7 @@ def write_clusters(links: Sequence[Done], output: Path, *, numbering: Numbering)
 
 def check_memory(documents: int) -> None:
     """Raise ``Failure`` where this machine cannot hold the forest of so many documents."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = memory_bytes()
     if FOREST_BYTES * documents > memory // 2:
         raise Failure(
             f"deduplicate: {documents:,} documents take {FOREST_BYTES * documents / 1e9:.1f} GB in one process, and "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure
 
+from .machine import cores
 from .tasks import run_task
 
 if TYPE_CHECKING:
@@ -32,11 +33,6 @@ TASKS_PER_WORKER = 2
 UNGUARDED_STATUS = 75
 
 
-def available_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Local:
     """An engine over worker processes; with one worker, tasks run in this process, for debuggers and small jobs.
 
@@ -45,7 +41,7 @@ class Local:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or available_cores()
+        self.workers = workers or cores()
         self._pool: ProcessPoolExecutor | None = None
         self._lifeline: tuple[Connection, Connection] | None = None
         self._processes: list[BaseProcess] = []

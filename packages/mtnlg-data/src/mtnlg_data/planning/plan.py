@@ -10,7 +10,6 @@ step of one's own costs is unknown, and is said so.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from mtnlg_data.console import Failure, output
+from mtnlg_data.engine.machine import memory_bytes
 
 if TYPE_CHECKING:
     from mtnlg_data.recipe import Recipe
@@ -64,7 +64,7 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
             disk, memory = max(disk, left + cost.scratch), max(memory, total)
             size = size._replace(documents=round(cost.kept * size.documents))
         stages.append({"stage": step.name, **stage})
-    memory_here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_here = memory_bytes()
     disk_here = shutil.disk_usage(recipe.input).free
     return {
         "documents": corpus.documents,

@@ -19,6 +19,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mtnlg_data.engine.machine import cores
 from mtnlg_model.files import FILE_MODE, open_regular
 from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.metrics import FILE as METRICS
@@ -32,8 +33,6 @@ from mtnlg_parallel.statuses import (
     read_failure,
     write_failure,
 )
-
-from .machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

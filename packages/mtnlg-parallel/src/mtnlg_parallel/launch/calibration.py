@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from mtnlg_data.engine.machine import cores
 from mtnlg_model.console import say
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
@@ -24,7 +25,7 @@ from mtnlg_parallel.layout import MOST, Layout
 from mtnlg_parallel.planner.costs.layer import APART
 from mtnlg_parallel.planner.costs.products import gemm_seconds
 
-from .machine import check_ranks, cores
+from .machine import check_ranks
 from .preflight import this_machine
 
 if TYPE_CHECKING:

@@ -1,13 +1,10 @@
-"""What this machine has for a process: cores and memory within its cgroups' quotas, GPUs, and the ranks that fit."""
+"""The ranks that this machine has GPUs or cores for."""
 
 from __future__ import annotations
 
-import os
-import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from mtnlg_data.engine.machine import cores
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
@@ -15,32 +12,6 @@ if TYPE_CHECKING:
 
 RANKS_ON_CPU: Final = 64
 """Ranks that a machine takes on its CPU, or one for each of more cores; each is a process of some 250 MB."""
-
-CGROUPS: Final = Path("/sys/fs/cgroup")
-OWN_CGROUP: Final = Path("/proc/self/cgroup")
-
-
-def cores() -> int:
-    """Cores that this process may use: those it is bound to, or fewer by a quota of a container; at least one."""
-    bound = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min([bound, *(int(quota) // int(period) for quota, period in _limits("cpu.max"))]))
-
-
-def memory_bytes() -> float:
-    """Bytes of memory that this process may use: the machine's, or fewer by a limit of a container."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return float(min([machine, *(int(limit) for (limit,) in _limits("memory.max"))]))
-
-
-def _limits(name: str) -> list[list[str]]:
-    """The words of a limit in the cgroup (version 2) of this process and in those around it, where there is one."""
-    found: list[list[str]] = []
-    with suppress(OSError):  # not Linux
-        own = CGROUPS / OWN_CGROUP.read_text(encoding="ascii").rpartition("0::/")[2].strip()
-        for folder in {CGROUPS, own, *own.parents}:
-            with suppress(OSError):
-                found.append((folder / name).read_text(encoding="ascii").split())
-    return [words for words in found if words[0] != "max"]
 
 
 def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from mtnlg_data.engine.machine import cores, memory_bytes
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, cluster_with, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
@@ -12,8 +13,6 @@ from mtnlg_parallel.planner.run import train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
-
-from .machine import cores, memory_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
