@@ -63,7 +63,8 @@ RELEASE_TOOLS = (
 FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
 # What benchmarks compare with, in an environment of their own: they pin what the packages do not need.
 PEERS = ("datatrove==0.10.1", "fasttext-numpy2-wheel==0.9.2", "regex", "spacy==3.8.18", "xxhash<4")
-CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils")
+# matplotlib draws in two benchmarks, whose types it has.
+CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils", "matplotlib==3.11.2")
 XDIST = "pytest-xdist==3.8.0"
 SITE_TOOLS = ("sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19", "sphinx-copybutton==0.5.2")
 # A file's tests stay in one process, which shares what they prepare; more processes than files of weight gain nothing.

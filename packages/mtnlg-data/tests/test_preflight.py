@@ -78,7 +78,7 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path, corpus: ModuleType) -
         ("tokenize={tokenizer='raw'}", "raw: no tokenizer: expected a tokenizer.json"),
         ("tokenize={tokenizer='empty'}", "empty: not a tokenizer.json"),
         ("filter.address_files=['raw']", "raw: no such file; a filter's list has one entry a line"),
-        ("extract.language_model=none.bin", "none.bin: none.bin cannot be opened"),
+        ("extract.language_model=none.bin", "none.bin: No such file or directory; language_model must be"),
         (
             "sources.books.filters=['url']",
             "filter: url rules without a list; give one: url_domain reads filter.domain_files, url_",

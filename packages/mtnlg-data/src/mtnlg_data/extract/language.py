@@ -119,7 +119,8 @@ class _FastText:
         try:
             self._model: Any = fasttext.load_model(str(regular(path)))
         except (ValueError, OSError, MemoryError) as error:
-            raise Failure(f"{path}: {error}; language_model must be a fastText .bin") from None
+            reason = getattr(error, "strerror", None) or error
+            raise Failure(f"{path}: {reason}; language_model must be a fastText .bin") from None
 
     def __call__(self, text: str) -> Language:
         labels, scores = self._model.predict(text.encode(errors="replace").decode().replace("\n", " "))
