@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
 PATIENCE = 300
 """Seconds for which a test waits for anything."""
@@ -68,9 +68,20 @@ def processes(node: str, *variables: str, line: str = "") -> list[int]:
     return sorted(found)
 
 
-def lose(node: str, daemons: Path, pids: Iterable[int]) -> None:
-    """Lose a node: its daemon and these of its processes end, and Slurm is told."""
-    for pid in (int((daemons / f"slurmd-{node}.pid").read_text()), *pids):
-        os.kill(pid, signal.SIGKILL)
+def parent(process: int) -> int:
+    """The parent of a process."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@contextmanager
+def lost(node: str, daemons: Path) -> Iterator[None]:
+    """Lose a node for a while: its daemon, those of its steps and their processes end, and Slurm is told."""
+    pids = processes(node)
+    steps = {step for step in map(parent, pids) if Path(f"/proc/{step}/comm").read_text() == "slurmstepd\n"}
+    for pid in (int((daemons / f"slurmd-{node}.pid").read_text()), *steps, *pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     # As slurmctld does when a node has not answered for SlurmdTimeout.
     output("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+    yield
+    output("slurmd", "-N", node)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +14,12 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Slurm
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
-from slurm_jobs import Job, lose, output, processes
+from slurm_jobs import Job, lost, output, processes
 from training.reference_loop import assert_same_steps, recipe_of, reference_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 STEPS = 120
 # The names of these nodes are no host names.
@@ -66,11 +66,6 @@ class Run(Job):
 def rank_on(node: str) -> int:
     """The process of the rank on a node; others that have its variable are its own."""
     return processes(node, "LOCAL_RANK=0")[0]
-
-
-def parent(process: int) -> int:
-    """The parent of a process: of a rank its agent, of an agent slurmstepd."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.usefixtures("slurm")
@@ -123,16 +118,14 @@ def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(dat
     assert not job.starts()
 
 
-# Last, since n2 stays down.
-def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(
-    slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+@pytest.mark.parametrize(("node", "left"), [("n1", "n[2-3]"), ("n2", "n[1,3]")])
+def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(  # noqa: PLR0917  (fixtures)
+    slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]], node: str, left: str
 ) -> None:
     job = Run(data, tmp_path, "--device=cpu")
     job.until_trained(20)
-    rank = rank_on("n2")
-    agent = parent(rank)
-    lose("n2", slurm, (parent(agent), agent, rank))
-    job.until_ended()
+    with lost(node, slurm):
+        job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
     assert len(job.starts()) == 2
-    assert "NodeList=n[1,3]" in output("scontrol", "show", "job", job.number)
+    assert f"NodeList={left}" in output("scontrol", "show", "job", job.number)

@@ -78,4 +78,4 @@ def test_the_job_runs_the_same_command(finished: Any) -> None:  # noqa: ANN401
     command = ["run", str(finished.recipe), "--out=x", "--engine=ray", *words]
     shown = CliRunner().invoke(app, [*command, "--launcher=slurm", "--sbatch=--nodes=4", "--dry-run"]).stdout
     (line,) = (line for line in shown.splitlines() if "mtnlg_data.cli" in line)
-    assert shlex.split(line)[3:] == [*command, "--ray", "$RAY_HEAD:$RAY_PORT", "&"]
+    assert shlex.split(line)[3:] == [*command, "--ray", "$RAY_AT", "&"]

@@ -1,7 +1,7 @@
 """A run as a Slurm job: the sbatch script that starts Ray on every node of one allocation, and the run on it.
 
-Units of a lost node run again on the others. The first node has Ray's head and the run: where it is lost, or the time
-is up, the job is queued again, and the same command goes on with what is left.
+Units of a lost node run again on the others. The first node has Ray's head and the run: where it is lost, which the
+others see, or the time is up, the job is queued again, and the same command goes on with what is left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ RAY_HEAD=$({address})
 # A free port above those of Ray's workers (to 19999) and below those that the kernel gives out (from 32768).
 until RAY_PORT=$((20000 + RANDOM % 12000)) && ! (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do :; done
 RAY_FOLDER=$(mktemp -d)
-export RAY_HEAD RAY_PORT RAY_FOLDER
+RAY_AT=$RAY_HEAD:$RAY_PORT
+[ "${{RAY_HEAD#*:}}" = "$RAY_HEAD" ] || RAY_AT="[$RAY_HEAD]:$RAY_PORT"  # of IPv6
+export RAY_HEAD RAY_PORT RAY_AT RAY_FOLDER
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 trap 'kill $cluster; wait $cluster; rm -rf "$RAY_AUTH_TOKEN_PATH" "$RAY_FOLDER"' EXIT
 (umask 077; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$RAY_AUTH_TOKEN_PATH")
@@ -52,7 +54,7 @@ until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do
     kill -0 $cluster || exit 1
     sleep 1
 done
-{command} --ray "$RAY_HEAD:$RAY_PORT" &
+{command} --ray "$RAY_AT" &
 wait $!
 """
 #: What runs on each node: the first has the head, which the others look for until it is there.
@@ -60,15 +62,23 @@ NODE: Final = """mkdir -p -m 700 "$RAY_FOLDER"
 if [ "$SLURM_PROCID" = 0 ]; then
     where=(--head --node-ip-address="$RAY_HEAD" --port="$RAY_PORT" --include-dashboard=false --temp-dir="$RAY_FOLDER")
 else
-    where=(--address="$RAY_HEAD:$RAY_PORT")
+    where=(--address="$RAY_AT")
     until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do sleep 1; done
 fi
-trap : TERM
+stopped=
+trap 'stopped=yes' TERM
 {ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
 status=$?
 rm -rf "$RAY_FOLDER"
-# Without the head the other nodes can do nothing; without one of them the rest goes on.
-[ "$SLURM_PROCID" != 0 ] || scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
+# Without one of the other nodes the rest goes on; without the head they can do nothing.
+if [ "$stopped" ]; then
+    exit $status
+elif [ "$SLURM_PROCID" = 0 ]; then
+    echo "mtnlg-data: Ray's head on $SLURMD_NODENAME ended with status $status" >&2
+    scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
+elif ! (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; then
+    until scontrol requeue "$SLURM_JOB_ID"; do sleep 5; done
+fi
 exit $status"""
 
 
