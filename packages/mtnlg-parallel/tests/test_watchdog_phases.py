@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from importlib.util import find_spec
@@ -34,6 +35,7 @@ def test_a_heartbeat_comes_back_as_it_was_written() -> None:
             ["torch/autograd/graph.py", "mtnlg_parallel/model/sequence_parallel.py", "torch/distributed/rpc.py"],
             "communication",
         ),
+        (["mtnlg_parallel/engine/pipeline_engine.py", "mtnlg_parallel/waiting.py"], "communication"),
         (["deepspeed/runtime/pipe/engine.py", "mtnlg_parallel/training/samples.py", "queue.py"], "data"),
         (["mtnlg_parallel/training/samples.py", "mtnlg_data/tokens/store.py"], "data"),
         (["mtnlg_parallel/training/checkpointing.py", "torch/distributed/distributed_c10d.py"], "communication"),
@@ -59,3 +61,23 @@ def test_every_file_of_a_phase_exists_so_that_a_moved_module_is_noticed(file: st
     spec = find_spec(package)
     assert spec
     assert [*Path(next(iter(spec.submodule_search_locations or ()))).glob(f"{path}*")] or not path
+
+
+def test_nothing_waits_for_communication_but_where_a_stack_shows_it() -> None:
+    spec = find_spec("mtnlg_parallel")
+    assert spec
+    root = Path(next(iter(spec.submodule_search_locations or ())))
+    files = [
+        root / "inference.py",
+        *(path for room in ("engine", "model", "training") for path in root.glob(f"{room}/**/*.py")),
+    ]
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "wait"
+        and not node.args
+    ]
+    assert not found, "call waiting.wait_for"

@@ -20,6 +20,7 @@ from mtnlg_model.functional import fp32_logits
 from mtnlg_parallel.model.head import real_rows
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import StageModules
+from mtnlg_parallel.waiting import wait_for
 
 from .layout import layout_error, stages
 
@@ -138,5 +139,5 @@ class DecoderShard:
     def wait_for_sends(self) -> None:
         """Wait until all activations have been sent."""
         for work, _ in self._sends:
-            work.wait()
+            wait_for(work)
         self._sends.clear()

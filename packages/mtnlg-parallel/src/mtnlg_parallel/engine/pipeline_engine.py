@@ -29,6 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 from mtnlg_parallel.model.slicing import new_group
 from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
 from mtnlg_parallel.schedules import load_schedule, orders
+from mtnlg_parallel.waiting import wait_for
 
 from .contract import Outcome
 from .offloading import HostActivations
@@ -184,7 +185,7 @@ class _Step:
         for action in self._order:
             work[action.kind](action)
         for send, _ in self._sends:
-            send.wait()
+            wait_for(send)
 
     def _forward(self, action: Action) -> None:
         engine, key = self._engine, action[1:]
@@ -272,7 +273,7 @@ class _Receives:
     def take(self) -> Tensor:
         """Wait for the next message."""
         work, message = self._on_its_way.popleft()
-        work.wait()
+        wait_for(work)
         self._post()
         return message
 
@@ -301,7 +302,7 @@ class Links:
         for kind, around in self._groups:
             for place in sorted(range(len(self._ring)), key=lambda place: place % 2):
                 if self._goes_around(kind, place) == around and here in {place, self._sender(kind, place)}:
-                    (self.receive if place == here else self.send)(kind, message, place).wait()
+                    wait_for((self.receive if place == here else self.send)(kind, message, place))
 
     def send(self, kind: Kind, message: Tensor, stage: int) -> Work:
         """Begin to send to a virtual stage."""

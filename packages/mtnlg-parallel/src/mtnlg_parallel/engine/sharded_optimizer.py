@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 from mtnlg_parallel.model import products
+from mtnlg_parallel.waiting import wait_for
 
 from .contract import MOMENTS, Fragment
 
@@ -127,10 +128,10 @@ class Bucket:
         if self._group.size() > 1:
             self._work.append(distributed.all_gather_into_tensor(self.weights, share, group=self._group, async_op=True))
 
-    def wait(self) -> None:
+    def finish(self) -> None:
         """Wait for what was begun."""
         while self._work:
-            self._work.pop().wait()
+            wait_for(self._work.pop())
 
     def owned(self) -> Iterator[tuple[LocalParameter, int, int, int]]:
         """Parameters of which a part is in this rank's share: elements [start, stop) and their place in the share."""
@@ -241,7 +242,7 @@ class ShardedOptimizer:
             bucket.reduce()
         squares = []
         for bucket in self.buckets:
-            bucket.wait()
+            bucket.finish()
             if bucket.kind.counts:
                 squares.append(_sum_of_squares(bucket.gradient_share))
         device = self.buckets[0].gradients.device
@@ -264,7 +265,7 @@ class ShardedOptimizer:
         """Wait until this rank has all weights of a part."""
         for bucket in self.buckets:
             if bucket.kind.chunk == chunk:
-                bucket.wait()
+                bucket.finish()
 
     def fragments(self) -> Iterator[Fragment]:
         """The rank's share of every parameter."""

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from mtnlg_model import functional
 from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.waiting import wait_for
 
 from . import sequence_parallel
 from .attention_masks import attention_of_rank
@@ -171,7 +172,7 @@ class _ChunkedLoss:
                 reductions += self._start_all_reduce(dx_NH)
                 dw_VH.addmm_(logits_NV.t(), x_NH, beta=int(start > 0), alpha=1 / HEADROOM)
         for reduction in reductions:
-            reduction.wait()
+            wait_for(reduction)
         return torch.cat(losses).mean()
 
     def _combine_slices(self, statistics_3N: Tensor) -> tuple[Tensor, Tensor]:

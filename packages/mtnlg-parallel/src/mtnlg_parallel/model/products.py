@@ -26,6 +26,8 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from mtnlg_parallel.waiting import wait_for
+
 from . import eight_bit
 from .eight_bit import BACKWARD, FORWARD, Factor
 
@@ -243,5 +245,5 @@ def _sum(partial: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
 
 def _wait(result: Tensor, work: Work | None) -> Tensor:
     if work:
-        work.wait()
+        wait_for(work)
     return result

@@ -56,7 +56,10 @@ Phase = Literal["validation", "saving a checkpoint", "publishing a checkpoint", 
 """What a rank may declare that it is at, beside a step."""
 
 PHASES: Final = (
-    ("communication", ("torch/distributed/", "deepspeed/comm/", "deepspeed/runtime/pipe/p2p")),
+    (
+        "communication",
+        ("torch/distributed/", "mtnlg_parallel/waiting.py", "deepspeed/comm/", "deepspeed/runtime/pipe/p2p"),
+    ),
     ("data", ("mtnlg_parallel/training/samples.py", "mtnlg_data/")),
     ("backward", ("torch/autograd/",)),
 )
