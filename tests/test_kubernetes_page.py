@@ -34,7 +34,7 @@ def layout_of(words: list[str]) -> Layout:
     arguments = words[words.index("train") + 1 :]
     command = get_command(app).commands["train"]  # type: ignore[attr-defined]
     parsed = command.make_context("train", list(arguments)).params
-    assert all(str(parsed[name]).startswith("/work/") for name in ("recipe", "data", "out"))
+    assert all(str(parsed[name]).startswith("/mnt/train/") for name in ("recipe", "data", "out"))
     return Layout(**parse_layout(parsed["layout"]))
 
 

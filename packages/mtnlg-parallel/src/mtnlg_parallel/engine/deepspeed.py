@@ -116,7 +116,6 @@ class DeepSpeedEngine:
         self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
     ) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
-        self._forget_rounded()
         for group in self._engine.optimizer.param_groups:
             group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
         self._engine.optimizer.clip_grad = settings.clip
@@ -124,6 +123,7 @@ class DeepSpeedEngine:
         self._adamw.permits_update = verdict.permits_update
         self._engine.set_train_batch_size(micro_batches * self._multiple)
         self._engine.train_batch(self._on_device(batches) if batches else None)
+        self._forget_rounded()
         for timer in self._engine.timers.get_timers().values():  # else it keeps two events of every step
             timer.reset()
         outcome = verdict.outcome()
@@ -132,8 +132,9 @@ class DeepSpeedEngine:
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
+        loss = float(self._engine.eval_batch(self._on_device(batches), num_micro_batches=micro_batches))
         self._forget_rounded()
-        return float(self._engine.eval_batch(self._on_device(batches), num_micro_batches=micro_batches))
+        return loss
 
     def _forget_rounded(self) -> None:
         if self._stage.slicing.eight_bit:

@@ -109,12 +109,10 @@ class PipelineEngine:
         self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
     ) -> Outcome:
         """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
-        self._begin(training=True)
         order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
-        step = _Step(self, order, batches or iter(()), 1 / (micro_batches * self._layout.dp))
-        step.run()
-        figures = torch.stack([self._share_of_loss(step.losses, micro_batches), self.optimizer.finish_gradients()])
+        losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._layout.dp), training=True)
+        figures = torch.stack([self._share_of_loss(losses, micro_batches), self.optimizer.finish_gradients()])
         distributed.all_reduce(figures)
         loss, squares = figures.tolist()
         norm = math.sqrt(squares) if squares >= 0 else math.nan
@@ -127,20 +125,21 @@ class PipelineEngine:
     @torch.no_grad()
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
-        self._begin(training=False)
         order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
-        step = _Step(self, tuple(action for action in order if action.kind == "forward"), batches, 0.0)
-        step.run()
-        loss = self._share_of_loss(step.losses, micro_batches)
+        forward = tuple(action for action in order if action.kind == "forward")
+        loss = self._share_of_loss(self._run(forward, batches, 0.0, training=False), micro_batches)
         distributed.all_reduce(loss)
         return float(loss)
 
-    def _begin(self, training: bool) -> None:
-        """Round weights again, which may have changed, and turn dropout on or off."""
-        if self._slicing.eight_bit:
-            self._slicing.eight_bit.forget_weights()
+    def _run(self, order: Order, batches: MicroBatches, scale: float, training: bool) -> list[Tensor]:
+        """Run an order, with dropout in training; returns the losses. Weights in 8 bits are kept until its end."""
         for part in self.parts:
             part.train(training)
+        step = _Step(self, order, batches, scale)
+        step.run()
+        if self._slicing.eight_bit:
+            self._slicing.eight_bit.forget_weights()
+        return step.losses
 
     def _share_of_loss(self, losses: list[Tensor], micro_batches: int) -> Tensor:
         """What this rank adds to the mean loss over all ranks."""

@@ -69,7 +69,7 @@ class Rounding(NamedTuple):
 class EightBit:
     """The rounding of a rank's products, and the factors of its weights.
 
-    An engine calls `forget_weights` where weights may have changed.
+    An engine calls `forget_weights` after a step's passes: weights change, and the memory is free until the next.
     """
 
     def __init__(self, rounding: Rounding) -> None:
