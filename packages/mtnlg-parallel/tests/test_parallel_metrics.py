@@ -22,9 +22,9 @@ from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record import trackers
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import (
-    Follower,
+    TAIL_BYTES,
     Step,
-    last_steps,
+    last_step,
     peak_flops,
     progress_line,
     read_steps,
@@ -61,16 +61,15 @@ class MemoryTracker(list[tuple[int, dict[str, object]]]):
         self.append((0, {}))
 
 
-def test_a_step_is_written_once_followed_and_logged_without_words_and_nulls(tmp_path: Path) -> None:
+def test_a_step_is_written_once_found_at_the_end_and_logged_without_words_and_nulls(tmp_path: Path) -> None:
     truncate_after(tmp_path, 0)
-    follower, tracker = Follower(tmp_path, 0), MemoryTracker()
+    tracker = MemoryTracker()
     recorder = Recorder(tmp_path, Recipe.model_validate(RECIPE), [tracker])
     step: Step = {**STEP}
     recorder.record(step)
     assert step == {**STEP, "goodput": 1.0}
-    assert list(follower.steps()) == [step]
+    assert last_step(tmp_path) == step
     recorder.close(Progress(step=1, samples=0, tokens=64, loss=2.5, stream="", layout=Layout()))
-    follower.close()
     assert list(read_steps(tmp_path)) == [step]
     assert [event["event"] for event in read_events(tmp_path)] == ["stopped"]
     assert not (tmp_path / "summary.json").exists()
@@ -83,10 +82,9 @@ def test_lines_that_are_no_steps_are_left_out_by_every_reader(tmp_path: Path) ->
     damaged = b"\0\0\n{}\n[1]\n\xff\n{" + b"\n"
     (tmp_path / "metrics.jsonl").write_bytes(damaged + written + damaged)
     assert list(read_steps(tmp_path)) == [STEP]
-    follower = Follower(tmp_path, 0)
-    assert list(follower.steps()) == [STEP]
-    follower.close()
-    assert last_steps(tmp_path, 3) == [STEP]
+    assert last_step(tmp_path) == STEP
+    (tmp_path / "metrics.jsonl").write_bytes(damaged + written + damaged * TAIL_BYTES)
+    assert last_step(tmp_path) == STEP
     assert truncate_after(tmp_path, 1) == ([STEP], [])
     assert (tmp_path / "metrics.jsonl").read_bytes() == written
 

@@ -8,7 +8,6 @@ agent. Signals that stop a run are passed on to the ranks, which end the step, w
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -22,8 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mtnlg_data.engine.machine import cores
 from mtnlg_model.files import FILE_MODE, open_regular
 from mtnlg_parallel.environment import Environment, this_rank
-from mtnlg_parallel.record.metrics import FILE as METRICS
-from mtnlg_parallel.record.metrics import progress_line
+from mtnlg_parallel.record.metrics import last_step, progress_line
 from mtnlg_parallel.statuses import (
     FOLDER,
     Exit,
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.1
 GRACE_SECONDS = 5.0
-TAIL: Final = 1 << 16
-"""Bytes at the end of metrics.jsonl, more than its last line has."""
 
 
 class Rank(NamedTuple):
@@ -203,13 +199,8 @@ def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
     at = [step]
 
     def update() -> None:
-        with (
-            suppress(OSError, ValueError, IndexError),
-            open_regular(out / METRICS) as file,
-        ):  # none yet, or on a shared folder
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            last = json.loads(file.read().split(b"\n")[-2])
-            if last["step"] != at[0]:
+        with suppress(OSError):  # of a shared folder
+            if (last := last_step(out)) and last["step"] != at[0]:
                 advance(last["step"] - at[0], progress_line(last))
                 at[0] = last["step"]
 

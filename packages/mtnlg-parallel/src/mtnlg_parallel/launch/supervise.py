@@ -22,7 +22,7 @@ from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.console import MISTAKES, Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.record.history import append, number, read_events
-from mtnlg_parallel.record.metrics import last_steps
+from mtnlg_parallel.record.metrics import last_step
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY, RunState
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.statuses import (
@@ -128,7 +128,7 @@ def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
 
 def _steps_reached(out: Path) -> tuple[int, int]:
     """The last step in metrics.jsonl, and how many steps that is beyond any that the history knows."""
-    reached = next((step["step"] for step in last_steps(out, 1)), 0)
+    reached = last["step"] if (last := last_step(out)) else 0
     steps = [
         number(event, "step") + number(event, "lost_steps") for event in read_events(out) if event["event"] != "stopped"
     ]

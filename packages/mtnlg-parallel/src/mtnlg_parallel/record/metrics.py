@@ -10,6 +10,7 @@ utilisation) counts recomputed ones too (paper.md section 1). Both are shares of
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 FILE = "metrics.jsonl"
+TAIL_BYTES = 1 << 16  # more than a line has
 
 
 class Step(TypedDict, total=False):
@@ -76,9 +78,15 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
                 yield step
 
 
-def last_steps(out: Path, count: int) -> list[Step]:
-    """The last ``count`` steps, or all where there are fewer."""
-    return list(deque(read_steps(out), maxlen=count))
+def last_step(out: Path) -> Step | None:
+    """The last step; None where there is none. Of a long file only the end is read."""
+    if not (out / FILE).exists():
+        return None
+    with open_regular(out / FILE) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        *lines, _ = file.read().split(b"\n")
+    found = deque(_parsed(lines), maxlen=1) or deque(read_steps(out), maxlen=1)
+    return found[0] if found else None
 
 
 def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
@@ -90,26 +98,6 @@ def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
     with atomic_open(out / FILE) as file:
         file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
     return kept, removed
-
-
-class Follower:
-    """Follows the steps after ``step`` that another process adds to metrics.jsonl."""
-
-    def __init__(self, out: Path, step: int) -> None:
-        self._file = open_regular(out / FILE)
-        self._step, self._torn = step, b""
-
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps added since the last call."""
-        *lines, self._torn = (self._torn + self._file.read()).split(b"\n")
-        for step in _parsed(lines):
-            if step["step"] > self._step:
-                self._step = step["step"]
-                yield step
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def training_seconds(step: Step) -> float:
