@@ -16,6 +16,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.settings import dump
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import read_summary
+from mtnlg_parallel.statuses import Exit
 from training.reference_loop import FP32, recipe_of, reference_run
 
 STEPS = 40
@@ -121,7 +122,7 @@ def test_a_run_killed_stopped_and_robbed_of_a_rank_in_three_layouts_has_the_loss
         process.terminate()
         _, stderr = process.communicate(timeout=MINUTES)
     before = max(steps_of(out))
-    assert process.returncode == 0, stderr
+    assert process.returncode == Exit.STOPPED, stderr
     newest = out / "checkpoints" / f"step-{before}"
     stopped = f"stopped by SIGTERM; its checkpoint is {newest}; the same command"
     assert any(line.startswith(stopped) for line in stderr.splitlines())
