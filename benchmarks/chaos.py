@@ -50,7 +50,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.history import goodput, read_events
-from mtnlg_parallel.record.metrics import last_steps, read_steps
+from mtnlg_parallel.record.metrics import last_step, read_steps
 from record import conditions, write_result
 from training_engine import make_data
 
@@ -286,7 +286,7 @@ class Chaos:
 
     def step(self) -> int:
         """The last step recorded."""
-        return next((step["step"] for step in last_steps(self.job.out, 1)), 0)
+        return last["step"] if (last := last_step(self.job.out)) else 0
 
     def events(self, name: str, since: float) -> list[dict[str, Any]]:
         """The events of this name since then."""
