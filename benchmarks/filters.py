@@ -174,12 +174,10 @@ def their_decisions(texts: list[str], words: word_tokenizers.WordTokenizer | str
     return decisions
 
 
-def our_decisions(
-    texts: list[str], settings: FilterSettings, make_batch: Callable[..., TextBatch] | None = None
-) -> list[str]:
+def our_decisions(texts: list[str], settings: FilterSettings, batch_type: type[TextBatch] = TextBatch) -> list[str]:
     """Return of each text its reason, or in brackets what is left of it."""
     rules = [name for name in RULES_ON if not name.startswith("pii")]
-    chosen = DocumentFilter(rules, settings, make_batch)
+    chosen = DocumentFilter(rules, settings, batch_type)
     decided = chosen.decide(pa.array(texts, pa.large_string()), [None] * len(texts))
     kept = iter(decided.texts.to_pylist())
     return [f"<{next(kept)}>" if number == KEPT else chosen.reasons[number] for number in decided.reasons.tolist()]

@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mtnlg_data.text.characters import JOINERS, MARK, TERMINAL, character_table
+import regex
+
+from mtnlg_data.text.characters import MARK, TERMINAL, character_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +103,13 @@ def c4(text: str, *, terminal: bool, fewest_words: int) -> str | None:
 
 
 def unicode_words(text: str) -> list[str]:
-    """Runs of letters and digits with joiners inside, and runs of another mark; for scripts with spaces."""
-    word = rf"\w+(?:[{re.escape(JOINERS)}]\w+)*|([^\w\s])\1*"
-    return [match[0] for match in re.finditer(word, text)]
+    """What stands between the word boundaries of UAX #29 and is no white space; equal marks in a row are one word."""
+    words: list[str] = []
+    last = " "
+    for part in filter(None, regex.split(r"(?w)\b", text)):
+        if part[0] == last[0] and not re.match(r"[\w\s\u200b]", part):
+            words[-1] += part
+        elif not re.match(r"[\s\u200b\u0301\ufe0f]", part):
+            words.append(part)
+        last = part
+    return words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +48,7 @@ LINES = [
         "Lorem Ipsum",
         "use cookies",
     ),
+    *("a,b ", "1,2 ", "3.a ", "12:30 ", "हिन्दी ", "می\u200cروم ", "in\u00adter", "\u2764\ufe0f", "e\u0301", "\u200b"),
     *("x" * 1001, "\nThis is a line of seven words here.\n", "don't 3.5 ", "\n\n", "\r\n", "...", "a a a a a a "),
     "one two three four five six seven eight nine ten eleven. ",
 ]
@@ -89,6 +91,7 @@ def test_measures_equal_the_plain_rules(reference: ModuleType, texts: list[str],
 
 @given(text=TEXTS, terminal=st.booleans(), fewest_words=st.sampled_from([0, 3]))
 def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, terminal: bool, fewest_words: int) -> None:
+    text = text.replace("中", "") or "a"  # in scripts with spaces
     rules = ["c4_longest_word", "c4_citations", "c4_fewest_words", "c4_lorem_ipsum", "c4_javascript", "c4_policy"]
     rules += ["c4_curly_bracket", *(["c4_terminal_punctuation"] if terminal else [])]
     (kept,) = decide(rules, text, c4_fewest_words=fewest_words)
@@ -186,7 +189,9 @@ def test_lines_are_removed_and_the_edits_counted() -> None:
         ('He said "Go." Then he left (at 3.5 p.m. sharp).', 2),
         ("J. R. Smith of the U.S. waited... and waited", 1),
         ("Visit example.com now. Is it up?Yes", 2),
-        ("これは文です。次の文。", 1),
+        ("これは文です。次の文。", 2),
+        ("नमस्ते। फिर मिलेंगे।", 2),
+        ("สวัสดีครับ ไปไหนมา", 2),
     ],
 )
 def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
@@ -200,6 +205,50 @@ def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
 def test_what_a_word_is(split: Split, counts: list[int]) -> None:
     texts = column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b")
     assert TextBatch(texts, (), split).word_counts.tolist() == counts
+
+
+#: Scripts: letters, the signs on them, what stands between words and sentences, and what ends a sentence.
+SCRIPTS = {
+    "Devanagari": ("कखगघचछजझटठडढणतथदधनपफबभमयरलवशषसह", "ािीुूेैोौंँ्", " ", "। "),
+    "Bengali": ("কখগঘচছজঝটঠডঢণতথদধনপফবভমযরলশষসহ", "ািীুূেোৌ", " ", "। "),
+    "Tamil": ("கஙசஞடணதநபமயரலவழளறன", "ாிீுூெேைொோௌ்", " ", ". "),
+    "Arabic": ("ابتثجحخدذرزسشصضطظعغفقكلمنهوي", "\u064e\u064f\u0650\u0651\u0652", " ", "؟ "),
+    "Hebrew": ("אבגדהוזחטיכלמנסעפצקרשת", "\u05b4\u05b5\u05b6\u05b7\u05b8", " ", ". "),
+    "Hangul": ([chr(code) for code in range(0xAC00, 0xD7A4, 28)], "", " ", ". "),
+    "Armenian": ("աբգդեզէըթժիլխծկհձղճմյնշոչպջռսվտրցւփքօֆ", "\u055b", " ", "\u0589 "),
+    "Han": ([chr(code) for code in range(0x4E00, 0x5200)], "", "", "。"),
+    "kana": ([chr(code) for code in range(0x3042, 0x3094)], "", "", "。"),
+    "Thai": ("กขคฆงจฉชซญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศษสหฬอฮ", "ะาิีึืุู่้", "", " "),
+    "Khmer": ("កខគឃងចឆជឈញដឋឌឍណតថទធនបផពភមយរលវសហឡអ", "ាិីឹឺុូួើ", "", "។ "),
+    "Burmese": ("ကခဂဃငစဆဇဈညဋဌဍဎဏတထဒဓနပဖဗဘမယရလဝသဟဠအ", "ာိီုူေဲ", "", "။ "),
+    "Tibetan": ("ཀཁགངཅཆཇཉཏཐདནཔཕབམཙཚཛཝཞཟའཡརལཤསཧཨ", "ིེོུ", "\u0f0b", "། "),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_rule_drops_a_text_for_its_script(script: str) -> None:
+    letters, signs, space, end = SCRIPTS[script]
+    draw = Random(0)
+
+    def word() -> str:
+        return "".join(draw.choice(letters) + draw.choice([*signs, "", ""]) for _ in range(draw.randint(2, 6)))
+
+    def sentence() -> str:
+        return space.join(word() for _ in range(draw.randint(8, 14))) + end
+
+    text = "\n".join("".join(sentence() for _ in range(4)).strip() for _ in range(6))
+    rules = [rule.name for family in own_families() if family.name not in {"url", "pii"} for rule in family.rules]
+    assert decide([name for name in rules if name not in {"c4_bad_words", "gopher_stop_words"}], text) == [text]
+
+
+@pytest.mark.parametrize(
+    ("language", "kept"), [(None, False), ("un", False), ("en", False), ("fr", False), ("de", True), ("zh", True)]
+)
+def test_stop_words_are_those_of_the_documents_language(language: str | None, kept: bool) -> None:
+    texts = column("Wer über die Brücke kommt, sieht am Ende der Gasse das Tor.", "The men of the town have come.")
+    chosen = DocumentFilter(["gopher_stop_words"], FilterSettings())
+    decided = chosen.decide(texts, [None] * 2, [language, "en"])
+    assert [reason == KEPT for reason in decided.reasons.tolist()] == [kept, True]
 
 
 def test_stop_words_of_another_language_are_a_setting() -> None:

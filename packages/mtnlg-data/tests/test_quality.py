@@ -124,7 +124,7 @@ def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
         (lambda path: path.write_bytes(path.read_bytes().replace(b"1048578", b"9999999", 1)), "9999999"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-4] + bytes(4)),
-            "trained on features of version 0, not 2; train it again",
+            "trained on features of version 0, not 3; train it again",
         ),
     ],
 )

@@ -6,12 +6,17 @@ import re
 import unicodedata
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mtnlg_data.dedup.minhash import folded_codes, hash_words
+from mtnlg_data.quality.classifier import hash_features
+from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.characters import (
     EAST_ASIAN,
+    EXTEND,
     LETTER,
     NO_WORD,
     SOUTHEAST_ASIAN,
@@ -28,15 +33,16 @@ EAST_ASIAN_NAMES = (
     *("HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "VERTICAL KANA", "MASU", "BOPOMOFO", "YI ", "NUSHU", "KHITAN"),
     *("TANGUT", "OLD CHINESE", "HENTAIGANA"),
 )
-SOUTHEAST_ASIAN_NAMES = ("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM ")
+SOUTHEAST_ASIAN_NAMES = ("THAI ", "LAO ", "TIBETAN ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM ")
 
 
 def plain_words(text: str) -> list[tuple[int, int]]:
-    """Runs of ``\\w``, of which characters of scripts without spaces are parted."""
+    """Runs of ``\\w`` and what extends them, of which characters of scripts without spaces are parted."""
     spans, begin = [], None
     for place, character in enumerate([*text, " "]):
-        alone = character_kinds()[ord(character)] > LETTER
-        if begin is not None and (alone or not re.match(r"\w", character)):
+        kind = character_kinds()[ord(character)]
+        alone = kind > LETTER
+        if begin is not None and kind not in {LETTER, EXTEND}:
             spans.append((begin, place))
             begin = None
         if alone:
@@ -48,12 +54,36 @@ def plain_words(text: str) -> list[tuple[int, int]]:
 
 @given(texts=texts)
 @example(texts=["", "a", "Straße_1 İstanbul ΟΔΟΣ", "日本 語", "x日本y語z", "ที่x", "한국 사람"])
+@example(
+    texts=["हिन्दी", "می\u200cروم in\u00adter e\u0301 \u0301e", "漢\ufe00字", "ที\u0301x", "\U0001f469\u200d\U0001f469"]
+)
 @example(texts=["x\U0001f600y", "\ud800a"])
 def test_words_are_runs_of_letters_or_single_characters_in_each_text_of_a_batch(texts: list[str]) -> None:
     words = hashed_words(texts)
     for number, text in enumerate(texts):
         here = slice(words.bounds[number], words.bounds[number + 1])
         assert list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True)) == plain_words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("भारत की राजधानी क्या है?", 5),
+        ("இந்தியாவின் தலைநகரம் எது?", 3),
+        ("ভারতের রাজধানী কী?", 3),
+        ("می\u200cروم به خانه", 3),
+        ("e\u0301te\u0301 fini", 2),
+        ("inter\u00adnational law", 2),
+        ("\u2764\ufe0f ok \U0001f44d\U0001f3fd", 1),
+        ("क\u0941 क\u0942", 2),
+    ],
+)
+def test_signs_and_joiners_are_inside_words(text: str, count: int) -> None:
+    assert len(set(hashed_words([text]).hashes.tolist())) == count
+    classified, _ = hash_features([text])
+    assert len(classified) == 2 * count - 1
+    column = texts_of(pa.array([text], pa.large_string()))
+    assert hash_words(*column, folded_codes(), character_kinds())[0].tolist() == hashed_words([text]).hashes.tolist()
 
 
 def test_the_characters_that_stand_alone_are_those_of_scripts_without_spaces() -> None:
@@ -64,9 +94,10 @@ def test_the_characters_that_stand_alone_are_those_of_scripts_without_spaces() -
         if name.startswith(SOUTHEAST_ASIAN_NAMES):
             assert kind == (SOUTHEAST_ASIAN if is_word or unicodedata.category(chr(code)) in {"Mn", "Mc"} else NO_WORD)
         elif name.startswith(EAST_ASIAN_NAMES) or kind == EAST_ASIAN:
-            assert (kind, name.startswith(EAST_ASIAN_NAMES)) == (EAST_ASIAN if is_word else NO_WORD, True)
+            assert kind in ({EAST_ASIAN} if is_word else {NO_WORD, EXTEND})
+            assert name.startswith(EAST_ASIAN_NAMES)
         else:
-            assert kind == (LETTER if is_word else NO_WORD)
+            assert kind == LETTER if is_word else kind in {NO_WORD, EXTEND}
 
 
 @given(texts=texts)

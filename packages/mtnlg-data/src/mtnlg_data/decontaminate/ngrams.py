@@ -24,7 +24,7 @@ from mtnlg_data.console import Failure
 from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import file_lines
 from mtnlg_data.text.arrays import SEPARATOR, join_texts, text_batches
-from mtnlg_data.text.characters import EAST_ASIAN, LETTER, SOUTHEAST_ASIAN, character_kinds, code_points, fold_case
+from mtnlg_data.text.characters import LETTER, QUARTERS, character_kinds, code_points, fold_case
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import WORD_BASE, fmix64_scalar, ngram_hashes
 from mtnlg_data.text.words import hashed_spans, hashed_words
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BITS_PER_NGRAM = 32  # of a bit table
-SHARES_PER_WORD = 4
-SHARES = {LETTER: SHARES_PER_WORD, EAST_ASIAN: 2, SOUTHEAST_ASIAN: 1}  # of a word, by the kind of its characters
 
 
 class TaskText(BaseModel):
@@ -97,13 +95,13 @@ def _text_ngrams(text: str, n: int, minimum: int) -> Iterator[str]:
     """The n-grams of a case-folded text; between its words is a space, but none between two words of one character."""
     spans = hashed_words([text])
     kinds = character_kinds()[code_points(text)[spans.starts]]
-    sums = np.cumsum([0, *(SHARES[kind] for kind in kinds.tolist())])
-    if sums[-1] < SHARES_PER_WORD * minimum:
+    sums = np.cumsum([0, *(QUARTERS.get(kind, 4) for kind in kinds.tolist())])
+    if sums[-1] < 4 * minimum:
         return
     parted = (kinds[1:] == LETTER) | (kinds[:-1] == LETTER)
     words = [text[start:end] for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
     words[1:] = [" " * space + word for space, word in zip(parted.tolist(), words[1:], strict=True)]
-    lasts = np.searchsorted(sums, sums + min(SHARES_PER_WORD * n, sums[-1])).tolist()
+    lasts = np.searchsorted(sums, sums + min(4 * n, sums[-1])).tolist()
     for first, last in enumerate(lasts[: lasts.index(len(sums))]):
         yield "".join(words[first:last]).lstrip(" ")
 

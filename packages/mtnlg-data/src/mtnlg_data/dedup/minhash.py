@@ -31,7 +31,7 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
 from mtnlg_data.text.arrays import small_batches, texts_of
-from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds, code_at, code_before, code_points, fold_case
+from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds, code_at, code_before, code_points, fold_case
 from mtnlg_data.text.compiled import jit, wide_vectors
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, hash_strings
 
@@ -171,7 +171,8 @@ def hash_words(
                 break
             code, size = code_at(data, int(np.int64(place)))
             code = folds[code]
-            if kinds[code] == LETTER:
+            kind = kinds[code]
+            if kind == LETTER or (kind == EXTEND and letters):
                 total += np.uint64(code) * powers[letters % ASCII]
                 letters += one
             else:
@@ -179,7 +180,7 @@ def hash_words(
                     hashes[count] = _word_sum(total, letters, data, place, folds)
                     count += one
                     letters = total = none
-                if kinds[code] != NO_WORD:
+                if kind > LETTER:
                     hashes[count] = code
                     count += one
                     characters[text] += 1

@@ -12,6 +12,10 @@ A text goes if a line that came so far has "lorem ipsum" or a curly bracket, or 
 sentences. ``c4_citations`` takes Wikipedia's marks, such as [1] and [edit], out of each line before it is looked at.
 Letters match whatever their case. A sentence ends with a character of Unicode's property Sentence_Terminal before white
 space or closing marks; not with an ellipsis, nor with the full stop after a single letter, as in J. or U.S.
+
+Other scripts: a line may end with any such character; a full-width one needs no white space; a letter of Thai and its
+kin ends a sentence before white space and at the end of a line. Characters of scripts without spaces are halves or
+fourths of words, and never part of a long one.
 """
 
 from __future__ import annotations
@@ -26,12 +30,17 @@ from mtnlg_data.settings import setting
 from mtnlg_data.text.arrays import Texts, column_of, texts_of
 from mtnlg_data.text.characters import (
     DIGIT,
+    HALF,
     IS_LETTER,
     MARK,
+    QUARTER,
+    SCRIPT_BIT,
     SPACE,
     TERMINAL,
     character_table,
     code_at,
+    code_before,
+    ends_sentence,
     line_end,
     strip,
 )
@@ -63,6 +72,7 @@ PHRASES = {"lorem ipsum": LOREM_IPSUM, "javascript": JAVASCRIPT, "{": CURLY_BRAC
 MAY_HOLD = rf"(?i)\{{|\[|{'|'.join(phrase for phrase in PHRASES if phrase != '{')}"
 CITATION_MARKS = ("[edit]", "[citation needed]")
 END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
+FULL_WIDTH = (0x3002, 0xFF61)  # the first and the last mark that ends a sentence without a space
 BRACKET, CLOSING_BRACKET, BLANK = map(ord, "[] ")
 BAD_WORD_FILES = setting((), "For c4_bad_words: files of words, one of which drops a document.")
 
@@ -177,7 +187,7 @@ def _edit(
             written, citations = _copy_line(data[first:last], out[written:], rules, table)
             numbers[CITATIONS, text] += citations
             written += line
-            rule = _broken_rule(out[line:written], words, rules, may_hold[text])
+            rule = _broken_rule(out[line:written], words, rules, may_hold[text], table)
             if rule == KEPT:
                 numbers[FEWEST_SENTENCES, text] += count_sentences(out[line:written], table)
                 out[written] = LINE_FEED
@@ -197,14 +207,17 @@ def _edit(
 @jit
 def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
     """Number of words between white space, and the length of the longest."""
-    words = longest = length = 0
+    words = longest = length = quarters = 0
     while begin < end:
         code, size = code_at(data, begin)
-        length = 0 if table[code] & SPACE else length + 1
+        script = table[code] >> SCRIPT_BIT
+        is_unspaced = script in (QUARTER, HALF)
+        quarters += script * is_unspaced
+        length = 0 if is_unspaced or table[code] & SPACE else length + 1
         words += length == 1
         longest = max(longest, length)
         begin += size
-    return words, longest
+    return words + quarters // 4, longest
 
 
 @jit
@@ -287,9 +300,11 @@ def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, tab
 
 
 @jit
-def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules, may_hold: bool) -> int:
+def _broken_rule(
+    line: NDArray[np.uint8], words: int, rules: LineRules, may_hold: bool, table: NDArray[np.uint8]
+) -> int:
     """The first rule that a line breaks after ``LONGEST_WORD``; ``KEPT`` for none."""
-    if rules.asked[TERMINAL_PUNCTUATION] and not _ends_sentence(line):
+    if rules.asked[TERMINAL_PUNCTUATION] and not _is_ended(line, table):
         return TERMINAL_PUNCTUATION
     if rules.asked[FEWEST_WORDS] and words < rules.fewest_words:
         return FEWEST_WORDS
@@ -302,10 +317,12 @@ def _broken_rule(line: NDArray[np.uint8], words: int, rules: LineRules, may_hold
 
 
 @jit
-def _ends_sentence(line: NDArray[np.uint8]) -> bool:
+def _is_ended(line: NDArray[np.uint8], table: NDArray[np.uint8]) -> bool:
     if not len(line) or ends_with_ellipsis(line, 0, len(line)):
         return False
-    return bool(line[-1] in END_MARKS)
+    if line[-1] < 0x80:
+        return bool(line[-1] in END_MARKS)
+    return ends_sentence(table[code_before(line, len(line))[0]])
 
 
 @jit
@@ -314,13 +331,14 @@ def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
     sentences = 0
     ended = True  # the next character that is neither white space nor a mark begins a sentence
     may_end = False
+    after = np.uint8(0)  # properties of the character before
     letters = 0  # of the word so far, since its last full stop
     place = 0
     while place < len(data):
         code, size = code_at(data, place)
         kind = table[code]
         if kind & SPACE:
-            ended |= may_end
+            ended |= may_end or after >> SCRIPT_BIT == QUARTER
             may_end, letters = False, 0
         elif not sentences:
             sentences, ended = 1, False
@@ -330,6 +348,7 @@ def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
             )
             may_end = may_end or not (is_ellipsis or (code == FULL_STOP and letters == 1))
             letters = 0
+            ended |= FULL_WIDTH[0] <= code <= FULL_WIDTH[1]
         elif not kind & (SPACE | MARK):
             sentences += ended
             ended = may_end = False
@@ -340,4 +359,5 @@ def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
             if following > place + size:
                 letters, size = 2, following - place  # two or more
         place += size
+        after = kind
     return sentences

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -53,33 +52,30 @@ def _call(
 class DocumentFilter:
     """Rules that are asked for, with their settings; ``names`` as `rules.choose` takes them.
 
-    ``make_batch`` is given texts and their URLs; its words are those of the rules.
+    ``batch_type`` finds the words that the rules look at.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        settings: FilterSettings,
-        make_batch: Callable[[pa.LargeStringArray, Sequence[str | None]], TextBatch] | None = None,
-    ) -> None:
+    def __init__(self, names: Sequence[str], settings: FilterSettings, batch_type: type[TextBatch] = TextBatch) -> None:
         self._settings = with_rules(settings, chosen := choose(names))
-        self._make_batch = make_batch or (lambda texts, urls: TextBatch(texts, urls, settings.words))
+        self._batch_type = batch_type
         self._chosen = [(one, one.family.open(self._settings, one.asked)) for one in chosen]
         self.reasons = (*(rule.name for chosen, _ in self._chosen for rule in chosen.family.rules), EMPTY)
 
-    def decide(self, texts: pa.LargeStringArray, urls: Sequence[str | None]) -> Decisions:
-        """The decisions on documents of these texts and addresses."""
-        batch, rows = self._make_batch(texts, urls), np.arange(len(texts))
+    def decide(
+        self, texts: pa.LargeStringArray, urls: Sequence[str | None], languages: Sequence[str | None] = ()
+    ) -> Decisions:
+        """The decisions on documents of these texts, addresses and languages."""
+        batch, rows = self._batch_type(texts, urls, self._settings.words, languages), np.arange(len(texts))
         reasons, scores = np.full(len(texts), KEPT), np.full(len(texts), np.nan)
         edits: Counter[str] = Counter()
         for chosen, look in self._chosen:
             family, kept = chosen.family, reasons[rows] == KEPT
             if not kept.all() and (family.edits or not batch.has_words):  # words that are found serve the next family
-                batch = self._make_batch(batch.column.filter(pa.array(kept)), [*compress(batch.urls, kept)])
+                batch = batch.filter(kept)
                 rows, kept = rows[kept], kept[kept]
             column, numbers = _call(family, look, batch)
             if family.edits:
-                batch = self._make_batch(column, batch.urls)
+                batch = batch.with_texts(column)
             broken, score = self._first_broken(chosen, batch, numbers, edits)
             dropped = kept & (broken != KEPT)
             reasons[rows[dropped]], scores[rows[dropped]] = broken[dropped], score[dropped]

@@ -1,6 +1,6 @@
 """FineWeb's rules (Penedo et al. 2024, 3.6): lines are what stands between line feeds and is not blank.
 
-A sentence ends with a character of Unicode's property Sentence_Terminal.
+A sentence ends with a character of Unicode's property Sentence_Terminal, or with a letter of Thai and its kin.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtnlg_data.settings import setting
-from mtnlg_data.text.characters import TERMINAL, character_table, code_before, count_characters, is_ascii, strip
+from mtnlg_data.text.characters import (
+    SCRIPT_BIT,
+    character_table,
+    code_at,
+    code_before,
+    count_characters,
+    ends_sentence,
+    is_ascii,
+    strip,
+)
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import hash_span
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 
 LINE_PUNCTUATION, SHORT_LINES, DUPLICATE_LINES, NEWLINES = range(4)
 BLANK, DELETE = 0x20, 0x7F
+WIDTHS = (1.0, 1.5, 3.0, 2.0)  # by script: letters; fourths and halves of words of six characters; syllables
 SHORT_LINE = setting(30, "Length of a short line (FineWeb: 30).", unit="characters", ge=0)
 
 
@@ -62,6 +72,17 @@ def fineweb(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
 
 
 @jit
+def _width(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+    """Characters of a line, with as many for one of another script as it takes letters and spaces to say the same."""
+    width = 0.0
+    while begin < end:
+        code, size = code_at(data, begin)
+        width += WIDTHS[table[code] >> SCRIPT_BIT]
+        begin += size
+    return int(width)
+
+
+@jit
 def _measure(
     texts: Texts,
     counts: tuple[NDArray[np.int64], NDArray[np.int64]],
@@ -87,8 +108,8 @@ def _measure(
             if first < last:
                 room.keys[lines] = hash_span(data, begin, stop)
                 room.numbers[lines] = stop - begin if ascii_only else count_characters(data, begin, stop)
-                terminal += table[code_before(data, stop)[0]] & TERMINAL != 0
-                short += room.numbers[lines] <= short_line
+                terminal += ends_sentence(table[code_before(data, stop)[0]])
+                short += room.numbers[lines] <= short_line and _width(data, begin, stop, table) <= short_line
                 lines += 1
             begin = stop + 1
         if not lines:

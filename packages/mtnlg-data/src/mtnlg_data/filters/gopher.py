@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mtnlg_data.extract.boilerplate import stop_words
+from mtnlg_data.extract.language import ENGLISH, UNKNOWN
 from mtnlg_data.settings import setting
 from mtnlg_data.text.characters import character_table, code_at, code_before, line_end, strip
 from mtnlg_data.text.compiled import jit
-from mtnlg_data.text.hashing import hash_bytes
+from mtnlg_data.text.hashing import WORD_BASE, hash_bytes
+from mtnlg_data.text.words import characters_per_word
 
 from .repetition import empty_slots, first_with_key, slot_of
 from .rules import Rule, measure, per_word, share
@@ -26,9 +30,11 @@ if TYPE_CHECKING:
 WORDS, SAME_WORDS, MEAN_WORD, SAME_MEAN_WORD, HASHES, ELLIPSES, BULLETS, ELLIPSIS_LINES, LETTERS, STOP = range(10)
 FULL_STOP, HASH, HYPHEN = (ord(character) for character in ".#-")
 BULLET, ELLIPSIS = ord("•"), ord("…")
-STOP_WORDS = setting(
-    ("the", "be", "to", "of", "and", "that", "have", "with"),
-    "Words of which gopher_stop_words wants some; give those of the language of the documents.",
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+STOP_WORDS_SETTING = setting(
+    (),
+    "Words of which gopher_stop_words wants some; if none are given, Gopher's 8 for English and where the language is "
+    "unknown, jusText's list for other languages; where that has none, the rule is not asked.",
 )
 
 
@@ -60,21 +66,39 @@ STOP_WORDS = setting(
         Rule(
             "gopher_stop_words",
             at_least=setting(2, "Fewest different stop words (Gopher: 2).", unit="words", ge=0),
-            settings={"stop_words": (tuple[str, ...], STOP_WORDS)},
+            settings={"stop_words": (tuple[str, ...], STOP_WORDS_SETTING)},
         ),
     ],
 )
 def gopher_quality(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
-    """What the rules compare."""
-    encoded = [word.encode() for word in dict.fromkeys(settings.stop_words)]
-    joined = np.frombuffer(b"".join(encoded), np.uint8)
-    ends = np.cumsum([0, *map(len, encoded)])
-    stops = np.array([hash_bytes(joined, ends[n], ends[n + 1]) for n in range(len(encoded))], np.uint64)
-    return _measure(batch.texts, batch.words, stops, character_table())
+    """What the rules compare; words have no mean length where most are of syllables, or of a script without spaces."""
+    numbers = {language: number for number, language in enumerate(dict.fromkeys(batch.languages))}
+    hashes = [stop_hashes(settings.stop_words or words_of(language)) for language in numbers]
+    salts = np.arange(len(numbers), dtype=np.uint64) * WORD_BASE  # a word is one of its language
+    of_texts = np.array([numbers[language] for language in batch.languages], np.int64)
+    stops = np.concatenate([salts[:0], *(own + salt for own, salt in zip(hashes, salts, strict=True))])
+    measures = _measure(batch.texts, batch.words, stops, salts[of_texts], character_table())
+    measures[STOP, np.array([len(own) == 0 for own in hashes], np.bool_)[of_texts]] = np.nan
+    return measures
+
+
+def words_of(language: str | None) -> tuple[str, ...] | frozenset[str]:
+    """Stop words of a language."""
+    return STOP_WORDS if language in {None, UNKNOWN, ENGLISH} else stop_words(language)
+
+
+@cache
+def stop_hashes(words: tuple[str, ...] | frozenset[str]) -> NDArray[np.uint64]:
+    """Hashes of words."""
+    encoded = [word.encode() for word in dict.fromkeys(words)]
+    joined, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
+    return np.array([hash_bytes(joined, ends[n], ends[n + 1]) for n in range(len(encoded))], np.uint64)
 
 
 @jit
-def _measure(texts: Texts, words: Words, stops: NDArray[np.uint64], table: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _measure(
+    texts: Texts, words: Words, stops: NDArray[np.uint64], salts: NDArray[np.uint64], table: NDArray[np.uint8]
+) -> NDArray[np.float64]:
     measures = np.zeros((STOP + 1, len(texts.bounds) - 1), np.float64)
     seen = np.full(len(stops), -1, np.int64)  # the last text with this stop word
     slots = np.empty(4 * len(stops) + 16, np.int64)
@@ -82,27 +106,30 @@ def _measure(texts: Texts, words: Words, stops: NDArray[np.uint64], table: NDArr
     for stop in range(len(stops)):
         first_with_key(slots, bits, stops, stop)
     for text in range(len(texts.bounds) - 1):
-        plain = plain_characters = letters = stop_words = 0
+        plain = plain_characters = letters = others = stop_count = 0
         for word in range(words.bounds[text], words.bounds[text + 1]):
             if not words.is_mark[word]:
                 plain += 1
                 plain_characters += words.characters[word + 1] - words.characters[word]
             letters += words.has_letter[word]
-            key = (words.prefix[word + 1] - words.prefix[word]) * words.inverse[word]
+            others += words.script[word] != 0
+            key = (words.prefix[word + 1] - words.prefix[word]) * words.inverse[word] + salts[text]
             stop = slots[slot_of(slots, bits, stops, key)]
             if stop >= 0 and seen[stop] != text:
                 seen[stop] = text
-                stop_words += 1
+                stop_count += 1
         count = max(1, words.bounds[text + 1] - words.bounds[text])
         begin, end = texts.bounds[text], texts.bounds[text + 1]
         hashes, ellipses = _count_symbols(texts.data, begin, end)
         lines, bullets, ellipsis_lines = _count_lines(texts.data, begin, end, table)
-        measures[WORDS, text] = measures[SAME_WORDS, text] = plain
-        measures[MEAN_WORD, text] = measures[SAME_MEAN_WORD, text] = plain_characters / max(1, plain)
+        per_word = characters_per_word(words, words.bounds[text], words.bounds[text + 1])
+        measures[WORDS, text] = measures[SAME_WORDS, text] = plain / per_word
+        mean = plain_characters / max(1, plain) if 2 * others <= plain else np.nan
+        measures[MEAN_WORD, text] = measures[SAME_MEAN_WORD, text] = mean
         measures[HASHES, text], measures[ELLIPSES, text] = hashes / count, ellipses / count
         measures[BULLETS, text] = bullets / max(1, lines)
         measures[ELLIPSIS_LINES, text] = ellipsis_lines / max(1, lines)
-        measures[LETTERS, text], measures[STOP, text] = letters / count, stop_words
+        measures[LETTERS, text], measures[STOP, text] = letters / count, stop_count
     return measures
 
 

@@ -4,7 +4,8 @@
     top n-gram                    characters of the most frequent n-gram, all its occurrences, the spaces in it included
     duplicate n-grams             characters of n-grams that repeat an earlier one, without spaces; they do not overlap
 
-Shares of characters are of all characters of the text.
+Shares of characters are of all characters of the text. Where most words are characters of scripts without spaces, an
+n-gram has as many of them as n words have on average (`text.words.characters_per_word`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mtnlg_data.settings import setting
 from mtnlg_data.text.characters import character_table, count_characters, strip
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import WORD_BASE, hash_bytes
+from mtnlg_data.text.words import characters_per_word
 
 from .rules import Rule, measure
 
@@ -82,10 +84,14 @@ def _shares(texts: Texts, words: Words, table: NDArray[np.uint8], room: Scratch)
         repeated, repeated_characters = count_repeated(count, room)
         shares[text, LINES], shares[text, LINE_CHARACTERS] = repeated / count, repeated_characters / length
         first, last = words.bounds[text], words.bounds[text + 1]
+        per_word = characters_per_word(words, first, last)
         for n in range(FIRST_TOP, LAST_TOP + 1):
-            shares[text, TOP + n - FIRST_TOP] = _top_characters(words, first, last, n, room) / length
+            spaces = n - 1 if per_word == 1 else 0
+            top = _top_characters(words, (first, last), round(n * per_word), spaces, room)
+            shares[text, TOP + n - FIRST_TOP] = top / length
         for n in range(FIRST_DUPLICATE, LAST_DUPLICATE + 1):
-            shares[text, DUPLICATES + n - FIRST_DUPLICATE] = _repeated_characters(words, first, last, n, room) / length
+            repeated = _repeated_characters(words, first, last, round(n * per_word), room)
+            shares[text, DUPLICATES + n - FIRST_DUPLICATE] = repeated / length
     return shares
 
 
@@ -119,8 +125,9 @@ def count_repeated(count: int, room: Scratch) -> tuple[int, int]:
 
 
 @jit
-def _top_characters(words: Words, first: int, last: int, n: int, room: Scratch) -> int:
-    """Characters of all occurrences of the most frequent n-gram, the first of several; 0 without any."""
+def _top_characters(words: Words, bounds: tuple[int, int], n: int, spaces: int, room: Scratch) -> int:
+    """Characters and spaces of all occurrences of the most frequent n-gram, the first of several; 0 without any."""
+    first, last = bounds
     count = last - first - n + 1
     if count <= 0:
         return 0
@@ -137,7 +144,7 @@ def _top_characters(words: Words, first: int, last: int, n: int, room: Scratch) 
         if room.numbers[item] > room.numbers[best]:
             best = item
     letters = words.characters[first + best + n] - words.characters[first + best]
-    return int(room.numbers[best] * (letters + n - 1))
+    return int(room.numbers[best] * (letters + spaces))
 
 
 @jit

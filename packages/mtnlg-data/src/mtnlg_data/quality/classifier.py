@@ -24,7 +24,7 @@ import numpy as np
 from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open, open_regular, regular
 from mtnlg_data.text.arrays import join_texts, text_batches
-from mtnlg_data.text.characters import LETTER, NO_WORD, character_kinds
+from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
 from mtnlg_data.transfer.url_files import read_beginning
@@ -42,7 +42,7 @@ WEIGHT_SCALE = 1 << 20
 CLASSIFIED_CHARACTERS = 4000  # only this prefix of a text is read, as in the Pile's own filter
 BATCH_TEXTS = 2048  # per SGD step, so it affects the trained weights
 REGULARIZATION = 1e-4
-FEATURE_VERSION = 2  # weights are valid only for the features they were trained on
+FEATURE_VERSION = 3  # weights are valid only for the features they were trained on
 FILE_SHAPE = (BUCKETS + 2,)
 FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 
@@ -168,7 +168,7 @@ def distinct_buckets(  # noqa: C901  (one pass over the characters)
         for position in range(text_bounds[text], text_bounds[text + 1]):
             code = codes[position]
             kind = kinds[code]
-            if kind == LETTER:
+            if kind == LETTER or (kind == EXTEND and length):
                 total += np.uint64(code) * power
                 power *= CHARACTER_BASE
                 length += 1
@@ -178,7 +178,7 @@ def distinct_buckets(  # noqa: C901  (one pass over the characters)
                 hashes[words] = long_word_hash(codes[position - length : position]) if is_long else fmix64_scalar(total)
                 words += 1
                 total, power, length = np.uint64(0), np.uint64(1), 0
-            if kind != NO_WORD:
+            if kind > LETTER:
                 hashes[words] = fmix64_scalar(np.uint64(code))
                 words += 1
         for number in range(2 * words - 1):  # the words, then the word pairs

@@ -53,7 +53,7 @@ class DecontaminateSettings(Settings):
 class Decontaminate(Step[DecontaminateSettings, Settings]):
     """Paper.md 4.4; without texts every document passes."""
 
-    number, version = 5, 1
+    number, version = 5, 2
     top_level = ("texts",)
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ class DeduplicateSettings(Settings):
 class Deduplicate(Step[DeduplicateSettings, Settings]):
     """Fuzzy deduplication across all sources (paper.md 4.3)."""
 
-    number, version = 4, 1
+    number, version = 4, 2
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """State of fixed width per document and band, and per candidate its set of shingles; the rest goes in the end.

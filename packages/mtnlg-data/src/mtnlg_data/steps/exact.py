@@ -45,7 +45,7 @@ class ExactSettings(Settings):
 class Exact(Step[ExactSettings, Settings]):
     """Exact deduplication across all sources."""
 
-    number, version = 4, 1
+    number, version = 4, 2
     nothing = "give --kinds, some of documents,lines,substrings"
 
     def role(self, source: str) -> Role:

@@ -48,7 +48,7 @@ class FilterKeys(Settings):
 class Filter(Step[FilterSettings, FilterKeys]):
     """The rules that each source names; sources without rules pass unread."""
 
-    number, version, varies = 3, 1, True
+    number, version, varies = 3, 2, True
     nothing = "give --rules"
     batch_bytes = 1 << 20
 
@@ -89,7 +89,8 @@ class Filter(Step[FilterSettings, FilterKeys]):
         document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
 
         def decide(batch: pa.RecordBatch) -> Outcome:
-            decided = document_filter.decide(batch["text"], batch["url"].to_pylist())
+            urls, languages = batch["url"].to_pylist(), batch["language"].to_pylist()
+            decided = document_filter.decide(batch["text"], urls, languages)
             kept = replace_columns(batch.filter(pa.array(decided.reasons == KEPT)), {"text": decided.texts})
             return Outcome(kept, decided.reasons, document_filter.reasons, decided.scores, decided.edits)
 

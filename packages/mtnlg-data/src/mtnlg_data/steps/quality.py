@@ -88,7 +88,7 @@ class QualityKeys(Settings):
 class Quality(Step[QualitySettings, QualityKeys]):
     """Filtered sources are scored and drawn; curated ones are read for the classifier, and pass on."""
 
-    number, version = 2, 1
+    number, version = 2, 2
     kept = ("scikit-learn", "fasttext-predict")
     alone: ClassVar[Mapping[str, Any]] = {"filtered": True}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {"positive": {"curated": True}}

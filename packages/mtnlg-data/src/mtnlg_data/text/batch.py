@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from .arrays import Texts, texts_of
 from .words import Split, Words, find_words, word_classes, word_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 
 class TextBatch:
-    """Texts of documents, an Arrow column without nulls, with the documents' URLs where they are known.
+    """Texts of documents, an Arrow column without nulls, with the documents' URLs and languages where they are known.
 
     ``split`` says what a word is (`text.words`).
     """
 
-    def __init__(self, column: pa.LargeStringArray, urls: Sequence[str | None] = (), split: Split = "unicode") -> None:
+    def __init__(
+        self,
+        column: pa.LargeStringArray,
+        urls: Sequence[str | None] = (),
+        split: Split = "unicode",
+        languages: Sequence[str | None] = (),
+    ) -> None:
         self.column = column
         self.urls = urls
         self.split = split
+        self.languages = languages or [None] * len(column)
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -41,6 +50,15 @@ class TextBatch:
     def words(self) -> Words:
         """Their words, with sums from which any n-gram's hash follows."""
         return find_words(self.texts, self.split)
+
+    def with_texts(self, column: pa.LargeStringArray) -> Self:
+        """Other texts of the same documents."""
+        return type(self)(column, self.urls, self.split, self.languages)
+
+    def filter(self, kept: NDArray[np.bool_]) -> Self:
+        """The documents that are kept."""
+        urls, languages = ([*compress(own, kept)] for own in (self.urls, self.languages))
+        return type(self)(self.column.filter(pa.array(kept)), urls, self.split, languages)
 
     @property
     def has_words(self) -> bool:

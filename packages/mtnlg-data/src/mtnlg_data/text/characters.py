@@ -21,71 +21,86 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Kinds of characters. Those of scripts without spaces are words by themselves: of Han, kana, bopomofo, Yi, Tangut and
-#: Nushu; or of Thai, Lao, Burmese, Khmer and Tai, vowel signs and tone marks included.
-NO_WORD, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(4)
+#: Kinds of characters. Those that EXTEND the character before them are Unicode's Extend, Format and ZWJ of the property
+#: Word_Break (UAX #29): vowel signs, accents, joiners, soft hyphens. Those of scripts without spaces are words by
+#: themselves: of Han, kana, bopomofo, Yi, Tangut and Nushu; or of Thai, Lao, Tibetan, Burmese, Khmer and Tai, vowel
+#: signs and tone marks included.
+NO_WORD, EXTEND, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(5)
+SIGNS = {"Mn", "Mc", "Me"}  # general categories
+INSIDE_WORDS = "\u055b\u055c\u055e\U0001f3fb-\U0001f3ff"  # Armenian stress and question marks; emoji modifiers
+PARTING = "\u200b\u0f0b\u1361"  # parts words as a space does: zero width space, Tibetan tsheg, Ethiopic wordspace
 SCRIPTS_WITHOUT_SPACES = {
     EAST_ASIAN: "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48c\uf900-\ufaff\uff66-\uff9f"
     "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff",
-    SOUTHEAST_ASIAN: "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    SOUTHEAST_ASIAN: "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
     "\U00011700-\U0001174f",
 }
-#: Properties of characters, as bits.
-SPACE, IS_LETTER, MARK, TERMINAL, LINE_END, WORD, DIGIT, JOINER = (np.uint8(1 << bit) for bit in range(8))
+#: Quarters of a word that a character of a script without spaces is, on average.
+QUARTER, HALF = 1, 2
+QUARTERS = {EAST_ASIAN: HALF, SOUTHEAST_ASIAN: QUARTER}
+HANGUL = range(0xAC00, 0xD7A4)  # syllables, of two letters or three each
+#: Properties of characters, as bits; those from ``SCRIPT_BIT`` on are one number: the ``QUARTERS``, or ``SYLLABLE``.
+SPACE, IS_LETTER, MARK, TERMINAL, LINE_END, DIGIT = (np.uint8(1 << bit) for bit in range(6))
+SCRIPT_BIT, SYLLABLE = 6, 3
 #: Code points and ranges of them, in hexadecimal. Marks are ASCII punctuation, control characters, the ends of
 #: sentences, and these, which CCNet normalises (Wenzek et al. 2020).
 MARKS = (
     "AB B4 BB 2013 2014 2019 201C 201D 201E 2026 2236 2501 25BA 3001 3002 3008 3009 300A 300B 300C 300D 3010 3011 "
     "FF01 FF05 FF08 FF09 FF0C FF0E FF11 FF1A FF1B FF1F FF5E"
 )
-#: Unicode 15.0's property Sentence_Terminal and three Khmer signs.
+#: Unicode 15.0's property Sentence_Terminal, three Khmer signs and the Tibetan shad.
 TERMINALS = (
-    "21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 104A-104B 1362 1367-1368 166E 1735-1736 17D4-17D6 "
-    "17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F 203C-203D 2047-2049 "
-    "2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB "
-    "FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-11048 110BE-110C1 11141-11143 "
-    "111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 "
-    "1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 "
-    "16B37-16B38 16B44 16E98 1BC9F 1DA88"
+    "21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 F0D-F0E 104A-104B 1362 1367-1368 166E 1735-1736 "
+    "17D4-17D6 17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F 203C-203D "
+    "2047-2049 2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9 AA5D-AA5F "
+    "AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-11048 110BE-110C1 "
+    "11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 1144B-1144C 115C2-115C3 115C9-115D7 "
+    "11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F "
+    "16AF5 16B37-16B38 16B44 16E98 1BC9F 1DA88"
 )
-JOINERS = "'\u2019.:\xb7,;"  # the frequent ones of Unicode's MidNumLet, MidLetter and MidNum (UAX #29)
+#: What joins letters, digits or both where it stands between two of them: MidLetter, MidNum, and MidNumLet with the
+#: apostrophe, of UAX #29.
+LETTER_JOINERS = ":\xb7\u0387\u055f\u05f4\u2027\ufe13\ufe55\uff1a"
+DIGIT_JOINERS = ",;\u037e\u0589\u060c\u060d\u066b\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b"
+JOINERS = "'.\u2018\u2019\u2024\ufe52\uff07\uff0e"
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of ``str.splitlines``
 
 
 @cache
 def character_kinds() -> NDArray[np.uint8]:
-    r"""Table over all code points: ``LETTER`` where ``\w`` matches, or the kind of a script without spaces."""
+    r"""Table over all code points: the kind of each; ``LETTER`` is what ``\w`` matches."""
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    kinds = np.full(len(everything), NO_WORD, np.uint8)
-    for match in re.finditer(r"\w+", everything):
-        kinds[match.start() : match.end()] = LETTER
+    categories = np.array([*map(unicodedata.category, everything)])
+    kinds = np.where(np.isin(categories, [*SIGNS, "Cf"]), np.uint8(EXTEND), np.uint8(NO_WORD))
+    kinds[[*map(ord, PARTING)]] = NO_WORD
+    for pattern, kind in ((f"[{INSIDE_WORDS}]+", EXTEND), (r"\w+", LETTER)):
+        for match in re.finditer(pattern, everything):
+            kinds[match.start() : match.end()] = kind
     for kind, ranges in SCRIPTS_WITHOUT_SPACES.items():
         for match in re.finditer(f"[{ranges}]", everything):
             code = match.start()
-            is_sign = kind == SOUTHEAST_ASIAN and unicodedata.category(match[0]) in {"Mn", "Mc"}
-            if kinds[code] == LETTER or is_sign:
+            if kinds[code] == LETTER or (kind == SOUTHEAST_ASIAN and categories[code] in SIGNS):
                 kinds[code] = kind
     return kinds
 
 
 @cache
 def character_table() -> NDArray[np.uint8]:
-    """Properties of every code point, as bits: ``SPACE`` to ``JOINER``."""
+    """Properties of every code point, as bits: ``SPACE`` to ``DIGIT``, and its script's number."""
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     table = np.zeros(len(every), np.uint8)
-    for pattern, bit in ((r"\s+", SPACE), (r"\w+", WORD), (r"\d+", DIGIT)):
+    for pattern, bit in ((r"\s+", SPACE), (r"\d+", DIGIT)):
         for match in re.finditer(pattern, every):
             table[match.start() : match.end()] |= bit
-    table[[code for code in np.flatnonzero(table & WORD).tolist() if chr(code).isalpha()]] |= IS_LETTER
-    alone = character_kinds() > LETTER  # of scripts without spaces, where each letter is a word, with its signs
-    table[alone] &= ~WORD
-    table[alone & (table & IS_LETTER == 0)] |= JOINER
+    table[[code for code in np.flatnonzero(character_kinds() >= LETTER).tolist() if chr(code).isalpha()]] |= IS_LETTER
+    for kind, quarters in QUARTERS.items():
+        table[character_kinds() == kind] |= np.uint8(quarters << SCRIPT_BIT)
+    table[HANGUL] |= SYLLABLE << SCRIPT_BIT
     terminals = [*_listed(TERMINALS)]
     table[terminals] |= TERMINAL
     table[[*map(ord, string.punctuation), *range(32), *range(127, 160), *terminals, *_listed(MARKS)]] |= MARK
     table[[*map(ord, LINE_ENDS)]] |= LINE_END
-    table[[*map(ord, JOINERS)]] |= JOINER
     return table
 
 
@@ -118,6 +133,12 @@ def code_before(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
     while data[begin] & 0xC0 == 0x80:
         begin -= 1
     return code_at(data, begin)
+
+
+@jit
+def ends_sentence(bits: np.uint8) -> bool:
+    """Whether a line ends a sentence where its last character has these properties: Thai and its kin need no mark."""
+    return bool(bits & TERMINAL or bits >> SCRIPT_BIT == QUARTER)
 
 
 @jit

@@ -1,11 +1,15 @@
 r"""Words of texts: one splitter, which a table of the classes of characters makes find one of these.
 
-    letters     runs of what Python's ``\w`` matches: letters and digits of any script, and "_"; where a script puts no
-                spaces between words, each of its characters
+    letters     runs of letters and digits of any script and "_", what Python's ``\w`` matches, with what extends them
+                (`characters.EXTEND`: vowel signs, accents, joiners); where a script puts no spaces between words, each
+                of its characters
     unicode     as letters, but a joiner may stand between two of a run (don't, 3.5), signs belong to the character
                 before them, and runs of one other mark are words too
     whitespace  runs of all but white space
     characters  each character but white space
+
+The first two are the words of UAX #29, without and with its rules WB6, WB7, WB11 and WB12, which join letters and
+digits over punctuation: signatures, decontamination and quality ignore punctuation, rules that count words do not.
 
 Of the words of a batch running sums are kept, from which count, characters and hash of any n-gram follow in constant
 time:
@@ -18,13 +22,31 @@ So n-grams hash as the texts of their words joined, without the spaces between t
 
 from __future__ import annotations
 
+import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from .arrays import join_texts
-from .characters import IS_LETTER, JOINER, MARK, SPACE, WORD, character_kinds, character_table, code_at
+from .characters import (
+    DIGIT,
+    DIGIT_JOINERS,
+    HALF,
+    IS_LETTER,
+    JOINERS,
+    LETTER,
+    LETTER_JOINERS,
+    MARK,
+    PARTING,
+    QUARTER,
+    SCRIPT_BIT,
+    SIGNS,
+    SPACE,
+    character_kinds,
+    character_table,
+    code_at,
+)
 from .compiled import jit
 from .hashing import CHARACTER_BASE, LONGEST_SUM, fmix64_scalar, long_word_hash
 
@@ -36,9 +58,10 @@ if TYPE_CHECKING:
     from .arrays import Texts
 
 Split = Literal["letters", "unicode", "whitespace", "characters"]
-#: Classes of characters: between words; of a run; a word by itself, and the signs after one; between two of a run, else
-#: a mark; a mark, which together with equal ones is a word.
-BETWEEN, IN_WORD, ALONE, SIGN, JOINING, SYMBOL = range(6)
+#: Classes of characters: between words; of a run; a word by itself; what continues a run; what continues any word; what
+#: joins letters, digits or both, else is a mark; a mark, which together with equal ones is a word.
+BETWEEN, IN_WORD, ALONE, IN_RUN, SIGN, JOINS_LETTERS, JOINS_DIGITS, JOINS, SYMBOL = range(9)
+NUMERIC = 128  # beside ``IN_WORD``: a digit, where joiners ask
 INVERSES = np.uint64(pow(int(CHARACTER_BASE), -1, 1 << 64)) ** np.arange(65, dtype=np.uint64)  # A**-n of n bytes
 Spans = tuple["NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int64]"]
 
@@ -56,6 +79,7 @@ class Words(NamedTuple):
     characters: NDArray[np.int64]
     has_letter: NDArray[np.bool_]
     is_mark: NDArray[np.bool_]
+    script: NDArray[np.uint8]  # numbers of scripts, as `characters.SCRIPT_BIT` has them
 
 
 class HashedWords(NamedTuple):
@@ -72,14 +96,16 @@ def word_classes(split: Split) -> NDArray[np.uint8]:
     """The class of every code point."""
     kinds, table = character_kinds(), character_table()
     if split == "letters":
-        return np.minimum(kinds, np.uint8(ALONE))  # LETTER is 1, as IN_WORD is
-    classes = np.full(len(table), IN_WORD if split == "whitespace" else ALONE, np.uint8)
+        return np.array([BETWEEN, IN_RUN, IN_WORD, ALONE, ALONE], np.uint8)[kinds]
+    classes = np.full(len(kinds), IN_WORD if split == "whitespace" else ALONE, np.uint8)
     if split == "unicode":
-        classes[:] = SYMBOL
-        classes[table & JOINER > 0] = SIGN
-        classes[table & (JOINER | MARK) == JOINER | MARK] = JOINING
-        classes[table & IS_LETTER > 0] = ALONE
-        classes[table & WORD > 0] = IN_WORD
+        classes = np.array([SYMBOL, SIGN, IN_WORD, ALONE, ALONE], np.uint8)[kinds]
+        signs = [code for code in np.flatnonzero(kinds > LETTER).tolist() if unicodedata.category(chr(code)) in SIGNS]
+        classes[signs] = SIGN
+        classes[table & DIGIT > 0] |= NUMERIC
+        for kind, joiners in ((JOINS_LETTERS, LETTER_JOINERS), (JOINS_DIGITS, DIGIT_JOINERS), (JOINS, JOINERS)):
+            classes[[*map(ord, joiners)]] = kind
+        classes[[*map(ord, PARTING)]] = BETWEEN
     classes[table & SPACE > 0] = BETWEEN
     return classes
 
@@ -92,17 +118,23 @@ def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: NDArray[np.int64]
     count = np.uint64(0)
     for text in range(len(bounds) - 1):
         place, end = bounds[text], bounds[text + 1]
-        last = BETWEEN  # what a character must be to continue the word
+        last = run = BETWEEN  # what a character must be to continue the word; the class of the last of a run
         while place < end:
             code, size = code_at(data, place)
-            kind, following = int(classes[code]), place + size
+            following, class_ = place + size, classes[code]
+            kind = int(class_ & ~NUMERIC)
             if kind > ALONE:  # as few are
-                if kind == SIGN and last == ALONE:
-                    ends[count] = place = following
+                if kind <= SIGN:
+                    if last == IN_WORD or (kind == SIGN and last != BETWEEN):
+                        ends[count] = following
+                    place = following
                     continue
                 joins = kind != SYMBOL and last == IN_WORD and following < end
-                joins = joins and classes[code_at(data, following)[0]] == IN_WORD
+                joins = joins and classes[code_at(data, following)[0]] == run
+                joins = joins and kind != (JOINS_LETTERS if run & NUMERIC else JOINS_DIGITS)
                 kind = IN_WORD if joins else SYMBOL + int(code)
+            else:
+                run = class_
             # No branch for each word, which no processor foresees: what is stored for none, the next overwrites.
             is_word = kind != BETWEEN
             starts[count] = place
@@ -126,11 +158,11 @@ def sum_words(texts: Texts, starts: NDArray[np.int64], ends: NDArray[np.int64], 
 @jit
 def _sum_words(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], table: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+) -> tuple[NDArray[Any], ...]:
     count = len(starts)
     prefix, inverse = np.zeros(count + 1, np.uint64), np.empty(count, np.uint64)
     characters = np.zeros(count + 1, np.int64)
-    has_letter, is_mark = np.empty(count, np.bool_), np.empty(count, np.bool_)
+    has_letter, is_mark, script = np.empty(count, np.bool_), np.empty(count, np.bool_), np.empty(count, np.uint8)
     total, power, inverse_power = np.uint64(0), np.uint64(1), np.uint64(1)
     for word in range(count):
         inverse[word] = inverse_power
@@ -150,7 +182,24 @@ def _sum_words(
         prefix[word + 1] = total
         characters[word + 1] = characters[word] + length
         has_letter[word], is_mark[word] = some & IS_LETTER != 0, every & MARK != 0
-    return prefix, inverse, characters, has_letter, is_mark
+        script[word] = some >> SCRIPT_BIT
+    return prefix, inverse, characters, has_letter, is_mark, script
+
+
+@jit
+def characters_per_word(words: Words, first: int, last: int) -> float:
+    """Words of ``words`` that make one of these, on average: 1 unless most are of scripts without spaces.
+
+    There one of a Han character or kana is half a word; of Thai, a fourth for it and each of its signs.
+    """
+    quarters = unspaced = spaced = 0
+    for word in range(first, last):
+        if words.script[word] in (QUARTER, HALF):
+            unspaced += 1
+            quarters += words.script[word] * (words.characters[word + 1] - words.characters[word])
+        else:
+            spaced += not words.is_mark[word]
+    return 4 * unspaced / quarters if unspaced > spaced else 1.0
 
 
 def hashed_words(texts: Sequence[str]) -> HashedWords:
