@@ -7,6 +7,7 @@ import re
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from command_line import invoke
@@ -63,6 +64,40 @@ def test_the_stage_runs_again_where_a_list_has_changed(tmp_path: Path) -> None:
         options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out", "--workers", 1]
         invoke("filter", tmp_path / "in.jsonl", *options)
         assert pq.read_table(tmp_path / "out" / "documents-00000.parquet")["text"].to_pylist() == kept
+
+
+def test_thresholds_are_chosen_after_the_rules_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{PROSE} {{ {n} }} Mail: a{n}@b.org\n" * (1 + n % 3) for n in range(40)]
+    write_jsonl(tmp_path / "in.jsonl", [*texts, "so\nso\nso\n", PROSE[:50], "---", "Javascript."])
+    command = ["filter", tmp_path / "in.jsonl", "--rules", "gopher_repetition,gopher_quality,c4,fineweb,pii_email"]
+    command += ["--workers", 1, "--out"]
+    thresholds = [[], ["--gopher-fewest-words", 90, "--fineweb-line-punctuation", 0.9], ["--gopher-top-3-gram", 0.01]]
+    for number, options in enumerate(thresholds):
+        invoke(*command, tmp_path / str(number), *options)
+    values = tmp_path / "noted" / "values" / "documents-00000.parquet"
+    for number, options in enumerate(thresholds):
+        invoke(*command, tmp_path / "noted", "--annotate", *options)
+        for name in ("documents-00000.parquet", "dropped/documents-00000.parquet"):
+            plain, noted = (tmp_path / folder / name for folder in (str(number), "noted"))
+            assert noted.read_bytes() == plain.read_bytes()
+        monkeypatch.setattr("mtnlg_data.filters.decisions.DocumentFilter.measure", None)  # not again
+    table = pq.read_table(values)
+    assert table.num_rows == len(texts) + 4
+    assert {"id", "gopher_fewest_words", "c4_fewest_sentences", "fineweb_newlines", "pii_email"} <= {
+        *table.column_names
+    }
+    (words,) = table.filter(pc.field("id") == f"doc-{len(texts) + 1}")["gopher_fewest_words"].to_pylist()
+    assert words == len(PROSE[:50].split())
+    page = (tmp_path / "noted" / "report.html").read_text()
+    assert "Values of gopher fewest words" in page
+    assert 'class="cut"' in page
+
+
+def test_values_need_ids_that_differ(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    (tmp_path / "in.jsonl").write_text((tmp_path / "in.jsonl").read_text() * 2)
+    with pytest.raises(Failure, match="1 have the id of another"):
+        invoke("filter", tmp_path / "in.jsonl", "--rules", "fineweb", "--annotate", "--out", tmp_path / "out")
 
 
 def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

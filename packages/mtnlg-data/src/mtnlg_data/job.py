@@ -1,6 +1,7 @@
 """What a step is given to work with: its input, its folder, the engine; and what it does with every shard.
 
     job.write(items)                    the documents of each shard, as ``Step.open`` decides
+    job.annotate(key)                   the values about each document that ``Step.open`` gives, beside the shards
     job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
     job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
 
@@ -17,19 +18,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from .console import Failure
 from .document import number_shards, read_documents, shard_source, write_documents
-from .engine import StageFolder, Task, verified_summary
+from .engine import VALUES, StageFolder, Task, verified_summary
 from .exchange import Rows, merge
+from .files import atomic_path
 from .fingerprint import fingerprint
 from .summary import COUNTS, passthrough_summary, stage_summary
 from .tally import recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
 
     from .document import Shard
     from .engine import Engine
@@ -182,6 +186,21 @@ class Job:
         ]
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
 
+    def annotate(self, key: Callable[[str], object], **shared: Any) -> list[Done]:  # noqa: ANN401
+        """Write the ``notes`` that ``Step.open`` gives about the documents of every shard that goes through.
+
+        ``key`` says of a source what the notes depend on beside the documents.
+        """
+        step = self.step.by_reference()
+        writes = [
+            (
+                ShardWrite(step, fingerprint(key(shard_source(shard.path))), shard, None),
+                self.out / VALUES / shard.path.name,
+            )
+            for shard in self.through
+        ]
+        return self.map(VALUES, write_notes, writes, **shared)
+
     def do(self, key: str = "") -> Summary:
         """Run the step and record that it is done, on inputs of this key; returns its summary, with its seconds."""
         started = time.monotonic()
@@ -246,6 +265,25 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
         write_documents(output, remaining())
     return {**tallies.summary(), "counts": dict(counts), "samples": samples}
+
+
+def write_notes(write: ShardWrite, output: Path, **shared: object) -> Summary:
+    """Write the ids and notes of one shard's documents; returns the counts. Raises ``Failure`` where ids are equal."""
+    step, shard = write.step.load(), write.shard
+    decide = step.decide_by_language(shard, shard_source(shard.path), write.item, shared)
+    counts: Counter[str] = Counter()
+    columns: dict[str, list[Any]] = {"id": [pa.array([], pa.string())]}
+    for batch in read_documents(shard.path, batch_bytes=step.batch_bytes):
+        outcome = decide(batch)
+        counts.update(outcome.counts)
+        for name, values in {"id": batch["id"], **outcome.notes}.items():
+            columns.setdefault(name, []).append(values)
+    notes = pa.table({"id": pa.chunked_array(columns.pop("id")), **{n: np.concatenate(c) for n, c in columns.items()}})
+    if (different := pc.count_distinct(notes["id"]).as_py()) < notes.num_rows:
+        raise Failure(f"{shard.path}: {notes.num_rows - different} have the id of another; annotate needs ids")
+    with atomic_path(output) as partial:
+        pq.write_table(notes, partial, compression="zstd")
+    return {"counts": dict(counts)}
 
 
 def run_step(

@@ -84,6 +84,7 @@ class Outcome(NamedTuple):
     counts: Mapping[str, int] = {}  # of anything else, such as edits, by name; added up per shard
     samples: Sequence[Any] = ()  # JSON-able, for the report; listed per shard
     origin: NDArray[np.int64] | None = None  # input row of each output row, where one becomes several
+    notes: Mapping[str, NDArray[np.float64]] = {}  # per input row: values by name, for ``Job.annotate``
 
     @classmethod
     def keep(
@@ -356,6 +357,7 @@ def merge_outcomes(rows: int, parts: Sequence[tuple[NDArray[np.int64], Outcome]]
     reasons = list(dict.fromkeys(reason for _, outcome in parts for reason in outcome.reasons))
     decisions, scores = np.full(rows, KEPT), np.full(rows, np.nan)
     counts: dict[str, int] = {}
+    notes: dict[str, NDArray[np.float64]] = {}
     for own, outcome in parts:
         numbers = np.array([*map(reasons.index, outcome.reasons), KEPT])
         decisions[own] = numbers[outcome.decisions]
@@ -363,12 +365,14 @@ def merge_outcomes(rows: int, parts: Sequence[tuple[NDArray[np.int64], Outcome]]
             scores[own] = outcome.scores
         for name, count in outcome.counts.items():
             counts[name] = counts.get(name, 0) + count
+        for name, values in outcome.notes.items():
+            notes.setdefault(name, np.full(rows, np.nan))[own] = values
     origin = np.concatenate([own[outcome.rows] for own, outcome in parts])
     order = np.argsort(origin, kind="stable")
     documents = pa.Table.from_batches([outcome.documents for _, outcome in parts]).take(pa.array(order))
     (batch,) = documents.combine_chunks().to_batches() or [parts[0][1].documents.slice(0, 0)]
     samples = [sample for _, outcome in parts for sample in outcome.samples]
-    return Outcome(batch, decisions, reasons, scores, counts, samples, origin[order])
+    return Outcome(batch, decisions, reasons, scores, counts, samples, origin[order], notes)
 
 
 def text_lengths(texts: pa.Array) -> NDArray[np.int64]:

@@ -138,6 +138,7 @@ class FilterRule(Part):
     threshold: float | None = None
     effect: str
     count: int
+    values: dict[int, int] = {}  # documents by floor(4 log2 of the rule's value), where it is kept
 
 
 class DuplicatePair(Part):

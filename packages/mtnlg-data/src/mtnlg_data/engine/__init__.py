@@ -14,7 +14,7 @@ from mtnlg_data.console import Failure, UsageFailure
 
 from .folder_lock import lock_folder
 from .local import Local
-from .stage_folder import CUTS, DROPPED, StageFolder, StageRecord, listed_shards, read_record, stage_folders
+from .stage_folder import CUTS, DROPPED, VALUES, StageFolder, StageRecord, listed_shards, read_record, stage_folders
 from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks, verified_summary
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CUTS",
     "DROPPED",
+    "VALUES",
     "Engine",
     "EngineName",
     "Keep",

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 RECORD, RECORD_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
 RECIPE = "recipe.toml"  # in the folder of a run
 STATE = "state"  # folder of what a step keeps for its reruns, in its own
-DROPPED, CUTS = "dropped", "cuts"  # folders of its records of dropped documents, and of cuts in documents
+#: Folders of its records of dropped documents, of cuts in documents, and of the values of rules.
+DROPPED, CUTS, VALUES = "dropped", "cuts", "values"
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
@@ -132,7 +133,7 @@ class StageFolder:
 
     def _found(self) -> Iterator[Path]:
         """What stands beside a manifest, or did: documents in the folder itself, records of them, all in its state."""
-        for folder in (self.path, self.path / DROPPED, self.path / CUTS):
+        for folder in (self.path, *(self.path / name for name in (DROPPED, CUTS, VALUES))):
             outputs = (path.with_suffix("") for path in folder.glob("*.json"))
             yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
         yield from (path.with_suffix("") for path in self.state.rglob("*.json"))

@@ -37,7 +37,10 @@ class Decisions(NamedTuple):
 def _call(
     family: Family, look: Callable[[TextBatch], Any], batch: TextBatch
 ) -> tuple[pa.LargeStringArray, NDArray[Any]]:
-    """The texts as they go on, and a number per rule and text. Raises ``Failure`` where a function gives others."""
+    """The texts as they go on, and a number per rule and text; NaN of a text without the words that it looks at.
+
+    Raises ``Failure`` where a function gives others.
+    """
     try:
         column, numbers = look(batch) if family.edits else (batch.column, look(batch))
         table = np.asarray(numbers)
@@ -46,6 +49,8 @@ def _call(
     expected = (len(family.rules), len(batch))
     if table.shape != expected or len(column) != len(batch):
         raise Failure(f"{family.name}: gave numbers of shape {table.shape}; {expected} are one per rule and text")
+    if family.words:
+        table = np.where(batch.word_counts == 0, np.nan, table)
     return column, table
 
 
@@ -61,10 +66,26 @@ class DocumentFilter:
         self._chosen = [(one, one.family.open(self._settings, one.asked)) for one in chosen]
         self.reasons = (*(rule.name for chosen, _ in self._chosen for rule in chosen.family.rules), EMPTY)
 
-    def decide(
+    def measure(
         self, texts: pa.LargeStringArray, urls: Sequence[str | None], languages: Sequence[str | None] = ()
+    ) -> NDArray[np.float64]:
+        """The numbers of all rules for all documents, [rules, documents], in the order of ``reasons``."""
+        batch = self._batch_type(texts, urls, self._settings.words, languages)
+        numbers = [np.empty((0, len(texts)))]
+        for chosen, look in self._chosen:
+            column, own = _call(chosen.family, look, batch)
+            numbers.append(own)
+            batch = batch.with_texts(column) if chosen.family.edits else batch
+        return np.concatenate(numbers)
+
+    def decide(
+        self,
+        texts: pa.LargeStringArray,
+        urls: Sequence[str | None],
+        languages: Sequence[str | None] = (),
+        measured: NDArray[np.float64] | None = None,
     ) -> Decisions:
-        """The decisions on documents of these texts, addresses and languages."""
+        """The decisions on documents of these texts, addresses and languages; ``measured`` as `measure` gives it."""
         batch, rows = self._batch_type(texts, urls, self._settings.words, languages), np.arange(len(texts))
         reasons, scores = np.full(len(texts), KEPT), np.full(len(texts), np.nan)
         edits: Counter[str] = Counter()
@@ -73,7 +94,11 @@ class DocumentFilter:
             if not kept.all() and (family.edits or not batch.has_words):  # words that are found serve the next family
                 batch = batch.filter(kept)
                 rows, kept = rows[kept], kept[kept]
-            column, numbers = _call(family, look, batch)
+            if measured is None or family.edits:
+                column, numbers = _call(family, look, batch)
+            else:
+                first = self.reasons.index(family.rules[0].name)
+                numbers = measured[first : first + len(family.rules), rows]
             if family.edits:
                 batch = batch.with_texts(column)
             broken, score = self._first_broken(chosen, batch, numbers, edits)
@@ -94,7 +119,7 @@ class DocumentFilter:
             elif rule.name in chosen.asked:
                 edits[rule.name] += int(own.sum())
         if chosen.family.words:
-            empty = batch.word_counts == 0
+            empty = np.isnan(numbers).all(axis=0)
             broken[empty], scores[empty] = len(self.reasons) - 1, np.nan_to_num(scores[empty])
         elif any(rule.effect is Effect.CUT for rule in chosen.family.rules):
             broken[(broken == KEPT) & (np.diff(batch.texts.bounds) == 0)] = len(self.reasons) - 1

@@ -42,6 +42,12 @@ class FilterSettings(_RuleSettings):
     own: dict[str, int | float] = setting(
         {}, "Thresholds of rules that other packages or files declare.", unit="threshold"
     )
+    annotate: bool = setting(
+        False,
+        "Keep the values of all rules for every document in values/*.parquet; other thresholds are then applied "
+        "without measuring again.",
+        keyed=False,
+    )
     alarm_share: float = setting(
         0.8,
         "Say so where the rules drop a larger share of a source's documents.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from .numbers import brief, count, duration, less, percent, short, signed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mtnlg_data.summary import RunSummary, Stage
+    from mtnlg_data.summary import FilterRule, RunSummary, Stage
 
 #: In the order in which data flows. The first word of each names its macro and its anchor; without data it is left out.
 SECTIONS = (
@@ -27,6 +28,7 @@ SECTIONS = (
 LANGUAGES_SHOWN = 8
 OCTAVES_PER_TICK = 3
 DETAIL_CHARACTERS = 400  # of a value
+LEAST_VALUE = 2.0**-10  # of a rule, as the step counts them
 CLUSTER_SIZES = ((2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, None))
 
 
@@ -57,7 +59,19 @@ def _environment() -> Environment:
     )
     numbers = (brief, count, duration, less, percent, short, signed)
     texts = (around_ngram, beginning, by_fate, side_by_side, similar_pairs)
-    views = (cluster_classes, flows, in_words, languages, lengths, of_stages, pieces, ranked, table_rows, totals)
+    views = (
+        cluster_classes,
+        flows,
+        in_words,
+        languages,
+        lengths,
+        of_stages,
+        pieces,
+        ranked,
+        rule_values,
+        table_rows,
+        totals,
+    )
     environment.filters |= {function.__name__: function for function in (*numbers, *texts, *views)}
     return environment
 
@@ -114,6 +128,24 @@ def lengths(summary: RunSummary) -> Lengths:
         if any(counts.lengths for counts in (first, *others)):
             charts.append((source, drawn, layers[-1][0].documents_out))
     return Lengths(ticks, charts)
+
+
+class Values(NamedTuple):
+    """Distribution of a rule's values over quarter octaves; ticks and threshold at places from 0 to 1."""
+
+    counts: list[int]
+    ticks: list[tuple[float, str]]
+    cut: float
+
+
+def rule_values(rule: FilterRule) -> Values:
+    """Of a rule whose values are kept."""
+    cut = 4 * math.log2(rule.threshold or LEAST_VALUE)
+    low = min(*rule.values, math.floor(cut) - 1)
+    size = max(*rule.values, math.ceil(cut)) + 1 - low
+    octaves = range(-(-low // 4), (low + size) // 4 + 1, size // 16 + 1)
+    ticks = [((4 * n - low) / size, count(2**n) if n > 0 else f"{2.0**n:.2g}" if n > -10 else "0") for n in octaves]
+    return Values([rule.values.get(low + n, 0) for n in range(size)], ticks, min(max(0, (cut - low) / size), 1))
 
 
 def languages(summary: RunSummary) -> list[tuple[str, int, int]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import field_validator
 
 from mtnlg_data.console import Failure, Failures, IoFailure
@@ -19,13 +22,18 @@ from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
     from mtnlg_data.summary import Summary
+
+
+LEAST_VALUE = 2.0**-10  # that is told apart in a distribution
 
 
 class FilterKeys(Settings):
@@ -79,18 +87,31 @@ class Filter(Step[FilterSettings, FilterKeys]):
 
     def fingerprint(self, source: str) -> object:
         """Thresholds, lists by their content, the rules, and the code of those of others."""
+        return [self.settings_for(source), self._rules(source)]
+
+    def _rules(self, source: str) -> list[object]:
         chosen = choose(self.sources[source].filters)
-        rules = [[one.family.name, sorted(one.asked), one.family.code()] for one in chosen]
-        return [self.settings_for(source), rules]
+        return [[one.family.name, sorted(one.asked), one.family.code()] for one in chosen]
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """Decide on small batches, whose words fit the caches."""
-        del item, shared
+        """Decide on small batches, whose words fit the caches; by values of the rules if they are given as ``item``.
+
+        With ``annotate`` measure these, and decide nothing.
+        """
         document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
+        names = document_filter.reasons[:-1]
+        values = pq.read_table(item.output, columns=["id", *names]).combine_chunks() if item else None
 
         def decide(batch: pa.RecordBatch) -> Outcome:
-            urls, languages = batch["url"].to_pylist(), batch["language"].to_pylist()
-            decided = document_filter.decide(batch["text"], urls, languages)
+            about = batch["text"], batch["url"].to_pylist(), batch["language"].to_pylist()
+            if shared.get("annotate"):
+                notes = dict(zip(names, document_filter.measure(*about), strict=True))
+                return Outcome(batch, np.full(len(batch), KEPT), counts=_bins(notes), notes=notes)
+            measured = None
+            if values is not None:
+                rows = pc.index_in(batch["id"], values["id"]).to_numpy()
+                measured = np.stack([values[name].to_numpy()[rows] for name in names])
+            decided = document_filter.decide(*about, measured)
             kept = replace_columns(batch.filter(pa.array(decided.reasons == KEPT)), {"text": decided.texts})
             return Outcome(kept, decided.reasons, document_filter.reasons, decided.scores, decided.edits)
 
@@ -98,20 +119,56 @@ class Filter(Step[FilterSettings, FilterKeys]):
 
     def run(self, job: Job) -> list[Done]:
         """Filter every shard, and add up the effect of each rule."""
-        done = job.write()
+        values = job.annotate(self._measured, annotate=True) if self.settings.annotate else []
+        done = job.write(values or None)
         names = dict.fromkeys(name for keys in self.sources.values() for name in keys.filters)
-        job.details["filters"] = _effects([one.summary for one in done], self.settings, names)
+        bins: Counter[str] = Counter()
+        for one in values:
+            bins.update(one.summary["counts"])
+        job.details["filters"] = _effects([one.summary for one in done], self.settings, names, bins)
         return done
 
+    def _measured(self, source: str) -> object:
+        """What the values of the rules depend on: all settings but thresholds, the rules, and the code of others."""
+        chosen = choose(self.sources[source].filters)
+        thresholds = {rule.name for one in chosen for rule in one.family.rules if rule.has_score}
+        languages = (None, *(name for kind, name in self.variants if kind == "language"))
+        return [
+            [_without(thresholds, self.settings_for(source, language)) for language in languages],
+            self._rules(source),
+        ]
 
-def _effects(summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str]) -> list[dict[str, Any]]:
-    """Source, threshold and effect of every rule that was asked for."""
+
+def _without(thresholds: Collection[str], settings: FilterSettings) -> FilterSettings:
+    """The settings with these thresholds as they are by default."""
+    own = {name: value for name, value in settings.own.items() if name not in thresholds}
+    defaults = {name: field.default for name, field in type(settings).model_fields.items() if name in thresholds}
+    return settings.model_copy(update={"own": own, **defaults})
+
+
+def _bins(notes: Mapping[str, NDArray[np.float64]]) -> Counter[str]:
+    """Documents by rule and quarter octave of its value: ``rule/floor(4 log2 value)``, of 0 the lowest."""
+    counts: Counter[str] = Counter()
+    for name, values in notes.items():
+        quarters = np.floor(4 * np.log2(values[~np.isnan(values)].clip(LEAST_VALUE)))
+        counts.update(f"{name}/{quarter:.0f}" for quarter in quarters.tolist())
+    return counts
+
+
+def _effects(
+    summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str], bins: Counter[str]
+) -> list[dict[str, Any]]:
+    """Source, threshold and effect of every rule that was asked for, and its values if they are kept."""
     edits: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for summary in summaries:
         edits.update(summary["counts"])
         for counts in summary["sources"].values():
             dropped.update(counts["dropped"])
+    values: dict[str, dict[int, int]] = defaultdict(dict)
+    for key, count in sorted(bins.items()):
+        name, _, quarter = key.rpartition("/")
+        values[name][int(quarter)] = count
     chosen = choose(names)
     limits = with_rules(settings, chosen)
     return [
@@ -121,6 +178,7 @@ def _effects(summaries: Sequence[Summary], settings: FilterSettings, names: Coll
             "threshold": limit if isinstance(limit := getattr(limits, rule.name, None), (int, float)) else None,
             "effect": rule.effect.value,
             "count": dropped[rule.name] if rule.effect is Effect.DROP else edits[rule.name],
+            "values": values[rule.name] if rule.has_score else {},
         }
         for family, asked in chosen
         for rule in family.rules
