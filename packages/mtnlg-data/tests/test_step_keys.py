@@ -65,13 +65,14 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
         return {name: key(cls, **SETTINGS.get(name, {})) for name, (cls, *_) in own_factories().items()}
 
     before, upgraded = keys(), {}
-    for library in ("jusText", "lxml", "pycld2", "scikit-learn", "ftfy", "tokenizers", "pyarrow"):
+    for library in ("jusText", "lxml", "pycld2", "resiliparse", "scikit-learn", "ftfy", "tokenizers", "pyarrow"):
         upgrade(**{library: "99"})
         upgraded[library] = {name for name, own in keys().items() if own != before[name]}
     assert upgraded == {
         "jusText": {"extract"},
         "lxml": {"extract"},
         "pycld2": {"extract", "clean"},
+        "resiliparse": {"extract"},
         "scikit-learn": {"quality"},
         "ftfy": {"clean"},
         "tokenizers": {"tokenize"},
@@ -83,9 +84,9 @@ SETTINGS: dict[str, dict[str, Any]] = {"tokenize": {"vocabulary": 400}}
 
 
 def test_an_extra_counts_where_a_setting_chooses_it(upgrade: Callable[..., None]) -> None:
-    methods = ("justext", "resiliparse")
+    methods = ("justext", "trafilatura")
     before = [key(Extract, method=method) for method in methods]
-    upgrade(resiliparse="99")
+    upgrade(trafilatura="99")
     assert [key(Extract, method=method) == old for method, old in zip(methods, before, strict=True)] == [True, False]
 
 

@@ -1,67 +1,142 @@
-"""Decode an HTML page: by byte order mark, HTTP header, <meta> or XML declaration, or as UTF-8; the first that fits.
+"""Decode an HTML page: by byte order mark, HTTP header, <meta> or XML declaration, as UTF-8, or as what is detected.
 
 Labels mean what browsers take them for (encoding.spec.whatwg.org): Latin-1 is Windows-1252, GB 2312 is GB 18030, and a
 <meta> that declares UTF-16 in ASCII bytes is wrong. Labels that the web does not know are ignored, so that a page
-cannot ask for EBCDIC or for a codec that is slow on crafted input.
+cannot ask for EBCDIC or for a codec that is slow on crafted input. As in a browser's parser, a <meta> counts wherever
+it stands but in comments, scripts and styles (html.spec.whatwg.org, "changing the encoding while parsing").
+
+Pages that declare nothing, and are not UTF-8, are detected by uchardet (Resiliparse); benchmarks/charsets.py compares
+detectors. It guesses on few accented letters, so a Latin alphabet other than the western one needs several.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import webencodings
 
-BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-UTF_16 = {"utf-16-le", "utf-16-be"}
-#: The first <meta> with a charset; comments are matched too, to skip any <meta> inside them.
-META = re.compile(
-    rb"<!--.*?(?:-->|\Z)|<meta[^>]{0,256}?charset\s*=\s*[\"']?\s*([\w:.-]{1,40})", re.IGNORECASE | re.DOTALL
-)
-META_SCAN_BYTES = 2048
-XML_ENCODING = re.compile(rb"\s*<\?xml[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1,40})", re.IGNORECASE)
-XML_DECLARATION = re.compile(r"\s*<\?xml[^>]*>", re.IGNORECASE)
-FALLBACK = "cp1252"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
+BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+#: A <meta>, with its attributes; what it must not stand in is matched too, to pass over it.
+META = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(?:script|style)\b.*?(?:</(?:script|style)|\Z)|<meta[\s/]([^>]{0,1024})",
+    re.IGNORECASE | re.DOTALL,
+)
+META_SCAN_BYTES = 1 << 20
+ATTRIBUTE = re.compile(r"(?<![^\s\"'/])([a-z-]+)\s*=\s*(?:\"([^\"]*)|'([^']*)|([^\s\"'>]+))", re.IGNORECASE)
+CONTENT_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';]+)", re.IGNORECASE)
+XML_DECLARATION = re.compile(r"\s*<\?xml(?:[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1,40}))?[^>]*>", re.IGNORECASE)
+UTF_8, FALLBACK = "utf-8", "windows-1252"
+ISO_2022_JP = "\x1b$"  # begins its Japanese; all its bytes are ASCII
+#: Share of the characters beyond ASCII that may be broken: in UTF-8, whose sequences are hardly found by chance, and in
+#: an encoding that is declared beside Windows-1252.
+MAX_BROKEN_UTF_8, MAX_BROKEN = 0.5, 0.1
 #: Python's codec where a superset of the web's encoding is read, or it has no codec of that name.
-CODECS = {"gbk": "gb18030", "x-user-defined": FALLBACK}
+CODECS = {"gbk": "gb18030", "x-user-defined": "cp1252"}
+#: Of uchardet, what the web calls otherwise or takes for its superset.
+DETECTED = {
+    "cp949": "euc-kr",
+    "iso8859-13": "windows-1257",
+    "koi8-r": "koi8-u",
+    "mac-cyrillic": "x-mac-cyrillic",
+}
+MAX_DETECTION_BYTES = 1 << 20
+#: Latin alphabets beside the western one, and how many different accented letters amid others they need.
+LATIN = re.compile("iso-8859-([234]|1[0456])|windows-125[0478]")
+AMID_LETTERS = re.compile(rb"[A-Za-z][\x80-\x90\x98-\xff]+(?=[A-Za-z])")
+MIN_ACCENTED = 3
 
 
 def decode_html(page: bytes, declared: str | None) -> str:
-    """Decode a page, given the charset declared in its HTTP header, and remove its XML declaration.
+    """Decode a page, given the charset declared in its HTTP header, and remove its XML declaration."""
+    return decode_page(page, declared)[0]
 
-    Windows-1252 decodes nearly anything, so it is tried last: a page that declares it may still be UTF-8. A page that
-    no candidate decodes gets replacement characters, in its declared codec or else Windows-1252. The XML declaration
-    is removed because lxml would apply the encoding in it to the decoded text.
+
+def decode_page(page: bytes, declared: str | None) -> tuple[str, str | None]:
+    """As ``decode_html``, and the encoding if it was detected.
+
+    The XML declaration is removed because lxml would apply the encoding in it to the decoded text.
+    """
+    text, detected = _decode(page, declared)
+    declaration = XML_DECLARATION.match(text)
+    return text[declaration.end() :] if declaration else text, detected
+
+
+def _decode(page: bytes, declared: str | None) -> tuple[str, str | None]:
+    """The text in the first encoding, of those that are declared and UTF-8, that decodes the page.
+
+    Windows-1252 decodes nearly anything, so it is tried last: a page that declares it may still be UTF-8. UTF-8 with
+    broken places gets replacement characters there; so does a page that no encoding decodes, in the one that it breaks
+    least, or in Windows-1252 if that is declared too.
     """
     for mark, encoding in BOMS:
         if page.startswith(mark):
-            return _strip_xml_declaration(page[len(mark) :].decode(encoding, "replace"))
-    candidates = [codec for label in (declared, *_labels_in_page(page)) if (codec := _codec(label))]
-    for codec in sorted([*candidates, "utf-8"], key=lambda codec: codec == FALLBACK):
-        try:
-            return _strip_xml_declaration(page.decode(codec))
-        except UnicodeError:
-            continue
-    return _strip_xml_declaration(page.decode(next(iter(candidates), FALLBACK), "replace"))
+            return page[len(mark) :].decode(encoding, "replace"), None
+    best = (2.0, "")
+    for name in chain(_declared(page, declared), [UTF_8]):
+        if name and name != FALLBACK:
+            best = min(best, _attempt(page, name), key=itemgetter(0))
+            if not best[0]:
+                return best[1], None
+    names = set(filter(None, _declared(page, declared)))
+    if names and (best[0] <= MAX_BROKEN or FALLBACK not in names):
+        return best[1], None
+    detected = None if names else _detect(page)
+    return page.decode(_codec(detected or FALLBACK), "replace"), detected
 
 
-def _labels_in_page(page: bytes) -> list[str | None]:
-    """Labels of the page's <meta> and XML declaration; UTF-16 counts as UTF-8, as the label was read in ASCII."""
-    metas = META.finditer(page, 0, META_SCAN_BYTES)
-    declared = [next((meta[1] for meta in metas if meta[1]), None), (xml := XML_ENCODING.match(page)) and xml[1]]
-    labels = [None if label is None else label.decode("ascii", "replace") for label in declared]
-    return ["utf-8" if _codec(label) in UTF_16 else label for label in labels]
+def _attempt(page: bytes, name: str) -> tuple[float, str]:
+    """Share of the characters beyond ASCII that are broken in an encoding (0 where UTF-8 is sound enough), and text."""
+    codec = _codec(name)
+    try:
+        return 0.0, page.decode(codec)
+    except UnicodeError:
+        text = page.decode(codec, "replace")
+    broken = text.count("\ufffd") / (len(text) - len(text.encode("ascii", "ignore")))
+    return 0.0 if name == UTF_8 and broken <= MAX_BROKEN_UTF_8 else broken, text
 
 
-def _codec(label: str | None) -> str | None:
-    """Python's codec for a label; None for a label that the web does not know."""
+def _declared(page: bytes, declared: str | None) -> Iterator[str | None]:
+    """The encodings that HTTP, the first <meta> with one, the XML declaration and escape sequences declare."""
+    yield _name(declared)
+    head = page[:META_SCAN_BYTES].decode("latin-1")
+    metas = (_name(_meta_label(meta[1])) for meta in META.finditer(head) if meta[1])
+    xml = XML_DECLARATION.match(head)
+    for name in (next(filter(None, metas), None), xml and _name(xml[1])):
+        yield UTF_8 if name and name.startswith("utf-16") else name  # as the label was read in ASCII
+    yield "iso-2022-jp" if ISO_2022_JP in head else None
+
+
+def _meta_label(tag: str) -> str | None:
+    """The label in the attributes of a <meta>."""
+    attributes = {name.lower(): "".join(values) for name, *values in ATTRIBUTE.findall(tag)}
+    if "charset" in attributes or attributes.get("http-equiv", "").lower() != "content-type":
+        return attributes.get("charset")
+    content = CONTENT_CHARSET.search(attributes.get("content", ""))
+    return content and content[1]
+
+
+def _detect(page: bytes) -> str:
+    """The likely encoding of a page that declares none."""
+    from resiliparse.parse.encoding import detect_encoding  # noqa: PLC0415  (few pages need it)
+
+    found = detect_encoding(page, max_len=MAX_DETECTION_BYTES, html5_compatible=False) or ""
+    name = _name(DETECTED.get(found, found.replace("_", "-"))) or FALLBACK
+    return FALLBACK if LATIN.fullmatch(name) and len(set(AMID_LETTERS.findall(page))) < MIN_ACCENTED else name
+
+
+def _name(label: str | None) -> str | None:
+    """The web's encoding of a label; None for a label that the web does not know."""
     encoding = webencodings.lookup(label or "")
-    if encoding is None or encoding.name == "replacement":
-        return None
-    return CODECS.get(encoding.name) or str(encoding.codec_info.name)
+    return None if encoding is None or encoding.name == "replacement" else str(encoding.name)
 
 
-def _strip_xml_declaration(text: str) -> str:
-    declaration = XML_DECLARATION.match(text)
-    return text[declaration.end() :] if declaration else text
+def _codec(name: str) -> str:
+    """Python's codec for an encoding of the web."""
+    return CODECS.get(name) or str(webencodings.lookup(name).codec_info.name)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import orjson
+
 from mtnlg_data.document import shard_name, writing_documents
 from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
 from mtnlg_data.sources import Dropped, Record
@@ -92,7 +94,7 @@ def _extract_record(
     record: Record, writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
 ) -> None:
     try:
-        text, language, length, reason = extract_record(record, settings)
+        text, language, length, reason, charset = extract_record(record, settings)
     except PARSE_ERRORS as error:
         file = writers[0].file
         where = f"{file.here.name}: record {record.number}{file.part.place}"
@@ -105,6 +107,8 @@ def _extract_record(
         languages["languages_kept"][code] += reason is None
     given = record.metadata
     metadata = given if isinstance(given, Metadata) else json_metadata(given)
+    if charset and not metadata.lost and isinstance(metadata.value, str | None):
+        metadata = json_metadata({**orjson.loads(metadata.value or "{}"), "Detected-Charset": charset})
     for writer in writers:
         key = writer.file.key(record.number)
         document_id = record.id or key

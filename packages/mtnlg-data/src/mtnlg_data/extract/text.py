@@ -21,7 +21,7 @@ from mtnlg_data.settings import setting
 from mtnlg_data.sources import MAX_RECORD_BYTES
 
 from .boilerplate import BoilerplateSettings
-from .charset import decode_html
+from .charset import decode_page
 from .extractors import Method, extract_text
 from .language import Language, LanguageSettings, detect_language, open_identifier
 
@@ -40,7 +40,7 @@ class ExtractSettings(LanguageSettings):
 
     method: Method = setting(
         "justext",
-        "What removes the boilerplate of a page; each of the others needs the extra of its name.",
+        "What removes the boilerplate of a page; trafilatura needs the extra of its name.",
         paper="justext",
     )
     justext: BoilerplateSettings = BoilerplateSettings()
@@ -76,6 +76,7 @@ class Extracted(NamedTuple):
     language: Language | None
     length: int  # characters of the record's text or HTML
     reason: str | None = None
+    charset: str | None = None  # of a page, if it was guessed
 
 
 def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
@@ -85,7 +86,7 @@ def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
         if not text.strip():
             return Extracted("", None, len(text), "empty")
         return Extracted(text, open_identifier(settings.language_model)(text), len(text))
-    html = decode_html(record.content, record.charset)
+    html, charset = decode_page(record.content, record.charset)
     length = len(html)
     if length > settings.largest_page:
         return Extracted("", None, length, "page_too_large")
@@ -99,7 +100,7 @@ def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
     if settings.language_model is not None and reason is None:
         language = open_identifier(settings.language_model)(text)
         reason = settings.refuse(language)
-    return Extracted(text, language, length, reason)
+    return Extracted(text, language, length, reason, charset)
 
 
 def is_text(text: str) -> bool:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Extract(Step[ExtractSettings, Settings]):
     """Source files to shards of documents."""
 
-    number, version = 1, 1
+    number, version = 1, 2
     takes: ClassVar[Kind] = "files"
-    kept = ("jusText", "lxml", "pycld2", "webencodings", "fasttext-predict")
+    kept = ("jusText", "lxml", "pycld2", "resiliparse", "webencodings", "fasttext-predict")
 
     def check(self) -> None:
         """Open the language model."""
