@@ -59,7 +59,11 @@ TEXTS = [f"Document {number}: " + " ".join(str(RNG.random()) for _ in range(20))
 ROWS = [json.dumps({"text": text}).encode() + b"\n" for text in TEXTS]
 LINES = b"".join(ROWS)
 SOUND = 3
-WARC = [member(record(page("It is what they had all been told of the town. " * 20).encode())) for _ in range(5)]
+HTML = page("It is what they had all been told of the town. " * 20).encode()
+WARC = [member(record(HTML)) for _ in range(5)]
+OF_HTML = "HTTP/1.1 200 OK\r\nContent-Type: text/html"
+CHUNKED = f"{OF_HTML}\r\nTransfer-Encoding: chunked"
+RESOURCE = b"WARC/1.0\r\nWARC-Type: resource\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%s\r\n\r\n"
 CLAIM = b"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.example/\r\nContent-Length: %d\r\n\r\n"
 WAT = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
 
@@ -185,6 +189,22 @@ CASES = [
     Case("WARC record that claims 1 GB", "a.warc", CLAIM % 10**9 + b"HTTP/1.1 200 OK\r\n\r\n<p>", 1),
     Case("WARC record that claims a negative length", "a.warc", CLAIM % -5 + b"<p>\r\n\r\n", 1),
     Case("WARC response without HTTP headers", "a.warc", CLAIM % 3 + b"<p>\r\n\r\n", 1),
+    Case("HTTP headers whose lines end in LF", "a.warc", record(HTML, http=OF_HTML.replace("\r", "")) * 5, 5),
+    Case("WARC headers whose lines end in LF", "a.warc", (RESOURCE.replace(b"\r", b"") % (len(HTML), HTML)) * 5, 5),
+    Case("HTTP header of 70 kB", "a.warc", record(HTML, http=f"{OF_HTML}\r\nA: {'a' * 70_000}"), 1),
+    Case("HTTP response without Content-Type", "a.warc", record(HTML, http="HTTP/1.1 200 OK"), 1),
+    Case("chunks with extensions", "a.warc", record(b"%x;a=b\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML), http=CHUNKED), 1),
+    Case("chunks that the crawler has joined, with their header", "a.warc", record(HTML, http=CHUNKED), 1),
+    Case("chunks of a wrong size", "a.warc", record(b"3\r\n%s\r\n0\r\n\r\n" % HTML, http=CHUNKED), 1),
+    Case(
+        "page in two members of gzip",
+        "a.warc",
+        record(stored(HTML[:40]) + stored(HTML[40:]), http=f"{OF_HTML}\r\nContent-Encoding: gzip"),
+        1,
+    ),
+    Case("WARC resource records (warcit)", "a.warc", (RESOURCE % (len(HTML), HTML)) * 5, 5),
+    Case("WARC revisit record", "a.warc", record(b"", kind="revisit"), 1),
+    Case("UTF-8 page with bytes of Windows-1252", "a.warc", record(HTML.replace(b"what", b"what\xc3\xa9\x92", 1)), 1),
     Case("WAT (metadata of pages) named .warc.gz", "a.warc.gz", member(WAT) * 3, 3),
     Case("web page named .warc.gz", "a.warc.gz", b"<!doctype html><p>A page.", 1),
     Case("only a file of an unknown suffix", "a.csv", b"id,text\n1,one\n", 1),

@@ -72,7 +72,9 @@ def _write_malformed(folder: Path) -> None:
         "example.warc.gz": member(record(body)),
         "clipped.warc.gz": member(record(body))[:-40],
         "example-trunc.warc": record(body, length=len(body) + 300) + record(b"", kind="request", http="GET / HTTP/1.1"),
-        "example-resource.warc.gz": member(record(body, kind="resource")),
+        "example-resource.warc.gz": member(
+            record(body, kind="resource", http="").replace(b"application/http; msgtype=resource", b"text/html")
+        ),
         "example-bad-non-chunked.warc.gz": member(
             record(gzip.compress(body), http=f"{http}\r\nContent-Encoding: gzip")
         ),

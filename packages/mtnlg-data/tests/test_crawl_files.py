@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import brotli
 import pytest
@@ -73,12 +73,93 @@ def test_texts_of_a_wet_file_are_records_with_their_headers(tmp_path: Path, comp
     assert [(drop.reason, drop.what is None) for drop in dropped] == [("not_text", True), ("not_utf8", False)]
 
 
-def test_transfer_and_content_encodings_are_undone(tmp_path: Path, corpus: ModuleType) -> None:
-    body = gzip.compress(b"<p>hello")
-    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    http = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked"
-    pages, _ = read(crawl(tmp_path / "c.warc", [corpus.record(chunked, http=http)], compressed=True))
-    assert pages[0].content == b"<p>hello"
+HTML = b"<p>hello\r\n\r\nagain"
+GZIP = gzip.compress(HTML, mtime=0)
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=koi8-r\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+#: Responses that all hold the same page.
+RESPONSES = {
+    "lines that end in LF": OK.replace(b"\r", b"") + b"\n" + HTML,
+    "one line that ends in LF": b"HTTP/1.1 200 OK\nContent-Type: text/html; charset=koi8-r\nServer: s\r\n\r\n" + HTML,
+    "an empty line of LF": OK + b"\n" + HTML,
+    "a header of 70 kB": OK + b"Set-Cookie: " + b"c" * 70_000 + b"\r\n\r\n" + HTML,
+    "a quoted charset": OK.replace(b"koi8-r", b'"KOI8-R"; q=1') + b"\r\n" + HTML,
+    "chunks": CHUNKED + b"4\r\n<p>h\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HTML) - 4, HTML[4:]),
+    "chunks with extensions": CHUNKED + b"%X ;a=b\r\n%s\r\n0;c\r\nTrailer: t\r\n\r\n" % (len(HTML), HTML),
+    "chunks with LF": CHUNKED + b"%x\n%s\n0\n\n" % (len(HTML), HTML),
+    "chunks that break off": CHUNKED + b"%x\r\n%s\r\n" % (len(HTML) + 0, HTML),
+    "chunks that the crawler has joined": CHUNKED + HTML,
+    "chunks of gzip": OK + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"%x\r\n%s\r\n0\r\n\r\n" % (len(GZIP), GZIP),
+    "gzip in transfer": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(GZIP), GZIP),
+    "two headers of codings": OK
+    + b"Content-Encoding: zstd\r\nContent-Encoding: gzip\r\n\r\n"
+    + gzip.compress(zstandard.compress(HTML)),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.parametrize("line_end", [b"\r\n", b"\n"])
+def test_a_page_is_read_whatever_its_headers_and_codings(tmp_path: Path, name: str, line_end: bytes) -> None:
+    block = RESPONSES[name]
+    header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\nContent-Length: %d\r\n\r\n"
+    record = (header % len(block)).replace(b"\r\n", line_end) + block + line_end * 2
+    for compressed in (True, False):
+        pages, dropped = read(crawl(tmp_path / "c.warc", [record, record], compressed=compressed))
+        assert ([(page.content, page.charset) for page in pages], dropped) == ([(HTML, "koi8-r")] * 2, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "body", "expected"),
+    [
+        ("resource", "Content-Type: text/html; charset=koi8-r", HTML, "koi8-r"),
+        ("resource", "WARC-Identified-Payload-Type: application/xhtml+xml", b"<?xml?><html>", None),
+        ("resource", "A: b", b"\n<!DOCTYPE html>", None),
+        ("resource", "A: b", b"<a <table> of figures", None),
+        ("resource", "A: b", b"<address>", "not_html"),
+        ("resource", "Content-Type: text/css", b"a {}", "not_html"),
+        ("conversion", "Content-Type: text/html", HTML, None),
+        ("conversion", "Content-Type: image/png", b"PNG", "not_text"),
+        ("response", "Content-Type: text/dns", b"example.org. A 192.0.2.1", "not_html"),
+        ("response", "Content-Type: application/http", b"HTTP/1.1 200 OK\r\n\r\n<html>", None),
+        ("response", "Content-Type: application/http", b"HTTP/1.1 200 OK\r\n\r\nhtml", "not_html"),
+        (
+            "response",
+            "Content-Type: application/http\r\nWARC-Identified-Payload-Type: text/html",
+            b"HTTP/1.1 200 OK\r\n\r\n\0",
+            None,
+        ),
+        (
+            "response",
+            "Content-Type: application/http\r\nWARC-Identified-Payload-Type: text/html",
+            b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n\0",
+            "not_html",
+        ),
+        ("response", "A: b", b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=koi8-r\r\n\r\n<p>", "koi8-r"),
+        ("revisit", "Content-Type: application/http", b"HTTP/1.1 200 OK\r\n\r\n", "warc_revisit"),
+        ("continuation", "WARC-Segment-Number: 2", b"<p>", "warc_continuation"),
+        ("screenshot", "Content-Type: image/png", b"PNG", "warc_unknown"),
+        ("response", "A: " + "b" * 100_000 + "\r\nContent-Type: text/html", HTML, None),
+    ],
+)
+def test_records_of_every_type_are_read_or_counted(
+    tmp_path: Path, kind: str, headers: str, body: bytes, expected: str | None
+) -> None:
+    head = f"WARC/1.1\r\nWARC-Type: {kind}\r\n{headers}\r\nContent-Length: {len(body)}\r\n\r\n"
+    pages, dropped = read(crawl(tmp_path / "c.warc", [head.encode() + body + b"\r\n\r\n"], compressed=True))
+    assert [page.charset for page in pages] + [drop.reason for drop in dropped] == [expected]
+    assert not [drop for drop in dropped if drop.what]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_wrong_length_among_headers_of_lf_is_found(tmp_path: Path, compressed: bool) -> None:
+    """Where fastwarc, in the mode that reads them, passes over what is no record."""
+    header = b"WARC/1.0\nWARC-Type: resource\nContent-Type: text/html\nContent-Length: %d\n\n"
+    bodies = [(b"<p>0", 4), (BODY, 100), (b"<p>1", 4), (BODY, 900), (b"<p>2", 4)]
+    records = [header % length + body + b"\n\n" for body, length in bodies]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"]
+    assert [drop.reason for drop in dropped] == ["bad_length", "truncated"]
 
 
 BODY = b"<p>" + b"B" * 500
@@ -158,7 +239,7 @@ def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(posi
         ("whirlwind.warc.gz", 1, []),
         ("malformed/clipped.warc.gz", 0, ["truncated"]),
         ("malformed/example-bad-non-chunked.warc.gz", 1, []),
-        ("malformed/example-resource.warc.gz", 0, []),
+        ("malformed/example-resource.warc.gz", 1, []),
         ("malformed/example-trunc.warc", 0, ["bad_length"]),
         ("malformed/example-wrong-chunks.warc.gz", 1, []),
         ("malformed/example.warc.gz", 1, []),
@@ -168,7 +249,8 @@ def test_real_and_malformed_crawl_files_are_read_to_their_end(
     samples: Path, name: str, pages: int, dropped: list[str]
 ) -> None:
     records, drops = read(samples / "web" / name)
-    assert (len(records), [drop.reason for drop in drops]) == (pages, dropped)
+    others = {"warc_revisit", "not_html"}  # sound records of the published files
+    assert (len(records), [drop.reason for drop in drops if drop.reason not in others]) == (pages, dropped)
 
 
 @pytest.mark.parametrize("name", ["commoncrawl_16.warc.gz", "dolma-0000.warc.gz", "malformed/example.warc.gz"])
@@ -223,6 +305,19 @@ def test_content_codings_are_undone_and_an_unencoded_body_is_returned_as_it_is(c
     assert decode_content(PAGE, coding, 1000) == PAGE
 
 
+def test_members_and_frames_of_a_coding_are_joined() -> None:
+    page, half = PAGE * 2, len(PAGE) // 2
+    for coding in ("gzip", "zstd"):
+        parts = [CODINGS[coding](part) for part in (PAGE, b"", PAGE)]
+        assert decode_content(b"".join(parts), coding, 10_000) == page
+        assert decode_content(parts[0] + b"\r\nno member", coding, 10_000) == PAGE
+        assert decode_content(b"".join(parts), coding, half)[:half] == PAGE[:half]
+    with pytest.raises(ValueError, match="members"):
+        decode_content(gzip.compress(b"") * 100_000, "gzip", 1000)
+    with pytest.raises(ValueError, match="chunk"):
+        decode_content(b"2\r\n<p\r\nno size\r\n", "chunked", 1000)
+
+
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
 def test_a_decompression_bomb_in_a_record_is_cut_off_at_max_bytes(
     tmp_path: Path, corpus: ModuleType, coding: str
@@ -255,8 +350,11 @@ def test_of_a_coding_that_breaks_off_the_beginning_is_returned_and_a_corrupt_one
 class Unread:
     """A record on a disk that fails."""
 
-    def parse_http(self, auto_decode: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), auto_decode)
+    headers: ClassVar[dict[str, str]] = {}
+    is_http = True
+
+    def parse_http(self, **settings: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), settings)
 
 
 def test_a_disk_that_fails_within_a_response_is_no_bad_response() -> None:
@@ -269,7 +367,7 @@ def test_any_body_is_decoded_or_refused(body: bytes, coding: str) -> None:
     for mark in (b"", b"\x1f\x8b\x08\0\0\0\0\0\0\0", b"\x28\xb5\x2f\xfd"):
         with suppress(ValueError):
             decode_content(mark + body, coding, 1000)
-    with pytest.raises(ValueError, match="9 content codings"):
+    with pytest.raises(ValueError, match="9 codings"):
         decode_content(body, ",".join(["gzip"] * 9), 1000)
 
 

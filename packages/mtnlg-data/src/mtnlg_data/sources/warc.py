@@ -4,17 +4,20 @@ fastwarc is fast but trusts every record: a truncated payload comes out short, a
 and a broken gzip member ends the file, silently where the flags of its header are broken.
 This reader holds each record back until the next one begins at the announced offset. After a broken record it searches
 for the next gzip magic or line ``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS``
-broken places, of which each costs a record's bytes at most, is read no further.
+broken places, of which each costs a record's bytes at most, is read no further. From the first header on with lines
+that end in LF, fastwarc reads in its quirks mode, which takes them but passes over whatever is no header; so here each
+record is held against what follows it.
 
 ARC, the crawl format before WARC, is read with warcio; there a broken record costs the rest of the file.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import zlib
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -28,25 +31,25 @@ from mtnlg_data.transfer.urls import local_only
 
 from .reader import Part, Reader, reader
 from .record import Dropped, Record
-from .response import GZIP_WBITS, read_converted_text, read_html_page
+from .response import GZIP_WBITS, MAX_HEADER_BYTES, read_html_page, read_payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-WARC_START = b"WARC/1."
 GZIP_MAGIC = b"\x1f\x8b\x08"
 GZIP_MEMBER = re.compile(re.escape(GZIP_MAGIC))
-RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/1\.")
-HEADER_END = b"\r\n\r\n"
-CONTENT_LENGTH = re.compile(rb"\r\nContent-Length: *(\d{1,15})\r\n", re.IGNORECASE)
-ARC_START, ARC_START_BYTES = re.compile(rb"filedesc:[ -~]{23}"), 32  # of the first record, which describes the file
+RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.")
+HEADER_END = re.compile(rb"\n\r?\n")
+BARE_LF = re.compile(rb"[^\r]\n")
+CONTENT_LENGTH = re.compile(rb"\nContent-Length: *(\d{1,15})\r?\n", re.IGNORECASE)
+ARC_START = re.compile(rb"filedesc:[ -~]{23}")  # of the first record, which describes the file
 ARC_DATE = re.compile(r"\d{12,14}")
-LONGEST_START = len(WARC_START)
-MAX_HEADER_BYTES = 1 << 14
+CHECKED_BYTES = 1 << 14  # of a header with LF, and of what follows its record
+#: Records that describe others, or the file.
+DESCRIPTIONS = (WarcRecordType.warcinfo, WarcRecordType.request, WarcRecordType.metadata)
 MAX_DEFECTS = 1000
-CHUNK_BYTES = 1 << 20
-FIRST_CHUNK, LAST_CHUNK = 1 << 12, 1 << 20
+CHUNK_BYTES = 1 << 18
 #: Characters of text per byte of a file, if most is kept: a little too many rather than too few.
 COMPRESSED_PAGES, PLAIN_PAGES = 0.25, 0.05
 
@@ -66,7 +69,7 @@ class Warc(Reader):
     An ARC file is recognised by its content, whatever its name.
     """
 
-    version, pages = 1, True
+    version, pages = 2, True
     snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
 
     @property
@@ -89,10 +92,10 @@ class Warc(Reader):
         return size * PLAIN_PAGES if name.endswith((".warc", ".arc")) else super().characters(name, size)
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the pages: responses of status 200 and an HTML type, codings undone; of WET, conversion records."""
+        """Yield the pages, HTML of responses of status 200, resources and conversions, and the texts of conversions."""
         del part
         with open_regular(path, follow=True) as file:
-            if is_arc(file.read(CHUNK_BYTES)):
+            if ARC_START.match(_read_start(file, 0)):
                 file.seek(0)
                 yield from read_arc(file, path.name, max_bytes)
                 return
@@ -102,20 +105,24 @@ class Warc(Reader):
                     continue
                 url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
                 where = f"{path.name}: byte {record.stream_pos}"
-                if record.record_type == WarcRecordType.response:
-                    yield read_html_page(record, number, where, url, max_bytes)
-                elif record.record_type == WarcRecordType.conversion:
-                    yield read_converted_text(record, number, where, url)
+                if record.record_type not in DESCRIPTIONS:
+                    yield read_payload(record, number, where, url, max_bytes)
 
 
-def is_arc(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` is ARC, plain or gzipped."""
-    if head.startswith(GZIP_MAGIC):
-        try:
-            head = zlib.decompressobj(GZIP_WBITS).decompress(head, ARC_START_BYTES)
-        except zlib.error:
-            return False
-    return ARC_START.match(head) is not None
+def _read_start(file: BinaryIO, offset: int) -> bytes:
+    """Content of the record at ``offset`` from its first byte on, plain or gzipped, as long as a header may be."""
+    file.seek(offset)
+    start = file.read(CHUNK_BYTES)
+    if start.startswith(GZIP_MAGIC):
+        with suppress(zlib.error):
+            return zlib.decompressobj(GZIP_WBITS).decompress(start, MAX_HEADER_BYTES)
+    return start
+
+
+def _header_bytes(start: bytes) -> int:
+    """Length of the header with which a record begins; 0 where none does."""
+    header = HEADER_END.search(start) if start.startswith(b"WARC/") else None
+    return header.end() if header else 0
 
 
 def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dropped]:
@@ -180,56 +187,52 @@ def read_gzip_member(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, in
     return content, file.tell() - len(decompressor.unused_data)
 
 
-def find(pattern: re.Pattern[bytes], file: BinaryIO, start: int, longest: int) -> int | None:
-    """Offset of the first match at or after ``start``, of a pattern that matches at most ``longest`` bytes."""
-    file.seek(start)
-    window, size = b"", FIRST_CHUNK  # a near match, as on crafted input, must not cost a large chunk
-    while chunk := file.read(size):
-        window += chunk
-        match = pattern.search(window)
-        if match:
-            return start + match.start()
-        kept = min(len(window), longest - 1)
-        start += len(window) - kept
-        window, size = window[len(window) - kept :], min(2 * size, LAST_CHUNK)
-    return None
+def find(pattern: re.Pattern[bytes], file: BinaryIO, start: int) -> int | None:
+    """Offset of the first match at or after ``start``."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        match = pattern.search(content, start)
+        return match.start() if match else None
 
 
 def _complete_records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[WarcRecord | Dropped]:
     """Yield the complete records; after a broken one, resume at the next record start."""
     start: int | None = 0
-    reported = False
+    reported = lenient = False
+    last = -1
     defects = 0
-    size = os.fstat(file.fileno()).st_size
     while start is not None:
         defect: Defect | None = None
         file.seek(start)
-        for record in _records_until_defect(file, max_bytes):
+        for record in _records_until_defect(file, max_bytes, lenient=lenient):
             if isinstance(record, WarcRecord):
-                reported = False
+                reported, last = False, record.stream_pos
                 yield record
             else:
                 defect = record
         if defect is None:
             return
-        defect, defects = defect._replace(offset=max(defect.offset, start)), defects + 1
+        defect = defect._replace(offset=max(defect.offset, start))
+        if not lenient and defect.offset > last and _has_bare_lf(file, defect.offset):
+            start, lenient = defect.offset, True
+            continue
+        defects += 1
         if defects > MAX_DEFECTS:
             what = f"the last of {defects} broken places; the rest of the file is lost"
             yield Dropped(defect.reason, f"{name}: byte {defect.offset}", what, ends_file=True)
             return
-        start = find(RECORD_START, file, _search_offset(file, defect), LONGEST_START)
+        start = find(RECORD_START, file, _search_offset(file, defect))
         if not reported:  # a false start found by the search is still the same broken record
-            ends_file = start is None and file.tell() == size and defect.reason != "too_large"
+            ends_file = start is None and defect.reason != "too_large"
             yield Dropped(defect.reason, f"{name}: byte {defect.offset}", defect.what, ends_file=ends_file)
         reported = True
 
 
-def _records_until_defect(file: BinaryIO, max_bytes: int) -> Iterator[WarcRecord | Defect]:
+def _records_until_defect(file: BinaryIO, max_bytes: int, *, lenient: bool) -> Iterator[WarcRecord | Defect]:
     """Yield complete, frozen records from the file's position on, then the defect that ended them, if any."""
     previous: WarcRecord | None = None
     offset, length = file.tell(), 0
     try:
-        for record in ArchiveIterator(file, parse_http=False):
+        for record in ArchiveIterator(file, parse_http=False, quirks_mode=lenient, max_header_len=MAX_HEADER_BYTES):
             if previous is not None:
                 yield previous
             previous, offset = None, record.stream_pos
@@ -244,6 +247,9 @@ def _records_until_defect(file: BinaryIO, max_bytes: int) -> Iterator[WarcRecord
             if record.content_length < length:
                 what = f"its Content-Length is {length}, but {record.content_length} bytes follow"
                 yield Defect(offset, "truncated", what)
+                return
+            if lenient and _is_followed(file, offset, record) is False:
+                yield Defect(offset, "bad_length", f"its Content-Length is {length}, but no record begins behind it")
                 return
             previous = record
     except OSError as error:
@@ -262,7 +268,7 @@ def _after_parse_error(
     """Yield the ``last`` record, at ``offset``, if it is complete in spite of the error behind it, then the defect."""
     if last is None:
         yield Defect(offset, "unreadable", what)
-    elif "WARC header" in what and not _fills_gzip_member(file, offset, last):
+    elif "WARC header" in what and not _is_followed(file, offset, last):
         # No record begins where this one's length says that it ends.
         yield Defect(offset, "bad_length", what)
     else:
@@ -270,13 +276,27 @@ def _after_parse_error(
         yield Defect(offset, "unreadable", f"behind the record at this place: {what}")
 
 
-def _fills_gzip_member(file: BinaryIO, offset: int, record: WarcRecord) -> bool:
-    """Whether the gzip member at ``offset`` holds exactly this record, so that its length is right."""
-    member = read_gzip_member(file, offset, MAX_HEADER_BYTES + record.content_length)
-    if member is None:
-        return False
-    body = member[0].find(HEADER_END) + len(HEADER_END)
-    return member[0][body + record.content_length :] == b"\r\n\r\n"
+def _is_followed(file: BinaryIO, offset: int, record: WarcRecord) -> bool | None:
+    """Whether the end, or a record, follows the record at ``offset``, so that its length is right.
+
+    None where it cannot be told: within a gzip member.
+    """
+    place, most = file.tell(), CHECKED_BYTES + record.content_length
+    file.seek(offset)
+    content = file.read(most)
+    if content.startswith(GZIP_MAGIC) and (member := read_gzip_member(file, offset, most)):
+        content = member[0]
+    file.seek(place)
+    header = _header_bytes(content)
+    rest = content[header + record.content_length :].lstrip(b"\r\n")
+    is_whole = header + record.content_length <= len(content)
+    return (is_whole and (not rest or RECORD_START.match(rest) is not None)) if header else None
+
+
+def _has_bare_lf(file: BinaryIO, offset: int) -> bool:
+    """Whether a line of the header at ``offset`` ends in LF alone."""
+    start = _read_start(file, offset)
+    return BARE_LF.search(start, 0, _header_bytes(start)) is not None
 
 
 def _search_offset(file: BinaryIO, defect: Defect) -> int:
@@ -287,12 +307,11 @@ def _search_offset(file: BinaryIO, defect: Defect) -> int:
     """
     file.seek(defect.offset)
     start = file.read(MAX_HEADER_BYTES)
-    header_end = start.find(HEADER_END) + len(HEADER_END)
-    length = CONTENT_LENGTH.search(start, 0, header_end) if start.startswith(WARC_START) else None
-    if length is not None:
-        end = defect.offset + header_end + int(length[1]) + len(b"\r\n\r\n")
+    header = _header_bytes(start)
+    if length := CONTENT_LENGTH.search(start, 0, header):
+        end = defect.offset + header + int(length[1]) + len(b"\r\n\r\n")
         file.seek(end)
-        if RECORD_START.match(file.read(LONGEST_START)):
+        if RECORD_START.match(file.read(7)):
             return end
     return defect.offset + 1
 
@@ -304,6 +323,6 @@ def _unread_member(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iter
         return
     # The last record may itself hold gzip members, as it was crawled.
     whole = None if last is None else read_gzip_member(file, offset, MAX_HEADER_BYTES + last.content_length)
-    member = find(GZIP_MEMBER, file, offset + 1 if whole is None else whole[1], 3)
+    member = find(GZIP_MEMBER, file, offset + 1 if whole is None else whole[1])
     if member is not None:
         yield Defect(offset if last is None else member, "unreadable", "the flags of its gzip header hide what follows")
