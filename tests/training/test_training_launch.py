@@ -1,6 +1,7 @@
 """The launcher: its ranks played by a few lines of Python, and a whole run by `mtnlg_parallel.train`."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -75,9 +76,11 @@ def test_a_rank_that_is_killed_ends_the_job_with_its_name(tmp_path: Path) -> Non
 
 
 def test_the_culprit_is_named_not_a_rank_that_only_lost_it(tmp_path: Path) -> None:
-    fail = "print('cli.py: the data is gone', file=sys.stderr); sys.exit(1)"
+    os.mkfifo(tmp_path / "peer")  # its readers see that rank 1 is gone
+    lose = "(out / 'peer').read_bytes(); sys.exit(70)"
+    fail = "os.open(out / 'peer', os.O_WRONLY); print('cli.py: the data is gone', file=sys.stderr); sys.exit(1)"
     with pytest.raises(Failure, match=r"^rank 1 on .* ended with status 1: the data is gone; its log"):
-        launch(tmp_path, "sys.exit(70)", fail, "sys.exit(70)")
+        launch(tmp_path, lose, fail, lose)
 
 
 def test_the_watchdogs_line_is_printed_once_and_a_stopped_rank_is_killed(
