@@ -19,6 +19,7 @@ from mtnlg_data.dedup import clusters, stage
 from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
+from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.deduplicate import Deduplicate, DeduplicateSettings
 
@@ -95,6 +96,30 @@ def test_planted_pairs_are_found_as_the_s_curve_says(tmp_path: Path) -> None:
     assert summary["duplicates"]["components"] == len(ledger)
     for row in ledger:
         assert row["score"] == pytest.approx(float(row["id"].partition("/")[0]), abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen", "warns"),
+    [
+        ({}, (20, 13), False),
+        ({"threshold": 0.5}, (52, 5), False),
+        ({"threshold": 0.9}, (11, 23), False),
+        ({"threshold": 1.0}, (1, 260), False),
+        ({"threshold": 0.5, "bands": 20, "rows": 13}, (20, 13), True),
+        ({"threshold": 0.75, "bands": 14, "rows": 8}, (14, 8), False),
+        ({"bands": 40}, (40, 13), False),
+    ],
+)
+def test_the_threshold_chooses_the_bands_that_are_not_given(
+    given: dict[str, Any], chosen: tuple[int, int], warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Deduplicate(**given)
+    assert (step.settings.bands, step.settings.rows) == chosen
+    step.check()
+    found = 1 - (1 - step.settings.threshold ** chosen[1]) ** chosen[0]
+    said = capsys.readouterr().err
+    assert f"{found:.1%} of pairs of similarity {step.settings.threshold:g}" in said
+    assert said.startswith("WARNING: ") is warns is (found < 0.5)
 
 
 def test_true_pairs_of_a_thousand_articles_are_found(samples: Path, tmp_path: Path) -> None:
@@ -174,6 +199,9 @@ def test_loss_beyond_alarm_share_stops_the_run_until_it_is_raised(
     with pytest.raises(Failure, match=line) as stopped:
         run(shards, out, WORDS.model_copy(update={"alarm_share": 0.2}), ("books", "web"))
     assert [path.name for path in out.rglob("*.parquet")] == [Path(LEDGER).name]
+    ledger = re.search(r"mtnlg-data inspect (\S+);", str(stopped.value))
+    assert ledger
+    assert inspect_path(Path(ledger[1]), 3, 100)["parts"][0]["rows"] == 5
     advice = re.search(r"--set deduplicate.alarm_share=(\S+) ", str(stopped.value))
     assert advice
     engine = Counting()

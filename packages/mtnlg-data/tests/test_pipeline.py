@@ -210,7 +210,7 @@ def test_what_cannot_work_ends_before_any_work(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
-    assert words in capsys.readouterr().err.strip().splitlines()[0]
+    assert words in "".join(capsys.readouterr().err.splitlines()[:2])  # one may be what deduplicate says
     assert not (tmp_path / "data").exists()
 
 

@@ -69,7 +69,7 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     for done in candidates.contents.written:
         documents.update(done.summary["documents"])
     removed = duplicates.pop("removed")
-    _check_losses(documents, removed, settings.alarm_share, job.out / DROPPED / "duplicates-*.parquet")
+    _check_losses(documents, removed, settings.alarm_share, job.out / DROPPED)
     shares = {source: removed.get(source, 0) / documents[source] for source in sorted(documents)}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
     sampled = [sampled_rows(duplicates["samples"], shard.path.name) for shard in shards]
@@ -181,7 +181,7 @@ def _check_losses(documents: dict[str, int], removed: dict[str, int], alarm_shar
         most = max(lost[REASON] / documents[source] for source, lost in losses.items())
         sufficient = f"{np.ceil(most * 100) / 100:g}"
         raise Failure(
-            f"{'; '.join(alarms)}; nothing is removed yet. Review the pairs in {ledger}; if they are right, run the "
-            f"same command with --set deduplicate.alarm_share={sufficient} "
+            f"{'; '.join(alarms)}; nothing is removed yet. Review the pairs by mtnlg-data inspect {ledger}; if they "
+            f"are right, run the same command with --set deduplicate.alarm_share={sufficient} "
             f"(mtnlg-data dedup: --alarm-share {sufficient})"
         )

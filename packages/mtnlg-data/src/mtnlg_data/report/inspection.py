@@ -88,9 +88,11 @@ def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
     if summary.exists():
         stages = parse_stages(read_small(summary), summary)
         return {"kind": "run", "path": str(path), "stages": stages, "parts": [] if output is None else [output]}
-    if output is None:
-        raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no documents (*.parquet)")
-    return output
+    if output is not None:
+        return output
+    if tables := sorted(path.glob("*.parquet")):  # such as of dropped documents
+        return {"kind": "folder", "path": str(path), "parts": [inspect_table(table, documents) for table in tables]}
+    raise Failure(f"{path}: holds no run (summary.json), no token stores (*.idx) and no Parquet files")
 
 
 def _inspect_output(path: Path, documents: int, characters: int) -> Inspection | None:
@@ -181,6 +183,6 @@ def _headline(inspection: Inspection) -> str:
         case "run":
             return f"a run of {len(inspection['stages'])} stages; its report is report.html"
         case "folder":
-            return f"{len(inspection['parts'])} token stores"
+            return f"{len(inspection['parts'])} token stores or tables"
         case _:
             return f"{inspection['rows']:,} rows of {', '.join(inspection['columns'])}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+import numpy as np
+from pydantic import PositiveInt, ValidationInfo, field_validator, model_validator
 
+from mtnlg_data.console import say
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 
@@ -15,15 +18,42 @@ if TYPE_CHECKING:
 
 
 ShingleKind = Literal["word", "character"]
+SIGNATURE, MISSED = 260, 3  # see ``choose_bands``
 LONGEST_SIGNATURE = 1 << 16  # values of 8 bytes, of every document of a batch
+
+
+@cache
+def choose_bands(threshold: float) -> tuple[int, int]:
+    """Bands and rows for pairs from this similarity on, of at most ``SIGNATURE`` values.
+
+    A pair of similarity J is compared with probability 1 - (1 - J**rows)**bands. As in datasketch's ``MinHashLSH`` the
+    weighted sum of two areas is least: of pairs below the threshold that are compared, and of pairs above it that are
+    not. Each pair is verified, so one that is missed weighs ``MISSED`` times one that is compared for nothing; with
+    this 0.8 has the paper's 20 and 13.
+    """
+    similarities = (np.arange(1000) + 0.5) / 1000
+    rows = np.arange(1, SIGNATURE + 1)[:, None]
+    compared = 1 - (1 - similarities**rows) ** (SIGNATURE // rows)
+    best = int(np.where(similarities < threshold, compared, MISSED * (1 - compared)).sum(1).argmin()) + 1
+    return SIGNATURE // best, best
 
 
 class DeduplicateSettings(Settings):
     """What counts as a duplicate and how duplicates are searched; the defaults are the paper's (4.3)."""
 
-    bands: PositiveInt = setting(20, "Bands of the search: documents that agree in one are compared.", paper="20")
-    rows: PositiveInt = setting(13, "MinHash values of a band.", paper="13")
     threshold: float = setting(0.8, "Lowest Jaccard similarity of a duplicate pair.", paper="0.8", gt=0, le=1)
+    bands: PositiveInt = setting(
+        None,
+        "Bands of the search: documents that agree in one are compared; for the threshold, if not given: 20 for 0.8.",
+        paper="20",
+        validate_default=True,
+    )
+    rows: PositiveInt = setting(
+        None,
+        "MinHash values of a band; for the threshold, if not given: 13 for 0.8.",
+        paper="13",
+        validate_default=True,
+    )
     shingle: ShingleKind = setting("word", "What shingles are made of.")
     shingle_length: PositiveInt = setting(5, "Words or characters of a shingle.")
     rounds: PositiveInt = setting(11, "Pivots of a bucket, each compared with all that are left in it.", paper="11")
@@ -31,6 +61,12 @@ class DeduplicateSettings(Settings):
     alarm_share: float = setting(
         0.5, "Stop if a source of 100 documents or more would lose more.", unit="share", keyed=False, ge=0, le=1
     )
+
+    @field_validator("bands", "rows", mode="before")
+    @classmethod
+    def _for_threshold(cls, given: object, info: ValidationInfo) -> object:
+        chosen = choose_bands(info.data.get("threshold", 0.8))
+        return chosen[info.field_name == "rows"] if given is None else given
 
     @model_validator(mode="after")
     def _check_signature(self) -> Self:
@@ -46,6 +82,17 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
     """Fuzzy deduplication across all sources (paper.md 4.3)."""
 
     number, version = 4, 2
+
+    def check(self) -> None:
+        """Say which share of pairs will be found."""
+        bands, rows, threshold = self.settings.bands, self.settings.rows, self.settings.threshold
+        around = sorted({max(0.0, threshold - 0.1), threshold, min(1.0, threshold + 0.1)})
+        found = {similarity: 1 - (1 - similarity**rows) ** bands for similarity in around}
+        shares = ", ".join(
+            f"{share:.1%} of pairs of similarity {similarity:.3g}" for similarity, share in found.items()
+        )
+        warning = "WARNING: " if found[threshold] < 0.5 else ""
+        say(f"{warning}deduplicate: {bands} bands of {rows} values find {shares}")
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """State of fixed width per document and band, and per candidate its set of shingles; the rest goes in the end.
