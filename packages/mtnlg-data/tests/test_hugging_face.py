@@ -13,6 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from typer.testing import CliRunner
 
 from mtnlg_data.cli import app
@@ -134,7 +135,7 @@ def test_arrow_whose_offsets_lead_elsewhere_is_not_followed(tmp_path: Path, offs
 def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) -> None:
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "set"
-    status, line = command("export", finished.out, "--to", "hf", "--out", out)
+    status, line = command("export", finished.out, "--out", out)
     assert status == 0, line
     last = finished.out / "05-decontaminate"
     for source in ("books", "crawl"):
@@ -145,6 +146,45 @@ def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
     assert command("export", finished.out, "--out", out)[0] == 0
     assert {*out.rglob("*.parquet")} == {*before}
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".jsonl.zst"), ("parquet", ".parquet")])
+def test_an_export_resumes_by_file_and_reads_back(tmp_path: Path, finished: Run, kind: str, suffix: str) -> None:
+    out = tmp_path / "out"
+    assert command("export", finished.out, "--format", kind, "--out", out)[0] == 0
+    whole = {path: (path.read_bytes(), path.stat().st_ino) for path in out.rglob("*") if path.name.endswith(suffix)}
+    assert not (out / "README.md").exists()
+    gone = min(whole)
+    gone.unlink()
+    assert command("export", finished.out, "--format", kind, "--out", out)[0] == 0
+    assert {path: path.read_bytes() for path in whole} == {path: content for path, (content, _) in whole.items()}
+    assert {path.stat().st_ino for path in whole if path != gone} == {whole[path][1] for path in whole if path != gone}
+    options = ("--workers", 1, "--field", "text")
+    sources = [f"{name}={out / 'data' / name}" for name in ("books", "crawl")]
+    assert command("extract", *sources, "--out", tmp_path / "again", *options)[0] == 0
+    for source in ("books", "crawl"):
+        texts = [
+            [text for path in sorted(folder.glob(f"{source}-*.parquet")) for batch in read_documents(path)
+             for text in batch["text"].to_pylist()]
+            for folder in (finished.out / "05-decontaminate", tmp_path / "again")
+        ]  # fmt: skip
+        assert texts[0] == texts[1]
+
+
+def test_lines_of_an_export_have_all_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({**ROWS, "when": pa.nulls(len(ROWS["text"]), pa.timestamp("s"))}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "one", "meta": {"n": [1, None]}, "id": "x"}) + "\n")
+    given = [f"{name[0]}={tmp_path / name}" for name in ("a.parquet", "b.jsonl")]
+    assert command("extract", *given, "--out", tmp_path / "made", "--workers", 1)[0] == 0
+    assert command("export", tmp_path / "made", "--format", "jsonl", "--out", tmp_path / "lines")[0] == 0
+    shown = []
+    for path in sorted((tmp_path / "lines").rglob("*.zst")):
+        with zstandard.open(path, "rt") as lines:
+            shown += [json.loads(line) for line in lines]
+    *of_table, line = shown
+    assert [row["text"] for row in of_table] == ROWS["text"]
+    assert of_table[0]["metadata"] == {**{name: own[0] for name, own in ROWS.items() if name != "text"}, "when": None}
+    assert (line["id"], line["source"], line["metadata"]) == ("x", "b", {"meta": {"n": [1, None]}})
 
 
 def test_a_set_of_parquet_files_of_another_keeps_their_columns(tmp_path: Path) -> None:
@@ -177,20 +217,20 @@ def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) ->
     (tmp_path / "set" / "data").mkdir(parents=True)
     (tmp_path / "set" / "data" / "mine.parquet").write_bytes(b"mine")
     (tmp_path / "empty").mkdir()
-    from mtnlg_data.transfer.hugging_face import write_dataset
+    from mtnlg_data.transfer.export import export_documents
 
     with pytest.raises(UsageFailure, match=r"holds other data, such as .*mine.parquet"):
-        write_dataset(finished.out, tmp_path / "set")
+        export_documents(finished.out, tmp_path / "set")
     with pytest.raises(UsageFailure, match="give a folder outside of it"):
-        write_dataset(finished.out, finished.out / "set")
+        export_documents(finished.out, finished.out / "set")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "a.parquet").write_bytes(b"torn")
     with pytest.raises(Failure, match=r"torn/a\.parquet: damaged: Parquet"):
-        write_dataset(tmp_path / "torn", tmp_path / "other")
+        export_documents(tmp_path / "torn", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     for folder in (tmp_path / "empty", tmp_path / "missing", tmp_path / "set" / "data" / "mine.parquet"):
         with pytest.raises(Failure, match="no documents"):
-            write_dataset(folder, tmp_path / "other")
+            export_documents(folder, tmp_path / "other")
 
 
 @pytest.fixture
@@ -246,10 +286,10 @@ def test_a_run_is_exported_to_a_data_set_as_the_hub_creates_it(tmp_path: Path, h
     hub.files[".gitattributes"] = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
     out = ("--out", "hf://datasets/me/rows", "--work", tmp_path / "work")
     for said in ("3 of 3 files published", "has all 3 files already"):
-        status, line = command("export", finished.out, "--to", "hf", *out)
+        status, line = command("export", finished.out, *out)
         assert status == 0, line
         assert said in line
-    assert command("export", finished.out, "--to", "hf", "--out", tmp_path / "here")[0] == 0
+    assert command("export", finished.out, "--out", tmp_path / "here")[0] == 0
     here = {path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*.*")}
     assert hub.files.keys() - {".gitattributes"} == here.keys() - {".lock"}
     assert all(hub.files[name] == path.read_bytes() for name, path in here.items() if name != ".lock")

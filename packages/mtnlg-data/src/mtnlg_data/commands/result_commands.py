@@ -23,11 +23,11 @@ Inspected = Annotated[
         parser=location,
     ),
 ]
-DataSetFolder = Annotated[
+ExportFolder = Annotated[
     Location,
     typer.Option(
         "--out",
-        help="Folder or URL for the data set, such as hf://datasets/ME/NAME.",
+        help="Folder or URL for the files, such as hf://datasets/ME/NAME.",
         parser=location,
         metavar="FOLDER|URL",
     ),
@@ -107,18 +107,23 @@ def export(
         Path, typer.Argument(help="Folder of a run or of a single stage, or of Parquet shards.", **LOCAL)
     ],
     *,
-    to: Annotated[Literal["hf"], typer.Option(help="Format: a data set of Hugging Face.")] = "hf",
-    out: DataSetFolder,
+    out: ExportFolder,
+    kind: Annotated[
+        Literal["datasets", "parquet", "jsonl"],
+        typer.Option("--format", help="What to write; datasets is Parquet with a card, as the Hub wants it."),
+    ] = "datasets",
     work: WorkFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the documents as a data set that [bold]datasets.load_dataset[/bold] reads, one configuration a source."""
-    del to  # the only one
-    from mtnlg_data.transfer.hugging_face import write_dataset  # noqa: PLC0415
+    """Write the documents as Parquet, JSON lines or a data set that [bold]datasets.load_dataset[/bold] reads.
+
+    The same command resumes an interrupted one.
+    """
+    from mtnlg_data.transfer.export import export_documents  # noqa: PLC0415
     from mtnlg_data.transfer.publish import Place  # noqa: PLC0415
 
     place = Place.of(out, work)
-    counts = write_dataset(folder, place.folder)
+    counts = export_documents(folder, place.folder, kind)
     place.publish()
     say(f"{place.url or out}: {', '.join(f'{name} {rows:,}' for name, rows in counts.items())} documents")
     if as_json:
