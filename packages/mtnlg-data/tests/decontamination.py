@@ -46,7 +46,8 @@ def run(
         file.write_text("".join(lines), encoding="utf-8")
     step = Decontaminate(config.model_copy(update={"texts": file}))
     summary = run_step(step, paths, folder / "out", Local(1))
-    left = [row for path in paths for row in pq.read_table(folder / "out" / path.name).to_pylist()]
+    written = [folder / "out" / path.name if texts else path for path in paths]  # without texts they pass unread
+    left = [row for path in written for row in pq.read_table(path).to_pylist()]
     return summary, left
 
 

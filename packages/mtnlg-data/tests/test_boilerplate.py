@@ -48,12 +48,12 @@ def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classified
 
 def theirs(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classified] | None:
     """The package's paragraphs; None where it fails: on an empty page, or when it edits the tree."""
+    lengths = settings.model_dump(include={"length_low", "length_high"}, exclude_none=True)
     try:
         paragraphs = justext.justext(
             html,
             STOP_WORDS,
-            length_low=settings.length_low,
-            length_high=settings.length_high,
+            **lengths,
             stopwords_low=settings.stop_low,
             stopwords_high=settings.stop_high,
             max_link_density=settings.most_linked,

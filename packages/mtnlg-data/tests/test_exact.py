@@ -27,9 +27,6 @@ from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
-from mtnlg_data.step import Step, Where
-from mtnlg_data.steps.decontaminate import Decontaminate
-from mtnlg_data.steps.deduplicate import Deduplicate
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
 from mtnlg_data.tally import EXCERPT_CHARACTERS
 
@@ -220,12 +217,6 @@ def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> No
         ran.clear()
         run_step(Exact(kinds=["lines"], shortest=shortest), paths, tmp_path / "out", Recording(1))
     assert ran == ["write_shard"]
-
-
-@pytest.mark.parametrize("step", [Exact, Deduplicate, Decontaminate])
-def test_steps_that_compare_all_documents_have_the_same_settings_for_all(step: type[Step[Any, Any]]) -> None:
-    with pytest.raises(UsageFailure, match=r"where: .* compares all documents"):
-        step(where=Where(language={"zh": {"alarm_share": 0.9}}))
 
 
 def test_the_command_wants_kinds_and_its_page_has_rules_and_cuts(tmp_path: Path) -> None:

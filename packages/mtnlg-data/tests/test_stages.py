@@ -161,6 +161,7 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
             "a: a source of both the inputs and --positive",
         ),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
+        (["decontaminate", "x.jsonl"], UsageFailure, "nothing to do; give --texts"),
         (
             ["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"],
             UsageFailure,

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import ConfigDict, Field, PrivateAttr, StringConstraints, create_model, model_validator
 
 from .console import UsageFailure, say
+from .extract.language import check_language
 from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Reader, SourceFile
@@ -133,8 +134,8 @@ class StepKeys(Settings):
     except_: list[str] = setting([], "Sources that pass it unread.", alias="except")
 
 
-class VaryingKeys(StepKeys):
-    """The same of a step that decides document by document."""
+class VaryingKeys(Settings):
+    """What the table of a step may say of which settings may differ between documents."""
 
     where: Where = setting(Where(), "Settings by source and by language: where.source.NAME, where.language.CODE.")
 
@@ -159,9 +160,8 @@ def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> 
     source: Any = create_model("Source", __base__=(*source_keys, Source)) if source_keys else Source
     tables: dict[str, Any] = {}
     for name, (cls, _, _) in factories.items():
-        keys = VaryingKeys if cls.varies else StepKeys
-        bases = (cls.Settings, keys) if cls.takes == cls.gives else (cls.Settings,)
-        if clash := set(VaryingKeys.model_fields) & set(cls.Settings.model_fields):
+        bases: list[Any] = [cls.Settings, *[StepKeys] * (cls.takes == cls.gives), *[VaryingKeys] * bool(cls.varies)]
+        if clash := {*StepKeys.model_fields, *VaryingKeys.model_fields} & {*cls.Settings.model_fields}:
             raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which a recipe says of every step")
         table = create_model(f"{name}_table", __base__=tuple(base for base in bases if base is not Settings))
         missing = Field(default_factory=table) if name in required else None
@@ -246,7 +246,9 @@ def load_recipe(recipe: Location | str, overrides: Sequence[str] = (), folder: L
     factories, beside = own_factories(), path.parent.absolute()
     own = recipe.parent if isinstance(recipe, Url) else beside
     tables = {name: table for name, table in content.items() if isinstance(table, dict)}
-    steps = content.setdefault("steps", [*factories])
+    if "steps" not in content and "tokenize" not in content:
+        say(f"{path}: has no [tokenize], so it ends at documents; mtnlg-data export writes them")
+    steps = content.setdefault("steps", [name for name in factories if name != "tokenize" or name in content])
     if not isinstance(steps, list) or not all(isinstance(name, str) for name in steps) or len({*steps}) < len(steps):
         raise UsageFailure(f"{path}: steps = {steps!r}: give the name of every step once")
     for name, table in tables.items():
@@ -285,7 +287,7 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
     if isinstance(sources := content.get("sources"), dict):
         content["sources"] = {name: _with_defaults(name, table, factories) for name, table in sources.items()}
     tables = validate(content, recipe_schema(factories, content["steps"]), place)
-    steps = []
+    steps: list[Step[Any, Any]] = []
     for name in tables.steps:
         cls, reference, folder = factories[name]
         table = getattr(tables, name)
@@ -298,8 +300,11 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
         }
         settings = cls.Settings.model_construct(**cls.localize(values, lambda place: local_path(located(place, start))))
         step = cls(settings, own, name=name, reference=(reference, folder), **options)
+        by_cld2 = all(one.number and not getattr(one.settings, "language_model", None) for one in [*steps, step])
         try:
             step.validate()
+            for code in step.variants["language"] if by_cld2 else ():
+                check_language(f"{name}.where.language", code)
         except ValueError as error:
             raise UsageFailure(f"{place}: {error}") from None
         steps.append(step)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from typing_extensions import TypeVar, get_original_bases
 
 from .console import UsageFailure
+from .extract.language import language_code
 from .fingerprint import fingerprint, library_version
 from .settings import Settings as Table
 from .settings import is_keyed, partial_settings, setting, validate
@@ -132,8 +133,9 @@ class Step(Generic[S, K]):
     top_level: ClassVar[tuple[str, ...]] = ()
     #: What to give where no source goes through it.
     nothing: ClassVar[str] = ""
-    #: Whether documents may have settings by source and language: where ``open`` alone reads them.
-    varies: ClassVar[bool] = True
+    #: Settings that may differ by source and language: True for all, where ``open`` alone reads them; or the names of
+    #: those that the step reads by itself for each language (``by_language``).
+    varies: ClassVar[Literal[True] | Sequence[str]] = True
     #: By itself: keys of every INPUT, and options that take inputs with other keys (option → keys).
     alone: ClassVar[Mapping[str, Any]] = {}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -142,7 +144,7 @@ class Step(Generic[S, K]):
     def __init_subclass__(cls) -> None:
         """Take the classes of settings from ``Step[settings, source keys]``."""
         super().__init_subclass__()
-        cls.varies = vars(cls).get("varies", cls.run is Step.run)
+        cls.varies = vars(cls).get("varies", cls.run is Step.run or ())
         for base in get_original_bases(cls):
             given = [type_ for type_ in get_args(base) if isinstance(type_, type)]
             if given and "Settings" not in vars(cls):
@@ -167,8 +169,6 @@ class Step(Generic[S, K]):
         self.only, self.except_, self.where = only, except_, where or Where()
         self.reference = reference or (self.own_reference(), None)
         self._code: list[object] | None = None
-        if (self.where.source or self.where.language) and not self.varies:
-            raise UsageFailure(f"{self.name}: where: it compares all documents, which have the same settings")
         self.bind(sources or {})
 
     def bind(self, sources: Mapping[str, Mapping[str, Any]]) -> None:
@@ -178,13 +178,17 @@ class Step(Generic[S, K]):
             name: validate(given, self.SourceKeys, f"sources.{name}") for name, given in keys.items()
         }
         self.sources: Mapping[str, K] = read
-        self.variants = {}
-        for kind in ("source", "language"):
-            for name, changed in getattr(self.where, kind).items():
+        self.variants: dict[str, dict[str, Any]] = {"source": {}, "language": {}}
+        fields = self.Settings.model_fields
+        varying = [key for key in fields if is_keyed(fields[key])] if self.varies is True else self.varies
+        for kind, tables in self.where:
+            for name, changed in tables.items():
                 place = f"{self.name}.where.{kind}.{name}"
-                self.variants[kind, name] = validate(changed, partial_settings(self.Settings), place).model_dump(
-                    exclude_unset=True
-                )
+                if fixed := {*changed} & ({*fields} - {*varying}):
+                    raise UsageFailure(f"{place}.{min(fixed)}: this setting is the same for all documents")
+                given = validate(changed, partial_settings(self.Settings), place).model_dump(exclude_unset=True)
+                self.variants[kind][language_code(name) if kind == "language" else name] = given
+                self.settings_for(name, name)
 
     def table(self) -> dict[str, Any]:
         """The step as a table of a recipe."""
@@ -243,11 +247,15 @@ class Step(Generic[S, K]):
 
     def settings_for(self, source: str, language: str | None = None) -> S:
         """The settings for documents of this source and language."""
-        changed = self.variants.get(("source", source), {}) | self.variants.get(("language", language or ""), {})
-        if not changed:
+        places = ("source", source), ("language", language_code(language or ""))
+        if not (changes := [self.variants[kind][name] for kind, name in places if name in self.variants[kind]]):
             return self.settings
-        values = self.settings.model_dump() | changed
-        return self.Settings.model_validate(values, strict=False)  # type: ignore[return-value]
+        values = reduce(_merge, changes, self.settings.model_dump())
+        return validate(values, self.Settings, f"{self.name}.where")  # type: ignore[return-value]
+
+    def by_language(self, source: str) -> dict[str, S]:
+        """The settings for documents of a source, by language; under "" those for all other languages."""
+        return {code: self.settings_for(source, code) for code in ("", *self.variants["language"])}
 
     def fingerprint(self, source: str) -> object:
         """What the documents of a source depend on beside their texts: settings, and the source's keys."""
@@ -268,8 +276,7 @@ class Step(Generic[S, K]):
 
     def key(self, source: str) -> list[object]:
         """What the output for a source depends on beside the input."""
-        languages = {name: changed for (kind, name), changed in self.variants.items() if kind == "language"}
-        return [self.code(), self.fingerprint(source), languages]
+        return [self.code(), self.fingerprint(source), self.variants["language"]]
 
     def run_key(self) -> str:
         """Digest of what the results of the whole step depend on beside its input, alarms and roles included."""
@@ -290,16 +297,14 @@ class Step(Generic[S, K]):
 
     def decide_by_language(self, shard: Shard, source: str, item: object, shared: Mapping[str, object]) -> Decide:
         """``open``, with the settings of each language for its documents."""
-        languages = [name for kind, name in self.variants if kind == "language"]
+        languages = [*self.variants["language"]] if self.varies is True else []
         opened: dict[str | None, Decide] = {}
         for language in (None, *languages):
-            step = (
-                self if language is None and ("source", source) not in self.variants else self._copy(source, language)
-            )
+            step = self if language is None and source not in self.variants["source"] else self._copy(source, language)
             opened[language] = step.open(shard, item, **shared)
 
         def decide(batch: pa.RecordBatch) -> Outcome:
-            codes = batch["language"].to_pylist() if languages else []
+            codes = [*map(language_code, batch["language"].to_pylist())] if languages else []
             present = [language for language in languages if language in codes]
             if not present:
                 return opened[None](batch)
@@ -322,7 +327,7 @@ class Step(Generic[S, K]):
         """The step as plain values, from which a worker makes it again."""
         options = {"name": self.name, "only": self.only, "except_": self.except_}
         keys = {name: keys.model_dump(mode="json") for name, keys in self.sources.items()}
-        plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(), self.code()]
+        plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(mode="json"), self.code()]
         return StepReference(*self.reference, json.dumps(plain))
 
 
@@ -350,6 +355,11 @@ def _load(step: StepReference) -> Step[Any, Any]:
         machine = os.uname().nodename
         raise UsageFailure(f"{loaded.name}: {step.reference} is another version on {machine}; all need the same")
     return loaded
+
+
+def _merge(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """These values with those that are changed; of tables, key by key."""
+    return values | {key: values[key] | new if isinstance(new, dict) else new for key, new in changed.items()}
 
 
 def merge_outcomes(rows: int, parts: Sequence[tuple[NDArray[np.int64], Outcome]]) -> Outcome:

@@ -18,14 +18,15 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import begins
+from mtnlg_data.extract.language import language_code
 from mtnlg_data.files import atomic_open, atomic_path
-from mtnlg_data.text.arrays import text_batches
+from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_points
 
 from .ngrams import NgramSet, read_task_texts, task_ngrams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -80,18 +81,19 @@ def write_ngrams(texts: File | None, output: Path, *, n: int, minimum: int) -> S
     return {"ngrams": len(ngrams)}
 
 
-def scan_shard(shard: Shard, output: Path, *, ngrams: Done, minimum: int, window: int) -> Summary:
-    """Write the matches of one shard, a table of ``MATCH_SCHEMA``."""
+def scan_shard(item: tuple[Shard, Mapping[str, int]], output: Path, *, ngrams: Done, minimum: int) -> Summary:
+    """Write the matches of one shard, a table of ``MATCH_SCHEMA``; ``item`` has it, and the windows by language."""
+    shard, windows = item
     found = _load_ngrams(ngrams, minimum)
     first = matches = 0
     with atomic_path(output) as partial, pq.ParquetWriter(partial, MATCH_SCHEMA, compression="zstd") as writer:
-        for batch in read_documents(shard.path, ["text"]) if len(found) else ():
-            for texts in text_batches(batch["text"].to_pylist()):
-                table = _match_table(texts, first, found, window)
+        for batch in read_documents(shard.path, ["language", "text"]) if len(found) else ():
+            for part in small_batches(batch):
+                table = _match_table(part, first, found, windows)
                 if table.num_rows:
                     writer.write(table)
                 matches += table.num_rows
-                first += len(texts)
+                first += part.num_rows
     return {"matches": matches}
 
 
@@ -100,13 +102,15 @@ def _load_ngrams(ngrams: Done, minimum: int) -> NgramSet:
     return NgramSet(pq.read_table(ngrams.output, columns=["ngram"])["ngram"].to_pylist(), minimum)
 
 
-def _match_table(texts: list[str], first_row: int, ngrams: NgramSet, window: int) -> pa.Table:
+def _match_table(batch: pa.RecordBatch, first_row: int, ngrams: NgramSet, windows: Mapping[str, int]) -> pa.Table:
+    texts, languages = (batch[name].to_pylist() for name in ("text", "language"))
     matches = ngrams.search(texts)
     lengths = np.array([len(text) for text in texts], np.int64)[matches.texts]
     stops, resumes = np.empty_like(lengths), np.empty_like(lengths)
     for begin, end in pairwise([*np.flatnonzero(begins(matches.texts)).tolist(), len(lengths)]):
-        part, text = slice(begin, end), texts[matches.texts[begin]]
-        stops[part], resumes[part] = sentence_ends(text, matches.starts[part], matches.ends[part], window)
+        part, text = slice(begin, end), matches.texts[begin]
+        window = windows.get(language_code(languages[text]), windows[""])
+        stops[part], resumes[part] = sentence_ends(texts[text], matches.starts[part], matches.ends[part], window)
     pairs = matches.texts * len(ngrams) + matches.ngrams
     is_first = np.zeros(len(pairs), np.bool_)
     is_first[np.unique(pairs, return_index=True)[1]] = True

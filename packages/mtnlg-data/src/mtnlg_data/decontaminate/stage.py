@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtnlg_data import exchange
-from mtnlg_data.document import read_rows, replace_columns
+from mtnlg_data.document import read_rows, replace_columns, shard_source
 from mtnlg_data.files import atomic_path
 from mtnlg_data.fingerprint import File
 from mtnlg_data.step import KEPT, Outcome
@@ -71,8 +71,11 @@ def find_matches(job: Job, settings: DecontaminateSettings) -> tuple[list[Done],
         n=settings.n,
         minimum=settings.minimum,
     )
-    shards = [(shard, job.state / f"{shard.path.stem}.matches.parquet") for shard in job.shards]
-    matches = job.map("scan", scan_shard, shards, ngrams=ngrams, minimum=settings.minimum, window=settings.window)
+    shards = []
+    for shard in job.shards:
+        windows = {code: own.window for code, own in job.step.by_language(shard_source(shard.path)).items()}
+        shards.append(((shard, windows), job.state / f"{shard.path.stem}.matches.parquet"))
+    matches = job.map("scan", scan_shard, shards, ngrams=ngrams, minimum=settings.minimum)
     counts, level = matches, 0
     while level == 0 or len(counts) > 1:
         groups = [counts[first : first + exchange.FAN_OUT] for first in range(0, len(counts), exchange.FAN_OUT)]

@@ -26,7 +26,7 @@ import pycld2
 
 from mtnlg_data.settings import Settings, setting
 
-from .language import ENGLISH
+from .language import ENGLISH, text_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,14 +45,27 @@ STOP_LISTS = {
     "war": "Waray_Waray",
 }
 COPYRIGHT_SIGN = "\N{COPYRIGHT SIGN}"
+LENGTH_LOW = 70  # of English, as the next
+LENGTH_HIGH = 200
 
 
 class BoilerplateSettings(Settings):
-    """jusText's thresholds; the defaults are the package's, which the paper uses (paper.md 4.2)."""
+    """jusText's thresholds; the defaults for English are the package's, which the paper uses (paper.md 4.2)."""
 
-    length_low: int = setting(70, "A shorter paragraph is short or bad.", unit="characters", paper="70", ge=0)
-    length_high: int = setting(
-        200, "A longer one with enough stop words is good.", unit="characters", paper="200", ge=0
+    length_low: int | None = setting(
+        None,
+        "A shorter paragraph is short or bad; if not given 70, and fewer in languages of short texts.",
+        unit="characters",
+        paper="70",
+        ge=0,
+    )
+    length_high: int | None = setting(
+        None,
+        "A longer one with enough stop words is good; if not given 200, or 70 in languages without a stop list, and "
+        "fewer in languages of short texts.",
+        unit="characters",
+        paper="200",
+        ge=0,
     )
     stop_low: float = setting(0.30, "Stop words of a nearly good paragraph.", unit="share", paper="0.3", ge=0, le=1)
     stop_high: float = setting(0.32, "Stop words of a good paragraph.", unit="share", paper="0.32", ge=0, le=1)
@@ -85,12 +98,15 @@ def classify(
 ) -> list[ParagraphClass]:
     """Classify each paragraph by itself (jusText's context-free step).
 
-    Without a stop list all that counts is length and links, the package's mode for any language.
+    Without a stop list all that counts is length and links, the package's mode for any language; then a paragraph that
+    is not short is good, unless ``length_high`` is given.
     """
     stop = stop_words(language)
+    low = text_length(settings.length_low, LENGTH_LOW, language)
+    high = text_length(settings.length_high, LENGTH_HIGH if stop else LENGTH_LOW, language)
     if not stop:
         settings = settings.model_copy(update={"stop_low": 0.0, "stop_high": 0.0})
-    low, high, most_linked = settings.length_low, settings.length_high, settings.most_linked
+    most_linked = settings.most_linked
     classes: list[ParagraphClass] = []
     for text, link_length, _, in_select in paragraphs:
         length = len(text)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import orjson
@@ -21,7 +22,7 @@ from mtnlg_data.sources import Dropped, Record
 from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata, read_any
 from mtnlg_data.tally import recorded_tallies
 
-from .text import PARSE_ERRORS, ExtractSettings, extract_record
+from .text import PARSE_ERRORS, extract_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,29 +36,34 @@ if TYPE_CHECKING:
     from mtnlg_data.tally import Tally
 
     from .grouping import Group
+    from .text import ExtractSettings
+
+    ByLanguage = Mapping[str, ExtractSettings]
 
 COPIES = ".copies"  # folder of the copies of files at URLs that are being read
 
 
-def extract_group(group: Group, output: Path, *, settings: ExtractSettings, versions: object) -> Summary:
+def extract_group(item: tuple[Group, Mapping[str, ByLanguage]], output: Path, *, versions: object) -> Summary:
     """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` count for the key.
 
-    Of a file at a URL, a copy is read that goes afterwards. The summary has ``shards``, ``languages`` and
-    ``languages_kept``, the ``empty`` files, and columns that were ``left_out``.
+    ``item`` has the group, and the settings by source and language (``Step.by_language``). Of a file at a URL, a copy
+    is read that goes afterwards. The summary has ``shards``, ``languages`` and ``languages_kept``, the ``empty`` files,
+    and columns that were ``left_out``.
     """
     del versions
+    group, settings = item
     languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
     empty = []
     with recorded_tallies(output) as tallies, ExitStack() as stack:
         writers = []
         for file, number in zip(group.pieces[0], group.numbers, strict=True):
             closing = stack.enter_context(ExitStack())
-            writers.append(_ShardWriter(output, number, settings.shard_characters, tallies[file.source], closing))
+            writers.append(_ShardWriter(output, number, settings[file.source], tallies[file.source], closing))
         for piece in group.pieces:
             with piece[0].local(output.parent / COPIES / output.stem) as local:
                 for writer, file in zip(writers, piece, strict=True):
                     writer.begin(replace(file, path=local.path))
-                if not _extract_piece(writers, languages, settings) and not local.reader.shared:
+                if not _extract_piece(writers, languages) and not local.reader.shared:
                     empty.append(f"{local.source}/{local.name}")
     names = [path.name for writer in writers for path in writer.paths]
     by_language = {name: dict(sorted(counts.items())) for name, counts in languages.items()}
@@ -71,30 +77,28 @@ def extract_group(group: Group, output: Path, *, settings: ExtractSettings, vers
     }
 
 
-def _extract_piece(
-    writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
-) -> bool:
+def _extract_piece(writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]]) -> bool:
     """Extract a file, or its part, that the writers have begun; returns whether it holds anything."""
     is_empty = True
     file, *others = (writer.file for writer in writers)
     reader = file.reader.together([other.reader for other in others])
-    for item in read_any(reader, file, settings.largest):
+    for item in read_any(reader, file, writers[0].settings[""].largest):
         is_empty = False
         # A record whose subset could not be read is counted with the first source.
         accepting = [writer for writer in writers if writer.accepts(item)] or writers[:1]
         if isinstance(item, Record):
-            _extract_record(item, accepting, languages, settings)
+            for _, own in groupby(accepting, attrgetter("settings")):
+                _extract_record(item, [*own], languages)
         else:
             for writer in accepting:
                 writer.count_dropped(item)
     return not is_empty
 
 
-def _extract_record(
-    record: Record, writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]], settings: ExtractSettings
-) -> None:
+def _extract_record(record: Record, writers: Sequence[_ShardWriter], languages: Mapping[str, Counter[str]]) -> None:
+    settings = writers[0].settings
     try:
-        text, language, length, reason, charset = extract_record(record, settings)
+        text, language, length, reason, charset = extract_record(record, settings[""], settings)
     except PARSE_ERRORS as error:
         file = writers[0].file
         where = f"{file.here.name}: record {record.number}{file.part.place}"
@@ -130,13 +134,13 @@ class _ShardWriter:
     file: SourceFile  # that is being read
     accepts: Callable[[Record | Dropped], bool]  # whether a record of it belongs to this source
 
-    def __init__(self, output: Path, number: int, most: int, tally: Tally, stack: ExitStack) -> None:
+    def __init__(self, output: Path, number: int, settings: ByLanguage, tally: Tally, stack: ExitStack) -> None:
         self.tally = tally
+        self.settings = settings
         self.paths: list[Path] = []
         self.left_out: list[tuple[str, str, str, str]] = []  # source, column, why, file
         self._output = output
         self._number = number
-        self._most = most
         self._stack = stack
         self._schema: pa.Schema | None = None
         self._writer: DocumentWriter
@@ -156,7 +160,7 @@ class _ShardWriter:
 
     def add(self, document: Document) -> None:
         """Append a document, in a new shard where the current one is full."""
-        if self._writer.characters >= self._most:
+        if self._writer.characters >= self.settings[""].shard_characters:
             self._open_next()
         self._writer.add(document)
 

@@ -26,6 +26,8 @@ from .extractors import Method, extract_text
 from .language import Language, LanguageSettings, detect_language, open_identifier
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mtnlg_data.sources import Record
 
 #: What extracting a broken page may raise.
@@ -79,8 +81,13 @@ class Extracted(NamedTuple):
     charset: str | None = None  # of a page, if it was guessed
 
 
-def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
-    """Extract a record's text and language. May raise one of ``PARSE_ERRORS``."""
+def extract_record(
+    record: Record, settings: ExtractSettings, by_language: Mapping[str, ExtractSettings] = {}
+) -> Extracted:
+    """Extract a record's text and language. May raise one of ``PARSE_ERRORS``.
+
+    ``by_language`` has other settings for the texts of pages in which CLD2 finds these languages.
+    """
     if isinstance(record.content, str):
         text = record.content
         if not text.strip():
@@ -96,7 +103,8 @@ def extract_record(record: Record, settings: ExtractSettings) -> Extracted:
     language = detect_language(html, html=True)
     if settings.language_model is None and (reason := settings.refuse(language)):
         return Extracted("", language, length, reason)
-    text, reason = extract_text(settings.method, html, settings.justext, language.code)
+    own = by_language.get(language.code, settings)
+    text, reason = extract_text(own.method, html, own.justext, language.code)
     if settings.language_model is not None and reason is None:
         language = open_identifier(settings.language_model)(text)
         reason = settings.refuse(language)

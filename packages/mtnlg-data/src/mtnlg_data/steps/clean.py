@@ -10,7 +10,7 @@ The rules are those of paper.md 4.4:
 ``language``     drops documents in other languages than the wanted ones, by default English: ``other_language``; and
                  where their language is less sure than ``min_language_score``: ``language_score``
 ``javascript``   drops documents under 256 characters that mention JavaScript, such as "please turn on JavaScript"
-``short``        drops documents under 512 characters
+``short``        drops documents under 512 characters, or as many as say as much in their language
 
 They apply in this order. The recipe chooses the rules of each source: code, for one, depends on its whitespace.
 ``unicode`` also drops documents crafted to keep ftfy busy for hours (``mojibake.unbounded_cost_reason``).
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import replace_columns, shard_source
-from mtnlg_data.extract.language import Language, LanguageSettings, open_identifier
+from mtnlg_data.extract.language import Language, LanguageSettings, open_identifier, text_length
 from mtnlg_data.mojibake import fix_text, unbounded_cost_reason
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[Rule, ...]] = {
     "CC-Stories": ("detokenize",),
 }
 RECORDED = ("language", "language_score")
+SHORTEST = 512  # of English
 BY_LENGTH = ("javascript", "short")  # reasons of which the record has the length
 BROKEN_SPACE = re.compile(r"  +|\n(?<=\w\n)\n* ?")  # is "  +|\b\n+ ?", but begins with letters: thrice as fast
 BLANK_LINES = re.compile(r"\n\n+")
@@ -59,7 +60,13 @@ JAVASCRIPT = re.compile("javascript", re.IGNORECASE)
 class CleanSettings(LanguageSettings):
     """Thresholds of the rules, in characters, and of the alarm; what the rule ``language`` wants."""
 
-    shortest: int = setting(512, "Rule short drops documents under this.", unit="characters", paper="512", ge=0)
+    shortest: int | None = setting(
+        None,
+        "Rule short drops documents under this; if not given 512, and fewer in languages of short texts.",
+        unit="characters",
+        paper="512",
+        ge=0,
+    )
     javascript_under: int = setting(
         256, "Rule javascript drops only documents under this.", unit="characters", paper="256", ge=0
     )
@@ -77,7 +84,7 @@ class CleanKeys(Settings):
 class Clean(Step[CleanSettings, CleanKeys]):
     """The rules of each source, applied in their order."""
 
-    number, version = 3, 1
+    number, version = 3, 2
     kept = ("ftfy", "pycld2", "fasttext-predict")
     follows: ClassVar[Mapping[str, tuple[str, ...]]] = {"extract": tuple(LanguageSettings.model_fields)}
 
@@ -161,6 +168,6 @@ def clean_text(
         return text, reason
     if "javascript" in rules and len(text) < settings.javascript_under and JAVASCRIPT.search(text):
         return text, "javascript"
-    if "short" in rules and len(text) < settings.shortest:
+    if "short" in rules and len(text) < text_length(settings.shortest, SHORTEST, language.code if language else ""):
         return text, "short"
     return text, None

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from mtnlg_data.console import Failure
+from mtnlg_data.console import Failure, say
 from mtnlg_data.engine import CUTS
 from mtnlg_data.files import file_lines
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.step import Cost, Step
+from mtnlg_data.step import Cost, Role, Step
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
@@ -51,19 +51,28 @@ class DecontaminateSettings(Settings):
 
 
 class Decontaminate(Step[DecontaminateSettings, Settings]):
-    """Paper.md 4.4; without texts every document passes."""
+    """Paper.md 4.4."""
 
     number, version = 5, 2
+    varies = ("window",)
     top_level = ("texts",)
+    nothing = "give --texts"
 
     def check(self) -> None:
         """Read the texts."""
         from mtnlg_data.decontaminate.ngrams import check_task_texts  # noqa: PLC0415  (numba)
 
-        if (texts := self.settings.texts) is not None:
-            if not texts.is_file():
-                raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
+        if (texts := self.settings.texts) is None:
+            say("decontaminate: no texts of tasks are given, so nothing is cut; mtnlg-eval texts writes them")
+        elif not texts.is_file():
+            raise Failure(f"{texts}: no such file of task texts; mtnlg-eval texts --out {texts} writes it")
+        else:
             check_task_texts(texts)
+
+    def role(self, source: str) -> Role:
+        """Without texts there is nothing to do."""
+        del source
+        return "past" if self.settings.texts is None else "through"
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """The n-grams of all task texts are in the memory of each worker; one process makes them."""

@@ -29,6 +29,7 @@ class Extract(Step[ExtractSettings, Settings]):
     """Source files to shards of documents."""
 
     number, version = 1, 2
+    varies = ("justext", "method")
     takes: ClassVar[Kind] = "files"
     kept = ("jusText", "lxml", "pycld2", "resiliparse", "webencodings", "fasttext-predict")
 
@@ -46,8 +47,12 @@ class Extract(Step[ExtractSettings, Settings]):
         )
 
     def fingerprint(self, source: str) -> object:
-        """The version of another extractor counts where it is used."""
-        return [super().fingerprint(source), library_version(self.settings.method)]
+        """The versions of other extractors count where they are used."""
+        return [super().fingerprint(source), self._versions(source)]
+
+    def _versions(self, *sources: str) -> dict[str, str | None]:
+        used = [settings.method for source in sources for settings in self.by_language(source).values()]
+        return {method: library_version(method) for method in used}
 
     def apply(self, job: Job) -> Summary:
         """Read every file once.
@@ -58,8 +63,8 @@ class Extract(Step[ExtractSettings, Settings]):
         """
         groups = group_files(job.files, self.settings.shard_characters)
         firsts = [job.out / shard_name(group.pieces[0][0].source, group.numbers[0]) for group in groups]
-        versions = library_version(self.settings.method)
-        done = job.map("", extract_group, zip(groups, firsts, strict=True), settings=self.settings, versions=versions)
+        items = [(group, {file.source: self.by_language(file.source) for file in group.pieces[0]}) for group in groups]
+        done = job.map("", extract_group, zip(items, firsts, strict=True), versions=self._versions(*self.sources))
         shutil.rmtree(job.out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
         summaries = [one.summary for one in done]
         shards = [name for summary in summaries for name in summary["shards"]]

@@ -81,6 +81,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
     """A store per source."""
 
     number, version = 6, 1
+    varies = ()
     gives: ClassVar[Kind] = "tokens"
     kept = ("tokenizers",)
 

@@ -1,0 +1,293 @@
+"""Many languages in one corpus: lengths that suit each, settings by language and source, ISO's names of languages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from test_own_steps import KILLED
+
+from mtnlg_data import (
+    Clean,
+    Decontaminate,
+    Deduplicate,
+    Exact,
+    Extract,
+    Local,
+    Record,
+    SourceFile,
+    Tokenize,
+    load_recipe,
+    run_step,
+)
+from mtnlg_data.console import UsageFailure
+from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.extract.boilerplate import BoilerplateSettings
+from mtnlg_data.extract.language import LENGTH_RATIOS, Language
+from mtnlg_data.extract.text import ExtractSettings, extract_record
+from mtnlg_data.pipeline import curate
+from mtnlg_data.schema import Document
+from mtnlg_data.step import Step, Where
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+KOREAN = "어제 아침에 항구에서 만난 어부는 오래된 지도를 보여 주면서 그 섬에 대해 이야기했다. "
+AMHARIC = "ትናንት ጠዋት ወደብ ላይ ያገኘነው ዓሣ አጥማጅ የቆየ ካርታ እያሳየን ስለዚያ ደሴት ነገረን። "
+HEBREW = "אתמול בבוקר פגשנו בנמל דייג זקן שהראה לנו מפה ישנה וסיפר לנו על האי הרחוק. "
+
+
+def page(*paragraphs: str) -> str:
+    menu = "".join(f"<li><a href=/{n}>{n}</a>" for n in range(5))
+    return f"<html><meta charset=utf-8><ul>{menu}</ul>{''.join(f'<p>{text}</p>' for text in paragraphs)}</html>"
+
+
+def kept(html: str, **settings: Any) -> str | None:  # noqa: ANN401
+    """The language of a page of which text is left."""
+    found = extract_record(Record(0, html.encode(), "", "utf-8"), ExtractSettings(languages=(), **settings))
+    return found.language.code if found.language and not found.reason else None
+
+
+# --- lengths ---------------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_short_paragraphs_are_kept_in_languages_of_short_texts(sentences: ModuleType) -> None:
+    """A paragraph of 30 Chinese characters says what a hundred of English do."""
+    pages = [page(*(sentences.sentence("zh", Random(f"{n} {part}")) * 2 for part in range(4))) for n in range(11)]
+    assert [kept(html) for html in pages] == ["zh"] * 11
+    english = BoilerplateSettings(length_low=70, length_high=200)
+    assert [kept(html, justext=english) for html in pages] == [None] * 11
+    for code, sentence in (("ko", KOREAN), ("am", AMHARIC), ("iw", HEBREW)):
+        assert kept(page((sentence * 5)[:155])) == code
+        assert kept(page((sentence * 5)[:155]), justext=english) is None
+
+
+@pytest.mark.parametrize(("code", "ratio"), [("en", 1), ("de", 1), ("zh", 0.3), ("ko", 0.5), (None, 1)])
+@pytest.mark.parametrize("shortest", [None, 100])
+def test_the_shortest_document_says_as_much_in_every_language(
+    tmp_path: Path, code: str | None, ratio: float, shortest: int | None
+) -> None:
+    least = shortest or round(512 * ratio)
+    shard = tmp_path / "web-00000.parquet"
+    write_documents(shard, batch_documents(Document(f"{n}", "web", "x" * n, language=code) for n in (least - 1, least)))
+    step = Clean(sources={"web": {"rules": ["short"]}}, shortest=shortest)
+    run_step(step, [shard], tmp_path / "out", Local(1))
+    assert pq.read_table(tmp_path / "out" / shard.name)["id"].to_pylist() == [str(least)]
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_iso_stand_for_those_of_cld2(tmp_path: Path) -> None:
+    wanted = ExtractSettings(languages=("he", "nb", "jv", "zh-Hans", "zh-Hant", "fil", "de"))
+    for code in ("iw", "he", "no", "nb", "jw", "zh", "zh-Hant", "tl", "de"):
+        assert wanted.refuse(Language(code, 1.0)) is None
+    assert wanted.refuse(Language("en", 1.0)) == "other_language"
+    assert kept(page((HEBREW * 5)[:155])) == "iw"
+    step = Clean(sources={"web": {"rules": ["short"]}}, where=Where(language={"he": {"shortest": 9}}), shortest=20)
+    assert step.settings_for("web", "he") == step.settings_for("web", "iw") == step.settings.model_copy(
+        update={"shortest": 9}
+    )  # fmt: skip
+    shard = tmp_path / "web-00000.parquet"
+    rows = [Document(code, "web", "x" * 10, language=code) for code in ("iw", "he", "en")]  # lid.176 says he
+    write_documents(shard, batch_documents(rows))
+    run_step(step, [shard], tmp_path / "out", Local(1))
+    assert pq.read_table(tmp_path / "out" / shard.name)["id"].to_pylist() == ["iw", "he"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("extract.languages=['zh-hans']", "languages = 'zh-hans': CLD2 has no such language; did you mean zh?"),
+        ("extract.languages=['deu']", "did you mean de?"),
+        ("extract.languages=['he-IL']", "did you mean iw?"),
+        ("filter.where.language.zh-hans.words='whitespace'", "filter.where.language = 'zh-hans': CLD2 has no such"),
+        ("clean.where.language.zh.languages=['deu']", "clean.where: languages = 'deu': CLD2"),
+        ("extract.where.language.zh.justext.length_lwo=3", "length_lwo = 3: unknown key; did you mean length_low?"),
+        ("extract.where.language.zh.languages=['zh']", "extract.where.language.zh.languages: this setting is the same"),
+        ("extract.where.source.bok.method='justext'", "extract: no source 'bok'; did you mean books?"),
+        ("decontaminate.where.language.zh.n=8", "decontaminate.where.language.zh.n: this setting is the same"),
+        ("deduplicate.where.language.zh.rows=8", "deduplicate.where = "),
+    ],
+)  # fmt: skip
+def test_what_cannot_differ_or_is_unknown_is_refused_by_name(
+    tmp_path: Path, corpus: ModuleType, override: str, words: str
+) -> None:
+    with pytest.raises(UsageFailure) as refused:
+        load_recipe(corpus.write_run(tmp_path, pages=2), [override])
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "changed"),
+    [
+        (Exact, {"shortest": 9}),
+        (Deduplicate, {"rows": 9}),
+        (Decontaminate, {"n": 9}),
+        (Extract, {"largest": 9}),
+        (Clean, {"alarm_share": 0.9}),
+        (Tokenize, {"seed": 9}),
+    ],
+)
+def test_a_step_refuses_settings_that_are_the_same_for_all_documents(
+    step: type[Step[Any, Any]], changed: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"vocabulary": 300} if step is Tokenize else {}
+    with pytest.raises(UsageFailure, match=rf"where\.language\.zh\.{next(iter(changed))}: this setting is the same"):
+        step(where=Where(language={"zh": changed}), **options)
+
+
+# --- settings by source and language ---------------------------------------------------------------------------------
+
+
+def test_extraction_takes_the_settings_of_the_table_then_the_source_then_the_language(
+    tmp_path: Path, corpus: ModuleType, sentences: ModuleType
+) -> None:
+    chinese, english = sentences.text("zh", Random(1), 120), " ".join(corpus.text(1)[:300].split())
+    pages = [corpus.record(page(text).encode()) for text in (chinese, english)]
+    (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, pages)))
+    files = [SourceFile(source, tmp_path / "c.warc.gz", source, "warc") for source in ("news", "web")]
+
+    def languages(**where: Any) -> dict[str, list[str]]:  # noqa: ANN401
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        settings = ExtractSettings(languages=(), justext=BoilerplateSettings(length_low=50, length_high=50))
+        run_step(Extract(settings, where=Where(**where)), files, out, Local(1))
+        return {path.name[:-14]: pq.read_table(path)["language"].to_pylist() for path in sorted(out.glob("*.parquet"))}
+
+    long = {"justext": {"length_high": 10_000}}
+    assert languages() == {"news": ["zh", "en"], "web": ["zh", "en"]}
+    assert languages(source={"web": long}) == {"news": ["zh", "en"], "web": []}
+    assert languages(language={"zh-Hans": long}) == {"news": ["en"], "web": ["en"]}
+    again = {"justext": {"length_high": 60}}
+    assert languages(source={"web": long}, language={"zh": again}) == {"news": ["zh", "en"], "web": ["zh"]}
+
+
+def test_decontamination_cuts_as_much_around_a_match_as_the_language_says(tmp_path: Path, corpus: ModuleType) -> None:
+    task = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    text = "Aaaa bbbb. " * 60 + task + ". " + "Cccc dddd. " * 60
+    corpus.write_jsonl(tmp_path / "texts.jsonl", [{"task": "boolq", "id": "0", "text": task}])
+    shard = tmp_path / "web-00000.parquet"
+    rows = [Document(code, "web", text, language=code) for code in ("en", "zh", "de", "zh")]
+    write_documents(shard, batch_documents(rows))
+    where = Where(source={"web": {"window": 100}}, language={"zh": {"window": 20}})
+    run_step(Decontaminate(texts=tmp_path / "texts.jsonl", where=where), [shard], tmp_path / "out", Local(1))
+    pieces = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
+    lost = {
+        name: len(text) - sum(len(row["text"]) for row in pieces if row["id"].startswith(name)) for name in ("en", "de")
+    }
+    lost["zh"] = 2 * len(text) - sum(len(row["text"]) for row in pieces if row["id"].startswith("zh"))
+    assert lost["en"] == lost["de"]
+    assert 200 + len(task) <= lost["en"] < 250 + len(task)
+    assert 2 * (40 + len(task)) <= lost["zh"] < 2 * (90 + len(task))
+
+
+RECIPE = """
+texts = "texts.jsonl"
+
+[sources.books]
+kind = "jsonl"
+paths = ["books.jsonl"]
+
+[sources.web]
+kind = "warc"
+paths = ["*.warc.gz"]
+filters = ["gopher_fewest_words"]
+
+[extract]
+languages = []
+
+[extract.where.language.zh]
+justext.length_low = 10
+
+[extract.where.source.web]
+justext.length_high = 40
+
+[clean]
+where.language.zh = { shortest = 60 }
+where.language.he = { shortest = 90 }
+where.source.books = { shortest = 200 }
+
+[filter]
+where.language.zh = { gopher_fewest_words = 40 }
+where.language.ja = { gopher_fewest_words = 5000 }
+
+[decontaminate]
+where.language.zh = { window = 10 }
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType, sentences: ModuleType) -> Path:
+    """Books and pages in seven languages."""
+    folder = tmp_path_factory.mktemp("many")
+    made = {code: [sentences.text(code, Random(f"{code} {n}"), 250) for n in range(12)] for code in ("zh", "ja", "th")}
+    made |= {
+        code: [" ".join(f"{text}{n * part}." for part in range(1, 9)) for n in range(12)]
+        for code, text in (("ko", KOREAN), ("am", AMHARIC), ("iw", HEBREW))
+    }
+    made["en"] = [corpus.text(n) for n in range(12)]
+    tasks = [{"task": "boolq", "id": code, "text": made[code][3][40:110]} for code in ("en", "zh")]
+    corpus.write_jsonl(folder / "texts.jsonl", tasks)
+    corpus.write_jsonl(folder / "books.jsonl", [{"text": text} for texts in made.values() for text in texts[:5]])
+    for part in range(2):
+        pages = [page(*text.split("\n\n")) for texts in made.values() for text in texts[4 + part :: 2]]
+        members = [
+            corpus.member(corpus.record(html.encode(), f"http://example.org/{n}")) for n, html in enumerate(pages)
+        ]
+        (folder / f"{part}.warc.gz").write_bytes(b"".join(members))
+    (folder / "data.toml").write_text(RECIPE)
+    return folder / "data.toml"
+
+
+def digests(out: Path) -> dict[str, str]:
+    paths = [path for path in out.rglob("*.parquet") if "state" not in path.parts]
+    return {str(path.relative_to(out)): sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def test_a_run_over_many_languages_that_is_killed_in_every_step_ends_in_the_same_bytes(
+    recipe: Path, tmp_path: Path
+) -> None:
+    with closing(Local(2)) as engine:
+        summary = curate(load_recipe(recipe), tmp_path / "whole", engine)
+    by_name = {stage["name"]: stage for stage in summary["stages"]}
+    assert list(by_name) == ["extract", "clean", "filter", "deduplicate", "decontaminate"]  # there is no [tokenize]
+    assert {*summary["languages_kept"]} == {"en", "zh", "ja", "th", "ko", "am", "iw"}
+    last = [row for path in sorted((tmp_path / "whole" / "05-decontaminate").glob("*.parquet"))
+            for row in pq.read_table(path, columns=["source", "language"]).to_pylist()]  # fmt: skip
+    assert {row["language"] for row in last if row["source"] == "books"} == {*summary["languages_kept"]}
+    of_web = {row["language"] for row in last if row["source"] == "web"}
+    assert {*summary["languages_kept"]} - of_web == {"ja", "th"}  # of too few words; too short
+    words = ["run", str(recipe), "--out", str(tmp_path / "killed"), "--workers", "1"]
+    statuses: list[int] = []
+    while not statuses or statuses[-1] == -signal.SIGKILL:
+        killed = subprocess.run([sys.executable, "-c", KILLED, "6", *words], check=False, capture_output=True)
+        statuses.append(killed.returncode)
+    assert statuses[-1] == 0, killed.stderr
+    assert len(statuses) > 3
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+    assert json.loads((tmp_path / "killed" / "summary.json").read_text())["languages"] == summary["languages"]
+
+
+def test_a_setting_of_one_language_moves_its_step_and_those_behind_it(recipe: Path) -> None:
+    keys = {step.name: step.run_key() for step in load_recipe(recipe).steps}
+    for override, moved in (
+        ("extract.where.language.zh.justext.length_low=11", "extract"),
+        ("filter.where.language.ja.gopher_fewest_words=1", "filter"),
+        ("decontaminate.where.language.zh.window=11", "decontaminate"),
+    ):
+        changed = {step.name: step.run_key() for step in load_recipe(recipe, [override]).steps}
+        assert {name for name, key in keys.items() if changed[name] != key} == {moved}
+
+
+def test_ratios_are_of_languages_that_cld2_tells() -> None:
+    for code in LENGTH_RATIOS:
+        Extract(languages=(code,))
