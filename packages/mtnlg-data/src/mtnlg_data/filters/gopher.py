@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtnlg_data.extract.boilerplate import stop_words
-from mtnlg_data.extract.language import ENGLISH, UNKNOWN
+from mtnlg_data.extract.language import ENGLISH, UNKNOWN, language_code
 from mtnlg_data.settings import setting
 from mtnlg_data.text.characters import character_table, code_at, code_before, line_end, strip
 from mtnlg_data.text.compiled import jit
@@ -84,7 +84,7 @@ def gopher_quality(batch: TextBatch, settings: FilterSettings) -> NDArray[np.flo
 
 def words_of(language: str | None) -> tuple[str, ...] | frozenset[str]:
     """Stop words of a language."""
-    return STOP_WORDS if language in {None, UNKNOWN, ENGLISH} else stop_words(language)
+    return STOP_WORDS if language in {None, UNKNOWN, ENGLISH} else stop_words(language_code(language))
 
 
 @cache

@@ -14,6 +14,7 @@ from pydantic import field_validator
 
 from mtnlg_data.console import Failure, Failures, IoFailure
 from mtnlg_data.document import replace_columns, shard_source
+from mtnlg_data.files import regular
 from mtnlg_data.filters.decisions import DocumentFilter
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.filters.rules import OWN, Effect, choose
@@ -100,7 +101,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
         """
         document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
         names = document_filter.reasons[:-1]
-        values = pq.read_table(item.output, columns=["id", *names]).combine_chunks() if item else None
+        values = pq.read_table(regular(item.output), columns=["id", *names]).combine_chunks() if item else None
 
         def decide(batch: pa.RecordBatch) -> Outcome:
             about = batch["text"], batch["url"].to_pylist(), batch["language"].to_pylist()
@@ -132,11 +133,8 @@ class Filter(Step[FilterSettings, FilterKeys]):
         """What the values of the rules depend on: all settings but thresholds, the rules, and the code of others."""
         chosen = choose(self.sources[source].filters)
         thresholds = {rule.name for one in chosen for rule in one.family.rules if rule.has_score}
-        languages = (None, *(name for kind, name in self.variants if kind == "language"))
-        return [
-            [_without(thresholds, self.settings_for(source, language)) for language in languages],
-            self._rules(source),
-        ]
+        settings = {code: _without(thresholds, own) for code, own in self.by_language(source).items()}
+        return [settings, self._rules(source)]
 
 
 def _without(thresholds: Collection[str], settings: FilterSettings) -> FilterSettings:
