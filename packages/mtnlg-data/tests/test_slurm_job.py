@@ -24,14 +24,29 @@ def options_of(script: str) -> set[str]:
 
 
 def test_a_sites_options_are_added_to_ours_replace_them_or_remove_them() -> None:
-    ours = options_of(job_script([], [], None))
-    sites = options_of(job_script([], ["--nodes=16", "--mem=500G", "--exclusive=false", "--overcommit"], None))
+    ours = options_of(job_script([], [], None, out="o"))
+    sites = options_of(job_script([], ["--nodes=16", "--mem=500G", "--exclusive=false", "--overcommit"], None, out="o"))
     assert {"no-kill", "requeue", "mem=0", "exclusive", "signal=B:USR1@120"} <= ours
     assert sites == ours - {"mem=0", "exclusive"} | {"nodes=16", "mem=500G", "overcommit"}
 
 
+def test_one_job_at_a_time_writes_an_output() -> None:
+    names = [
+        next(option for option in options_of(job_script([], [], None, out=out)) if option.startswith("job-name"))
+        for out in ("/data/a", "/data/a", "/data/b")
+    ]
+    assert names[0] == names[1] != names[2]
+    assert "dependency=singleton" in options_of(job_script([], [], None, out="/data/a"))
+
+
 def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
-    script = job_script(["run", HOSTILE], [f"--comment={HOSTILE}"], HOSTILE)
+    script = job_script(
+        ["run", HOSTILE],
+        [f"--comment={HOSTILE}"],
+        HOSTILE,
+        out=HOSTILE,
+        setup=["module() { :; }", "module load python"],
+    )
     assert r'''comment="\"; touch x; #$(touch y)\\"''' in options_of(script)
     command = next(line for line in script.splitlines() if "mtnlg_data.cli" in line)
     assert shlex.split(command)[3:5] == ["run", HOSTILE]
@@ -44,7 +59,7 @@ def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path
 
 
 def test_the_heads_port_is_none_that_rays_workers_or_the_kernel_give_out() -> None:
-    lines = [line for line in job_script([], [], None).splitlines() if "RAY_PORT=" in line]
+    lines = [line for line in job_script([], [], None, out="o").splitlines() if "RAY_PORT=" in line]
     draw = f"RAY_HEAD=127.0.0.1; for _ in $(seq 2000); do {lines[0]}; echo $RAY_PORT; done"
     ports = subprocess.run(["/bin/bash", "-c", draw], check=True, capture_output=True, text=True).stdout.split()
     assert {int(port) // 1000 for port in ports} == set(range(20, 32))
@@ -54,7 +69,9 @@ def test_the_heads_port_is_none_that_rays_workers_or_the_kernel_give_out() -> No
 def test_a_control_character_never_enters_the_job(bad: str) -> None:
     for arguments, sbatch, interface in (([bad], [], None), ([], [f"--comment={bad}"], None), ([], [], bad)):
         with pytest.raises(UsageFailure, match="a control character or line break cannot"):
-            job_script(arguments, sbatch, interface)
+            job_script(arguments, sbatch, interface, out="o")
+        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
+            job_script([], [], None, out="o", setup=[bad])
 
 
 def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)

@@ -75,6 +75,10 @@ def run_recipe(
     sbatch: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="Option for sbatch, such as --sbatch=--nodes=16.")
     ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="Line of bash at the Slurm job's start, such as module load."),
+    ] = None,
     interface: Annotated[
         str | None, typer.Option(metavar="NAME", help="Network interface of the Slurm job's Ray, such as ib0.")
     ] = None,
@@ -102,15 +106,16 @@ def run_recipe(
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         words += [f"--set={override}" for override in overrides or []]
         words += ["--allow-failures"] * allow_failures + ["--json"] * as_json
-        script = job_script(["run", str(recipe), *words], sbatch or [], interface)
+        place_of = str(out if isinstance(out, Url) else out.resolve())
+        script = job_script(["run", str(recipe), *words], sbatch or [], interface, out=place_of, setup=setup or [])
         if dry_run:
             typer.echo(script, nl=False)
         else:
             check_inputs(resolved)
             say(f"{out}: submitted as job {submit(script)}; the same command resumes it")
         return
-    if sbatch or interface or dry_run:
-        raise UsageFailure("--sbatch, --interface and --dry-run go with --launcher slurm")
+    if sbatch or setup or interface or dry_run:
+        raise UsageFailure("--sbatch, --setup, --interface and --dry-run go with --launcher slurm")
     place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:
         summary = curate(resolved, place.folder, opened, keep)

@@ -6,6 +6,7 @@ others see, or the time is up, the job is queued again, and the same command goe
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import subprocess
@@ -20,9 +21,11 @@ from .ray_cluster import OBJECT_STORE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: One task a node, on all of it; the signal comes two minutes before the time limit.
+#: One task a node, on all of it; one job at a time of a name, which is the output's; the signal comes two minutes
+#: before the time limit.
 OURS: Final = {
-    "job-name": "mtnlg-data",
+    "dependency": "singleton",
+    "time": "24:00:00",
     "ntasks-per-node": "1",
     "exclusive": "",
     "mem": "0",
@@ -34,6 +37,7 @@ OURS: Final = {
 TEMPLATE: Final = """#!/bin/bash
 {header}
 
+{setup}
 # Written by mtnlg-data run --launcher slurm: Ray on every node of the job, and the run on it.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$PWD/.ray-token-$SLURM_JOB_ID RAY_USAGE_STATS_ENABLED=0
 RAY_HEAD=$({address})
@@ -93,17 +97,20 @@ def submit(script: str) -> str:
     return result.stdout.strip().split(";")[0]
 
 
-def job_script(arguments: Sequence[str], sbatch: Sequence[str], interface: str | None) -> str:
+def job_script(
+    arguments: Sequence[str], sbatch: Sequence[str], interface: str | None, *, out: str, setup: Sequence[str] = ()
+) -> str:
     """The script of a job that runs ``mtnlg-data`` with these arguments and the address of its Ray.
 
-    ``sbatch`` has options of sbatch that are added to ours or replace them; "--NAME=false" removes one. ``interface``
-    is the network interface of Ray's head, by default that of the machine's first address. Raises ``UsageFailure``
-    where a value cannot stand in a script.
+    A job waits for another one of the same ``out``. ``setup`` are lines of bash that come first. ``sbatch`` has options
+    of sbatch that are added to ours or replace them; "--NAME=false" removes one. ``interface`` is the network interface
+    of Ray's head, by default that of the machine's first address. Raises ``UsageFailure`` where a value cannot stand in
+    a script.
     """
-    for text in (*arguments, *sbatch, interface or ""):
+    for text in (*arguments, *sbatch, *setup, interface or ""):
         if not text.isprintable():  # a line break would start another line of the script
             raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
-    options = dict(OURS)
+    options = {"job-name": f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}", **OURS}
     for option in sbatch:
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", option)
         if match is None:
@@ -116,6 +123,7 @@ def job_script(arguments: Sequence[str], sbatch: Sequence[str], interface: str |
     node = NODE.format(ray=f"{shlex.quote(sys.executable)} -m ray.scripts.scripts", object_store=OBJECT_STORE_BYTES)
     return TEMPLATE.format(
         header="\n".join(_directive(name, value) for name, value in options.items() if value != "false"),
+        setup="\n".join(setup),
         address=address,
         node=shlex.quote(node),
         command=shlex.join([sys.executable, "-m", "mtnlg_data.cli", *arguments]),
