@@ -90,7 +90,7 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
     (numbered,) = number_shards([shard])
     groups = tuple(range(len(text_bytes(shard))))
     eod = tokenizer.get_vocab_size() - 1
-    how, encoded = Encoding(Done(path, ""), eod, SEED, "gigatoken"), shard.with_suffix(".encoded")
+    how, encoded = Encoding(Done(path, ""), eod + 1, [eod], SEED, "gigatoken"), shard.with_suffix(".encoded")
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Both libraries give the ids of ``tokenizers``, and texts that spell special tokens are encoded as text."""
+"""Ids are those of ``tokenizers`` for every kind of tokenizer, and texts that spell special tokens are text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_kinds import KINDS, SPECIAL, differences, odd_text, train_kind
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Metaspace, Whitespace
+from tokenizers.pre_tokenizers import Whitespace
 
 from mtnlg_data.console import Failure
 from mtnlg_data.fingerprint import fingerprint
 from mtnlg_data.job import Done
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoder as encoder_module
-from mtnlg_data.tokens.encoder import open_encoder
+from mtnlg_data.tokens.encoder import MAX_BATCH_CHARACTERS, OVERLAP, open_encoder
 from mtnlg_data.tokens.encoding import Encoding
 from mtnlg_data.tokens.tokenizer import EOD, check_tokenizer, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mtnlg_data.steps.tokenize import Library
     from mtnlg_data.tokens.encoder import Encoder
@@ -89,78 +90,105 @@ def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(
 # --- long texts ------------------------------------------------------------------------------------------------------
 
 
-def record_batches(encode: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """What the library is given from now on."""
-    batches: list[Sequence[str]] = []
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
+    return request.param, train_kind(request.param)
+
+
+@pytest.mark.parametrize(("window", "overlap"), [(MAX_BATCH_CHARACTERS, OVERLAP), (1000, 251)])
+def test_every_kind_gives_the_ids_of_the_library_in_texts_of_any_length(
+    kind: tuple[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, overlap: int
+) -> None:
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", window)
+    monkeypatch.setattr(encoder_module, "OVERLAP", overlap)
+    random = Random(window)
+    lengths = [random.randrange(300) for _ in range(30)] + [8 * window + 77] * (3 if window == 1000 else 0)
+    assert not differences(kind[1], tmp_path, [odd_text(random, length) for length in lengths] + AWKWARD)
+
+
+def record_lengths(encode: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many characters the library is given at once from now on."""
+    lengths: list[int] = []
     library = encode.encode  # type: ignore[attr-defined]
 
     def record(texts: Sequence[str]) -> object:
-        batches.append(texts)
+        lengths.extend(map(len, texts))
         return library(texts)
 
     monkeypatch.setattr(encode, "encode", record)
-    return batches
+    return lengths
 
 
-def test_a_long_text_is_encoded_in_pieces_with_the_ids_of_the_whole(
-    encode: Encoder, oracle: Tokenizer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("text", "longest"),
+    [
+        ("don't 12 日本語。\n\n" * 300, 1000),
+        ("".join(Random(2).choices("ACGT", k=4321)), 1000),  # a word without end
+        ("a" + "=" * 5000, 5001),  # a window's ids depend on where it begins
+        ("a " * 200 + "=" * 999 + " b" * 900, 2000),
+    ],
+    ids=["prose", "genome", "run", "run-within"],
+)
+def test_a_long_text_is_encoded_in_windows_that_grow_until_they_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, longest: int, library: Library
 ) -> None:
-    random = Random(1)
-    parts = ["word", " word", ", ", "\n\n", "  ", "don't", " 12", "3", "日本語。", "日本、", "ไทย ", " a.b", "\t", "é"]
-    texts = ["".join(random.choices(parts, k=random.randrange(400))) for _ in range(40)]
-    batches = record_batches(encode, monkeypatch)
-    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 200)
-    ids, sizes = encode(texts)
-    expected = [oracle.encode(text, add_special_tokens=False).ids for text in texts]
-    assert sizes.tolist() == [len(each) for each in expected]
-    assert ids.tolist() == [one for each in expected for one in each]
-    assert max(len(text) for batch in batches for text in batch) == 200
-    assert max(map(len, texts)) > 1000
-
-
-def spells_underscores() -> tuple[Tokenizer, str]:
-    """For GPT-2 "_(" is one word, though "_" is a letter of Python's words."""
-    text = "ab_( " * 50
-    return train_tokenizer(iter([text]), 262), text
-
-
-def parts_no_words() -> tuple[Tokenizer, str]:
-    """SentencePiece's way: every text gets a mark at its beginning, so no place gives the ids of the whole."""
-    words = Tokenizer(WordLevel({"\u2581quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
-    words.pre_tokenizer = Metaspace(prepend_scheme="always")
-    return words, "quick" + " quick" * 20
+    if library == "gigatoken":
+        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
+    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(encoder_module, "OVERLAP", 251)
+    tokenizer = train_kind("gpt2")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = open_encoder(tmp_path / "tokenizer.json", library)
+    lengths = record_lengths(encode, monkeypatch)
+    ids, sizes = encode(["before", text, ""])
+    expected = [tokenizer.encode(each).ids for each in ("before", text)]
+    assert (ids.tolist(), sizes.tolist()) == ([*expected[0], *expected[1]], [*map(len, expected), 0])
+    assert max(lengths) == longest
+    assert sum(lengths) < 6 * len(text)
 
 
 @pytest.mark.parametrize(
-    ("make", "limit", "lengths"),
-    [(spells_underscores, 53, [49, 50, 50, 50, 51]), (parts_no_words, 32, [29, 30, 30, 30, 6])],
+    ("name", "text"),
+    [("gpt2", "a" + "=" * 600_000), ("t5", "a" + "=" * 600_000), ("albert", "the quick " * 60_000)],
+    ids=["from its beginning", "from its end", "by a sum over all of it"],
 )
-def test_pieces_end_where_the_tokenizer_parts_words_or_else_after_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[], tuple[Tokenizer, str]],
-    limit: int,
-    lengths: list[int],
+def test_a_text_whose_tokens_are_counted_off_is_encoded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
-    tokenizer, text = make()
+    tokenizer = train_kind(name)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     encode = open_encoder(tmp_path / "tokenizer.json", "tokenizers")
-    batches = record_batches(encode, monkeypatch)
-    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", limit)
-    encode([text])
-    assert [len(batch[0]) for batch in batches if len(batch) == 1] == lengths
+    lengths = record_lengths(encode, monkeypatch)
+    assert encode([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    assert max(lengths) == len(text)
 
 
-def test_a_word_without_end_is_cut_and_read_back_as_it_was(
-    encode: Encoder, oracle: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 500)
-    genome = "".join(Random(2).choices("ACGT", k=4321))
-    ids, sizes = encode(["before", genome, ""])
-    assert sizes.tolist() == [len(oracle.encode("before").ids), len(ids) - sizes[0], 0]
-    assert oracle.decode(ids[sizes[0] :].tolist()) == genome
-    pieces = [genome[begin : begin + 500] for begin in range(0, len(genome), 500)]
-    assert ids[sizes[0] :].tolist() == [one for piece in pieces for one in oracle.encode(piece).ids]
+# --- special tokens --------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_spells_special_tokens_has_none(kind: tuple[str, Tokenizer], tmp_path: Path) -> None:
+    """Trained on texts with them, so that merges and pieces spell them."""
+    name, _ = kind
+    tokenizer = train_kind(name, keep_special=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = open_encoder(tmp_path / "tokenizer.json", "tokenizers")
+    for text in ("</s>", "a </s> b", "the</s>", "<s><s> </s></s>", " <s> ", "x" * 99 + "</s>"):
+        ids, _ = encode([text])
+        assert len(ids)
+        assert {tokenizer.token_to_id(special) for special in SPECIAL[1:]}.isdisjoint(ids.tolist())
+        if type(tokenizer.model).__name__ == "BPE" and name != "clip":  # which marks ends of words
+            tokens = "".join(tokenizer.id_to_token(number) or "" for number in ids.tolist())
+            assert tokens.replace("\u2581", " ").replace("Ġ", " ").strip() == text.strip()
+
+
+def test_dropout_is_for_training_a_model_and_is_left_out(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(iter(TEXTS), 400)
+    expected = [tokenizer.encode(text).ids for text in TEXTS]
+    tokenizer.model.dropout = 0.5
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids, _ = open_encoder(tmp_path / "tokenizer.json", "tokenizers")(TEXTS)
+    assert ids.tolist() == [one for each in expected for one in each]
 
 
 # --- gigatoken -------------------------------------------------------------------------------------------------------
@@ -248,7 +276,7 @@ def test_the_library_is_in_no_key() -> None:
     settings = [TokenizeSettings(vocabulary=400, library=each) for each in LIBRARIES]
     tokenizer = Done(Path("tokenizer.json"), "key")
     assert len({fingerprint(each) for each in settings}) == 1
-    assert len({fingerprint(Encoding(tokenizer, 1, 2, each)) for each in LIBRARIES}) == 1
+    assert len({fingerprint(Encoding(tokenizer, 2, [1], 3, each)) for each in LIBRARIES}) == 1
 
 
 def tokenizer_json(**parts: Any) -> str:  # noqa: ANN401  (JSON)

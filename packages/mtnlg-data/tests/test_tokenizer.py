@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -158,6 +158,42 @@ def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_aske
     assert (account["vocabulary"], eod := read_blend(tmp_path / "out").eod) == expected
     store = TokenStore(tmp_path / "out" / "code")
     assert all(store[n].tolist().index(eod) == len(store[n]) - 1 for n in range(len(store)))
+
+
+@pytest.mark.parametrize(
+    ("special", "bos", "expected"),
+    [
+        (["<s>", "</s>"], True, [2]),
+        (["<bos>", "[BOS]", "</s>"], True, [2]),
+        (["[START]", "</s>"], "[START]", [2]),
+        (["</s>"], "quick", [0]),  # any token that is there
+        (["</s>"], "</s>", [2]),
+        (["<s>", "</s>"], None, []),
+    ],
+)
+def test_documents_and_prompts_begin_with_the_token_that_is_asked_for(
+    tmp_path: Path, special: list[str], bos: str | Literal[True] | None, expected: list[int]
+) -> None:
+    words(tmp_path / "words.json", "quick", special=special)
+    settings = TokenizeSettings(tokenizer=str(tmp_path / "words.json"), bos=bos)
+    tokenize(tmp_path, tmp_path / "out", settings)
+    eod, store = read_blend(tmp_path / "out").eod, TokenStore(tmp_path / "out" / "web")
+    documents = [store[n].tolist() for n in range(len(store))]
+    plain_ids = [plain(tmp_path / "out" / "tokenizer.json", text) for text in ("", "brown quick")]
+    assert [*expected, eod] in documents  # the empty one
+    assert all(ids[: len(expected)] == expected and ids[-1] == eod for ids in documents)
+    assert all({*expected, eod}.isdisjoint(ids[len(expected) : -1]) for ids in documents)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert [tokenizer.encode(text).ids for text in ("", "brown quick")] == [[*expected, *ids] for ids in plain_ids]
+
+
+@pytest.mark.parametrize("bos", [True, "[NONE]"])
+def test_a_beginning_token_that_the_tokenizer_lacks_is_refused(tmp_path: Path, bos: str | Literal[True]) -> None:
+    words(tmp_path / "words.json", "quick", "<s>", special=["</s>"])  # a word that looks like one is a word
+    with pytest.raises(Failure, match=r"tokenize\.bos: no token "):
+        check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path / "words.json"), bos=bos))
+    with pytest.raises(ValueError, match="bos needs a tokenizer to read"):
+        TokenizeSettings(vocabulary=300, bos=bos)
 
 
 @pytest.mark.parametrize("token", ["[DONE]", {"content": "[DONE]", "lstrip": False}])

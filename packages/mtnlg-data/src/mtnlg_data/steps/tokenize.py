@@ -49,6 +49,9 @@ class TokenizeSettings(Settings):
     eod: str | None = setting(
         None, "Token that ends documents, added if missing; the tokenizer's own if not given.", min_length=1
     )
+    bos: str | Literal[True] | None = setting(
+        None, "Token that begins documents: its name, or true in a recipe for the tokenizer's own; none if not given."
+    )
     validation: float = setting(
         0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
     )
@@ -62,6 +65,8 @@ class TokenizeSettings(Settings):
     def _takes_one_tokenizer(self) -> Self:
         if (self.vocabulary is None) == (self.tokenizer is None):
             raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
+        if self.bos and self.vocabulary:
+            raise ValueError("bos needs a tokenizer to read: one that is trained here has no token to begin documents")
         return self
 
 
@@ -80,7 +85,7 @@ class TokenizeKeys(Settings):
 class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
     """A store per source."""
 
-    number, version = 6, 1
+    number, version = 6, 2
     varies = ()
     gives: ClassVar[Kind] = "tokens"
     kept = ("tokenizers",)

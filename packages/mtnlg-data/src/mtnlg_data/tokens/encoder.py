@@ -1,34 +1,43 @@
 """Encoders: texts to token ids, by ``tokenizers`` or by gigatoken, with the same ids from both.
 
-A text that spells a special token is encoded as text. gigatoken, an extra, is many times as fast, and supports only the
-usual tokenizers. Its first ids in every unit are compared with those of ``tokenizers``. It is taken where it is there,
-supports the tokenizer and gives these ids, unless the settings say otherwise.
+A text that spells a special token is encoded as text: special tokens are renamed to random names before the library
+reads the tokenizer, for a model may have them in its vocabulary (Unigram finds "</s>" there as any other piece).
+
+gigatoken, an extra, is many times as fast, and supports only the usual tokenizers. Its first ids in every unit are
+compared with those of ``tokenizers``. It is taken where it is there, supports the tokenizer and gives these ids, unless
+the settings say otherwise.
 
 Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
 libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
 with characters newer than Unicode 3.2, whose tables Python ships, that may be letters, digits or spaces. They are few.
 
 Either library takes memory for every character of the text that it encodes, whatever that is: 150 bytes of English,
-500 of Thai. So a text of more than ``MAX_BATCH_CHARACTERS`` is encoded in pieces. They end where the tokenizer parts
-words, so the ids are those of the whole text; only a word without end, as a genome in one line, is cut within.
+500 of Thai. So a text of more than ``MAX_BATCH_CHARACTERS`` is encoded in windows, of which each overlaps the next by
+``OVERLAP``. The overlap is encoded by itself as well. Ids at the beginning and at the end of a window may be others
+than those of the whole text: a tokenizer may put a mark before every text (Llama 2), strip its spaces, or join what the
+window parts. Where the overlap by itself differs from the window before in at most its first quarter, and from the
+window behind in at most its last, no such thing reaches the middle, and the windows are joined there. Where it does, as
+in a run of one character, the window is made twice as long, at last the whole text. A Unigram model to which
+the text is one word gets it whole at once, since rounding of its sum of scores decides between tokens of equal score.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import unicodedata
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import chain
+from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import read_small, regular
+from mtnlg_data.files import read_small
 from mtnlg_data.text.characters import code_points
 
 from .merge import take_documents
@@ -43,10 +52,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH_TEXTS = 4096
 MAX_BATCH_CHARACTERS = 500_000
-#: Where a piece of a long text may end: the last places in so many characters, each tried by encoding the characters
-#: around it as one text and as two.
-WORD_END = re.compile(r"(?<=\S)(?=\s)|(?<=\w)(?=\W)")
-SEARCHED, PLACES_TRIED, CONTEXT = 10_000, 64, 100
+OVERLAP = 8191  # characters; prime, so that a run of one pattern meets the windows in different phases
 COMPARED_TEXTS = 32  # at the start of every unit, encoded by both libraries
 
 
@@ -65,24 +71,16 @@ def require_library(library: Library) -> None:
         )
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, once a worker, for encoding texts in which special tokens are plain text."""
-    return _load_tokenizer(path, path.stat().st_mtime_ns)
-
-
 @lru_cache(maxsize=1)
 def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
-    del changed
-    tokenizer = Tokenizer.from_file(str(regular(path)))
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    return Tokenizer.from_str(_with_unspelled_names(path, changed))
 
 
 def open_encoder(tokenizer: Path, library: Library) -> Encoder:
     """An encoder for this tokenizer.json. Raises ``Failure`` where the library is missing or does not support it."""
     if library == "gigatoken":
-        return _Pieces(_Gigatoken(tokenizer))
-    return _Pieces(_Tokenizers(tokenizer) if library == "tokenizers" else _Fastest(tokenizer))
+        return _Windows(_Gigatoken(tokenizer), tokenizer)
+    return _Windows(_Tokenizers(tokenizer) if library == "tokenizers" else _Fastest(tokenizer), tokenizer)
 
 
 def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
@@ -97,42 +95,44 @@ def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
         yield slice(begin, len(texts))
 
 
-class _Pieces:
-    """Encodes long texts piece by piece."""
+class _Windows:
+    """Encodes long texts window by window, with the ids of the whole."""
 
-    def __init__(self, encode: Encoder) -> None:
+    def __init__(self, encode: Encoder, path: Path) -> None:
         self.encode = encode
+        tokenizer = _load_tokenizer(path, path.stat().st_mtime_ns)
+        splits = tokenizer.pre_tokenizer and len(tokenizer.pre_tokenizer.pre_tokenize_str("a a")) > 1
+        self._window = MAX_BATCH_CHARACTERS if splits or not isinstance(tokenizer.model, Unigram) else sys.maxsize
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        if all(len(text) <= MAX_BATCH_CHARACTERS for text in texts):
+        if all(len(text) <= self._window for text in texts):
             return self.encode(texts)
-        ids, sizes = [], np.zeros(len(texts), np.int64)
-        for number, text in enumerate(texts):
-            begin = 0
-            while begin < len(text):
-                end = self._end(text, begin)
-                ids.append(self.encode([text[begin:end]])[0])
-                sizes[number] += len(ids[-1])
-                begin = end
-        return np.concatenate(ids), sizes
+        ids = [self._ids(text) for text in texts]
+        return np.concatenate(ids), np.array([*map(len, ids)], np.int64)
 
-    def _end(self, text: str, begin: int) -> int:
-        """Where the piece from ``begin`` ends: of the last places that may part words the last that does."""
-        limit = begin + MAX_BATCH_CHARACTERS
-        if len(text) <= limit:
-            return len(text)
-        places = [match.start() for match in WORD_END.finditer(text, max(begin + 1, limit - SEARCHED), limit + 1)]
-        for place in reversed(places[-PLACES_TRIED:]):
-            before, after = text[max(0, place - CONTEXT) : place], text[place : place + CONTEXT]
-            ids, sizes = self.encode([before + after, before, after])
-            if sizes[0] == sizes[1] + sizes[2] and (ids[: sizes[0]] == ids[sizes[0] :]).all():
-                return place
-        return max(places, default=limit)
+    def _ids(self, text: str) -> NDArray[np.uint32]:
+        begin, end, first = 0, self._window, 0
+        ids, joined = self.encode([text[:end]])[0], []
+        while end < len(text):
+            start = end - OVERLAP
+            both, sizes = self.encode([text[start:end], text[start : start + self._window]])
+            shared, following = np.split(both, sizes[:1])
+            quarter, middle = len(shared) // 4, len(shared) // 2
+            same = len(shared) - quarter
+            if np.array_equal(ids[len(ids) - same :], shared[quarter:]) and np.array_equal(
+                following[:same], shared[:same]
+            ):
+                joined.append(ids[first : len(ids) - len(shared) + middle])
+                begin, end, first, ids = start, start + self._window, middle, following
+            else:
+                end += end - begin
+                ids = self.encode([text[begin:end]])[0]
+        return np.concatenate([*joined, ids[first:]])
 
 
 class _Tokenizers:
     def __init__(self, path: Path) -> None:
-        self._tokenizer = load_tokenizer(path)
+        self._tokenizer = _load_tokenizer(path, path.stat().st_mtime_ns)
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         # encode_batch_fast is slower: a quarter fewer of GPT-2's ids a second (tokenizers 0.23.3).
@@ -150,7 +150,7 @@ class _Gigatoken:
         import gigatoken  # noqa: PLC0415  (an extra)
 
         try:
-            self._tokenizer = gigatoken.Tokenizer.from_json(_without_special_tokens(path, path.stat().st_mtime_ns))
+            self._tokenizer = gigatoken.Tokenizer.from_json(_with_unspelled_names(path, path.stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001  (whatever it raises, the way out is the other library)
             reason = str(error).partition("\n")[0]
             raise Failure(
@@ -206,11 +206,24 @@ class _Fastest:
 
 
 @lru_cache(maxsize=1)
-def _without_special_tokens(path: Path, changed: int) -> str:
-    """The tokenizer.json without its special tokens, read once a worker."""
+def _with_unspelled_names(path: Path, changed: int) -> str:
+    """The tokenizer.json with special tokens under random names, and without dropout; read once a worker."""
     del changed
     content = json.loads(read_small(path, follow=True))
-    content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
+    model, added = content["model"], content["added_tokens"]
+    names = {token["content"]: token_hex(16) for token in added if token["special"]}
+    for token in added:
+        token["content"] = names.get(token["content"], token["content"])
+    model["unk_token"] = names.get(unknown := model.get("unk_token"), unknown)
+    vocabulary = model["vocab"]
+    tokens = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
+    vocabulary = model["vocab"] = type(vocabulary)((names.get(token, token), value) for token, value in tokens)
+    if "merges" in model:
+        prefix = model["continuing_subword_prefix"] or ""
+        model["merges"] = [
+            (a, b) for a, b in model["merges"] if {a, b, a + b.removeprefix(prefix)} <= vocabulary.keys()
+        ]
+        model["dropout"] = None
     return json.dumps(content)
 
 

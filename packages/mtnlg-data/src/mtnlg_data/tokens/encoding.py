@@ -1,7 +1,7 @@
 """Documents to token ids, shuffled, and these to a store, by the exchange of ``mtnlg_data.exchange``.
 
 A document's key is hash(seed, its own key), so the keys are uniform and the order of keys is a shuffle. Rows have a
-document's ids, its end token included, as bytes.
+document's ids, its end token and, if there is one, its beginning token included, as bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mtnlg_data.tally import Tallies
 from mtnlg_data.text.arrays import binary_column, texts_of
 
 from .blend import held_out
-from .encoder import batch_slices, load_tokenizer, open_encoder
+from .encoder import batch_slices, open_encoder
 from .store import dtype_for, idx_path, span_digest, writing_store
-from .tokenizer import document_key, vocabulary_size
+from .tokenizer import document_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,8 @@ class Encoding(NamedTuple):
     """How to encode; the library is in no key, since the ids are the same from all."""
 
     tokenizer: Done
-    eod: int  # follows from the tokenizer
+    vocabulary: int  # follows from the tokenizer, as do
+    around: Sequence[int]  # the ids that begin and end a document, or the one that ends it
     seed: int
     library: Library
 
@@ -47,8 +48,7 @@ class Encoding(NamedTuple):
 def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding) -> Summary:
     """Encode row groups of a shard, into rows by key; returns their tallies and the number of ``tokens``."""
     shard, groups = work
-    tokenizer = load_tokenizer(how.tokenizer.output)
-    eod, dtype = np.array(how.eod), dtype_for(vocabulary_size(tokenizer))
+    around, dtype = how.around, dtype_for(how.vocabulary)
     encode = open_encoder(how.tokenizer.output, how.library)
     tallies, tokens = Tallies(), 0
     with DocumentFile(shard.path) as file, write_rows(output) as rows:
@@ -60,8 +60,10 @@ def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding
                 tallies[source].keep(len(text))
             for part in batch_slices(texts):
                 ids, sizes = encode(texts[part])
-                ids = np.insert(ids.astype(dtype), np.cumsum(sizes), eod)
-                rows.add(keys[part], {"ids": binary_column(ids, np.cumsum([0, *(sizes + 1)]))})
+                ends = np.cumsum(sizes)
+                places = np.column_stack([ends - sizes, ends])[:, -len(around) :]
+                ids = np.insert(ids.astype(dtype), places.ravel(), np.tile(around, len(sizes)))
+                rows.add(keys[part], {"ids": binary_column(ids, np.cumsum([0, *(sizes + len(around))]))})
                 tokens += len(ids)
     return {**tallies.summary(), "tokens": tokens}
 

@@ -2,7 +2,7 @@
 
     sample      one shard: the texts of it that the tokenizer is trained on
     vocabulary  trained on the samples, or read: tokenizer.json
-    encode      some row groups of a shard: ids of the documents, each with an end token, sorted by hash(seed, key)
+    encode      some row groups of a shard: ids of the documents and the tokens around them, sorted by hash(seed, key)
     merge       of a source of more files than one task may open: the levels of the exchange (``mtnlg_data.exchange``)
     shuffle     a range of keys from all encoded files of a source: a piece of its store
     stores      the pieces of a store, one after another
@@ -68,7 +68,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     groups = {shard.path: text_bytes(shard.path) for own in shards.values() for shard in own}
 
     tokenizer = _write_tokenizer(job, shards, groups, weights, settings)
-    vocabulary, eod = tokenizer.summary["vocabulary"], tokenizer.summary["eod"]
+    vocabulary, around = tokenizer.summary["vocabulary"], tokenizer.summary["around"]
     work = [
         ((shard, part), Rows.path(job.state / "encoded" / source, number))
         for source, own in shards.items()
@@ -76,7 +76,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
             (shard, part) for shard in own for part in _split_row_groups(groups[shard.path])
         )
     ]
-    how = Encoding(tokenizer, eod, settings.seed, settings.library)
+    how = Encoding(tokenizer, vocabulary, around, settings.seed, settings.library)
     encoded = job.map("encode", encode_groups, work, how=how)
     by_source = groupby(encoded, key=lambda done: done.output.parent.name)
     stores = [_Shuffle.of(job, source, [*own], vocabulary, settings.validation) for source, own in by_source]
@@ -92,7 +92,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     blend = Blend(
         seed=settings.seed,
         vocabulary=vocabulary,
-        eod=eod,
+        eod=around[-1],
         validation=settings.validation,
         sources=tuple(
             BlendSource(name=source, prefix=source, sha256=summaries[source]["store"], **counts)

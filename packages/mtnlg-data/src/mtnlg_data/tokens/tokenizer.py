@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from mtnlg_data.console import Failure, say
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 EOD = "<|endoftext|>"
 #: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
 EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
+#: The same for the beginning of a text.
+BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 GENERATION = "generation_config.json"
 #: The files that make a tokenizer, of which a folder needs one set.
 TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -62,7 +65,7 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
     tokenizer = _open_tokenizer(files)
     if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
         _announce_end(files[0], tokenizer, settings.eod)
-    tokenizer = _add_eod(tokenizer, settings.eod)
+    tokenizer = _add_ends(tokenizer, settings.eod, settings.bos)
     if settings.library == "gigatoken":
         with TemporaryDirectory() as folder:
             write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
@@ -109,17 +112,17 @@ class Vocabulary(NamedTuple):
     def fingerprint(self) -> object:
         """What the tokenizer depends on."""
         settings = self.settings
-        return [settings.vocabulary, settings.eod, self.samples, [*map(File, tokenizer_files(settings))]]
+        return [settings.vocabulary, settings.eod, settings.bos, self.samples, [*map(File, tokenizer_files(settings))]]
 
 
 def write_tokenizer(work: Vocabulary, output: Path) -> Summary:
-    """Train or read the tokenizer; returns its vocabulary size and the id of its end token.
+    """Train or read the tokenizer; returns its vocabulary size and the ids around documents.
 
     An end token that its name does not show has its id in generation_config.json, as in Hugging Face's folders.
     """
     settings = work.settings
     if settings.vocabulary is None:
-        tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod)
+        tokenizer = read_tokenizer(tokenizer_files(settings), settings.eod, settings.bos)
     else:
         tokenizer = train_tokenizer(_read_samples(work.samples), settings.vocabulary, settings.eod)
     write_text(output, tokenizer.to_str(pretty=True))
@@ -129,7 +132,8 @@ def write_tokenizer(work: Vocabulary, output: Path) -> Summary:
         ends.unlink(missing_ok=True)
     else:
         write_json(ends, {"eos_token_id": eod})
-    return {"vocabulary": vocabulary_size(tokenizer), "eod": eod, "files": [] if known else [GENERATION]}
+    bos = tokenizer.encode("").ids[:1] if settings.bos else []
+    return {"vocabulary": vocabulary_size(tokenizer), "around": [*bos, eod], "files": [] if known else [GENERATION]}
 
 
 def _read_samples(samples: Iterable[Done]) -> Iterator[str]:
@@ -148,7 +152,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int, eod: str | None = Non
         vocab_size=vocabulary - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _add_eod(tokenizer, eod)
+    return _add_ends(tokenizer, eod)
 
 
 def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
@@ -170,12 +174,13 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
     raise Failure(f"{path}: no tokenizer: expected a tokenizer.json, {GPT2}, or a folder with one of: {wanted}")
 
 
-def read_tokenizer(files: Sequence[Path], eod: str | None = None) -> Tokenizer:
+def read_tokenizer(files: Sequence[Path], eod: str | None = None, bos: str | bool | None = None) -> Tokenizer:
     """Read a tokenizer, and add an end token where it has none.
 
-    Raises ``Failure`` where the files hold none, or one beyond the bounds of ``tokenizer_file``.
+    Raises ``Failure`` where the files hold none, one beyond the bounds of ``tokenizer_file``, or one without the
+    beginning token that is asked for.
     """
-    return _add_eod(_open_tokenizer(files), eod)
+    return _add_ends(_open_tokenizer(files), eod, bos)
 
 
 def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
@@ -195,14 +200,24 @@ def _byte_level(model: BPE) -> Tokenizer:
     return tokenizer
 
 
-def _add_eod(tokenizer: Tokenizer, eod: str | None) -> Tokenizer:
+def _add_ends(tokenizer: Tokenizer, eod: str | None, bos: str | bool | None = None) -> Tokenizer:
     """Make the end token special, with its id or else the next; turn truncation, padding and other additions off.
 
-    Documents have no other token of the tokenizer's own, so no prompt of a model trained on them is to begin with one.
+    A prompt of a model that is trained on the documents begins as they do: with ``bos``, or with no token of the
+    tokenizer's own.
     """
     tokenizer.add_special_tokens([_end_token(tokenizer, eod)])
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = None
+    if bos:
+        name = bos if isinstance(bos, str) else _own_token(tokenizer, BOS_NAMES)
+        number = tokenizer.token_to_id(name or "")
+        if number is None:
+            raise Failure(
+                f"tokenize.bos: no token {name or ', '.join(BOS_NAMES)} in the tokenizer; name one that it has"
+            )
+        tokenizer.add_special_tokens([name])
+        tokenizer.post_processor = TemplateProcessing([name, "$A"], special_tokens=[(name, number)])
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -210,9 +225,14 @@ def _add_eod(tokenizer: Tokenizer, eod: str | None) -> Tokenizer:
 
 def _end_token(tokenizer: Tokenizer, eod: str | None) -> str:
     """The token that ends documents: the one asked for, EOD if the vocabulary has it, or a special one of its own."""
+    own = None if tokenizer.token_to_id(EOD) is not None else _own_token(tokenizer, EOD_NAMES)
+    return eod or own or EOD
+
+
+def _own_token(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
+    """The first of these names that is a special token."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    own = [name for name in EOD_NAMES if name in special or (name == EOD and tokenizer.token_to_id(EOD) is not None)]
-    return eod or next(iter(own), EOD)
+    return next((name for name in names if name in special), None)
 
 
 def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
