@@ -14,6 +14,7 @@ from lxml.etree import ParserError
 
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
 from mtnlg_data.extract.charset import decode_html
+from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.paragraphs import MAX_DEPTH, Paragraph, read_page
 from mtnlg_data.sources import Record, SourceFile, read_records
 
@@ -203,6 +204,55 @@ def test_text_is_extracted_even_where_the_package_fails() -> None:
         assert ours(nothing) in ([], [Classified("\ufffd", 0, False, "short", "bad")])
 
 
+# --- spaces, lines and formulas --------------------------------------------------------------------------------------
+
+KATEX = (
+    '<span class="katex"><span class="katex-mathml"><math><semantics><mrow><mi>a</mi><mo>+</mo></mrow><annotation '
+    'encoding="application/x-tex">a+b</annotation></semantics></math></span><span class="katex-html" '
+    'aria-hidden="true"><span class="mord">a</span>+<i>b</i></span></span>'
+)
+
+
+@pytest.mark.parametrize(
+    ("html", "justext_has", "layout_has"),
+    [
+        ("<p><b>New</b> <i>York</i>", ["NewYork"], ["New York"]),
+        ("<p>x<br> <br>y <a>z</a>\n<a>z</a>", ["x", "y zz"], ["x", "y z\nz"]),
+        (f"<p>See {KATEX} and {KATEX}.", ["See a+a+ba+b and a+a+ba+b."], ["See a+b and a+b."]),
+        ("<p><math><mi>a</mi><annotation-xml><mi>q</mi></annotation-xml></math>!", ["aq!"], ["a!"]),
+        ('<p><span class="katex-html" aria-hidden="true">a</span>', ["a"], ["a"]),
+        ("<pre>\n<b>def</b> <i>f</i>():  \n\n    <b>pass</b>\r\n</pre>", ["deff():\npass"], ["def f():\n\n    pass"]),
+        ("<pre><div>if a:</div><div>  b</div> c</pre>d", ["if a:", "b", "c", "d"], ["if a:\n  b c", "d"]),
+        ("<pre><i>if a:<br></i><i>  b<br></i></pre>", ["if a: b"], ["if a:\n  b"]),
+        ("<button><pre> x</pre></button> <b>a</b> <b>b</b>", ["ab"], ["a b"]),
+    ],
+)
+def test_layout_keeps_spaces_between_tags_lines_of_pre_and_formulas_once(
+    html: str, justext_has: list[str], layout_has: list[str]
+) -> None:
+    assert [paragraph.text for paragraph in read_page(f"<html>{html}").paragraphs] == justext_has
+    assert [paragraph.text for paragraph in read_page(f"<html>{html}", layout=True).paragraphs] == layout_has
+
+
+@given(html=pages)
+def test_layout_changes_spaces_only(html: str) -> None:
+    plain, layout = (read_page(html, layout=layout).paragraphs for layout in (False, True))
+    assert "".join("".join(p.text for p in layout).split()) == "".join("".join(p.text for p in plain).split())
+    assert all(p.text.strip() for p in layout)
+
+
+def test_code_is_kept_between_good_paragraphs() -> None:
+    code = "\n".join(f"  x{n} = f(y{n})" for n in range(30))
+    html = f"<html><p>{PROSE * 3}</p><pre>{code}</pre><p>{PROSE * 3}</p><p>x</p><pre>{code}</pre>"
+    settings = BoilerplateSettings(layout=True)
+    assert code not in extract_text("justext", html, DEFAULTS, "en")[0]
+    assert extract_text("justext", html, settings, "en")[0].split("\n\n") == [
+        (PROSE * 3).strip(),
+        code,
+        (PROSE * 3).strip(),
+    ]
+
+
 # --- pages crafted to be slow ----------------------------------------------------------------------------------------
 
 
@@ -229,10 +279,12 @@ def test_reading_stops_where_tags_nest_too_deep_and_the_page_is_marked() -> None
         "<p>x" + "</body>x" * 15_000,
         "<html>" + "<![CDATA[" * 40_000,
         "<html>" + "&" * 300_000,
+        "<html><pre>" + " " * 1_000_000 + "x" + "<math>x<annotation encoding=application/x-tex>y" * 60,
     ],
     ids=lambda made: made[:24],
 )
 def test_markup_that_costs_a_tree_quadratic_time_is_read_in_one_pass(made: str) -> None:
-    page = read_page(made)
-    main_text(page.paragraphs, DEFAULTS)
-    assert not page.truncated
+    for layout in (False, True):
+        page = read_page(made, layout=layout)
+        main_text(page.paragraphs, DEFAULTS)
+        assert not page.truncated

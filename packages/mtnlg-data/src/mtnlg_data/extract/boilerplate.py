@@ -8,7 +8,8 @@ itself:
     good       over ``length_high`` characters, with a share of stop words of at least ``stop_high``
     neargood   in between
 
-and then by its neighbours: a short paragraph becomes what both its neighbours are, or good beside near-good; near-good
+Of ``layout``'s paragraphs, code in a <pre>, which has few stop words, is short instead of bad. All are then classified
+by their neighbours: a short paragraph becomes what both its neighbours are, or good beside near-good; near-good
 becomes bad only between bad ones; a heading shortly before a good paragraph becomes good.
 
 The package searches for neighbours from each paragraph anew and joins its text at every access, which is quadratic in
@@ -74,6 +75,9 @@ class BoilerplateSettings(Settings):
         200, "Most text between a heading and its good paragraph.", unit="characters", paper="200", ge=0
     )
     headings_first: bool = setting(False, "Raise short headings first, which jusText intends but never does.")
+    layout: bool = setting(
+        False, "Keep spaces between inline tags, lines of <pre>, and formulas once, which jusText does not."
+    )
 
 
 def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings, language: str = ENGLISH) -> str:
@@ -108,7 +112,7 @@ def classify(
         settings = settings.model_copy(update={"stop_low": 0.0, "stop_high": 0.0})
     most_linked = settings.most_linked
     classes: list[ParagraphClass] = []
-    for text, link_length, _, in_select in paragraphs:
+    for text, link_length, _, in_select, preformatted in paragraphs:
         length = len(text)
         if link_length / length > most_linked or in_select or COPYRIGHT_SIGN in text or "&copy" in text:
             classes.append("bad")
@@ -120,7 +124,7 @@ def classify(
             if density >= settings.stop_high:
                 classes.append("good" if length > high else "neargood")
             else:
-                classes.append("neargood" if density >= settings.stop_low else "bad")
+                classes.append("neargood" if density >= settings.stop_low else "short" if preformatted else "bad")
     return classes
 
 

@@ -49,6 +49,7 @@ class Paragraph(NamedTuple):
     link_length: int  # characters inside links
     is_heading: bool  # inside <h1> to <h9>
     in_select: bool  # inside a tag with "select" in its name
+    preformatted: bool = False  # a <pre>, as it is written
 
 
 class Page(NamedTuple):
@@ -58,9 +59,9 @@ class Page(NamedTuple):
     truncated: bool  # tags nest too deep: nothing after that point was read
 
 
-def read_page(html: str) -> Page:
-    """The non-empty paragraphs of a page, in order."""
-    builder = _ParagraphBuilder()
+def read_page(html: str, *, layout: bool = False) -> Page:
+    """The non-empty paragraphs of a page, in order; with ``layout`` those of `_LayoutBuilder`."""
+    builder = _LayoutBuilder() if layout else _ParagraphBuilder()
     if DOCUMENT_START.match(html) or markup_excess(html):
         truncated = _parse(html, etree.fromstring, target=builder)
         return Page(builder.paragraphs(), truncated)
@@ -177,6 +178,9 @@ class _ParagraphBuilder:
         *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_texts"),
     )
 
+    _keeps_spaces = False  # between two tags
+    _open_pres = 0  # tags whose lines are kept
+
     def __init__(self) -> None:
         self._paragraphs: list[Paragraph] = []
         self._depth = 0
@@ -267,6 +271,8 @@ class _ParagraphBuilder:
         text = pieces[0] if len(pieces) == 1 else "".join(pieces)
         pieces.clear()
         if not text or text.isspace():
+            if self._keeps_spaces:
+                self._texts.append(text)
             return
         self._texts.append(text)
         self._after_break = False
@@ -275,10 +281,54 @@ class _ParagraphBuilder:
 
     def _end_paragraph(self) -> None:
         texts = self._texts
-        if text := normalize_whitespace(texts[0] if len(texts) == 1 else "".join(texts)):
-            self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select))
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        if text := strip_lines(text) if self._open_pres else normalize_whitespace(text):
+            preformatted = self._open_pres > 0
+            self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select, preformatted))
         texts.clear()
         self._link_length = 0
+
+
+class _LayoutBuilder(_ParagraphBuilder):
+    """Paragraphs with spaces and lines as a browser shows them, which jusText loses, and with formulas once.
+
+    Whitespace between two inline tags is a space. A <pre> is one paragraph as it is written, in which block tags begin
+    lines. The text of <math> is its TeX annotation, or its MathML where it has none. KaTeX's drawing of the formula is
+    left out where the page has <math> as well.
+    """
+
+    _keeps_spaces = True
+    _formula: int | None = None  # texts of the paragraph before the last <math>
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Open a tag; "script" stands for one that is left out."""
+        if name in {"math", "annotation"}:
+            self._flush()
+        if name == "math":
+            self._formula = len(self._texts)
+        elif self._formula is not None:
+            if attributes.get("encoding") == "application/x-tex":
+                del self._texts[self._formula :]
+            elif name.startswith("annotation") or "katex-html" in attributes.get("class", ""):
+                name = "script"
+        inline = self._inline(name)
+        if inline != name:
+            self.data("\n")
+        super().start(inline, attributes)
+        self._open_pres += name == "pre"
+
+    def end(self, name: str) -> None:
+        super().end(self._inline(name))
+        self._open_pres -= name == "pre"
+
+    def _inline(self, name: str) -> str:
+        """The tag, or an inline one for those that would end a paragraph within <pre>."""
+        return "span" if self._open_pres and name != "pre" and TAGS[name] & ROLES in {BLOCK, BREAK} else name
+
+
+def strip_lines(text: str) -> str:
+    """Strip the ends of lines, and blank lines around the text."""
+    return "\n".join(map(str.rstrip, text.split("\n"))).strip("\n")
 
 
 def normalize_whitespace(text: str) -> str:
