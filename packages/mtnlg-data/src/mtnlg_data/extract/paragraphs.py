@@ -38,6 +38,8 @@ MAX_DEPTH = 256  # nested tags; libxml2's own limit
 MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
 TAG_CACHE_SIZE = 1024
 PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
+OWN_ROLES = dict.fromkeys(BLOCK_TAGS, BLOCK) | {"br": BREAK, "a": LINK, "link": STYLESHEET}
+OWN_ROLES |= dict.fromkeys(DISSOLVED_TAGS, DISSOLVE) | dict.fromkeys(KILLED_TAGS, KILL)
 ROLES, HEADING_MARK, SELECT_MARK = 7, 8, 16
 WORD_CHARACTERS = 32
 
@@ -62,14 +64,22 @@ class Page(NamedTuple):
 def read_page(html: str, *, layout: bool = False) -> Page:
     """The non-empty paragraphs of a page, in order; with ``layout`` those of `_LayoutBuilder`."""
     builder = _LayoutBuilder() if layout else _ParagraphBuilder()
+    try:
+        _read(html, builder)
+    except TooDeepError:
+        return Page(builder.paragraphs(), truncated=True)
+    return Page(builder.paragraphs(), truncated=False)
+
+
+def _read(html: str, builder: _ParagraphBuilder) -> None:
     if DOCUMENT_START.match(html) or markup_excess(html):
-        truncated = _parse(html, etree.fromstring, target=builder)
-        return Page(builder.paragraphs(), truncated)
+        _parse(html, etree.fromstring, target=builder)
+        return
     try:
         tree = _parse(html, fromstring)
     except etree.ParserError:  # of nothing
-        return Page([], truncated=False)
-    builder.start("html", {})  # what is behind the tree's root, too, is text of the page
+        return
+    builder.depth = -MAX_NODES  # the tree is within the limits, and what is behind its root, too, is text of the page
     walk = etree.iterwalk(tree, ("start", "end", "comment", "pi")) if isinstance(tree.tag, str) else [("comment", tree)]
     for event, node in walk:
         if event == "start":
@@ -80,20 +90,15 @@ def read_page(html: str, *, layout: bool = False) -> Page:
             builder.pi(node.target, None)
         if text := node.text if event == "start" else node.tail:
             builder.data(text)
-    return Page(builder.paragraphs(), truncated=False)
 
 
 def _parse(html: str, read: Callable[..., Any], target: Any = None) -> Any:  # noqa: ANN401  (lxml has no types)
-    """Read a page into a tree; with a target, send it the events, and return whether tags nest too deep for it."""
+    """Read a page into a tree; with a target, send it the events."""
     parser = etree.HTMLParser(target=target) if target else HTMLParser()
     try:
-        try:
-            tree = read(html, parser=parser)
-        except ValueError:  # lxml reads XHTML that declares an encoding only as bytes; so does the package
-            tree = read(html.encode(errors="replace"), parser=parser)
-    except TooDeepError:
-        return True
-    return tree if target is None else False
+        return read(html, parser=parser)
+    except ValueError:  # lxml reads XHTML that declares an encoding only as bytes; so does the package
+        return read(html.encode(errors="replace"), parser=parser)
 
 
 class TooDeepError(Exception):
@@ -112,7 +117,7 @@ class _MarkupLimits:
 
     def start(self, _name: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
-        self._count()
+        self.comment()
         if self._depth > MAX_DEPTH:
             raise _ExcessError("too_deep")
         if len(attributes) > MAX_ATTRIBUTES:
@@ -121,16 +126,12 @@ class _MarkupLimits:
     def end(self, _name: str) -> None:
         self._depth -= 1
 
-    def comment(self, _text: str) -> None:
-        self._count()
-
-    def pi(self, _target: str, _data: str | None) -> None:
-        self._count()
-
-    def _count(self) -> None:
+    def comment(self, *_: str | None) -> None:
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise _ExcessError("too_many_tags")
+
+    pi = comment
 
     def close(self) -> None:
         """Do nothing; lxml requires it."""
@@ -151,16 +152,11 @@ class _TagCache(dict[str, int]):
     def __missing__(self, name: str) -> int:
         if len(self) == TAG_CACHE_SIZE:
             self.clear()
-        roles = (
-            (KILLED_TAGS, KILL),
-            (DISSOLVED_TAGS, DISSOLVE),
-            (BLOCK_TAGS, BLOCK),
-            ({"br"}, BREAK),
-            ({"a"}, LINK),
-            ({"link"}, STYLESHEET),
+        self[name] = (
+            OWN_ROLES.get(name, PLAIN)
+            | HEADING_MARK * (HEADING.search(name) is not None)
+            | SELECT_MARK * ("select" in name)
         )
-        role = next((role for names, role in roles if name in names), PLAIN)
-        self[name] = role | HEADING_MARK * (HEADING.search(name) is not None) | SELECT_MARK * ("select" in name)
         return self[name]
 
 
@@ -174,7 +170,7 @@ class _ParagraphBuilder:
     """
 
     __slots__ = (
-        *("_after_break", "_depth", "_in_link", "_in_select", "_is_heading", "_killed_depth", "_link_length"),
+        *("depth", "_after_break", "_in_link", "_in_select", "_is_heading", "_killed_depth", "_link_length"),
         *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_texts"),
     )
 
@@ -183,7 +179,7 @@ class _ParagraphBuilder:
 
     def __init__(self) -> None:
         self._paragraphs: list[Paragraph] = []
-        self._depth = 0
+        self.depth = 0
         self._killed_depth = 0  # open tags from the killed one inwards
         self._pieces: list[str] = []  # text since the last tag
         self._texts: list[str] = []  # of the current paragraph
@@ -194,8 +190,8 @@ class _ParagraphBuilder:
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:  # noqa: C901  (a call more is a tenth of it)
         """Open a tag, written in the page or implied by another."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
             raise TooDeepError
         if self._killed_depth:
             self._killed_depth += 1
@@ -226,11 +222,11 @@ class _ParagraphBuilder:
                 self._in_link = True
 
     def end(self, name: str) -> None:
-        self._depth -= 1
+        self.depth -= 1
         if self._killed_depth:
             self._killed_depth -= 1
             return
-        if not self._depth:
+        if not self.depth:
             self._killed_depth = 1  # nothing after </html> is part of the page
         tag = TAGS[name]
         role = tag & ROLES
@@ -249,7 +245,7 @@ class _ParagraphBuilder:
             self._in_link = False
 
     def data(self, text: str) -> None:
-        if self._depth and not self._killed_depth:
+        if self.depth and not self._killed_depth:
             self._pieces.append(text)
 
     def pi(self, target: str, data: str | None) -> None:
@@ -302,8 +298,7 @@ class _LayoutBuilder(_ParagraphBuilder):
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         """Open a tag; "script" stands for one that is left out."""
-        if name in {"math", "annotation"}:
-            self._flush()
+        self._flush()
         if name == "math":
             self._formula = len(self._texts)
         elif self._formula is not None:
