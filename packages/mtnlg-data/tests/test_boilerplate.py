@@ -167,12 +167,13 @@ settings_of = st.builds(
 @example(html="<a>x</a></body>lost", settings=DEFAULTS)  # a fragment that is one tag
 @example(html="<title>t</title><p>a</body>b<p>c", settings=DEFAULTS)
 @example(html="<meta charset=latin1>" + "<ul><li>x" * (MAX_DEPTH // 2 - 1), settings=DEFAULTS)
+@example(html=f"{PROSE}</body>{PROSE}" + "<div>" * MAX_DEPTH, settings=DEFAULTS)
 @example(html="<html>a</html>lost<xmp>b", settings=DEFAULTS)
 @example(html="<html><p>" + "<a>x</a>\n" * 9 + "<h1>a<!---->\n b</h1>" + PROSE * 3, settings=DEFAULTS)
 def test_any_markup_gets_the_packages_paragraphs_and_classes(html: str, settings: BoilerplateSettings) -> None:
     expected = theirs(html, settings)
     actual = ours(html, settings)
-    if expected is not None:
+    if expected is not None and not read_page(html).truncated:  # which is dropped as too_deep
         assert actual == expected
 
 
