@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -139,6 +140,22 @@ def arrow_bytes(buffer: io.BytesIO) -> None:
         writer.write_table(TABLE)
 
 
+def lz4(content: bytes) -> bytes:
+    with pa.BufferOutputStream() as sink:
+        with pa.CompressedOutputStream(sink, "lz4") as stream:
+            stream.write(content)
+        return bytes(sink.getvalue())
+
+
+def tar_bytes() -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"one"))
+    return target.getvalue()
+
+
 TABLE = pa.table({"text": ["one", "two"], "id": ["a", "b"]})
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 PARQUET = file_bytes(lambda file: pq.write_table(TABLE, file))
@@ -152,6 +169,10 @@ CASES = {
     "jsonl.zst": Case("a.jsonl.zst", zstandard.compress(LINES), records("jsonl")),
     "jsonl.xz": Case("a.jsonl.xz", lzma.compress(LINES), records("jsonl"), linear=True),
     "jsonl.bz2": Case("a.jsonl.bz2", bz2.compress(LINES), records("jsonl")),
+    "jsonl.lz4": Case("a.jsonl.lz4", lz4(LINES), records("jsonl")),
+    "csv": Case("a.csv", b"text,n\none,1\n", records("csv"), linear=True),
+    "text": Case("a.txt", b"one\n", records("text"), linear=True),
+    "tar": Case("a.tar", tar_bytes(), records("tar"), linear=True),
     "parquet": Case("a.parquet", PARQUET, records("parquet")),
     "arrow": Case("a.arrow", file_bytes(arrow_bytes), records("arrow")),
     "warc": Case("a.warc", b"WARC/1.0\r\nContent-Length: 0\r\n\r\n\r\n\r\n", records("warc"), linear=True),

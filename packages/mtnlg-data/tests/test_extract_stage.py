@@ -13,7 +13,7 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import SourceFile
-from mtnlg_data.sources.jsonl import read_objects
+from mtnlg_data.sources.rows import read_lines
 from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def test_a_file_of_the_pile_is_read_once_for_all_its_sources_with_the_same_docum
 ) -> None:
     read_paths = []
 
-    def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_objects's own)
+    def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_lines's own)
         read_paths.append(path)
-        return read_objects(path, *args)
+        return read_lines(path, *args)
 
-    monkeypatch.setattr("mtnlg_data.sources.jsonl.read_objects", counted)
+    monkeypatch.setattr("mtnlg_data.sources.jsonl.read_lines", counted)
     for sources in (["books", "letters"], ["letters", "books", "all"]):
         read_paths.clear()
         out = tmp_path / "-".join(sources)

@@ -130,13 +130,13 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table, max_chunksize=20)
     read: list[int] = []
-    read_batch = tables.read_batch
+    read_batch = tables.Table.read_batch
 
-    def counted(batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+    def counted(reader: tables.Table, batch: pa.RecordBatch, *arguments: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         read.append(batch.num_rows)
-        return read_batch(batch, *arguments, **options)
+        return read_batch(reader, batch, *arguments, **options)
 
-    monkeypatch.setattr(tables, "read_batch", counted)
+    monkeypatch.setattr(tables.Table, "read_batch", counted)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_BYTES", 30_000)
     monkeypatch.setattr("mtnlg_data.planning.corpus_size.SAMPLED_ROWS", 50)
     for name, kind in (("a.jsonl", "jsonl"), ("b.jsonl.gz", "jsonl"), ("c.parquet", "parquet"), ("d.arrow", "arrow")):

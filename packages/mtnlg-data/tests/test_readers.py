@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +29,7 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.job import run_step
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources.matching import kinds_of_files
 from mtnlg_data.sources.reader import load_reader
 from mtnlg_data.steps.extract import Extract
 
@@ -44,12 +47,20 @@ def read(
     return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
 
 
+def lz4(content: bytes) -> bytes:
+    with pa.BufferOutputStream() as sink:
+        with pa.CompressedOutputStream(sink, "lz4") as stream:
+            stream.write(content)
+        return bytes(sink.getvalue())
+
+
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".jsonl": bytes,
     ".gz": gzip.compress,
     ".zst": zstandard.compress,
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
+    ".lz4": lz4,
 }
 LINES = b"".join(json.dumps({"text": f"{n * 7919 % 10007:0100d}"}).encode() + b"\n" for n in range(20_000))
 
@@ -88,6 +99,22 @@ CASES = {
     "numbers of Python": Case(
         b'{"text": "two", "x": NaN}\n{"text": "3", "x": [-Infinity]}\n', [(0, "two"), (1, "3")], []
     ),
+    "NaN beside a large integer": Case(
+        b'{"text": "one", "x": NaN, "y": 123456789012345678901234567890, "z": 1e999}\n', [(0, "one")], []
+    ),
+    "nested key": Case(
+        b'{"data": {"text": "in", "x": 1}}\n{"data.text": "named so"}\n{"data": "text"}\n{"data": {}}\n',
+        [(0, "in"), (1, "named so")],
+        [("no_text", "3"), ("no_text", "4")],
+        {"field": "data.text"},
+    ),
+    "chat": Case(
+        json.dumps({"m": [{"role": "user", "content": "a {role}"}, {"role": "bot", "content": None}]}).encode()
+        + b'\n{"m": [{"role": "user"}]}\n{"m": ["a"]}\n{"m": "text"}\n',
+        [(0, "user: a {role}\nbot: \n"), (3, "text")],
+        [("no_text", "2"), ("no_text", "3")],
+        {"field": "m", "message": "{role}: {content}\n"},
+    ),
     "another key": Case(b'{"content": "here", "text": "not here"}\n', [(0, "here")], [], {"field": "content"}),
     "one subset": Case(PILE, [(0, "a")], [("no_text", "3")], {"subset": "Books3"}, "pile"),
     "two subsets": Case(PILE, [(0, "a"), (1, "b")], [("no_text", "3")], {"subset": ["Github", "Books3"]}, "pile"),
@@ -112,8 +139,7 @@ BOMB = b'{"text": "a"}\n' + b"\n" * (1 << 21) + b'{"text": "b"}\n'
 @pytest.mark.parametrize(
     ("suffix", "content", "fewest", "reasons"),
     [
-        *[(suffix, PACK[suffix](LINES)[:-1000], 1, {"unreadable", "not_json"}) for suffix in (".gz", ".zst")],
-        *[(suffix, b'{"text": "plain"}\n', 0, {"unreadable"}) for suffix in (".gz", ".zst")],
+        *[(suffix, PACK[suffix](LINES)[:-1000], 1, {"unreadable", "not_json"}) for suffix in (".gz", ".zst", ".lz4")],
         *[(suffix, PACK[suffix](BOMB), 1, {"bomb"}) for suffix in (".gz", ".zst")],
         *[(suffix, PACK[suffix](BOMB.replace(b"\n\n", b"\nx")), 1, {"bomb"}) for suffix in (".gz", ".zst")],
     ],
@@ -121,7 +147,7 @@ BOMB = b'{"text": "a"}\n' + b"\n" * (1 << 21) + b'{"text": "b"}\n'
 def test_a_stream_that_cannot_be_read_on_names_the_loss(  # noqa: PLR0917
     tmp_path: Path, suffix: str, content: bytes, fewest: int, reasons: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtnlg_data.sources.jsonl.ALWAYS_ALLOWED_BYTES", 1 << 18)
+    monkeypatch.setattr("mtnlg_data.sources.streams.ALWAYS_ALLOWED_BYTES", 1 << 18)
     (tmp_path / f"a{suffix}").write_bytes(content)
     records, dropped = read(tmp_path / f"a{suffix}", "jsonl", largest=1 << 16)
     assert fewest <= len(records) < 20_000
@@ -133,6 +159,125 @@ def test_a_stream_that_cannot_be_read_on_names_the_loss(  # noqa: PLR0917
 def test_files_of_several_streams_are_read_whole(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a{suffix}").write_bytes(b"".join(PACK[suffix](b'{"text": "%d"}\n' % n) for n in range(3)))
     assert [record.content for record in read(tmp_path / f"a{suffix}", "jsonl")[0]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("name", ["a.JSONL", "a.jsonl", "a.Jsonl.GZ", "a.ndjson.bz2"])
+@pytest.mark.parametrize("pack", PACK.values())
+def test_a_file_is_decompressed_by_what_it_begins_with(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(pack(LINES[:1130]))
+    assert kinds_of_files([name]) == {name: "jsonl"}
+    assert [item for part in SourceFile("s", tmp_path / name, name, "jsonl").cut(3) for item in read_records(part)]
+    assert len(read(tmp_path / name, "jsonl")[0]) == 10
+
+
+def test_a_zstd_file_may_begin_with_a_frame_to_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.zst").write_bytes(b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.compress(LINES))
+    assert len(read(tmp_path / "a.zst", "jsonl")[0]) == 20_000
+
+
+# --- CSV, text, tar --------------------------------------------------------------------------------------------------
+
+
+def tar(*members: tuple[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=form) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return target.getvalue()
+
+
+class FileCase(NamedTuple):
+    """A file, its documents (number, text, id) and the places of the others by reason."""
+
+    name: str
+    content: bytes
+    records: list[tuple[int, str, str | None]]
+    dropped: list[tuple[str, str]] = []  # noqa: RUF012  (never changed)
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+SAMPLES = [
+    ("d/0.jpg", b"x" * 2000),
+    ("d/0.txt", "ü".encode()),
+    ("d/0.json", b'{"k": 1}'),
+    ("d/1.json", b'{"text": "one"}'),
+]
+LONG_NAME = f"{'é' * 80}/{'n' * 90}"
+PARAGRAPHS = b"\xef\xbb\xbfone\ntwo\n\n \r\nthree\n\nbad \xff\n\n" + b"x" * 300 + b"\n\nfour"
+FILES = {
+    "quotes": FileCase(
+        "a.csv", b'id,text\r\n1,"a ""b"",\r\n\r\nc"\r\n\r\n2,d', [(0, 'a "b",\r\n\r\nc', "1"), (1, "d", "2")]
+    ),
+    "tabs": FileCase("a.TSV", b"k\tbody\nx\tone, two\n", [(0, "one, two", "x")], [], {"field": "body", "id": "k"}),
+    "semicolons": FileCase("a.csv", b"text;n\none;1\n", [(0, "one", None)], [], {"delimiter": ";"}),
+    "bad rows": FileCase(
+        "a.csv",
+        b'text,n\none\nb\xffd,1\n"a"b,1\ntwo,1\n"'
+        + b'y,"",\n' * 30
+        + b'",1\nthree,1\n'
+        + b"z" * 200
+        + b'\nfour,1\n"cut',
+        [(3, "two", None), (5, "three", None), (7, "four", None)],
+        [
+            *[("bad_csv", f"row {n}") for n in (1, 2, 3)],
+            ("too_large", "row 5"),
+            ("too_large", "line 38"),
+            ("bad_csv", "row 9"),
+        ],
+    ),
+    "no column": FileCase("a.csv", b"body\none\n", [], [("no_text", "row 1")]),
+    "file": FileCase("a.txt", b"one\n\ntwo", [(0, "one\n\ntwo", None)]),
+    "large file": FileCase("a.txt", PARAGRAPHS, [], [("too_large", "file 1")]),
+    "paragraphs": FileCase(
+        "a.txt",
+        PARAGRAPHS,
+        [(0, "one\ntwo\n", None), (1, "three\n", None), (4, "four", None)],
+        [("not_utf8", "paragraph 3"), ("too_large", "paragraph 4")],
+        {"document": "paragraph"},
+    ),
+    "samples": FileCase("a.tar", tar(*SAMPLES), [(0, "ü", "d/0"), (1, "one", "d/1")]),
+    "two archives": FileCase("a.tar", 2 * tar(*SAMPLES[3:]), [(0, "one", "d/1")]),
+    "long names": FileCase("a.tar", tar((f"{LONG_NAME}.txt", b"a")), [(0, "a", LONG_NAME)]),
+    "long names of GNU": FileCase(
+        "a.tar", tar((f"{LONG_NAME}.txt", b"a"), form=tarfile.GNU_FORMAT), [(0, "a", LONG_NAME)]
+    ),
+    "bad samples": FileCase(
+        "a.tar",
+        tar(("0.txt", b"\xff"), ("1.json", b"{"), ("2.json", b"{}"), ("3.txt", b"x" * 300), ("4.txt", b"a")),
+        [(4, "a", "4")],
+        [("not_utf8", "0"), ("not_json", "1"), ("no_text", "2"), ("too_large", "3")],
+    ),
+    "cut member": FileCase("a.tar", tar(*SAMPLES)[:2000], [], [("truncated", "a.tar")]),
+    "cut archive": FileCase("a.tar", tar(*SAMPLES)[:5000], [(0, "ü", "d/0")], [("unreadable", "behind d/0.json")]),
+    "archive without its end": FileCase(
+        "a.tar", tar(*SAMPLES)[:6144], [(0, "ü", "d/0"), (1, "one", "d/1")], [("truncated", "behind d/1.json")]
+    ),
+    "damaged archive": FileCase(
+        "a.tar", tar(("0.txt", b"a"))[:1024] + b"x" * 512, [(0, "a", "0")], [("unreadable", "behind 0.txt")]
+    ),
+    "no archive": FileCase("a.tar", b"PK\x03\x04", [], [("unreadable", "a.tar")]),
+}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lz4])
+@pytest.mark.parametrize("name", FILES)
+def test_rows_texts_and_samples_are_read_and_bad_ones_dropped_alone(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    case = FILES[name]
+    path = tmp_path / case.name
+    path.write_bytes(pack(case.content))
+    (kind,) = kinds_of_files([case.name]).values()
+    records, dropped = read(path, str(kind), 100, **case.options)
+    assert [(record.number, record.content, record.id) for record in records] == case.records
+    assert [(drop.reason, drop.where.removeprefix(f"{case.name}: ")) for drop in dropped] == case.dropped
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -177,6 +322,46 @@ def test_rows_of_parquet_are_read_and_bad_ones_dropped_alone(tmp_path: Path, nam
     assert [(drop.reason, drop.where.removeprefix("a.parquet: ")) for drop in dropped] == lost
 
 
+NESTED = {"d": [{"t": "one", "e": {"id": "x"}, "n": 1}, {"t": None, "e": None, "n": 2}, None], "id": ["0", "1", "2"]}
+CHATS = {"m": [[{"role": "user", "content": "a"}, {"role": "bot", "content": None}], None], "id": ["0", "1"]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("rows", "options", "record", "columns"),
+    [
+        (NESTED, {"field": "d.t"}, ("one", "0"), ["d.e", "d.n", "id"]),
+        (NESTED, {"field": "d.t", "id": "d.e.id"}, ("one", "x"), ["d.e.id", "d.n", "id"]),
+        (NESTED, {"field": "id", "id": "d.n"}, ("0", "1"), ["d.t", "d.e", "d.n"]),
+        (CHATS, {"field": "m", "message": "{role}: {content}\n"}, ("user: a\nbot: \n", "0"), ["id"]),
+    ],
+)
+def test_nested_columns_and_chats_of_tables_are_read(  # noqa: PLR0917
+    tmp_path: Path,
+    rows: dict[str, Any],
+    options: dict[str, Any],
+    record: tuple[str, str],
+    columns: list[str],
+    kind: str,
+) -> None:
+    table, path = pa.table(rows), tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+    records, dropped = read(path, kind, **options)
+    assert (records[0].content, records[0].id) == record
+    assert records[0].metadata.value.columns.type.names == columns  # type: ignore[union-attr]
+    assert {drop.reason for drop in dropped} <= {"no_text"}
+    with open_engine("local", 1) as engine:
+        run_step(
+            Extract(ExtractSettings()), [SourceFile("s", path, path.name, kind, options)], tmp_path / "out", engine
+        )
+    (batch,) = read_documents(tmp_path / "out" / "s-00000.parquet")
+    assert [(row["text"], row["id"]) for row in batch.to_pylist()][:1] == [record]
+
+
 def test_a_text_repeated_in_many_rows_is_in_memory_once(tmp_path: Path) -> None:
     rows = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * (1 << 20)])
     pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
@@ -212,6 +397,7 @@ def test_parts_hold_every_record_once_and_in_order(sizes: list[int], count: int,
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.warc", "a.warc.gz", "a.arrow"])
 def test_other_files_are_one_unit_of_work(tmp_path: Path, name: str) -> None:
     file = SourceFile("s", tmp_path / name, name, name.split(".")[1])
+    file.here.write_bytes(PACK.get(file.here.suffix, bytes)(LINES))
     assert file.cut(4) == file.cut(1) == [file]
 
 
@@ -316,11 +502,12 @@ def test_a_reader_of_an_installed_package_reads_files_of_its_patterns(
     (info / "entry_points.txt").write_text("[mtnlg_data.readers]\nparagraphs = paragraphs_of_theirs:Paragraphs\n")
     (folder / "site" / "paragraphs_of_theirs.py").write_text(MINE)
     words = ["extract", str(folder / "a.txt"), "--out", str(folder / "out"), "--workers", "1"]
-    result = CliRunner().invoke(app, words)
+    (folder / "a.story").write_text(TEXT)
+    result = CliRunner().invoke(app, [*words, str(folder / "a.story")])
     assert isinstance(result.exception, Failure)
     assert "*.parquet" in str(result.exception), "the patterns that there are"
     monkeypatch.syspath_prepend(folder / "site")
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=":")
     assert CliRunner().invoke(app, words).exit_code == 0
     rows = [row for batch in read_documents(folder / "out" / "documents-00000.parquet") for row in batch.to_pylist()]
-    assert [row["text"] for row in rows] == [TEXT, "no", TEXT]
+    assert [row["text"] for row in rows] == [TEXT, "no", TEXT], "not by our own reader of *.txt"

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zstandard
 
+from mtnlg_data.console import Failure
 from mtnlg_data.document import group_memory
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
-from mtnlg_data.sources import Record, SourceFile
+from mtnlg_data.sources import Dropped, Record, SourceFile
 from mtnlg_data.sources.record import read_any
+from mtnlg_data.summary import read_failure
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
@@ -91,12 +93,14 @@ class _Sample(NamedTuple):
     longest: int
     content: int  # bytes of all pages and records
     read: float
+    records: int
+    lost: list[Dropped]  # records that cannot be read, and not for where the sample ends
 
 
 def estimate_corpus(recipe: Recipe) -> CorpusSize:
     """Size of the corpus of a recipe; the share of near duplicates is not looked for.
 
-    Raises ``Failure`` where a source has no file yet.
+    Raises ``Failure`` where a source has no file yet, and where so many records cannot be read that a run would fail.
     """
     settings = next(step.settings for step in recipe.steps if step.takes == "files")
     by_source: dict[str, list[SourceFile]] = {}
@@ -107,6 +111,11 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     longest = 0
     for source, files in by_source.items():
         samples = [_sample(file, settings) for file in files[:: -(-len(files) // SAMPLED_FILES)]]
+        lost = [one for sample in samples for one in sample.lost]
+        counts = {"failed": len(lost), "documents_in": len(lost) + sum(sample.records for sample in samples)}
+        read = {"sources": {source: counts}, "lost": [], "files_lost": 0, "errors": [one._asdict() for one in lost]}
+        if failure := read_failure(read, settings.max_failed):
+            raise Failure(failure)
         scale = sum(map(_size, files)) / max(1.0, sum(sample.read for sample in samples))
         documents += scale * sum(len(sample.lengths) for sample in samples)
         characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
@@ -139,10 +148,12 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
             items = list(read_any(file.reader, replace(file, path=beginning), settings.largest))
             read = min(_size(file), SAMPLED_BYTES)
     records = [item for item in items if isinstance(item, Record)]
+    lost = [item for item in items if isinstance(item, Dropped) and item.what]
+    lost = [item for item in lost if not (item.ends_file and read < _size(file))]
     texts = [text for record in records if (text := _text(record, settings))]
     packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
     sizes = [len(record.content) for record in records]
-    return _Sample([*map(len, texts)], packed, max(sizes, default=0), sum(sizes), read)
+    return _Sample([*map(len, texts)], packed, max(sizes, default=0), sum(sizes), read, len(records), lost)
 
 
 def _text(record: Record, settings: ExtractSettings) -> str:

@@ -7,47 +7,34 @@ order; ours puts edited texts first, then texts that people chose to share, then
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-#: A processing step, from the names of the paper's shards: ftfy; whitespace collapsed; documents numbered; deduplicated
-#: (at Jaccard 0.7, before the rest) or shuffled by an earlier project.
-Step = Literal["ftfy", "cleaned", "id", "dedup", "shuf"]
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """One dataset: a ``subset`` of the Pile, a Common Crawl ``snapshot``, or, with neither, files of another origin."""
+class Dataset(NamedTuple):
+    """One dataset: of the Pile, where it has a ``subset``; else crawled."""
 
     name: str
     tokens: float  # billions
     weight: float  # share of the training samples
-    epochs: float  # in 270 B training tokens, as the paper prints it
-    steps: tuple[Step, ...]  # in order
+    whitespace: bool  # whether the paper collapsed runs of spaces and broken lines, "cleaned" in its shards' names
     subset: str | None = None  # meta.pile_set_name in the Pile
-    snapshot: str | None = None  # Common Crawl
-
-    @property
-    def whitespace(self) -> bool:
-        """Whether the paper collapsed runs of spaces and broken lines."""
-        return "cleaned" in self.steps
 
 
 CORPUS = (
-    Dataset("Books3", 25.7, 0.14336, 1.5, ("ftfy", "cleaned", "id"), "Books3"),
-    Dataset("Wikipedia", 4.2, 0.04771, 3.2, ("ftfy", "id"), "Wikipedia (en)"),
-    Dataset("Gutenberg", 2.7, 0.00873, 0.9, ("ftfy", "cleaned", "id", "cleaned"), "Gutenberg (PG-19)"),
-    Dataset("BookCorpus2", 1.5, 0.01007, 1.8, ("ftfy", "cleaned", "id"), "BookCorpus2"),
-    Dataset("OpenWebText2", 14.8, 0.19336, 3.6, ("ftfy", "cleaned", "id"), "OpenWebText2"),
-    Dataset("PubMed-Abstracts", 4.4, 0.02897, 1.8, ("ftfy", "id"), "PubMed Abstracts"),
-    Dataset("NIH-ExPorter", 0.3, 0.00208, 1.8, ("ftfy", "id"), "NIH ExPorter"),
-    Dataset("ArXiv", 20.8, 0.01359, 0.2, ("ftfy", "cleaned", "id"), "ArXiv"),
-    Dataset("StackExchange", 11.6, 0.05689, 1.4, ("ftfy", "id"), "StackExchange"),
-    Dataset("GitHub", 24.3, 0.01588, 0.2, ("ftfy", "id"), "Github"),
-    Dataset("RealNews", 21.9, 0.08962, 1.1, ("dedup", "shuf", "cleaned", "cleaned")),
-    Dataset("CC-Stories", 5.3, 0.00859, 0.5, ("dedup", "shuf", "cleaned")),
-    Dataset("Pile-CC", 49.8, 0.09446, 0.5, ("id", "cleaned"), "Pile-CC"),
-    Dataset("CC-2021-04", 82.6, 0.15652, 0.5, ("id", "cleaned"), snapshot="CC-MAIN-2021-04"),
-    Dataset("CC-2020-50", 68.7, 0.13017, 0.5, ("id", "cleaned"), snapshot="CC-MAIN-2020-50"),
+    Dataset("Books3", 25.7, 0.14336, True, "Books3"),
+    Dataset("Wikipedia", 4.2, 0.04771, False, "Wikipedia (en)"),
+    Dataset("Gutenberg", 2.7, 0.00873, True, "Gutenberg (PG-19)"),
+    Dataset("BookCorpus2", 1.5, 0.01007, True, "BookCorpus2"),
+    Dataset("OpenWebText2", 14.8, 0.19336, True, "OpenWebText2"),
+    Dataset("PubMed-Abstracts", 4.4, 0.02897, False, "PubMed Abstracts"),
+    Dataset("NIH-ExPorter", 0.3, 0.00208, False, "NIH ExPorter"),
+    Dataset("ArXiv", 20.8, 0.01359, True, "ArXiv"),
+    Dataset("StackExchange", 11.6, 0.05689, False, "StackExchange"),
+    Dataset("GitHub", 24.3, 0.01588, False, "Github"),
+    Dataset("RealNews", 21.9, 0.08962, True),
+    Dataset("CC-Stories", 5.3, 0.00859, True),
+    Dataset("Pile-CC", 49.8, 0.09446, True, "Pile-CC"),
+    Dataset("CC-2021-04", 82.6, 0.15652, True),
+    Dataset("CC-2020-50", 68.7, 0.13017, True),
 )
 DATASETS = {dataset.name: dataset for dataset in CORPUS}

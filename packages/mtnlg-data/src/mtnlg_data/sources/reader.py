@@ -35,9 +35,12 @@ READERS = Registry(
         "pile": "mtnlg_data.sources.jsonl:Pile",
         "parquet": "mtnlg_data.sources.tables:Parquet",
         "arrow": "mtnlg_data.sources.tables:Arrow",
+        "csv": "mtnlg_data.sources.csv_rows:Csv",
+        "tar": "mtnlg_data.sources.tar:Tar",
+        "text": "mtnlg_data.sources.plain_text:Text",
     },
 )
-COMPRESSED = {".gz", ".zst", ".xz", ".bz2"}
+COMPRESSED = {".gz", ".zst", ".xz", ".bz2", ".lz4"}
 COMPRESSED_CHARACTERS = 4.0
 
 
@@ -111,7 +114,7 @@ class Reader(Settings):
 
     def characters(self, name: str, size: int) -> float:
         """Characters of text in a file of so many bytes, about, by which files are grouped."""
-        return size * (COMPRESSED_CHARACTERS if Path(name).suffix in COMPRESSED else 1.0)
+        return size * (COMPRESSED_CHARACTERS if Path(name.lower()).suffix in COMPRESSED else 1.0)
 
     @classmethod
     def source_defaults(cls, name: str) -> dict[str, object]:
@@ -143,6 +146,11 @@ class Reader(Settings):
         """The reader of a shared file that reads what this one and others want."""
         del others
         return self
+
+
+def compressible(*patterns: str) -> list[str]:
+    """These patterns of names, plain and with the suffix of each compression that ``streams`` reads."""
+    return [f"{pattern}{suffix}" for pattern in patterns for suffix in ("", *sorted(COMPRESSED))]
 
 
 R = TypeVar("R", bound=Reader)

@@ -156,11 +156,6 @@ def json_metadata(fields: Mapping[str, Any]) -> Metadata:
     return Metadata(lost="metadata_too_large") if len(encoded) > MAX_METADATA_BYTES else Metadata(encoded.decode())
 
 
-def name_fields(fields: Iterable[str]) -> str:
-    """The first of these fields, which hold strings, and what to do with them."""
-    return f"{', '.join(name[:SHOWN_CHARACTERS] for name in islice(fields, SHOWN_FIELDS))}: name one as the field"
-
-
 class Dropped(NamedTuple):
     """A record that yields no document, and why."""
 
@@ -169,3 +164,31 @@ class Dropped(NamedTuple):
     what: str | None = None  # the defect; None for a sound record that is not wanted
     subset: str | None = None  # of the Pile, where it could be read
     ends_file: bool = False  # nothing of the file is read from here on, though more was to come
+
+
+def no_text(where: str, field: str, actual: str, others: Iterable[str]) -> Dropped:
+    """A record, or a file, with no string under ``field`` but what is ``actual``, and strings under others."""
+    names = ", ".join(name[:SHOWN_CHARACTERS] for name in islice(others, SHOWN_FIELDS))
+    hint = f" but under {names}: name one as the field" if names else ""
+    return Dropped("no_text", where, f"no string under {field!r}{actual}{hint}")
+
+
+def too_large(where: str, max_bytes: int) -> Dropped:
+    """A record that is longer than may be."""
+    return Dropped("too_large", where, f"longer than {max_bytes} bytes")
+
+
+def text_record(
+    number: int,
+    content: bytes | memoryview,
+    where: str,
+    max_bytes: int,
+    **fields: Any,  # noqa: ANN401
+) -> Record | Dropped:
+    """The document of a text in UTF-8, with these fields of a ``Record``."""
+    if len(content) > max_bytes:
+        return too_large(where, max_bytes)
+    try:
+        return Record(number, str(content, "utf-8"), **fields)
+    except UnicodeDecodeError as error:
+        return Dropped("not_utf8", where, str(error))

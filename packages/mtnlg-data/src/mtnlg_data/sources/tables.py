@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 
 from mtnlg_data.files import regular
 from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
-from mtnlg_data.settings import setting
 from mtnlg_data.transfer.urls import first_line
 
-from .reader import Part, Reader, reader
-from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, name_fields
+from .reader import Part, reader
+from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, no_text, text_record
+from .rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -41,12 +41,67 @@ NOT_DATA = {STATE, "dataset_info.json", "dataset_dict.json"}
 """Files of a data set that hold no rows. All may be missing in a folder that happens to have a file of such a name."""
 
 
-class Table(Reader):
+class Table(Rows):
     """Files of rows with columns."""
 
     version = 1
     is_table = True
-    field: str = setting("text", "Key or column of the text (jsonl, parquet, arrow).", min_length=1)
+
+    def view(self, schema: pa.Schema) -> pa.Schema:
+        """The columns that documents are made of: a nested text or id has one of its own, and a chat is a string."""
+        seen = self.flatten(schema.empty_table()).schema if self.is_nested else schema
+        place = seen.get_field_index(self.field)
+        if self.message is not None and place >= 0 and pa.types.is_list(seen.field(place).type):
+            seen = seen.set(place, pa.field(self.field, pa.string()))
+        return schema if seen is schema else seen.remove_metadata()
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the text or the id is in a struct."""
+        return "." in self.field + self.id
+
+    def flatten(self, rows: pa.Table) -> pa.Table:
+        """The rows, with fields of structs as columns a.b, level by level until ``field`` and ``id`` are columns."""
+        for path in (self.field, self.id):
+            for _ in range(path.count(".")):
+                rows = rows if path in rows.column_names else rows.flatten()
+        return rows
+
+    def without_text(self, name: str, schema: pa.Schema) -> Dropped:
+        """A file without a column of texts."""
+        names = schema.names
+        kind = f" ({schema.field(self.field).type})" if names.count(self.field) == 1 else f" among {', '.join(names)}"
+        return no_text(name, self.field, kind, (name for name in names if has_strings(schema, name)))._replace(
+            ends_file=True
+        )
+
+    def read_batch(
+        self, batch: pa.RecordBatch, kind: pa.DataType, first: int, name: str, max_bytes: int
+    ) -> Iterator[Record | Dropped]:
+        """Yield the rows of a batch, ``first`` and following of a file; ``kind`` is the struct of other columns."""
+        if self.is_nested:
+            (batch,) = self.flatten(pa.Table.from_batches([batch])).combine_chunks().to_batches()
+        carried = _carry_columns(batch, kind, self.id)
+        for number, (value, row) in enumerate(zip(batch[self.field], carried, strict=True), first):
+            where = f"{name}: row {number + 1}"
+            try:
+                content = self._content(value)
+            except UnicodeDecodeError as error:
+                yield Dropped("not_utf8", where, str(error))
+                continue
+            if content is None:
+                yield Dropped("no_text", where, "its text is null")
+            else:
+                yield text_record(number, content, where, max_bytes, **row)
+
+    def _content(self, value: Any) -> memoryview | bytes | None:  # noqa: ANN401  (pyarrow has no types)
+        """The bytes of a string or dictionary scalar, without a copy, or of a chat; None for null."""
+        if isinstance(value, pa.ListScalar):
+            text = self.text_of(value.as_py())
+            return None if text is None else text.encode()
+        if isinstance(value, pa.DictionaryScalar):
+            value = value.value
+        return memoryview(value.as_buffer()) if value.is_valid else None
 
 
 @reader("parquet", ["*.parquet"])
@@ -60,37 +115,28 @@ class Parquet(Table):
 
     def columns(self, path: Path) -> pa.Schema | None:
         """By the footer."""
-        try:
-            return pq.read_schema(regular(path))
-        except pa.ArrowException:
-            return None
+        return None if (file := _open(path)) is None else self.view(file.schema_arrow)
 
     def parts(self, path: Path, most: int) -> int:
         """No more than row groups."""
-        try:
-            return min(most, int(pq.read_metadata(regular(path)).num_row_groups))
-        except pa.ArrowException:
-            return 1
+        return 1 if (file := _open(path)) is None else min(most, file.num_row_groups)
 
     def rows(self, path: Path) -> int:
         """By the footer; 0 where it cannot be read."""
-        try:
-            return int(pq.read_metadata(regular(path)).num_rows)
-        except pa.ArrowException:
-            return 0
+        return 0 if (file := _open(path)) is None else file.metadata.num_rows
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
         """Yield the rows of a part's row groups; one that cannot be read costs its remaining rows."""
         try:
             with pq.ParquetFile(regular(path)) as plain:
-                schema, strings = plain.schema_arrow, _string_leaves(plain)
+                schema, strings = self.view(plain.schema_arrow), _string_leaves(plain)
             file = pq.ParquetFile(regular(path), read_dictionary=strings) if has_strings(schema, self.field) else None
         except pa.ArrowException as error:
             yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
             return
         if file is None:
             if part.number == 0:
-                yield no_text(path.name, schema, self.field)
+                yield self.without_text(path.name, schema)
             return
         kind = documents_schema(schema, self.field).field("metadata").type
         columns = [self.field] if pa.types.is_null(kind) else [self.field, *(column.name for column in kind)]
@@ -104,7 +150,7 @@ class Parquet(Table):
                 batch_rows = min(max(1, batch_rows), MAX_BATCH_ROWS)
                 try:
                     for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                        for row in read_batch(batch, self.field, kind, number, path.name, max_bytes):
+                        for row in self.read_batch(batch, kind, number, path.name, max_bytes):
                             yield row
                             number += 1
                 except (pa.ArrowException, OSError) as error:
@@ -139,7 +185,7 @@ class Arrow(Table):
         """By its first message."""
         try:
             with _batches(path) as (schema, _):
-                return schema
+                return self.view(schema)
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None):
                 raise
@@ -161,9 +207,10 @@ class Arrow(Table):
         del part
         number = 0
         try:
-            with _batches(path) as (schema, batches):
+            with _batches(path) as (own, batches):
+                schema = self.view(own)
                 if not has_strings(schema, self.field):
-                    yield no_text(path.name, schema, self.field)
+                    yield self.without_text(path.name, schema)
                     return
                 kind = documents_schema(schema, self.field).field("metadata").type
                 for batch in batches:
@@ -190,7 +237,7 @@ class Arrow(Table):
             return
         for begin in range(0, batch.num_rows, MAX_BATCH_ROWS):
             part = batch.slice(begin, MAX_BATCH_ROWS)
-            yield from read_batch(part, self.field, kind, first + begin, name, max_bytes)
+            yield from self.read_batch(part, kind, first + begin, name, max_bytes)
 
 
 @contextmanager
@@ -205,21 +252,11 @@ def _batches(
             yield opened.schema, map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
 
 
-def no_text(name: str, schema: pa.Schema, field: str) -> Dropped:
-    """A file without a column of this name that holds strings."""
-    names = schema.names
-    actual = f"it is of {schema.field(field).type}" if names.count(field) == 1 else f"it has {', '.join(names)}"
-    others = [column for column in names if has_strings(schema, column)]
-    hint = f" but {name_fields(others)}" if others else f"; {actual}"
-    return Dropped("no_text", name, f"no column {field!r} of strings{hint}", ends_file=True)
-
-
-def read_batch(  # noqa: PLR0917  (what a row needs)
-    batch: pa.RecordBatch, field: str, kind: pa.DataType, first: int, name: str, max_bytes: int
-) -> Iterator[Record | Dropped]:
-    """Yield the rows of a batch, ``first`` and following of file ``name``; ``kind`` is the struct of other columns."""
-    for number, (text, row) in enumerate(zip(batch[field], _carry_columns(batch, kind), strict=True), first):
-        yield _read_row(text, row, number, f"{name}: row {number + 1}", max_bytes)
+def _open(path: Path) -> pq.ParquetFile | None:
+    try:
+        return pq.ParquetFile(regular(path))
+    except pa.ArrowException:
+        return None
 
 
 def _string_leaves(file: pq.ParquetFile) -> list[str]:
@@ -230,33 +267,25 @@ def _string_leaves(file: pq.ParquetFile) -> list[str]:
     return [leaf.path for leaf in strings if leaf.path.partition(".")[0] not in extensions]
 
 
-class Carried(NamedTuple):
-    """What a row has beside its text."""
-
-    id: str | None
-    url: str | None
-    metadata: Metadata
-
-
-def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType) -> Iterator[Carried]:
-    """The other columns of every row of a batch; a row of more than ``MAX_METADATA_BYTES`` loses them."""
+def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -> Iterator[dict[str, Any]]:
+    """What every row of a batch has beside its text; a row of more than ``MAX_METADATA_BYTES`` loses it."""
     if pa.types.is_null(kind):
-        yield from (Carried(None, None, Metadata()) for _ in range(batch.num_rows))
+        yield from ({} for _ in range(batch.num_rows))
         return
     sizes = np.sum([row_bytes(batch[column.name]) for column in kind], axis=0)
     rows = pa.array(np.flatnonzero(sizes <= MAX_METADATA_BYTES))
     arrays = [batch[column.name].take(rows).cast(column.type) for column in kind]
     columns = pa.StructArray.from_arrays(arrays, fields=list(kind))
     names = [column.name for column in kind]  # pyarrow 17 has no kind.names
-    ids = _strings(given_ids(columns.field("id"))) if "id" in names else [None] * len(rows)
+    ids = _strings(given_ids(columns.field(id_column))) if id_column in names else [None] * len(rows)
     has_urls = has_strings(pa.schema(list(kind)), "url")
     urls = _strings(columns.field("url")) if has_urls else [None] * len(rows)
     place = 0
     for size in sizes.tolist():
         if size > MAX_METADATA_BYTES:
-            yield Carried(None, None, Metadata(lost="metadata_too_large"))
+            yield {"metadata": Metadata(lost="metadata_too_large")}
         else:
-            yield Carried(ids[place], urls[place], Metadata(TableRow(columns, place, size)))
+            yield {"id": ids[place], "url": urls[place], "metadata": Metadata(TableRow(columns, place, size))}
             place += 1
 
 
@@ -289,28 +318,5 @@ def row_bytes(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _strings(column: pa.Array) -> list[str | None]:
-    try:
-        strings: list[str | None] = column.cast(pa.string()).to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pa.string()).cast(pa.binary()).to_pylist()
-        strings = [None if value is None else value.decode("utf-8", "replace") for value in values]
-    return strings
-
-
-def _read_row(text: Any, carried: Carried, number: int, where: str, max_bytes: int) -> Record | Dropped:  # noqa: ANN401
-    content = _utf8_bytes(text)
-    if content is None:
-        return Dropped("no_text", where, "its text is null")
-    if len(content) > max_bytes:
-        return Dropped("too_large", where, f"longer than {max_bytes} bytes")
-    try:
-        return Record(number, str(content, "utf-8"), carried.url, id=carried.id, metadata=carried.metadata)
-    except UnicodeDecodeError as error:
-        return Dropped("not_utf8", where, str(error))
-
-
-def _utf8_bytes(scalar: Any) -> memoryview | None:  # noqa: ANN401  (pyarrow has no types)
-    """The bytes of a string or dictionary scalar, without a copy; None for null."""
-    if isinstance(scalar, pa.DictionaryScalar):
-        scalar = scalar.value
-    return memoryview(scalar.as_buffer()) if scalar.is_valid else None
+    values = column.cast(pa.string()).cast(pa.binary()).to_pylist()
+    return [None if value is None else value.decode("utf-8", "replace") for value in values]

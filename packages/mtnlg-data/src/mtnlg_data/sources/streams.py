@@ -1,0 +1,126 @@
+"""The bytes of a file, decompressed by what it begins with, within a limit of expansion."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow as pa
+import zstandard
+
+from mtnlg_data.files import open_regular, regular
+from mtnlg_data.transfer.url_files import read_beginning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+BUFFER_BYTES = 1 << 17
+#: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
+ALWAYS_ALLOWED_BYTES = 1 << 30
+MAX_EXPANSION_RATIO = 256
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+#: The largest window that zstd allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
+WINDOW_BYTES = 1 << 31
+#: Compressed bytes of zstd decoded at a time. Four may hold 128 KiB, so this bounds what is held decoded.
+CHUNK_BYTES = 1 << 12
+
+
+def zstd_frames(file: BinaryIO) -> Iterator[bytes]:
+    """Decode any number of frames. Raises ``ZstdError`` and ``EOFError`` where one is broken or cut.
+
+    zstandard's own reader ends within a frame as if the file were complete: where the part before ends with a line,
+    whatever the last frame held would be lost in silence.
+    """
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+    frame = None
+    with file:
+        while chunk := file.read(CHUNK_BYTES):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(chunk)
+                frame, chunk = (None, frame.unused_data) if frame.eof else (frame, b"")
+    if frame:
+        raise EOFError("the file ends within a zstd frame")
+
+
+class Decoded(io.RawIOBase):
+    """A file of these chunks of bytes."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always true; ``io.BufferedReader`` asks."""
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Copy the next bytes into the buffer; 0 at the end."""
+        while not self._rest and (chunk := next(self._chunks, None)) is not None:
+            self._rest = memoryview(chunk)
+        with memoryview(buffer) as view:
+            count = min(len(view), len(self._rest))
+            view[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _buffered(decode: Callable[[BinaryIO], Any]) -> Callable[[Path], Any]:
+    return lambda path: io.BufferedReader(decode(open_regular(path, follow=True)), BUFFER_BYTES)
+
+
+#: By their first bytes what opens files, or what is to be done with them; none begins a text.
+FORMATS: dict[bytes, Callable[[Path], Any] | str] = {
+    b"\x1f\x8b": lambda path: gzip.open(regular(path)),  # noqa: SIM115
+    b"\x28\xb5\x2f\xfd": (open_zstd := _buffered(lambda file: Decoded(zstd_frames(file)))),
+    b"\x50\x2a\x4d\x18": open_zstd,  # of pzstd, which begins with a frame to be skipped
+    b"\xfd7zXZ": lambda path: lzma.open(regular(path)),  # noqa: SIM115
+    b"BZh": lambda path: bz2.open(regular(path)),  # noqa: SIM115
+    b"\x04\x22\x4d\x18": _buffered(lambda file: pa.CompressedInputStream(file, "lz4")),
+    b"\xff\x06\x00\x00sNaPpY": "snappy: compress it with gzip or zstd",
+    b"PK\x03\x04": "zip: unpack it",
+    b"PAR1": "Parquet: name it .parquet, and its kind parquet",
+    b"\xff\xfe": "UTF-16: make it UTF-8",
+    b"\xfe\xff": "UTF-16: make it UTF-8",
+}
+LONGEST_MAGIC = max(map(len, FORMATS))
+
+
+def detect_format(path: Path) -> Callable[[Path], Any] | str | None:
+    """What opens a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
+    begin = read_beginning(path, LONGEST_MAGIC)
+    return next((form for magic, form in FORMATS.items() if begin.startswith(magic)), None)
+
+
+class Damaged(Exception):  # noqa: N818  (a state of a file)
+    """Why a file cannot be read on: the reason and the defect of a ``Dropped``."""
+
+
+class Stream:
+    """A file that is read forward. Raises ``Damaged`` where it is broken, a bomb, or of another format."""
+
+    def __init__(self, path: Path) -> None:
+        form = detect_format(path)
+        if isinstance(form, str):
+            raise Damaged("unreadable", f"is {form}")
+        self.file = form(path) if form else open_regular(path, follow=True)
+        self._left = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * path.stat().st_size
+
+    def read(self, read: Callable[[int], bytes], size: int) -> bytes:
+        """What ``file.read`` or ``file.readline`` reads."""
+        try:
+            content = read(size)
+        except DECOMPRESSION_ERRORS as error:
+            if getattr(error, "errno", None):
+                raise
+            raise Damaged("unreadable", f"{error}; the rest of the file is lost") from None
+        self._left -= len(content)
+        if self._left < 0:
+            raise Damaged("bomb", f"expands to more than {MAX_EXPANSION_RATIO} times the file; the rest is lost")
+        return content
