@@ -14,6 +14,7 @@ import json
 import lzma
 import os
 import random
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -118,6 +119,27 @@ def zipped(content: bytes) -> bytes:
     return target.getvalue()
 
 
+def in_lz4(content: bytes) -> bytes:
+    with pa.BufferOutputStream() as sink:
+        with pa.CompressedOutputStream(sink, "lz4") as stream:
+            stream.write(content)
+        return bytes(sink.getvalue())
+
+
+def in_tar() -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for number, text in enumerate(TEXTS):
+            entry = tarfile.TarInfo(f"{number:02}.txt")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return target.getvalue()
+
+
+def in_csv() -> bytes:
+    return b"number,text\n" + b"".join(b'%d,"%s"\n' % (n, text.encode()) for n, text in enumerate(TEXTS))
+
+
 def write_below(path: Path) -> None:
     """A folder in the file's place, as Spark leaves it."""
     path.mkdir()
@@ -140,15 +162,23 @@ CASES = [
     Case("zstd cut in its last part", "a.jsonl.zst", in_parts(zstandard.compress)[:-100], 40),
     Case("xz cut in its last part", "a.jsonl.xz", in_parts(lzma.compress)[:-100], 40),
     Case("bzip2 cut in its last part", "a.jsonl.bz2", in_parts(bz2.compress)[:-100], 40),
+    Case("lz4 cut in its last part", "a.jsonl.lz4", in_parts(in_lz4)[:-100], 40),
     Case("gzip with noise after its last part", "a.jsonl.gz", in_parts(stored) + b"noise", 40),
     Case("gzip with zeros after its last part (tape, block devices)", "a.jsonl.gz", in_parts(stored) + bytes(512), 40),
     Case("plain text named .gz", "a.jsonl.gz", LINES, 40),
     Case("plain text named .zst", "a.jsonl.zst", LINES, 40),
     Case("zstd with a window of 2 GiB (zstd --long=31)", "a.jsonl.zst", long_window(LINES), 40),
     Case("gzip named .jsonl", "a.jsonl", stored(LINES), 40),
-    Case("lz4 named .jsonl", "a.jsonl", pa.compress(LINES, codec="lz4", asbytes=True), 40),
+    Case("lz4 named .jsonl", "a.jsonl", in_lz4(LINES), 40),
     Case("zip named .jsonl", "a.jsonl", zipped(LINES), 40),
     Case("byte order mark", "a.jsonl", b"\xef\xbb\xbf" + LINES, 40),
+    Case("suffix in upper case", "a.JSONL", LINES, 40),
+    Case(
+        "NaN beside an integer of 30 digits",
+        "a.jsonl",
+        LINES.replace(b'{"', b'{"x": NaN, "y": 1' + b"0" * 29 + b', "'),
+        40,
+    ),
     Case("NaN and Infinity beside the text", "a.jsonl", LINES.replace(b'{"', b'{"x": NaN, "y": -Infinity, "'), 40),
     Case("CRLF", "a.jsonl", LINES.replace(b"\n", b"\r\n"), 40),
     Case("empty lines", "a.jsonl", LINES.replace(b"\n", b"\n\n \n"), 40),
@@ -207,7 +237,12 @@ CASES = [
     Case("UTF-8 page with bytes of Windows-1252", "a.warc", record(HTML.replace(b"what", b"what\xc3\xa9\x92", 1)), 1),
     Case("WAT (metadata of pages) named .warc.gz", "a.warc.gz", member(WAT) * 3, 3),
     Case("web page named .warc.gz", "a.warc.gz", b"<!doctype html><p>A page.", 1),
-    Case("only a file of an unknown suffix", "a.csv", b"id,text\n1,one\n", 1),
+    Case("tar cut in its midst", "a.tar", in_tar()[:30_000], 40),
+    Case("tar with a header overwritten", "a.tar", in_tar()[:20_480] + bytes(100) + in_tar()[20_580:], 40),
+    Case("CSV cut in its last row", "a.csv", in_csv()[:-10], 40),
+    Case("CSV with one row of 41 of another length", "a.csv", in_csv().replace(b"20,", b"20,20,20\n20,"), 41),
+    Case("text in Latin-1", "a.txt", "café".encode("latin-1"), 1),
+    Case("only a file of an unknown suffix", "a.doc", b"one", 1),
 ]
 
 
@@ -283,7 +318,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
     """Extract the case's file and a sound one."""
     bad, out = folder / "in" / case.name, folder / "out"
     bad.parent.mkdir()
-    if bad.suffix != ".csv":
+    if bad.suffix != ".doc":
         (folder / "in" / "sound.jsonl").write_bytes(b"".join(ROWS[:SOUND]))
     _ = case.content(bad) if callable(case.content) else bad.write_bytes(case.content)
     seen = _extract(str(folder / "in"), out, folder)

@@ -174,3 +174,20 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert result == expected | {"here": result["here"], "fits": result["fits"]}
     with pytest.raises(Failure, match="nowhere: no such folder; give the folder of the corpus by --input FOLDER"):
         plan(load_recipe(WHOLE, folder=Path("nowhere")), CorpusSize(10, 10), 1)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(1.0, True), (0.02, True), (0.005, False)])
+def test_a_plan_refuses_a_source_that_a_run_could_not_read(
+    tmp_path: Path, corpus: ModuleType, share: float, refused: bool
+) -> None:
+    corpus.write_run(tmp_path, pages=10)
+    rows = [{"content" if n < 400 * share else "text": corpus.text(n)} for n in range(400)]
+    corpus.write_jsonl(tmp_path / "own" / "a.jsonl", rows)
+    content = 'tokenize.vocabulary = 400\n[sources.own]\nkind = "jsonl"\npaths = ["own/a.jsonl"]\nweight = 1.0\n'
+    (tmp_path / "own.toml").write_text(content)
+    recipe = load_recipe(tmp_path / "own.toml")
+    if refused:
+        with pytest.raises(Failure, match=r"a.jsonl: line 1: .*content"):
+            estimate_corpus(recipe)
+    else:
+        assert estimate_corpus(recipe).documents == 398

@@ -401,6 +401,18 @@ def test_other_files_are_one_unit_of_work(tmp_path: Path, name: str) -> None:
     assert file.cut(4) == file.cut(1) == [file]
 
 
+def test_files_of_no_bytes_hold_no_documents_and_are_no_error(tmp_path: Path) -> None:
+    names = ["0.jsonl", "1.parquet", "2.csv", "3.jsonl"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "3.jsonl").write_bytes(b'{"text": "one"}\n')
+    files = [SourceFile("s", tmp_path / name, name, str(kind)) for name, kind in kinds_of_files(names).items()]
+    with open_engine("local", 1) as engine:
+        summary = run_step(Extract(ExtractSettings()), files, tmp_path / "out", engine)
+    assert (summary["shards"], summary["sources"]["s"]["documents_out"]) == (["s-00000.parquet"], 1)
+    assert "failure" not in summary
+
+
 # --- readers of a user -----------------------------------------------------------------------------------------------
 
 MINE = '''

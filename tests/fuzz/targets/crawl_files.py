@@ -1,4 +1,4 @@
-"""Targets: crawl files (WARC, ARC), HTTP responses with their codings and charset, HTML pages."""
+"""Targets: crawl files (WARC, ARC), other source files, HTTP responses with their codings and charset, HTML pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.response import read_html_page
 
 MAX_RECORD_BYTES = 1 << 18
+KINDS = {
+    "jsonl": {"field": "data.text", "id": "data.id", "message": "{role}: {content}\n"},
+    "csv": {},
+    "text": {"document": "paragraph"},
+    "tar": {},
+}
 SETTINGS = ExtractSettings(languages=())
 
 
@@ -22,6 +28,17 @@ def crawl(data: bytes) -> None:
     path.write_bytes(data)
     for item in read_records(SourceFile("s", path, path.name, "warc"), MAX_RECORD_BYTES):
         assert isinstance(item, Dropped) or len(item.content) <= MAX_RECORD_BYTES
+
+
+def rows(data: bytes) -> None:
+    """Read a file of each of these formats: each item is a text within the limit, or says why there is none."""
+    path = scratch("rows")
+    path.write_bytes(data)
+    for kind, options in KINDS.items():
+        for item in read_records(SourceFile("s", path, path.name, kind, options), MAX_RECORD_BYTES):
+            if isinstance(item, Record):
+                assert isinstance(item.content, str)
+                assert len(f"{item.content}{item.id}".encode()) <= 2 * MAX_RECORD_BYTES
 
 
 def response(data: bytes) -> None:
@@ -47,6 +64,7 @@ def html(data: bytes) -> None:
 
 TARGETS = {
     "crawl": crawl,
+    "rows": rows,
     "response": response,
     "html": html,
 }

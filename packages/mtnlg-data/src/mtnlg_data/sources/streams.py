@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 import zstandard
@@ -28,8 +28,16 @@ MAX_EXPANSION_RATIO = 256
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 #: The largest window that zstd allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
 WINDOW_BYTES = 1 << 31
-#: Compressed bytes of zstd decoded at a time. Four may hold 128 KiB, so this bounds what is held decoded.
+#: Compressed bytes of zstd decoded at a time: four may hold 128 KiB, so this bounds what is held decoded. Of lz4, bytes
+#: decoded at a time, which a break costs.
 CHUNK_BYTES = 1 << 12
+
+
+def lz4_frames(file: BinaryIO) -> Iterator[bytes]:
+    """Decode any number of frames. Raises ``OSError`` where one is broken or cut."""
+    with pa.CompressedInputStream(file, "lz4") as frames:
+        while chunk := frames.read(CHUNK_BYTES):
+            yield chunk
 
 
 def zstd_frames(file: BinaryIO) -> Iterator[bytes]:
@@ -71,18 +79,18 @@ class Decoded(io.RawIOBase):
         return count
 
 
-def _buffered(decode: Callable[[BinaryIO], Any]) -> Callable[[Path], Any]:
-    return lambda path: io.BufferedReader(decode(open_regular(path, follow=True)), BUFFER_BYTES)
+def _buffered(decode: Callable[[BinaryIO], Iterator[bytes]]) -> Callable[[Path], io.BufferedIOBase]:
+    return lambda path: io.BufferedReader(Decoded(decode(open_regular(path, follow=True))), BUFFER_BYTES)
 
 
 #: By their first bytes what opens files, or what is to be done with them; none begins a text.
-FORMATS: dict[bytes, Callable[[Path], Any] | str] = {
+FORMATS: dict[bytes, Callable[[Path], io.BufferedIOBase] | str] = {
     b"\x1f\x8b": lambda path: gzip.open(regular(path)),  # noqa: SIM115
-    b"\x28\xb5\x2f\xfd": (open_zstd := _buffered(lambda file: Decoded(zstd_frames(file)))),
+    b"\x28\xb5\x2f\xfd": (open_zstd := _buffered(zstd_frames)),
     b"\x50\x2a\x4d\x18": open_zstd,  # of pzstd, which begins with a frame to be skipped
     b"\xfd7zXZ": lambda path: lzma.open(regular(path)),  # noqa: SIM115
     b"BZh": lambda path: bz2.open(regular(path)),  # noqa: SIM115
-    b"\x04\x22\x4d\x18": _buffered(lambda file: pa.CompressedInputStream(file, "lz4")),
+    b"\x04\x22\x4d\x18": _buffered(lz4_frames),
     b"\xff\x06\x00\x00sNaPpY": "snappy: compress it with gzip or zstd",
     b"PK\x03\x04": "zip: unpack it",
     b"PAR1": "Parquet: name it .parquet, and its kind parquet",
@@ -92,7 +100,7 @@ FORMATS: dict[bytes, Callable[[Path], Any] | str] = {
 LONGEST_MAGIC = max(map(len, FORMATS))
 
 
-def detect_format(path: Path) -> Callable[[Path], Any] | str | None:
+def detect_format(path: Path) -> Callable[[Path], io.BufferedIOBase] | str | None:
     """What opens a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
     begin = read_beginning(path, LONGEST_MAGIC)
     return next((form for magic, form in FORMATS.items() if begin.startswith(magic)), None)
