@@ -57,10 +57,11 @@ def test_groups_are_even_and_a_file_more_or_less_changes_few(monkeypatch: pytest
     assert sum(changed) / len(changed) < 0.15 * len(groups), changed
 
 
-def test_large_files_are_groups_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_groups_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"a.warc.gz": 9 * SHARD, "b.warc.gz": SHARD, "c.warc.gz": SHARD // 2, "d.jsonl": 2 * SHARD}
     files = sized_files(monkeypatch, sizes)
-    files[3] = replace(files[3], kind="jsonl")
+    (tmp_path / "d.jsonl").touch()
+    files[3] = replace(files[3], kind="jsonl", path=tmp_path / "d.jsonl")
     groups = group_files(files, SHARD)
     parts = [[(file.name[0], *file.part) for (file,) in group.pieces] for group in groups]
     assert parts == [[("a", 0, 1)], [("b", 0, 1)], [("c", 0, 1)], [("d", 0, 2)], [("d", 1, 2)]]

@@ -190,8 +190,8 @@ def test_a_file_that_two_inputs_name_is_refused(tmp_path: Path) -> None:
 
 def test_files_of_no_known_format_are_left_out_aloud(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    for name in ("a.jsonl", "b.JSONL", "c.txt"):
+    for name in ("a.jsonl", "b.jsonl~", "c.doc"):
         (tmp_path / "in" / name).write_bytes(LINES)
     result = CliRunner().invoke(app, ["extract", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0
-    assert f"{tmp_path / 'in'}: 2 files of no known format are left out, b.JSONL the first" in result.stderr
+    assert f"{tmp_path / 'in'}: 2 files of no known format are left out, b.jsonl~ the first" in result.stderr

@@ -145,7 +145,7 @@ def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: Modul
     ("words", "error", "match"),
     [
         (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
-        (["dedup", "x.txt"], Failure, "x.txt: no file that a reader knows"),
+        (["dedup", "x.doc"], Failure, "x.doc: no file that a reader knows"),
         (["dedup", "x.jsonl", "--threshold", "2"], UsageFailure, "--threshold 2: Input should be less"),
         (
             ["decontaminate", "x.jsonl", "--texts", "x", "--minimum", "14"],
@@ -197,7 +197,7 @@ def test_what_cannot_work_is_one_line_before_any_work(
     monkeypatch.chdir(tmp_path)
     for name in ("x.jsonl", "y.jsonl"):
         Path(name).write_text('{"text": "x"}\n')
-    Path("x.txt").touch()
+    Path("x.doc").touch()
     with pytest.raises(error, match=match):
         invoke(*words, "--out", "out", "--workers", 1)
     assert not list(Path("out").rglob("*.parquet"))

@@ -13,6 +13,7 @@ from mtnlg_data.extract.shards import COPIES, extract_group
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings
+from mtnlg_data.sources.record import files_to_read
 from mtnlg_data.step import Cost, Kind, Step
 from mtnlg_data.summary import read_failure, stage_summary
 
@@ -55,13 +56,13 @@ class Extract(Step[ExtractSettings, Settings]):
         return {method: library_version(method) for method in used}
 
     def apply(self, job: Job) -> Summary:
-        """Read every file once; one of no bytes holds no document, as the empty parts that Spark leaves.
+        """Read every file once.
 
         The summary has ``languages`` and ``languages_kept``, records and documents by language, the names of the
         ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is more
         than the settings allow.
         """
-        groups = group_files([file for file in job.files if file.stats[0]], self.settings.shard_characters)
+        groups = group_files(files_to_read(job.files), self.settings.shard_characters)
         firsts = [job.out / shard_name(group.pieces[0][0].source, group.numbers[0]) for group in groups]
         items = [(group, {file.source: self.by_language(file.source) for file in group.pieces[0]}) for group in groups]
         done = job.map("", extract_group, zip(items, firsts, strict=True), versions=self._versions(*self.sources))
