@@ -172,6 +172,16 @@ def test_a_file_is_decompressed_by_what_it_begins_with(
     assert len(read(tmp_path / name, "jsonl")[0]) == 10
 
 
+@pytest.mark.parametrize("suffix", [suffix for suffix in PACK if suffix != ".jsonl"])
+def test_bytes_behind_a_compressed_stream_are_not_lost_in_silence(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "a").write_bytes(PACK[suffix](LINES) + b"not compressed")
+    records, dropped = read(tmp_path / "a", "jsonl")
+    assert (len(records) > 19_000, [(drop.reason, drop.ends_file) for drop in dropped]) == (
+        True,
+        [("unreadable", True)],
+    )
+
+
 def test_a_zstd_file_may_begin_with_a_frame_to_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.zst").write_bytes(b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.compress(LINES))
     assert len(read(tmp_path / "a.zst", "jsonl")[0]) == 20_000

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import zlib
-from typing import TYPE_CHECKING, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import zstandard
 
-from mtnlg_data.files import open_regular, regular
+from mtnlg_data.files import open_regular
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
@@ -25,37 +25,36 @@ BUFFER_BYTES = 1 << 17
 #: Limit of decompression: this many bytes plus a multiple of the file's size. Text usually expands about fourfold.
 ALWAYS_ALLOWED_BYTES = 1 << 30
 MAX_EXPANSION_RATIO = 256
+GZIP = 31  # window bits of zlib, for gzip's header and trailer
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 #: The largest window that zstd allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
 WINDOW_BYTES = 1 << 31
-#: Compressed bytes of zstd decoded at a time: four may hold 128 KiB, so this bounds what is held decoded. Of lz4, bytes
-#: decoded at a time, which a break costs.
+#: Compressed bytes decoded at a time (four of zstd may hold 128 KiB, so this bounds what is held), or bytes of lz4.
 CHUNK_BYTES = 1 << 12
 
 
-def lz4_frames(file: BinaryIO) -> Iterator[bytes]:
-    """Decode any number of frames. Raises ``OSError`` where one is broken or cut."""
-    with pa.CompressedInputStream(file, "lz4") as frames:
-        while chunk := frames.read(CHUNK_BYTES):
-            yield chunk
+def decode(file: BinaryIO, new_frame: Callable[[], Any], padding: bytes = b"") -> Iterator[bytes]:
+    """Decode any number of frames, with padding behind each; raises one of ``DECOMPRESSION_ERRORS`` for a damaged one.
 
-
-def zstd_frames(file: BinaryIO) -> Iterator[bytes]:
-    """Decode any number of frames. Raises ``ZstdError`` and ``EOFError`` where one is broken or cut.
-
-    zstandard's own reader ends within a frame as if the file were complete: where the part before ends with a line,
-    whatever the last frame held would be lost in silence.
+    The libraries' own readers end as if the file were complete where a frame of zstd is cut, or bytes that begin none
+    stand behind one of xz or bzip2: what follows would be lost in silence.
     """
-    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
     frame = None
     with file:
         while chunk := file.read(CHUNK_BYTES):
-            while chunk:
-                frame = frame or decompressor.decompressobj()
+            while chunk := chunk if frame else chunk.lstrip(padding):
+                frame = frame or new_frame()
                 yield frame.decompress(chunk)
                 frame, chunk = (None, frame.unused_data) if frame.eof else (frame, b"")
     if frame:
-        raise EOFError("the file ends within a zstd frame")
+        raise EOFError("the file ends within a compressed frame")
+
+
+def decode_lz4(file: BinaryIO) -> Iterator[bytes]:
+    """The same of lz4, by Arrow."""
+    with pa.CompressedInputStream(file, "lz4") as frames:
+        while chunk := frames.read(CHUNK_BYTES):
+            yield chunk
 
 
 class Decoded(io.RawIOBase):
@@ -79,18 +78,16 @@ class Decoded(io.RawIOBase):
         return count
 
 
-def _buffered(decode: Callable[[BinaryIO], Iterator[bytes]]) -> Callable[[Path], io.BufferedIOBase]:
-    return lambda path: io.BufferedReader(Decoded(decode(open_regular(path, follow=True))), BUFFER_BYTES)
-
-
-#: By their first bytes what opens files, or what is to be done with them; none begins a text.
-FORMATS: dict[bytes, Callable[[Path], io.BufferedIOBase] | str] = {
-    b"\x1f\x8b": lambda path: gzip.open(regular(path)),  # noqa: SIM115
-    b"\x28\xb5\x2f\xfd": (open_zstd := _buffered(zstd_frames)),
-    b"\x50\x2a\x4d\x18": open_zstd,  # of pzstd, which begins with a frame to be skipped
-    b"\xfd7zXZ": lambda path: lzma.open(regular(path)),  # noqa: SIM115
-    b"BZh": lambda path: bz2.open(regular(path)),  # noqa: SIM115
-    b"\x04\x22\x4d\x18": _buffered(lz4_frames),
+#: By their first bytes what decodes files, or what is to be done with them; none begins a text.
+FORMATS: dict[bytes, Callable[[BinaryIO], Iterator[bytes]] | str] = {
+    b"\x1f\x8b": lambda file: decode(file, partial(zlib.decompressobj, GZIP), b"\0"),
+    b"\x28\xb5\x2f\xfd": (
+        decode_zstd := lambda file: decode(file, zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj)
+    ),
+    b"\x50\x2a\x4d\x18": decode_zstd,  # of pzstd, which begins with a frame to be skipped
+    b"\xfd7zXZ": lambda file: decode(file, lzma.LZMADecompressor, b"\0"),
+    b"BZh": lambda file: decode(file, bz2.BZ2Decompressor),
+    b"\x04\x22\x4d\x18": decode_lz4,
     b"\xff\x06\x00\x00sNaPpY": "snappy: compress it with gzip or zstd",
     b"PK\x03\x04": "zip: unpack it",
     b"PAR1": "Parquet: name it .parquet, and its kind parquet",
@@ -100,8 +97,8 @@ FORMATS: dict[bytes, Callable[[Path], io.BufferedIOBase] | str] = {
 LONGEST_MAGIC = max(map(len, FORMATS))
 
 
-def detect_format(path: Path) -> Callable[[Path], io.BufferedIOBase] | str | None:
-    """What opens a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
+def detect_format(path: Path) -> Callable[[BinaryIO], Iterator[bytes]] | str | None:
+    """What decodes a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
     begin = read_beginning(path, LONGEST_MAGIC)
     return next((form for magic, form in FORMATS.items() if begin.startswith(magic)), None)
 
@@ -117,7 +114,8 @@ class Stream:
         form = detect_format(path)
         if isinstance(form, str):
             raise Damaged("unreadable", f"is {form}")
-        self.file = form(path) if form else open_regular(path, follow=True)
+        file = open_regular(path, follow=True)
+        self.file = io.BufferedReader(Decoded(form(file)), BUFFER_BYTES) if form else file
         self._left = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * path.stat().st_size
 
     def read(self, read: Callable[[int], bytes], size: int) -> bytes:
