@@ -56,7 +56,7 @@ class Rows(Reader):
         given = holder.get(key)
         if isinstance(given, str):  # a number also stays in the row, since its type would be lost
             del holder[key]
-        own = str(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else None
+        own = str(given) if type(given) in {str, int, float} else None
         return Record(number, text, url, id=own or None, metadata=json_metadata(row))
 
 
