@@ -148,8 +148,8 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
             items = list(read_any(file.reader, replace(file, path=beginning), settings.largest))
             read = min(_size(file), SAMPLED_BYTES)
     records = [item for item in items if isinstance(item, Record)]
-    lost = [item for item in items if isinstance(item, Dropped) and item.what]
-    lost = [item for item in lost if not (item.ends_file and read < _size(file))]
+    is_cut = read < _size(file)
+    lost = [item for item in items if isinstance(item, Dropped) and item.what and not (item.ends_file and is_cut)]
     texts = [text for record in records if (text := _text(record, settings))]
     packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
     sizes = [len(record.content) for record in records]

@@ -44,9 +44,15 @@ def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
     readers = all_readers()
     for reader in readers.values():
         names = reader.select(names)
-    known = {kind: [p.lower() for p in reader.patterns] for kind, reader in reversed(readers.items())}  # others' first
     kinds = {
-        name: next((kind for kind, patterns in known.items() if any(fnmatch(name.lower(), p) for p in patterns)), None)
+        name: next(
+            (
+                kind
+                for kind, reader in reversed(readers.items())  # those of other packages first
+                if any(fnmatch(name.lower(), pattern) for pattern in reader.patterns)
+            ),
+            None,
+        )
         for name in names
         if not is_hidden(name)
     }

@@ -71,7 +71,7 @@ class Reader(Settings):
     """
 
     name: ClassVar[str] = ""
-    #: Patterns of the names of files that the commands of stages read so.
+    #: Patterns of the names of files, in lower case, that the commands of stages read so.
     patterns: ClassVar[Sequence[str]] = ()
     #: Moves when its records do. None: a digest of the reader's code does instead.
     version: ClassVar[int | None] = None
@@ -160,7 +160,7 @@ def reader(name: str, patterns: Sequence[str] = ()) -> Callable[[type[R]], type[
     """Name a class of readers, and the patterns of files that the commands of stages read with it."""
 
     def register(cls: type[R]) -> type[R]:
-        cls.name, cls.patterns = name, tuple(patterns)
+        cls.name, cls.patterns = name, tuple(map(str.lower, patterns))
         return cls
 
     return register

@@ -94,12 +94,11 @@ FORMATS: dict[bytes, Callable[[BinaryIO], Iterator[bytes]] | str] = {
     b"\xff\xfe": "UTF-16: make it UTF-8",
     b"\xfe\xff": "UTF-16: make it UTF-8",
 }
-LONGEST_MAGIC = max(map(len, FORMATS))
 
 
 def detect_format(path: Path) -> Callable[[BinaryIO], Iterator[bytes]] | str | None:
     """What decodes a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
-    begin = read_beginning(path, LONGEST_MAGIC)
+    begin = read_beginning(path, max(map(len, FORMATS)))
     return next((form for magic, form in FORMATS.items() if begin.startswith(magic)), None)
 
 
