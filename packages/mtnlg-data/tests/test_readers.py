@@ -412,7 +412,7 @@ def test_other_files_are_one_unit_of_work(tmp_path: Path, name: str) -> None:
 
 
 def test_files_of_no_bytes_hold_no_documents_and_are_no_error(tmp_path: Path) -> None:
-    names = ["0.jsonl", "1.parquet", "2.csv", "3.jsonl"]
+    names = ["0.jsonl", "1.tar", "2.csv", "3.jsonl", "4.txt"]
     for name in names:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "3.jsonl").write_bytes(b'{"text": "one"}\n')

@@ -21,7 +21,7 @@ from mtnlg_data.console import Failure
 from mtnlg_data.document import group_memory
 from mtnlg_data.extract.text import PARSE_ERRORS, extract_record
 from mtnlg_data.sources import Dropped, Record, SourceFile
-from mtnlg_data.sources.record import files_to_read, read_any
+from mtnlg_data.sources.record import read_any
 from mtnlg_data.summary import read_failure
 from mtnlg_data.transfer.url_files import read_beginning
 
@@ -104,7 +104,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     """
     settings = next(step.settings for step in recipe.steps if step.takes == "files")
     by_source: dict[str, list[SourceFile]] = {}
-    for file in files_to_read(recipe.files()):
+    for file in recipe.files():
         by_source.setdefault(file.source, []).append(file)
     documents = packed = pages = 0.0
     characters = dict.fromkeys(by_source, 0.0)

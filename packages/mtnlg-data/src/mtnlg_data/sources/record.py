@@ -17,7 +17,7 @@ from mtnlg_data.transfer.url_files import RemoteFile, local_copy
 from .reader import WHOLE, Part, Reader, open_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from mtnlg_data.schema import TableRow
 
@@ -95,12 +95,6 @@ class SourceFile:
             parts = self.reader.parts(self.path, parts)
             return [replace(self, part=Part(number, parts)) for number in range(parts)]
         return [self]
-
-
-def files_to_read(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files without those of no bytes, which Spark leaves among others; all of a source that has only such."""
-    filled = {file.source for file in files if file.stats[0]}
-    return [file for file in files if file.stats[0] or file.source not in filled]
 
 
 def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record | Dropped]:

@@ -70,7 +70,7 @@ def read_texts(path: Path, max_bytes: int) -> Iterator[tuple[str, str, Any]]:
 
     Where the archive is cut, or no member begins where one must, the last item is of kind ``LOST``, with the loss.
     """
-    name, where, is_end = "", path.name, False
+    name, where, is_end = "", path.name, True
     try:
         with (stream := Stream(path)).file as file:
             while block := stream.read(file.read, BLOCK):

@@ -13,7 +13,6 @@ from mtnlg_data.extract.shards import COPIES, extract_group
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings
-from mtnlg_data.sources.record import files_to_read
 from mtnlg_data.step import Cost, Kind, Step
 from mtnlg_data.summary import read_failure, stage_summary
 
@@ -62,7 +61,7 @@ class Extract(Step[ExtractSettings, Settings]):
         ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is more
         than the settings allow.
         """
-        groups = group_files(files_to_read(job.files), self.settings.shard_characters)
+        groups = group_files(job.files, self.settings.shard_characters)
         firsts = [job.out / shard_name(group.pieces[0][0].source, group.numbers[0]) for group in groups]
         items = [(group, {file.source: self.by_language(file.source) for file in group.pieces[0]}) for group in groups]
         done = job.map("", extract_group, zip(items, firsts, strict=True), versions=self._versions(*self.sources))
@@ -89,13 +88,13 @@ class Extract(Step[ExtractSettings, Settings]):
 
 
 def _empty_files(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[dict[str, str]]:
-    """The files of which no part holds anything."""
+    """The files of which no part holds anything, though they have bytes: Spark leaves some without."""
     empty = Counter(place for summary in summaries for place in summary["empty"])
     pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for group in groups for piece in group.pieces if empty}
     return [
         {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
         for place, file in pieces.items()
-        if empty[place] == file.part.parts
+        if empty[place] == file.part.parts and file.stats[0]
     ]
 
 
