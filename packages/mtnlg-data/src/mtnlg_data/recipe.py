@@ -9,7 +9,7 @@ The order of the sources is their priority: of duplicates, the copy from the ear
     paths = ["pile/*.jsonl.zst"]
 
     [sources.own]
-    kind = "jsonl"                       # or "arrow", "parquet", "pile", "warc"
+    kind = "jsonl"                       # or "arrow", "csv", "parquet", "pile", "tar", "text", "warc"
     paths = ["own/**/*.jsonl.gz"]        # relative to the recipe's folder, or to --input; or a URL such as s3://…
     weight = 0.1
 

@@ -1,4 +1,4 @@
-"""Source readers, one per format: WARC and ARC, JSON lines, the Pile, Parquet, Arrow (data sets of Hugging Face).
+"""Source readers, one per format: WARC and ARC, JSON lines, the Pile, CSV, tar, text, Parquet, Arrow.
 
 No reader raises because of a file's content. A record that cannot be read is yielded as ``Dropped``, and reading
 resumes after it where the format allows (at the next WARC record, line or row group); a file that ends in mid-record
