@@ -160,6 +160,25 @@ def test_damage_that_a_disk_does_not_tell_ends_the_run_with_the_command_that_men
     assert tokens(out) == tokens(tmp_path / "other")
 
 
+def test_a_step_counts_anew_what_passes_it(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text("""
+steps = ["extract", "filter"]
+[sources.read]
+kind = "jsonl"
+paths = ["read.jsonl"]
+filters = ["fineweb_newlines"]
+[sources.past]
+kind = "jsonl"
+paths = ["past.jsonl"]
+""")
+    row = json.dumps({"text": "A line of words."}) + "\n"
+    (tmp_path / "read.jsonl").write_text(row)
+    for rows in (1, 3):
+        (tmp_path / "past.jsonl").write_text(row * rows)
+        stage = run(tmp_path / "data.toml", tmp_path / "out")["stages"][1]
+        assert stage["sources"]["past"]["documents_out"] == rows
+
+
 def test_large_files_fill_several_shards_and_a_shorter_file_takes_the_further_ones_away(
     finished: Run, tmp_path: Path
 ) -> None:

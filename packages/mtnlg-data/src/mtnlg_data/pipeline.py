@@ -113,7 +113,10 @@ class _Run:
         given, files = self._shards, self._files if step.takes == "files" else []
         before = self.summaries[-1]["sources"] if self.summaries else None
         job = Job(step, given, out, self._engine, files=files, before=before)
-        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in job.paths], files])
+        passing = [
+            (before or {}).get(name) for name, role in roles.items() if role != "through"
+        ]  # the summary has them
+        key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in job.paths], files, passing])
         summary = job.folder.finished(key)
         if has_run := summary is None:
             if missing := [path for path in job.paths if not path.exists()]:
