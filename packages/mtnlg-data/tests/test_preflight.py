@@ -17,7 +17,7 @@ from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
-from mtnlg_data.quality.classifier import FILE_SHAPE
+from mtnlg_data.quality.classifier import FEATURE_VERSION, FILE_SHAPE
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.tokens.tokenizer import train_tokenizer
 
@@ -180,6 +180,6 @@ def test_a_list_in_any_eight_bit_encoding_is_a_list(tmp_path: Path) -> None:
 
 def test_a_classifier_of_another_run_passes(recipe: Path) -> None:
     values = np.zeros(FILE_SHAPE, np.int32)
-    values[-1] = 2
+    values[-1] = FEATURE_VERSION
     np.save(recipe.parent / "classifier.npy", values)
     check_inputs(load_recipe(recipe, ["quality.model=classifier.npy"]))
