@@ -90,5 +90,11 @@ def test_an_extra_counts_where_a_setting_chooses_it(upgrade: Callable[..., None]
     assert [key(Extract, method=method) == old for method, old in zip(methods, before, strict=True)] == [True, False]
 
 
+def test_a_newer_unicode_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(Extract)
+    monkeypatch.setattr("mtnlg_data.step.unidata_version", "99.0.0")
+    assert key(Extract) != before
+
+
 def test_the_version_of_a_library_that_is_missing_is_none() -> None:
     assert libraries.library_version("no-such-library-anywhere") is None

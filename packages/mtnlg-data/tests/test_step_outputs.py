@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,44 @@ SETTINGS = [
     "quality.alpha=0.5",
     "quality.model=model.npy",
     "sources.books.filters=['gopher_quality','c4','fineweb','pii']",
+    "sources.scripts.kind='jsonl'",
+    "sources.scripts.paths=['scripts.jsonl']",
+    "sources.scripts.filters=['gopher_shortest_mean_word','c4_fewest_words','fineweb_short_lines']",
+    "sources.scripts.rules=['unicode']",
+    "sources.scripts.weight=0.1",
+    "sources.crawl.weight=0.5",
     "exact.kinds=['documents','lines','substrings']",
     "exact.substring_length=20",
     "decontaminate.window=10",
 ]
+#: Words, or characters, of a few scripts, what is between them, and what ends a sentence.
+SCRIPTS = [
+    (
+        ["यह", "बंदरगाह", "शहर", "के", "लोगों", "के", "लिए", "बनाया", "गया", "था", "और", "अब", "भी", "वैसा", "ही", "है"],
+        " ",
+        "। ",
+    ),
+    (
+        ["می\u200cروم", "به", "خانه", "که", "در", "کنار", "دریا", "است", "و", "از", "آن", "باز", "می\u200cگردم"],
+        " ",
+        ". ",
+    ),
+    ([*"这个港口是为城里的人们建造的而且现在还是这样"], "", "。"),
+    ([*"ท่าเรือนี้สร้างขึ้นเพื่อชาวเมืองและยังคงเป็นเช่นนั้น"], "", " "),
+    (["이", "항구", "는", "도시", "사람들을", "위해", "지어졌고", "지금도", "그대로이다"], " ", ". "),
+]
+
+
+def texts_of_scripts() -> list[str]:
+    """Eight texts of each, and one of those again but for a sentence."""
+    draw = Random(0)
+    made = []
+    for units, space, end in SCRIPTS:
+        for _ in range(8):
+            sentences = [space.join(draw.sample(units, len(units))) + end for _ in range(20)]
+            made.append("".join(sentences))
+        made.append("".join(sentences[1:]))
+    return made
 
 
 def outputs(folder: Path) -> dict[str, list[Any]]:
@@ -44,6 +79,7 @@ def outputs(folder: Path) -> dict[str, list[Any]]:
 
     weights = (np.arange(BUCKETS, dtype=np.int64) * 2654435761 % (1 << 24) - (1 << 23)).astype(np.int32)
     Classifier(weights, 0).save(folder / "model.npy")  # a trained one would be another on another processor
+    (folder / "scripts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_of_scripts()))
     recipe = load_recipe(small_corpus.write_run(folder), SETTINGS)
     with closing(Local(1)) as engine:
         curate(recipe, folder / "out", engine)

@@ -23,6 +23,7 @@ import os
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, get_args
+from unicodedata import unidata_version
 
 import numpy as np
 import pyarrow as pa
@@ -267,7 +268,8 @@ class Step(Generic[S, K]):
             from .user_code import code_digest  # noqa: PLC0415  (only for steps without a version)
 
             version = self.version if self.version is not None else code_digest(self.implementation())
-            self._code = [version, {name: library_version(name) for name in self.kept}]
+            libraries = {name: library_version(name) for name in self.kept}
+            self._code = [version, libraries | {"Unicode": unidata_version}]  # what a letter is
         return self._code
 
     def implementation(self) -> object:
