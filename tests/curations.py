@@ -41,6 +41,7 @@ kind = "warc"
 paths = ["raw/crawl/*.warc.gz"]
 weight = 0.5
 filtered = true
+filters = ["fineweb", "pii_email"]
 
 [extract]
 shard_characters = 15_000
@@ -50,6 +51,9 @@ alpha = 1.0
 
 [clean]
 shortest = 200
+
+[filter]
+annotate = true
 
 [exact]
 kinds = ["documents", "lines", "substrings"]
