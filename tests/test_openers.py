@@ -141,10 +141,7 @@ def arrow_bytes(buffer: io.BytesIO) -> None:
 
 
 def lz4(content: bytes) -> bytes:
-    with pa.BufferOutputStream() as sink:
-        with pa.CompressedOutputStream(sink, "lz4") as stream:
-            stream.write(content)
-        return bytes(sink.getvalue())
+    return bytes(pa.compress(content, "lz4", asbytes=True))
 
 
 def tar_bytes() -> bytes:

@@ -120,10 +120,7 @@ def zipped(content: bytes) -> bytes:
 
 
 def in_lz4(content: bytes) -> bytes:
-    with pa.BufferOutputStream() as sink:
-        with pa.CompressedOutputStream(sink, "lz4") as stream:
-            stream.write(content)
-        return bytes(sink.getvalue())
+    return bytes(pa.compress(content, "lz4", asbytes=True))
 
 
 def in_tar() -> bytes:

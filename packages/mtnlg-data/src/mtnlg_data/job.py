@@ -175,30 +175,24 @@ class Job:
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
     ) -> list[Done]:
         """Write what ``Step.open`` leaves of every shard that goes through, given that shard's item."""
-        step = self.step.by_reference()
         given = items if items is not None else [None] * len(self.through)
-        writes = [
-            (
-                ShardWrite(step, fingerprint(self.step.key(shard_source(shard.path))), shard, item),
-                self.out / shard.path.name,
-            )
-            for shard, item in zip(self.through, given, strict=True)
-        ]
+        writes = self._writes(self.out, self.step.key, given)
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
+
+    def _writes(self, folder: Path, key: Callable[[str], object], items: Sequence[object]) -> list[tuple[object, Path]]:
+        """What ``map`` takes to write a file per shard that goes through, of the shard's name, into a folder."""
+        step = self.step.by_reference()
+        return [
+            (ShardWrite(step, fingerprint(key(shard_source(shard.path))), shard, item), folder / shard.path.name)
+            for shard, item in zip(self.through, items, strict=True)
+        ]
 
     def annotate(self, key: Callable[[str], object], **shared: Any) -> list[Done]:  # noqa: ANN401
         """Write the ``notes`` that ``Step.open`` gives about the documents of every shard that goes through.
 
         ``key`` says of a source what the notes depend on beside the documents.
         """
-        step = self.step.by_reference()
-        writes = [
-            (
-                ShardWrite(step, fingerprint(key(shard_source(shard.path))), shard, None),
-                self.out / VALUES / shard.path.name,
-            )
-            for shard in self.through
-        ]
+        writes = self._writes(self.out / VALUES, key, [None] * len(self.through))
         return self.map(VALUES, write_notes, writes, **shared)
 
     def do(self, key: str = "") -> Summary:

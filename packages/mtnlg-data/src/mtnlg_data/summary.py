@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+LEAST_VALUE = 2.0**-10  # of a rule, that is told apart in a distribution
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
 ERRORS_SHOWN = 20
 SHOWN_PER_FATE = 2  # example documents of each fate, by source

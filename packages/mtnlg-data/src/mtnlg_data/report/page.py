@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mtnlg_data.summary import Counts
+from mtnlg_data.summary import LEAST_VALUE, Counts
 
 from .excerpts import around_ngram, beginning, by_fate, side_by_side, similar_pairs
 from .numbers import brief, count, duration, less, percent, short, signed
@@ -28,7 +28,6 @@ SECTIONS = (
 LANGUAGES_SHOWN = 8
 OCTAVES_PER_TICK = 3
 DETAIL_CHARACTERS = 400  # of a value
-LEAST_VALUE = 2.0**-10  # of a rule, as the step counts them
 CLUSTER_SIZES = ((2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, None))
 
 

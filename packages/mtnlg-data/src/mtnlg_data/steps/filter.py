@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import field_validator
 
@@ -21,6 +20,7 @@ from mtnlg_data.filters.rules import OWN, Effect, choose
 from mtnlg_data.filters.settings import FilterSettings, check_rules, list_paths, with_rules
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
+from mtnlg_data.summary import LEAST_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
     from mtnlg_data.summary import Summary
-
-
-LEAST_VALUE = 2.0**-10  # that is told apart in a distribution
 
 
 class FilterKeys(Settings):
@@ -101,17 +98,17 @@ class Filter(Step[FilterSettings, FilterKeys]):
         """
         document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
         names = document_filter.reasons[:-1]
-        values = pq.read_table(regular(item.output), columns=["id", *names]).combine_chunks() if item else None
+        if item:
+            values = pq.read_table(regular(item.output), columns=["id", *names])
+            rows = {name: row for row, name in enumerate(values["id"].to_pylist())}
+            numbers = np.stack([values[name].to_numpy() for name in names])
 
         def decide(batch: pa.RecordBatch) -> Outcome:
             about = batch["text"], batch["url"].to_pylist(), batch["language"].to_pylist()
             if shared.get("annotate"):
                 notes = dict(zip(names, document_filter.measure(*about), strict=True))
                 return Outcome(batch, np.full(len(batch), KEPT), counts=_bins(notes), notes=notes)
-            measured = None
-            if values is not None:
-                rows = pc.index_in(batch["id"], values["id"]).to_numpy()
-                measured = np.stack([values[name].to_numpy()[rows] for name in names])
+            measured = numbers[:, [rows[name] for name in batch["id"].to_pylist()]] if item else None
             decided = document_filter.decide(*about, measured)
             kept = replace_columns(batch.filter(pa.array(decided.reasons == KEPT)), {"text": decided.texts})
             return Outcome(kept, decided.reasons, document_filter.reasons, decided.scores, decided.edits)

@@ -188,9 +188,9 @@ def _sum_words(
 
 @jit
 def characters_per_word(words: Words, first: int, last: int) -> float:
-    """Words of ``words`` that make one of these, on average: 1 unless most are of scripts without spaces.
+    """Characters, with their signs, that make a word on average; 1 unless most words are of scripts without spaces.
 
-    There one of a Han character or kana is half a word; of Thai, a fourth for it and each of its signs.
+    A Han character or kana is half a word; of Thai and its kin, a letter and each of its signs is a fourth.
     """
     quarters = unspaced = spaced = 0
     for word in range(first, last):
