@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import nox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 nox.needs_version = ">=2025.5.1"
 nox.options.sessions = ["quickstart"]
@@ -30,6 +35,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Relative paths: nox runs in the folder of this file.
 HOUSE = Path(".nox/house")
 DIST = Path("dist")
+# Slow tests, what each depends on, and the digest of these files when it last passed (`slow_tests_due`).
+SLOW = Path("tests/slow.json")
 PACKAGES = ("data", "model", "parallel", "eval")
 ROWS = "recipes/quickstart/rows"
 COMMANDS = {
@@ -164,7 +171,11 @@ def parse_posargs(session: nox.Session) -> tuple[Path, Path, list[str]]:
 
 @nox.session(venv_backend="none", default=False)
 def tests(session: nox.Session) -> None:
-    """Run all suites, but those that `alone` has passed since anything changed; arguments after -- go to pytest."""
+    """Run all suites but those that have passed as things are, in `alone` or before; arguments after -- go to pytest.
+
+    Slow tests (Slurm, lost nodes, kills, hostile sizes, fuzzing) run when a file that they depend on has changed since
+    they last passed. Which files, and their digest then, is in ``tests/slow.json``; commit what a run records there.
+    """
     install_house(session)
     if session.posargs:
         run_in_house(session, "python", "-m", "pytest", *session.posargs)
@@ -176,7 +187,52 @@ def tests(session: nox.Session) -> None:
         session.log(f"mtnlg-{package}: its tests have passed against its wheel, and nothing has changed since")
     if left := [f"packages/mtnlg-{package}/tests" for package in PACKAGES if package not in passed]:
         run_in_house(session, "python", "-m", "pytest", *IN_PARALLEL, *left)
-    run_in_house(session, "python", "-m", "pytest", *SIDE_BY_SIDE, "tests")
+    due = due_checks()
+    unchanged = [name for name in json.loads(SLOW.read_text()) if name not in due]
+    session.log(f"passed before, and nothing they depend on has changed since: {', '.join(unchanged) or 'none'}")
+    run_slow_tests(session, due, "tests", *(f"--ignore={name}" for name in unchanged))
+
+
+@nox.session(venv_backend="none", default=False)
+def nightly(session: nox.Session) -> None:
+    """Run all slow tests, whatever has changed."""
+    install_house(session)
+    due = due_checks(everything=True)
+    run_slow_tests(session, due, *(name for name in due if name.endswith(".py")))
+
+
+def due_checks(*, everything: bool = False) -> dict[str, str]:
+    """Return the slow checks that must run, each with the digest of what it depends on, itself included."""
+    due = {}
+    for name, check in json.loads(SLOW.read_text()).items():
+        places = {place for pattern in (name, *check["depends"]) for place in Path().glob(pattern)}
+        files = {file for place in places for file in (place.rglob("*") if place.is_dir() else [place])}
+        digest = digest_of(file for file in files if file.is_file() and "__pycache__" not in file.parts)
+        if everything or digest != check["passed"]:
+            due[name] = digest
+    return due
+
+
+def record_passed(due: dict[str, str], *names: str) -> None:
+    """Record that these checks have passed with what they depend on as it was when ``due`` was made."""
+    checks = json.loads(SLOW.read_text())
+    for name in names:
+        checks[name]["passed"] = due[name]
+    SLOW.write_text(json.dumps(checks, indent=2) + "\n")
+
+
+def run_slow_tests(session: nox.Session, due: dict[str, str], *words: str) -> None:
+    """Run pytest on whole runs; record those files of ``due`` of which every test passed, and none was skipped."""
+    report = Path("build/tests.xml").absolute()
+    report.unlink(missing_ok=True)
+    try:
+        run_in_house(session, "python", "-m", "pytest", *SIDE_BY_SIDE, f"--junitxml={report}", *words)
+    finally:
+        outcomes: dict[str, list[bool]] = {}
+        for case in ET.parse(report).iter("testcase") if report.exists() else ():  # noqa: S314  (ours)
+            outcomes.setdefault(case.attrib["classname"], []).append(len(case) == 0)
+        named = {name: outcomes.get(name.removesuffix(".py").replace("/", "."), [False]) for name in due}
+        record_passed(due, *(name for name, passed in named.items() if all(passed)))
 
 
 @nox.session(venv_backend="none", default=False)
@@ -299,22 +355,31 @@ def release(session: nox.Session) -> None:
     """Check that the four can be released, and that PACKAGE is to be: nox -s release -- [PACKAGE ...].
 
     Its version and changelog; the four installed from a folder as from an index, with the oldest and the newest of what
-    they declare; every command run; the README's first two commands on the distribution's own Python.
+    they declare, and every command run, unless that has passed with the same requirements; the README's first two
+    commands on the distribution's own Python.
     """
     session.run(sys.executable, "releases/changelog.py", *session.posargs)
-    names = [f"mtnlg-{package}" for package in PACKAGES]
+    due = due_checks(everything=bool(session.posargs))
+    if "release" in due:
+        for end in ("oldest", "newest"):
+            install_release(session, end)
+        record_passed(due, "release")
+    session.run(sys.executable, "releases/readme_on_stock_python.py")
+
+
+def install_release(session: nox.Session, end: str) -> None:
+    """Install the four wheels with one end of what they declare, and run their commands."""
     folder = Path(".nox/release")  # one after the other, since each has a torch
     python = str(folder / "bin" / "python")
-    for end in ("oldest", "newest"):
-        session.run(sys.executable, "-m", "venv", "--clear", str(folder))
-        pip(session, python, "install", TORCH)
-        pip(session, python, "install", *dependencies(end))
-        # Siblings are found by name and version, in this folder alone.
-        pip(session, python, "install", "--no-index", "--find-links", str(DIST), *names)
-        session.run(python, "-m", "pip", "check")
-        for package in PACKAGES:
-            try_commands(session, package, folder)
-    session.run(sys.executable, "releases/readme_on_stock_python.py")
+    session.run(sys.executable, "-m", "venv", "--clear", str(folder))
+    pip(session, python, "install", TORCH)
+    pip(session, python, "install", *dependencies(end))
+    # Siblings are found by name and version, in this folder alone.
+    names = [f"mtnlg-{package}" for package in PACKAGES]
+    pip(session, python, "install", "--no-index", "--find-links", str(DIST), *names)
+    session.run(python, "-m", "pip", "check")
+    for package in PACKAGES:
+        try_commands(session, package, folder)
 
 
 @nox.session(venv_backend="none", default=False, requires=["build"])
@@ -371,10 +436,15 @@ def passed_alone(package: str) -> Path:
 
 def state_of_packages() -> str:
     """Return a digest of this file, the Python, and every file of packages/ that is no cache."""
-    digest = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes())
-    for path in sorted(path for path in Path("packages").rglob("*") if path.is_file()):
-        if any(part == "__pycache__" or part.startswith(".") for part in path.parts):
-            continue
+    files = (path for path in Path("packages").rglob("*") if path.is_file())
+    kept = (path for path in files if not any(part == "__pycache__" or part.startswith(".") for part in path.parts))
+    return sys.version + digest_of([Path(__file__), *kept])
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return a digest of the files' names and contents."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
         digest.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
