@@ -35,7 +35,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Relative paths: nox runs in the folder of this file.
 HOUSE = Path(".nox/house")
 DIST = Path("dist")
-# Slow tests, what each depends on, and the digest of these files when it last passed (`slow_tests_due`).
+# Slow checks, what each depends on, and the digest of these files when it last passed (`due_checks`).
 SLOW = Path("tests/slow.json")
 PACKAGES = ("data", "model", "parallel", "eval")
 ROWS = "recipes/quickstart/rows"
