@@ -36,6 +36,9 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
 
+TRAINED_SEQUENCE = 8192
+"""Tokens of a sample at which a preset of a longer context is planned; contexts grow at the end of a training."""
+
 SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
 """Fields of a run that a search varies, unless an option gives them."""
 
@@ -225,6 +228,9 @@ def _with_options(run: Run, given: dict[str, Any]) -> Run:
 def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
     """A preset with ``--set model.KEY=VALUE``. Raises ``UsageFailure`` for a key of another table, which it has not."""
     model = preset(name)
+    if model.sequence > TRAINED_SEQUENCE and not any(one.startswith("model.sequence") for one in overrides):
+        say(f"sequences of {TRAINED_SEQUENCE:,} tokens; --set model.sequence={model.sequence} plans its whole context")
+        model = model.model_copy(update={"sequence": TRAINED_SEQUENCE})
     for override in overrides:
         key, _, text = override.partition("=")
         table, _, field = key.strip().partition(".")
@@ -330,15 +336,20 @@ def _print_search(
     result = request.search(top)
     tokens = request.tokens if with_days else None
     reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0], asked.gpus)
+    second = result.best[1].run if len(result.best) > 1 else None
+    behind = second and reason_against(second, request.cluster, request.software, result.best[0])
     if as_json:
         days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
         plans = [plan(one.run, request.cluster, one.software) for one in result.best]
         best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
         against = {"asked": {"run": str(asked.run), "reason": reason}} if asked else {}
+        against |= {"second": {"run": str(second), "reason": behind}} if second else {}
         print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
     else:
         print_search(result, request.cluster, request.gpus, tokens)
+        if second:
+            typer.echo(f"the second, {second}: {behind}")
         if asked:
             typer.echo(f"asked for {asked.run}: {reason}")
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 DAY: Final = 86_400
 KNOTS: Final = 6
 WIDTH: Final = 120
+CLOSE: Final = 0.03
+CLOSELY: Final = f"within {CLOSE:.0%} of the memory that a run may use, which is less than such predictions err"
 
 
 def plan(run: Run, cluster: Cluster | str, software: Software | str | None = None) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "fullest_stage": fullest,
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
         "margin": MARGIN,
+        "spare": 1 - MARGIN - stages[fullest].total / cluster.gpu.memory_bytes,
         "fits": memory_error(stages, cluster) is None,
     }
 
@@ -198,21 +201,28 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     verdict = "fits" if planned["fits"] else "does NOT fit"
     margin = f"{planned['gpu_memory_bytes'] / 1e9:.1f} GB, {planned['margin']:.1%} of them kept free"
     out.print(f"{verdict} into {margin}; emptiest stage {min(planned['memory_bytes_of_stages']) / 1e9:.1f} GB")
+    if planned["fits"] and planned["spare"] < CLOSE:
+        out.print(f"this is {CLOSELY}")
 
 
 def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int | None) -> None:
     """Print the fastest layouts, with days for so many tokens, and why others were rejected."""
     out = console()
     table = Table("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel", box=None)
-    for name in ("seconds", "TFLOP/s", "GB", *(["days"] if tokens else [])):
+    for name in ("seconds", "MFU", "GB", *(["days"] if tokens else [])):
         table.add_column(name, justify="right")
+    closely = False
     for fitting in result.best:
         run, prediction, size, _ = fitting
-        layout, rate = run.layout, hardware_flops(run) / run.gpus / prediction.seconds / 1e12
+        layout = run.layout
+        mfu = run.model.model_flops(run.batch) / run.gpus / prediction.seconds / cluster.gpu.peak_flops
+        is_close = 1 - MARGIN - size / cluster.gpu.memory_bytes < CLOSE
+        closely |= is_close
         choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
         chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
-        table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{rate:.1f}", f"{size / 1e9:.1f}", *days)
+        size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
+        table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
     programs = " and ".join(sorted({fitting.software.name for fitting in result.best}))
     out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {programs}")
     if tokens:
@@ -221,6 +231,8 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
+    if closely:
+        out.print(f"* {CLOSELY}")
     if (used := result.best[0].run.gpus) < gpus:
         out.print(f"the fastest takes {used:,} of the {gpus:,} GPUs; no layout of all of them is faster")
     low, high, kind = interval_of(result.best[0].run, cluster, result.best[0].software)
