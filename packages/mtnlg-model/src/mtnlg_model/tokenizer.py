@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 
-from .checkpoint.chat_files import named_tokens, read_chat_files
+from .checkpoint.chat_files import named_tokens, own_file, read_chat_files
 from .checkpoint.manifest import TOKENIZER
 from .console import Failure, foreign_data
 from .files import read_small
@@ -160,7 +160,7 @@ def carried_chat_files(checkpoint: Path, tokenizer: Path) -> Carried:
 
     None where a token of the checkpoint's is not the same there: they speak of other tokens then.
     """
-    files, theirs, tokenizer = read_chat_files(checkpoint), checkpoint / TOKENIZER, tokenizer.resolve()
+    files, theirs, tokenizer = read_chat_files(checkpoint), own_file(checkpoint, TOKENIZER), tokenizer.resolve()
     if read_small(theirs) == read_small(tokenizer):
         return Carried(files)
     before, now = _load(theirs), _load(tokenizer)

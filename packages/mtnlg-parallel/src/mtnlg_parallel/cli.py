@@ -66,7 +66,7 @@ def train(  # noqa: PLR0917  (typer names them)
     ] = True,
     overrides: Overrides = None,
     initial: Annotated[
-        Path | None, typer.Option("--from", metavar="CHECKPOINT", help="Start a new run from these weights.")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint or Hugging Face folder.")
     ] = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Take --from though its tokenizer is not the data's.")

@@ -1,13 +1,14 @@
 """What makes a run the same run: its recipe, its model, its token stream and its tokenizer. Imports no torch.
 
 A run resumes, or starts with ``--from``, only from what is the same. Each is compared whole, and what may differ is
-listed here with the reason. A checkpoint's tokenizer.json, whose checksum is in its manifest, records its tokenizer.
+listed here with the reason. A tokenizer.json beside the weights records their tokenizer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mtnlg_model.checkpoint.chat_files import own_file
 from mtnlg_model.checkpoint.manifest import TOKENIZER, file_checksum
 from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
 from mtnlg_model.console import UsageFailure
@@ -15,11 +16,13 @@ from mtnlg_model.console import UsageFailure
 from .recipe import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_model.checkpoint.manifest import Manifest
+    from mtnlg_model.config import ModelConfig
 
+    from .initial import Initial
     from .recipe import Recipe
 
 RESUMED_MAY_DIFFER: Final = {
@@ -45,6 +48,12 @@ RESUMED_MAY_DIFFER: Final = {
     "train.validation_samples": "as validation_every",
 }
 """Keys of the recipe in which a run may differ from what it was before it resumes, with the reasons."""
+
+ROTARY_MAY_DIFFER: Final = {
+    "sequence": "rotary positions go on beyond the tokens that the weights were trained on, or end before them",
+    "rotary_scaling": "how they go on",
+}
+"""Fields of a model with rotary positions in which a run may differ from the weights that it starts from."""
 
 OPTIONS: Final = {"train.initial": "--from", "train.new_tokenizer": "--new-tokenizer"}
 """Options of the command that set a key of the recipe."""
@@ -103,35 +112,36 @@ def _shown(value: object) -> str:
 
 def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
     """Raise ``IdentityError`` unless the run of a checkpoint may go on with this recipe and data."""
-    _check_model(str(folder), manifest, recipe, "use another --out")
+    _check_model(str(folder), manifest.config, recipe, "use another --out")
     stream, hint = manifest.progress.stream, "use that run's data, or another --out"
     if stream != (ours := data.stream(manifest.progress.samples)):
         line = f"{folder}: trained on token stream {stream[:12]}, but --data is {ours[:12]}; {hint}"
         raise IdentityError(line, [Difference("stream", ours, stream)])
-    _check_tokenizer(str(folder), folder / TOKENIZER, manifest, data, hint)
+    _check_tokenizer(str(folder), folder, data, hint)
 
 
-def check_initial(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
-    """Raise ``IdentityError`` unless a run of this recipe and data may start from a checkpoint's weights."""
-    place = f"--from {folder}"
-    _check_model(place, manifest, recipe, "set the recipe's to the checkpoint's, or give another --from")
+def check_initial(initial: Initial, recipe: Recipe, data: DataFingerprint) -> None:
+    """Raise ``IdentityError`` unless a run of this recipe and data may start from these weights."""
+    place, rotary = f"--from {initial.folder}", recipe.model.positions == "rotary"
+    hint = "set the recipe's to the checkpoint's, or give another --from"
+    _check_model(place, initial.config, recipe, hint, ROTARY_MAY_DIFFER if rotary else {})
     if not recipe.train.new_tokenizer:
         hint = "tokenize the data with the model's, or train on with the data's: --new-tokenizer"
-        _check_tokenizer(place, folder / TOKENIZER, manifest, data, hint)
+        _check_tokenizer(place, initial.folder, data, hint)
 
 
-def _check_model(place: str, manifest: Manifest, recipe: Recipe, hint: str) -> None:
-    found = [
-        each._replace(key=f"model.{each.key}") for each in differences(recipe.model, manifest.config, TRAINING_ONLY)
-    ]
-    if found:
+def _check_model(
+    place: str, config: ModelConfig, recipe: Recipe, hint: str, may_differ: Mapping[str, str] = {}
+) -> None:
+    found = differences(recipe.model, config, {**TRAINING_ONLY, **may_differ})
+    if found := [each._replace(key=f"model.{each.key}") for each in found]:
         texts = [f"{key} is {theirs!r} here and {ours!r} in the recipe" for key, ours, theirs in found]
         raise IdentityError(f"{place}: {', '.join(texts)}; {hint}", found)
 
 
-def _check_tokenizer(place: str, theirs: Path, manifest: Manifest, data: DataFingerprint, hint: str) -> None:
-    ours = data.tokenizer.resolve()
-    if manifest.files[TOKENIZER].checksum == file_checksum(ours):
+def _check_tokenizer(place: str, folder: Path, data: DataFingerprint, hint: str) -> None:
+    ours, theirs = data.tokenizer.resolve(), own_file(folder, TOKENIZER)
+    if file_checksum(theirs) == file_checksum(ours):
         return
     from mtnlg_model.tokenizer import tokenizer_difference  # noqa: PLC0415  (tokenizers, seldom needed)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Se
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import UsageFailure, say
+from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.families import preset
 from mtnlg_model.settings import Settings, load
 from mtnlg_parallel.training.schedule import (
@@ -150,7 +150,9 @@ class Train(Settings):
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     keep_every: Every = Field(0, description="also keep, for good, those whose step is a multiple of this; 0: none")
-    initial: str = Field("", description="checkpoint whose weights the run starts from; empty: initial weights")
+    initial: str = Field(
+        "", description="checkpoint or Hugging Face folder whose weights the run starts from; empty: initial weights"
+    )
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
     start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="of the token stream, the run's first")
     skip: Ranges = Field((), description="ranges [first, end) of the token stream's samples that are left out")
@@ -296,11 +298,15 @@ class Recipe(Settings):
     @model_validator(mode="before")
     @classmethod
     def _count_samples(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Replace worded lengths by samples, and give ``decay`` its default; fields explain what is left unresolved."""
+        """Replace worded lengths by samples, and give ``decay`` its default; fields explain what is left unresolved.
+
+        A [model] that names neither a preset nor layers has all other keys from ``train.initial``.
+        """
         train = content.get("train") if isinstance(content, dict) else None
         if not isinstance(train, dict):
             return content
-        return {**content, "train": _in_samples(train, _sequence(content.get("model")))}
+        model = _initial_model(content.get("model", {}), train.get("initial"))
+        return {**content, "model": model, "train": _in_samples(train, _sequence(model))}
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
@@ -402,6 +408,18 @@ def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
         return model
     overrides = {key: value for key, value in model.items() if key != "preset"}
     return preset(str(model["preset"])).model_dump(mode="json") | overrides
+
+
+def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (as above)
+    """A [model] over the configuration of the weights that the run starts from, unless it is one by itself."""
+    if not (isinstance(initial, str) and initial and isinstance(model, dict)) or {"preset", "layers"} & model.keys():
+        return model
+    from .initial import read_initial  # noqa: PLC0415  (reads files, of these runs alone)
+
+    try:
+        return read_initial(initial).config.model_dump(mode="json") | model
+    except Failure as failure:
+        raise ValueError(str(failure)) from None
 
 
 def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)

@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from mtnlg_model import initialization
-
 from .contract import MOMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import SlotName
     from mtnlg_model.checkpoint.reader import Checkpoint
-    from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.model.slicing import Box
 
     from .contract import Engine
@@ -49,21 +46,20 @@ class InitialState(Protocol):
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """State that a run starts from: initial weights, a pure function of seed and parameter name."""
+    """State that a run starts from: weights alone. ``value(name, box)`` is a box of one, on the CPU."""
 
-    config: ModelConfig
-    seed: int
+    value: Callable[[str, Box], Tensor]
     optimizer_steps: int = 0
 
     def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
         """The initial weight, rounded to ``dtype``."""
-        return initialization.initial_value(self.config, name, self.seed, box).to(dtype)
+        return self.value(name, box).to(dtype)
 
     def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
         """Elements of the initial weight, in fp32. Raises ``KeyError`` for a moment: there is none before step 1."""
         if slot in MOMENTS:
             raise KeyError(f"{name}: {slot}: {box}")
-        return initialization.initial_value(self.config, name, self.seed, box).flatten()[start:stop]
+        return self.value(name, box).flatten()[start:stop].float()
 
 
 @dataclass(frozen=True)

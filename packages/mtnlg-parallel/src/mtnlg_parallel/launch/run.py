@@ -18,6 +18,7 @@ from mtnlg_model.console import UsageFailure, error_line, error_status, progress
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import read_environment, this_node, this_rank
 from mtnlg_parallel.identity import changes
+from mtnlg_parallel.initial import is_huggingface
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
@@ -272,13 +273,13 @@ def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str
 def initial_weights(checkpoint: Path, out: Path | None) -> str:
     """The recipe's override by which a new run starts from the weights of ``checkpoint``, a step-N folder.
 
-    Not a folder of them, whose newest does not stay the same. Raises ``UsageFailure`` where there is none, unless
-    ``out`` has checkpoints of its own to resume from.
+    Or of a Hugging Face folder; not of a folder of checkpoints, whose newest does not stay the same. Raises
+    ``UsageFailure`` where there is none, unless ``out`` has checkpoints of its own to resume from.
     """
     resumes = out is not None and latest(out / CHECKPOINTS) is not None
-    if not resumes and not (checkpoint / MANIFEST).is_file():
+    if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
         newest = latest(checkpoint)
-        hint = f"its newest is {newest}" if newest else "give a step-N folder"
+        hint = f"its newest is {newest}" if newest else "give a step-N folder, or one of Hugging Face's"
         raise UsageFailure(f"--from {checkpoint}: no checkpoint; {hint}")
     return f"train.initial={json.dumps(str(checkpoint.absolute()))}"
 

@@ -18,12 +18,12 @@ from mtnlg_model.checkpoint.manifest import (
     list_checkpoints,
     list_steps,
     read_manifest,
-    resolve_checkpoint,
 )
 from mtnlg_model.console import Failure, say
 from mtnlg_model.files import read_small, write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
+from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.layout import Layout, stages
 from mtnlg_parallel.recipe import Recipe, load_recipe
 
@@ -180,13 +180,14 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
         check_resumed(checkpoint, manifest, recipe, data)
         step, samples = manifest.progress.step, manifest.progress.samples
     elif recipe.train.initial:
-        initial = resolve_checkpoint(Path(recipe.train.initial))
-        manifest = read_manifest(initial)
-        check_initial(initial, manifest, recipe, data)
-        if manifest.progress.stream == data.stream(0):
-            _say_where_it_begins(manifest.progress, recipe.train.start_sample)
-        for note in carried_chat_files(initial, data.tokenizer).notes:
-            say(f"--from {initial}: {note}")
+        initial = read_initial(recipe.train.initial, recipe.model.vocabulary)
+        check_initial(initial, recipe, data)
+        if initial.progress and initial.progress.stream == data.stream(0):
+            _say_where_it_begins(initial.progress, recipe.train.start_sample)
+        if (reach := initial.config.sequence) != recipe.model.sequence:
+            say(f"--from {initial.folder}: trained on {reach} tokens at a time, {recipe.model.sequence} from here on")
+        for note in carried_chat_files(initial.folder, data.tokenizer).notes:
+            say(f"--from {initial.folder}: {note}")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
     return RunState(step, samples, steps, complete=False)
 

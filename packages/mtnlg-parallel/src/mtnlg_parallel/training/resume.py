@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import torch
 from torch import distributed
 
-from mtnlg_model.checkpoint.manifest import (
-    Progress,
-    latest,
-    parse_manifest,
-    read_manifest_bytes,
-    resolve_checkpoint,
-)
+from mtnlg_model.checkpoint.manifest import Progress, latest, parse_manifest, read_manifest_bytes
 from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.initialization import initial_value
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.identity import check_initial, check_resumed
+from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.metrics import Step, truncate_after
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, suggest_previous
@@ -82,8 +78,14 @@ def resume(  # noqa: PLR0917  (as Training)
             else:
                 zero.restore(engine, zero.CheckpointWeights(checkpoint))
                 checkpoint.verify_share(*place, {"weight", "master"})
+        elif choice["folder"]:
+            from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
+
+            weights = HuggingFaceWeights(Path(choice["folder"]), recipe.model.vocabulary)
+            zero.restore(engine, zero.InitialWeights(lambda name, box: weights.tensor(name)[box]))
         else:
-            zero.restore(engine, zero.InitialWeights(recipe.model, recipe.train.seed))
+            model, seed = recipe.model, recipe.train.seed
+            zero.restore(engine, zero.InitialWeights(lambda name, box: initial_value(model, name, seed, box)))
         wait_for_all(device)
     if distributed.get_rank() == 0:
         lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
@@ -95,20 +97,19 @@ def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
     """Rank 0's choice of a state; metrics.jsonl then ends with its step."""
     newest, step = latest(out / CHECKPOINTS), 0
     source: Source = "initial"
-    folder, raw = Path(), b""
+    folder, raw = "", b""
     if newest:
-        source, folder, step = "disk", newest, int(newest.name.removeprefix("step-"))
+        source, folder, step = "disk", newest.name, int(newest.name.removeprefix("step-"))
         raw = read_manifest_bytes(newest)
+        check_resumed(newest, parse_manifest(newest, raw), recipe, data.fingerprint)
     elif recipe.train.initial:
-        folder = resolve_checkpoint(Path(recipe.train.initial)).resolve()
-        raw = read_manifest_bytes(folder)
-    if raw:
-        check = check_initial if source == "initial" else check_resumed
-        check(folder, parse_manifest(folder, raw), recipe, data.fingerprint)
+        initial = read_initial(recipe.train.initial, recipe.model.vocabulary)
+        folder, raw = str(initial.folder), initial.manifest
+        check_initial(initial, recipe, data.fingerprint)
     kept, lost = truncate_after(out, step)
     return {
         "source": source,
-        "folder": str(folder) if source == "initial" else folder.name,
+        "folder": folder,
         "manifest": raw.decode(),
         "history": guard.history(kept, recipe.guard),
         "lost_steps": len(lost),

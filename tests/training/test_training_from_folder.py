@@ -1,0 +1,104 @@
+"""A run starts from a Hugging Face folder where it lies, with the folder's model, and its export is of that model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mtnlg_data.stream import open_stream
+from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.compare import TRAINING_ONLY, differences
+from mtnlg_model.convert.config_json import read_config
+from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_parallel.identity import IdentityError
+from mtnlg_parallel.launch.run import initial_weights
+from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.run_dir import prepare_run_dir
+from mtnlg_parallel.training.samples import micro_batches, open_data
+from training.reference_loop import FP32, RunRanks
+from training.test_training_chat_models import NAMES, write_tokenizer
+
+TOKENS = 70  # more than the data's 64, and no multiple of 4
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = {
+    "gpt2": transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=8, vocab_size=TOKENS),
+    "llama": transformers.LlamaConfig(
+        **SMALL, num_key_value_heads=2, intermediate_size=32, max_position_embeddings=8, vocab_size=TOKENS
+    ),
+    "qwen3": transformers.Qwen3Config(
+        **SMALL, num_key_value_heads=2, head_dim=8, intermediate_size=32, max_position_embeddings=8, vocab_size=TOKENS
+    ),
+}
+TRAIN = """
+[model]
+dropout = 0.0
+attention_dropout = 0.0
+
+[layout]
+tp = 2
+pp = 2
+
+[train]
+samples = 32
+batch = 8
+micro_batch = 2
+lr = 1e-3
+"""
+
+
+@pytest.fixture(params=CONFIGS)
+def folder(request: pytest.FixtureRequest, data: Path, tmp_path: Path) -> Path:
+    """A folder as ``save_pretrained`` writes it, whose tokenizer is that of the data."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param])
+    model.save_pretrained(tmp_path / "hf")
+    write_tokenizer(tmp_path / "hf" / "tokenizer.json", *NAMES)
+    write_tokenizer(data / "tokens" / "tokenizer.json", *NAMES)
+    return tmp_path / "hf"
+
+
+def recipe_from(folder: Path, *overrides: str, train: str = TRAIN) -> Recipe:
+    """The recipe that ``mtnlg-parallel train RECIPE --from FOLDER`` trains."""
+    path = folder.parent / "train.toml"
+    path.write_text(train)
+    return load_recipe(path, [initial_weights(folder, None), *overrides])
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "deepspeed"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two are the cases)
+    run_ranks: RunRanks, data: Path, folder: Path, tmp_path: Path, engine: str, precision: str
+) -> None:
+    import_huggingface(folder, tmp_path / "imported", vocabulary_multiple=128)
+    words = (f"train.engine={engine}", f"train.precision={precision}")
+    recipes = [recipe_from(place, *words) for place in (folder, tmp_path / "imported")]
+    assert [recipe.model.vocabulary for recipe in recipes] == [128, 128]
+    outs = [tmp_path / "in place", tmp_path / "from import"]
+    run_ranks("train", recipes, data=data, outs=outs)
+    losses = [[(step["loss"], step["grad_norm"]) for step in read_steps(out)] for out in outs]
+    assert losses[0] == losses[1]
+    if precision == "fp32":
+        inputs, targets = next(micro_batches(open_stream(data / "tokens", 8), range(8), 8, 1, 0))
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+        assert losses[0][0][0] == pytest.approx(float(loss), rel=FP32)
+    export_huggingface(Checkpoint.open(outs[0] / "checkpoints"), tmp_path / "exported")
+    assert not differences(read_config(tmp_path / "exported"), read_config(folder), TRAINING_ONLY)
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.vocab_size == TOKENS
+
+
+def test_recipe_over_the_model_of_a_folder(data: Path, folder: Path, tmp_path: Path) -> None:
+    """Dropout and the reach of rotary positions are the recipe's; everything else is compared."""
+    assert recipe_from(folder, "model.dropout=0.1").model.dropout == 0.1
+    longer, other = recipe_from(folder, "model.sequence=16"), recipe_from(folder, "model.layer_norm_eps=0.5")
+    for recipe, is_refused in ((longer, recipe_from(folder).model.positions == "learned"), (other, True)):
+        fingerprint = open_data(data, recipe).fingerprint
+        if is_refused:
+            with pytest.raises(IdentityError):
+                prepare_run_dir(tmp_path / "out", recipe, fingerprint, resume=True)
+        else:
+            prepare_run_dir(tmp_path / "out", recipe, fingerprint, resume=True)
