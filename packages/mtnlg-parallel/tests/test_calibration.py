@@ -81,6 +81,8 @@ def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
     [
         ("NVIDIA H100 80GB HBM3", "dgx-h100"),
         ("NVIDIA H200", "hgx-h200"),
+        ("NVIDIA B300 SXM6 AC", "dgx-b300"),
+        ("NVIDIA GB300", "gb300-nvl72"),
         ("NVIDIA B200", "dgx-b200"),
         ("NVIDIA GB200", "gb200-nvl72"),
         ("NVIDIA A100-SXM4-80GB", "dgx-a100"),

@@ -45,6 +45,8 @@ Count = Annotated[int, Field(gt=0)]
 
 HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None: a GPU without one
     (r"PCI-?e|\bNVL\b|GH200|V100.*16 ?GB", None),
+    (r"GB300", "gb300-nvl72"),
+    (r"B300", "dgx-b300"),
     (r"GB200", "gb200-nvl72"),
     (r"B200", "dgx-b200"),
     (r"H200", "hgx-h200"),
