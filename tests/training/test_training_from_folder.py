@@ -1,9 +1,14 @@
 """A run starts from a Hugging Face folder where it lies, with the folder's model, and its export is of that model."""
 
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -102,3 +107,44 @@ def test_recipe_over_the_model_of_a_folder(data: Path, folder: Path, tmp_path: P
                 prepare_run_dir(tmp_path / "out", recipe, fingerprint, resume=True)
         else:
             prepare_run_dir(tmp_path / "out", recipe, fingerprint, resume=True)
+
+
+def test_continue_llama_recipe(tmp_path: Path) -> None:
+    """The commands at the head of recipes/continue-llama, on a small Llama made here."""
+    recipe = shutil.copytree(Path(__file__).parents[2] / "recipes" / "continue-llama", tmp_path / "mine")
+    names = ["<|begin_of_text|>", "<|end_of_text|>"]
+    texts = [
+        f"{number} and {number + 1} are {2 * number + 1}, which {number % 7} does not change." for number in range(300)
+    ]
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator(texts, 400, special_tokens=names)
+    config = transformers.LlamaConfig(
+        **SMALL, num_key_value_heads=2, intermediate_size=32, max_position_embeddings=8192, vocab_size=400
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(recipe / "llama")
+    trained.save(str(recipe / "llama" / "tokenizer.json"))
+    (recipe / "llama" / "tokenizer_config.json").write_text(json.dumps({"bos_token": names[0], "eos_token": names[1]}))
+    (recipe / "documents").mkdir()
+    lines = [json.dumps({"text": " ".join(texts[number::30]) * 9}) for number in range(30)]
+    (recipe / "documents" / "own.jsonl").write_text("\n".join(lines))
+    small = ("model.sequence=64", "train.samples=16", "train.batch=8", "train.warmup=0", "train.validation_samples=8")
+    for words in (
+        ("mtnlg-data", "run", ".", "--out", "data"),
+        (
+            "mtnlg-parallel",
+            "train",
+            ".",
+            "--data",
+            "data",
+            "--out",
+            "run",
+            "--from",
+            "llama",
+            *(f"--set={one}" for one in small),
+        ),
+        ("mtnlg-model", "export", "run/checkpoints", "continued"),
+    ):
+        subprocess.run([Path(sys.executable).with_name(words[0]), *words[1:]], cwd=recipe, check=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(recipe / "continued")
+    assert (model.config.vocab_size, len([*read_steps(recipe / "run")])) == (400, 2)
+    assert transformers.AutoTokenizer.from_pretrained(recipe / "continued").eos_token == names[1]
