@@ -141,11 +141,15 @@ class ModelConfig(Settings):
     head_size: Count = setting(None, "width of an attention head; hidden / heads unless given")
     kv_heads: Count = setting(None, "heads of keys and values, each for heads / kv_heads queries")
     ffn: Count = setting(None, "width of the feed-forward layer; 4 hidden unless given")
-    positions: Literal["learned", "rotary"] = Field("learned", description="a table of positions, or turned q and k")
+    positions: Literal["learned", "rotary", "alibi"] = Field(
+        "learned", description="a table of positions, turned q and k, or scores that fall with the distance"
+    )
     rotary_base: Positive = Field(10_000.0, description="wavelengths of rotary positions: 2π base^(2i / size)")
     rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="part of a head that is turned")
     rotary_scaling: RotaryScaling | None = None
-    norm: Literal["layer", "layer-no-bias", "rms"] = Field("layer", description="layer norm, or by root mean square")
+    norm: Literal["layer", "layer-no-bias", "layer-no-weight", "rms"] = Field(
+        "layer", description="layer norm, without bias or any weight, or by root mean square"
+    )
     mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = Field(
         "gelu-tanh", description="GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
     )
@@ -170,6 +174,11 @@ class ModelConfig(Settings):
     position_offset: Annotated[int, Field(ge=0, lt=1 << 20)] = Field(
         0, description="first rows of the table of positions, which no token has"
     )
+    embedding_norm: bool = Field(False, description="a norm of the token embedding")
+    shared_norm: bool = Field(False, description="with parallel_residual: attention and MLP read one norm")
+    out_bias: bool = Field(True, description="with bias: the output of attention has one")
+    head_bias: bool = Field(False, description="a head of its own has a bias")
+    qkv_clip: Positive | None = Field(None, description="greatest magnitude of q, k and v before positions")
 
     @model_validator(mode="before")
     @classmethod
@@ -203,6 +212,10 @@ class ModelConfig(Settings):
             raise ValueError(f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none")
         if self.sandwich_norm and any(layer.norm_after for layer in self.by_layer):
             raise ValueError("sandwich_norm has norms of the results already; by_layer.norm_after must be false")
+        if self.shared_norm and not self.parallel_residual:
+            raise ValueError("shared_norm needs parallel_residual")
+        if self.head_bias and self.tied:
+            raise ValueError("head_bias needs a head of its own: tied = false")
         factors = getattr(self.rotary_scaling, "factors", ())
         if factors and len(factors) != self.rotary_size // 2:
             raise ValueError(f"rotary_scaling.factors: {len(factors)} for {self.rotary_size // 2} pairs of values")
@@ -313,8 +326,9 @@ class ModelConfig(Settings):
         shapes: dict[str, tuple[int, ...]] = {"embedding.token.weight": table}
         if self.positions == "learned":
             shapes["embedding.position.weight"] = (self.sequence + self.position_offset, self.hidden)
+        shapes |= self._norm_shapes("embedding.norm") if self.embedding_norm else {}
         shapes |= self._norm_shapes("final_norm")
-        return shapes if self.tied else {**shapes, "head.weight": table}
+        return shapes if self.tied else {**shapes, **_linear_shapes("head", *table, self.head_bias)}
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name within the layer and global shape of one layer's parameters, in model order."""
@@ -325,10 +339,10 @@ class ModelConfig(Settings):
         return {
             **self._norm_shapes("attention_norm"),
             **_linear_shapes("attention.qkv", q + 2 * k, h, self.qkv_bias),
-            **_linear_shapes("attention.out", h, q, self.bias),
+            **_linear_shapes("attention.out", h, q, self.bias and self.out_bias),
             **{f"attention.{name}.weight": (size if self.qk_norm_full else d,) for name, size in qk_norms.items()},
             **after[0],
-            **self._norm_shapes("mlp_norm"),
+            **({} if self.shared_norm else self._norm_shapes("mlp_norm")),
             **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.gated else {}),
             **_linear_shapes("mlp.up", self.ffn, h, self.bias),
             **_linear_shapes("mlp.down", h, self.ffn, self.bias),
@@ -336,7 +350,7 @@ class ModelConfig(Settings):
         }
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
-        kinds = ("weight", "bias") if self.norm == "layer" else ("weight",)
+        kinds = {"layer": ("weight", "bias"), "layer-no-weight": ()}.get(self.norm, ("weight",))
         return {f"{name}.{kind}": (self.hidden,) for kind in kinds}
 
     def model_flops(self, batch: int) -> float:

@@ -7,8 +7,8 @@
 
 `ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x, no biases, a head of its own, multipliers, caps of scores and logits, norms of what enters a layer's parts
-and of what they give; and by layer (`LayerConfig`) a window of attention, other or no positions, or norms of the
+the same x or one norm of it, no biases, a head of its own, multipliers, caps of scores and logits, ALiBi (`alibi`), norms
+of what enters a layer's parts and of what they give; and by layer (`LayerConfig`) a window of attention, other or no positions, or norms of the
 results alone, x + norm(f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
-from . import functional, initialization, rotary
+from . import alibi, functional, initialization, rotary
 from .functional import EAGER, Ops
 from .generation.cache import Cache
 
@@ -67,17 +67,20 @@ class EmbeddingTable(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer norm or RMS norm over the last axis, hidden unless ``width`` is given."""
+    """Layer norm or RMS norm over the last axis, hidden unless ``width`` is given; it may have no weight."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER, width: int | None = None, kind: str = "") -> None:
         super().__init__()
         self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
         self.zero_centered = config.zero_centered_norm
-        self.weight = nn.Parameter(torch.empty(width or config.hidden))
-        self.bias = nn.Parameter(torch.empty(width or config.hidden)) if self.kind == "layer" else None
+        self.width = (width or config.hidden,)
+        self.weight = None if self.kind == "layer-no-weight" else nn.Parameter(torch.empty(self.width))
+        self.bias = nn.Parameter(torch.empty(self.width)) if self.kind == "layer" else None
 
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
+        if self.weight is None:
+            return F.layer_norm(x_H, self.width, eps=self.eps)
         if self.zero_centered:  # 1 + weight in fp32: half precision would round it
             scale_H, x = 1 + self.weight.float(), x_H.float()
             bias_H = None if self.bias is None else self.bias.float()
@@ -115,6 +118,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.rate, self.multiplier, self.offset = config.dropout, config.embedding_multiplier, config.position_offset
         self.token = EmbeddingTable(config.vocabulary, config.hidden)
+        self.norm = Norm(config) if config.embedding_norm else None
         self.position = None
         if config.positions == "learned":
             self.position = EmbeddingTable(config.sequence + self.offset, config.hidden)
@@ -129,6 +133,8 @@ class Embedding(nn.Module):
             if positions_BS is None:
                 positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
             x_SBH = x_SBH + self.position(positions_BS.t() + self.offset)
+        if self.norm is not None:
+            x_SBH = self.norm(x_SBH)
         return functional.dropout(x_SBH, self.rate, self.training)
 
 
@@ -140,6 +146,8 @@ class Attention(nn.Module):
         layer = config.layer(number)
         self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
         self.options: dict[str, Any] = {"window": layer.window, "cap": config.attention_softcap}
+        self.options["slopes"] = alibi.slopes(config.heads) if config.positions == "alibi" else None
+        self.clip = config.qkv_clip
         self.scale = config.attention_scale or functional.attention_scale(config.head_size)
         self.base = layer.rotary_base
         self.frequencies = rotary.frequencies(config, self.base) if config.rotates(layer) else None
@@ -148,7 +156,7 @@ class Attention(nn.Module):
         width = config.heads * config.head_size
         rows = width + 2 * config.kv_heads * config.head_size
         self.qkv = Linear(config.hidden, rows, config.qkv_bias)
-        self.out = Linear(width, config.hidden, config.bias)
+        self.out = Linear(width, config.hidden, config.bias and config.out_bias)
         widths = (width, rows - width >> 1) if config.qk_norm_full else (config.head_size,) * 2
         norms = [Norm(config, ops, size, "rms") if config.qk_norm else None for size in widths]
         self.q_norm, self.k_norm = norms
@@ -184,13 +192,14 @@ class Attention(nn.Module):
     @staticmethod
     def _normed(norm: Norm, x_SBGND: Tensor) -> Tensor:
         """Each head's values, or those of all heads, by the width of the norm."""
-        whole = norm.weight.shape[0] != x_SBGND.shape[-1]
+        whole = norm.width[0] != x_SBGND.shape[-1]
         normed: Tensor = norm(x_SBGND.flatten(2)).view(x_SBGND.shape) if whole else norm(x_SBGND)
         return normed
 
     def project(self, x_SBH: Tensor) -> Tensor:
-        """x_SBH -> the rows of ``qkv``, with their biases."""
-        return functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
+        """x_SBH -> the rows of ``qkv``, with their biases, clipped."""
+        qkv_SBF = functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
+        return qkv_SBF if self.clip is None else qkv_SBF.clamp(-self.clip, self.clip)
 
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -239,20 +248,24 @@ class DecoderLayer(nn.Module):
         self.attention_norm = Norm(config, ops)
         self.attention = Attention(config, number, ops)
         self.attention_post_norm = Norm(config, ops) if config.sandwich_norm else None
-        self.mlp_norm = Norm(config, ops)
+        self.mlp_norm = None if config.shared_norm else Norm(config, ops)
         self.mlp = MLP(config, ops)
         self.mlp_post_norm = Norm(config, ops) if config.sandwich_norm else None
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:
         """x_SBH -> x_SBH, limited to ``attend.places`` if set. Causal unless ``attend`` replaces attention."""
-        y_SBH = self.attention(x_SBH if self.norm_after else self.attention_norm(x_SBH), attend, rotations)
+        normed_SBH = x_SBH if self.norm_after else self.attention_norm(x_SBH)
+        y_SBH = self.attention(normed_SBH, attend, rotations)
         if attend is not None and attend.places is not None:
-            x_SBH = x_SBH[attend.places]
+            x_SBH, normed_SBH = x_SBH[attend.places], normed_SBH[attend.places]
         norm = self.attention_norm if self.norm_after else self.attention_post_norm
         if self.parallel or norm is not None or self.multiplier != 1:
             before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, norm)
             read_SBH = before_SBH if self.parallel else x_SBH
-            y_SBH = read_SBH if self.norm_after else self.mlp_norm(read_SBH)
+            if self.mlp_norm is None:
+                y_SBH = normed_SBH
+            else:
+                y_SBH = read_SBH if self.norm_after else self.mlp_norm(read_SBH)
         else:
             x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
         norm = self.mlp_norm if self.norm_after else self.mlp_post_norm
@@ -269,7 +282,8 @@ class DecoderLayer(nn.Module):
 
     def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
         """The sum, and the feed-forward's norm of it; one kernel for the pairs that models have."""
-        norm, dropout = self.mlp_norm, (self.rate, self.training)
+        norm: Any = self.mlp_norm  # which is there where attention and MLP follow each other
+        dropout = self.rate, self.training
         if not norm.zero_centered:
             if bias_H is not None and norm.bias is not None:
                 scale_and_shift = norm.weight, norm.bias
@@ -277,7 +291,8 @@ class DecoderLayer(nn.Module):
             if bias_H is None and norm.kind == "rms":
                 return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, *dropout, norm.weight, norm.eps)
         x_SBH = self._add(y_SBH, bias_H, x_SBH)
-        return x_SBH, norm(x_SBH)
+        y_SBH = norm(x_SBH)
+        return x_SBH, y_SBH
 
 
 class Decoder(nn.Module):
@@ -289,7 +304,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
         self.final_norm = FinalNorm(config, ops)
-        self.head = None if config.tied else Linear(config.hidden, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(config.hidden, config.vocabulary, config.head_bias)
         if not self.embedding.token.weight.is_meta:
             initialization.initialize(self, config, seed)
 
@@ -336,8 +351,12 @@ class Decoder(nn.Module):
 
     def logits(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., V], padding excluded."""
-        return functional.softcap(F.linear(x_H, self.head_weight), self.config.logit_softcap)
+        return self._finished(F.linear(x_H, self.head_weight))
 
     def fp32_logits(self, x_NH: Tensor) -> Tensor:
         """[N, H] -> [N, V] as `logits`, but not rounded to the weights' precision."""
-        return functional.softcap(functional.fp32_logits(x_NH, self.head_weight), self.config.logit_softcap)
+        return self._finished(functional.fp32_logits(x_NH, self.head_weight))
+
+    def _finished(self, products_V: Tensor) -> Tensor:
+        bias_V = None if self.head is None or self.head.bias is None else self.head.bias[: self.config.tokens]
+        return functional.softcap(functional.add_bias(products_V, bias_V), self.config.logit_softcap)

@@ -9,7 +9,7 @@
     rms_norm                x / sqrt(mean x² + eps) · w
     dropout_add_rms_norm    that sum, and its RMS norm
     rotate                  rotary positions of q and k
-    attention               softmax(scale · Q Kᵀ + mask) V
+    attention               softmax(scale · Q Kᵀ + mask) V, with ALiBi softmax(scale · Q Kᵀ + slope · key + mask) V
     cross_entropy           logsumexp(z) - z[target]
     fp32_logits             x Wᵀ without rounding
 
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
+
+from . import alibi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,14 +132,19 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     rate: float,
     window: int | None = None,
     cap: float | None = None,
+    slopes: tuple[float, ...] | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
     G divides N: N / G heads of q in a row share keys and values. ``mask`` is true where a query may attend and
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
     the last key. With a ``window`` a query attends to the last so many of the keys that it may attend to, which are
-    neighbours. ``cap`` is that of the scores' `softcap`.
+    neighbours. ``cap`` is that of the scores' `softcap`. ``slopes`` are those of ALiBi, one per head, by which scores
+    fall per key before the last; keys are neighbours then, too.
     """
+    if slopes is not None:
+        with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale)
+        return attention(*with_positions, mask, scale, rate, window, cap)[..., : v_BGTD.shape[-1]]
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     is_causal = False
     if window is not None and window < t:
@@ -212,6 +219,7 @@ class AttentionOp(Protocol):
         rate: float,
         window: int | None = None,
         cap: float | None = None,
+        slopes: tuple[float, ...] | None = None,
     ) -> Tensor:
         """Context of every query, [B, N, S, D]."""
 

@@ -46,6 +46,7 @@ SLICED_AXES: Final[dict[str, int]] = {
     "mlp.up.bias": 0,
     "mlp.down.weight": 1,
     "head.weight": 0,
+    "head.bias": 0,
 }
 """Axis that tensor parallelism slices, by a parameter's name, of a layer's within the layer; others are replicated."""
 
@@ -57,6 +58,7 @@ COMPUTED: Final = {
     *("bias", "qkv_bias", "qk_norm", "parallel_residual", "tied", "vocabulary_padding", "by_layer"),
     *("zero_centered_norm", "sandwich_norm", "attention_scale", "attention_softcap", "logits_scaling"),
     *("embedding_multiplier", "residual_multiplier", "position_offset"),
+    *("embedding_norm", "shared_norm", "out_bias", "head_bias", "qkv_clip"),
 }
 """Settings beyond those of a GPT that a stage's modules compute, sliced or not; a decoder with others is refused."""
 

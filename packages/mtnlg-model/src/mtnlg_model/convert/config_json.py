@@ -109,6 +109,7 @@ def from_config_json(
     if content.get(QUANTIZED) is not None:
         raise Failure(f"{place}: {QUANTIZED} = {content[QUANTIZED]!s:.100}: quantized weights are not supported")
     found = load_family(family or str(model_type))
+    content = _by_usual_names(content, found, place)
     merged = {**content, **_rotary_fields(content, found, place, sequence)}
     values = {name: _value(merged, name, field, place) for name, field in found.fields.items()}
     settings: dict[str, Any] = {"rotary_scaling": merged["scaling"]} if "scaling" in merged else {}
@@ -116,7 +117,8 @@ def from_config_json(
         for ours in field.sets.split() if values[name] is not None else ():
             if settings.setdefault(ours, values[name]) != values[name]:
                 raise Failure(f"{place}: {name} = {values[name]!s:.100}: only {settings[ours]!s:.100} is supported")
-    kind = {name: value(settings) if callable(value) else value for name, value in found.kind.items()}
+    said = {**values, **settings}
+    kind = {name: value(said) if callable(value) else value for name, value in found.kind.items()}
     config = validate({**kind, **settings}, ModelConfig, place)
     if (
         found.rotary_fields
@@ -130,7 +132,7 @@ def from_config_json(
                 f"{place}: --sequence {sequence}: only rotary positions up to {config.sequence} can be limited"
             )
         config = config.model_copy(update={"sequence": sequence})
-    return found, _by_layer(content, values, found, config, place)
+    return found.of(config), _by_layer(content, values, found, config, place)
 
 
 def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Family, dict[str, Any]]:
@@ -151,7 +153,7 @@ def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Fami
             continue
         if read.model_copy(update=plain) == wanted:
             dropout = {key: config.dropout for key, field in found.fields.items() if field.sets == "dropout"}
-            return found, {**content, **dropout}
+            return found.of(config), {**content, **dropout}
     kind = ", ".join(f"{name} = {value}" for name, value in wanted.beyond_gpt.items())
     raise Failure(
         f"no family of {', '.join(names)} has a decoder with {kind or 'these settings'}; it cannot be exported"
@@ -166,6 +168,8 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
             if kind == "longrope":
                 table |= {"factor": 1.0, "long_factor": table["short_factor"], ORIGINAL: config.sequence}
             content["rope_scaling"] = {**table, "rope_type": kind}
+            if ROTARY_TABLES[1] in content:
+                content[ROTARY_TABLES[1]][FULL] |= content["rope_scaling"]
     windows = [config.layer(n).window for n in range(config.layers)]
     if (rule := family.layers_by) is not None:
         window = max(filter(None, windows), default=None)
@@ -176,6 +180,15 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
         if rule.switch:
             content[rule.switch] = window is not None
     return content
+
+
+def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
+    """The fields, those under another name by their usual one. Raises ``Failure`` where the two are not equal."""
+    renamed = {family.aliases[key]: content[key] for key in family.aliases if content.get(key) is not None}
+    for name, value in renamed.items():
+        if content.get(name) not in (None, value):
+            raise _ambiguous(place, name, content[name], value)
+    return {**content, **renamed}
 
 
 def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> Any:  # noqa: ANN401  (of the field's kind)
@@ -262,7 +275,7 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
                 if read[key] != found[key]:
                     raise _ambiguous(place, key, found[key], read[key])
             found, said = read, [*read]
-    if LOCAL_BASE in family.fields and FULL not in (content.get(ROTARY_TABLES[1]) or (FULL,)):
+    if {LOCAL_BASE, ROTARY_TABLES[1]} & family.fields.keys() and FULL not in (content.get(ROTARY_TABLES[1]) or (FULL,)):
         raise Failure(f"{place}: {ROTARY_TABLES[1]}: {FULL}: missing")  # transformers reads no other
     fields = {names.get(key, key): value for key, value in found.items() if value is not None}
     fraction = names["partial_rotary_factor"]

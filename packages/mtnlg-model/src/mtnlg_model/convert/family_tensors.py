@@ -1,6 +1,7 @@
 """Our tensors as those of a family in Hugging Face's format, and back. Names differ, and these orders:
 
 qkv       ours has q, k and v by kv head, as Megatron's; Llama's are three tensors, GPT-2's all q, all k, all v
+pairs     values of q and k that rotary positions turn together are neighbours in GPT-J's, half of them apart in ours
 packed    Phi-3's gate_up_proj is our gate, then our up
 linear    GPT-2 stores [inputs, outputs]
 padding   rows of the vocabulary that are no tokens are in ours alone
@@ -38,6 +39,8 @@ def to_theirs(family: Family, config: ModelConfig, name: str, *tensors: Tensor) 
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     shapes = their_shapes(family, config, name)
     transposed = family.transposed and name.startswith("layers.") and tensor.dim() > 1
+    if ".qkv." in name and family.interleaved:
+        tensor = _reordered(config, tensor, _pairs(config).argsort())
     if ".qkv." in name and not family.ordered_by_head:
         groups = torch.split(tensor.view(config.kv_heads, -1, *tensor.shape[1:]), _group_rows(config), dim=1)
         tensor = torch.cat([part.flatten(0, 1) for part in groups])
@@ -53,8 +56,10 @@ def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequenc
     if ".qkv." in name and not family.ordered_by_head:
         parts = torch.split(tensor, _qkv_rows(config))
         tensor = torch.cat([part.view(config.kv_heads, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
+    if ".qkv." in name and family.interleaved:
+        tensor = _reordered(config, tensor, _pairs(config))
     if padding := _padding(config, name):
-        tensor = torch.cat([tensor, tensor.new_zeros(padding, tensor.shape[1])])
+        tensor = torch.cat([tensor, tensor.new_zeros(padding, *tensor.shape[1:])])
     ours, _ = family.group(name)
     if len(ours) > 1:
         rows = [config.parameter_shape(each)[0] for each in ours]
@@ -63,7 +68,19 @@ def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequenc
 
 
 def _padding(config: ModelConfig, name: str) -> int:
-    return config.vocabulary_padding if name in {"embedding.token.weight", "head.weight"} else 0
+    return config.vocabulary_padding if name in {"embedding.token.weight", "head.weight", "head.bias"} else 0
+
+
+def _pairs(config: ModelConfig) -> Tensor:
+    """Where the values of a head of q or k are in a family that has the two of a pair side by side."""
+    order_D = torch.arange(config.head_size)
+    return torch.cat((order_D[: config.rotary_size].view(-1, 2).t().flatten(), order_D[config.rotary_size :]))
+
+
+def _reordered(config: ModelConfig, tensor: Tensor, order_D: Tensor) -> Tensor:
+    """Our qkv with the rows of each head of q and k in this order."""
+    heads = tensor.view(config.kv_heads, -1, config.head_size, *tensor.shape[1:])
+    return torch.cat((heads[:, :-1].index_select(2, order_D), heads[:, -1:]), dim=1).flatten(0, 2)
 
 
 def _qkv_rows(config: ModelConfig) -> list[int]:

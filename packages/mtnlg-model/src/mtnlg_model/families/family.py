@@ -53,6 +53,8 @@ def only(value: object) -> Field:
     return Field(values={value: None})
 
 
+UNTIED: Final = Field("tied", values={False: False})
+
 NO_PADDING: Final[Mapping[str, Field]] = {"pad_token_id": Field(default=None, write=lambda _config: None)}
 """For families whose token of padding is by default one that a vocabulary may lack."""
 
@@ -75,11 +77,13 @@ class LayersBy(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type of config.json. ``kind`` are the settings that all its models share, or functions of the others.
+    """One model_type of config.json. ``kind`` are the settings that all its models share, or functions of the others
+    and of the fields. ``aliases`` are other names of fields, which mean the same.
 
     ``modules`` maps ours to theirs, blank-separated where several make up one or one several: those of layer N are
     behind ``prefix``, ``layers`` and N, others but the head behind ``prefix``. A packed qkv is ordered by head, as
-    ours, or has all q, all k, all v; ``transposed`` linear layers are [inputs, outputs].
+    ours, or has all q, all k, all v; ``transposed`` linear layers are [inputs, outputs]; ``interleaved`` q and k have
+    the two values that rotary positions turn together side by side. ``variant`` gives modules that some decoders have.
     """
 
     architecture: str
@@ -91,6 +95,9 @@ class Family:
     layers_by: LayersBy | None = None
     transposed: bool = False
     ordered_by_head: bool = False
+    interleaved: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    variant: Callable[[ModelConfig], Mapping[str, str]] | None = None
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
 
     def like(self, architecture: str, **changes: Any) -> Family:  # noqa: ANN401  (any of its rows)
@@ -106,10 +113,14 @@ class Family:
     @property
     def rotary_fields(self) -> dict[str, str]:
         """Names of the fields for base and fraction of rotary positions, by their usual names; {} without these."""
-        if self.kind.get("positions") != "rotary":
+        if not any(row.sets == "rotary_base" for row in self.fields.values()):
             return {}
         usual = {"rotary_base": "rope_theta", "rotary_fraction": "partial_rotary_factor"}
         return {name: next((key for key, f in self.fields.items() if f.sets == s), name) for s, name in usual.items()}
+
+    def of(self, config: ModelConfig) -> Family:
+        """The family with the modules that this decoder has."""
+        return replace(self, modules={**self.modules, **self.variant(config)}) if self.variant else self
 
     def group(self, name: str) -> tuple[list[str], list[str]]:
         """Names of our tensors and of theirs that are the same, ours ``name`` among them; ``KeyError`` if none is."""

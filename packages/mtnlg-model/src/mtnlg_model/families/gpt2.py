@@ -54,6 +54,8 @@ FAMILY = Family(
     },
     prefix="transformer.",
     layers="h.",
+    aliases={"hidden_size": "n_embd", "max_position_embeddings": "n_positions"}
+    | {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     transposed=True,
     presets=presets("layers hidden heads init_std", _PAPERS, _PAPER)
     | presets("layers hidden heads", _GPT2S, _GPT2)

@@ -46,5 +46,6 @@ FAMILY = GPT2.like(
         "attention.out": "attn.attention.out_proj",
     },
     transposed=False,
+    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     layers_by=LayersBy(256, name="window_size", slides=_slides),
 )

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, distributed, nn
 
 from mtnlg_model import decoder, rotary
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
     from .head import ParallelOps
     from .slicing import Box
+
+BIAS_COLUMNS = 8
+"""Added to the head's table for its biases: tensor cores want sizes in multiples of this."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -111,6 +115,8 @@ class StageModules(nn.Module):
             self.final_norm = decoder.FinalNorm(config, ops) if "final_norm" in stage.parts else None
             self.head = table
         parallelize_module(self, slicing, device)
+        if self.head and config.head_bias:
+            self.head.bias = nn.Parameter(torch.empty(config.vocabulary // slicing.degree, device=device))
 
     def forward(self, x: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None) -> Tensor:
         """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here.
@@ -135,9 +141,18 @@ class StageModules(nn.Module):
         """Rows of the head's table on this rank. Raises ``AttributeError`` on a stage that has none."""
         return self.get_parameter("head.weight" if self.head else "embedding.token.weight")
 
+    @property
+    def table_bias(self) -> Tensor | None:
+        """Biases of the head on this rank, if it has any."""
+        return getattr(self.head, "bias", None)
+
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Mean cross entropy of the last stage's `forward`, in nats."""
-        return mean_loss(x_SBH, self.table, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
+        weight_VH: Tensor = self.table
+        if self.table_bias is not None:  # the product with a 1 beside x
+            x_SBH = F.pad(F.pad(x_SBH, (0, 1), value=1.0), (0, BIAS_COLUMNS - 1))
+            weight_VH = F.pad(torch.cat((weight_VH, self.table_bias[:, None]), dim=1), (0, BIAS_COLUMNS - 1))
+        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

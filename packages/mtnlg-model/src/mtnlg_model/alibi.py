@@ -1,0 +1,58 @@
+"""ALiBi (Press et al. 2022): a score falls with the distance of its key, by a slope of its head.
+
+    score_ij = scale · q_i k_j - slope (i - j)        slope_n = 2^(-8 n / N), n = 1 … N
+
+for a power of two of N heads; of others the further slopes are every second one of the next power. Softmax knows no
+constant of a row, so slope · j does the same, and that is a product: of slope / scale in q with j in k. So any kernel
+of attention computes it, sliced by heads, without a bias of all pairs. j is split into a multiple of 256 and a rest and
+slope into two parts, since half precision has no more digits; kernels sum in fp32.
+
+B batch, N heads, G heads of keys and values, S queries, T keys, D head size.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor
+
+RADIX = 256
+"""Integers up to this have no more digits than bf16."""
+COLUMNS = 8
+"""Added to heads: four that count, for kernels that want sizes in multiples of this."""
+
+
+def slopes(heads: int) -> tuple[float, ...]:
+    """Slope of each head."""
+    power = 1 << (heads.bit_length() - 1)
+    values = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    values += [2 ** (-4 * n / power) for n in range(1, 2 * (heads - power) + 1, 2)]
+    return tuple(values)
+
+
+def extended(
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, slopes: tuple[float, ...], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with `COLUMNS` values more per head, whose scores have the slopes; those of v are zeros."""
+    figures = tuple(slope / scale for slope in slopes), q_BNSD.dtype, q_BNSD.device
+    compiling, inference = torch.compiler.is_compiling(), torch.is_inference_mode_enabled()
+    q_N18 = _of_queries(*figures) if compiling else _kept_of_queries(*figures, inference)
+    j_T = torch.arange(k_BGTD.shape[2], device=k_BGTD.device)
+    high_T, low_T = j_T // RADIX, j_T % RADIX
+    k_T8 = F.pad(torch.stack((high_T, high_T, low_T, low_T), -1), (0, COLUMNS - 4)).to(k_BGTD.dtype)
+    columns_BNS8 = q_N18.expand(*q_BNSD.shape[:3], -1)
+    columns_BGT8 = k_T8.expand(*k_BGTD.shape[:3], -1)
+    return torch.cat((q_BNSD, columns_BNS8), -1), torch.cat((k_BGTD, columns_BGT8), -1), F.pad(v_BGTD, (0, COLUMNS))
+
+
+def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device, *_: bool) -> Tensor:
+    slopes_N = torch.tensor(slopes, dtype=torch.float64)
+    first_N = slopes_N.to(dtype)
+    rest_N = (slopes_N - first_N).to(dtype)
+    columns = (first_N * RADIX, rest_N * RADIX, first_N, rest_N)
+    return F.pad(torch.stack(columns, -1)[:, None], (0, COLUMNS - 4)).to(device)
+
+
+_kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # since a copy to a GPU waits; apart by inference, as `rotary`

@@ -1,0 +1,55 @@
+"""Falcon: attention and MLP in parallel with rotary positions and few heads of keys and values (Almazrouei et al. 2023).
+
+The first models have one head of keys and values and one norm, later ones more heads and mostly two norms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .bloom import FAMILY as BLOOM
+from .family import EXACT_GELU, SIZES, Field, only
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _kv_heads(fields: Mapping[str, Any]) -> int:
+    single = fields["multi_query"] and not fields["new_decoder_architecture"]
+    return 1 if single else fields["num_kv_heads"] or fields["heads"]
+
+
+FAMILY = BLOOM.like(
+    "FalconForCausalLM",
+    kind={
+        "positions": "rotary",
+        "embedding_norm": None,
+        "parallel_residual": True,
+        "kv_heads": _kv_heads,
+        "shared_norm": lambda fields: (
+            not fields["new_decoder_architecture"] or fields["num_ln_in_parallel_attn"] == 1
+        ),
+    },
+    fields={
+        **dict.fromkeys(("n_layer", "n_head", "seq_length", "slow_but_exact")),
+        "num_hidden_layers": SIZES["num_hidden_layers"],
+        "num_attention_heads": SIZES["num_attention_heads"],
+        "max_position_embeddings": Field("sequence", default=2048),
+        "ffn_hidden_size": Field("ffn", default=None),
+        "rope_theta": Field("rotary_base", float, 10_000.0),
+        "activation": Field("mlp", values=EXACT_GELU),
+        "bias": Field("bias qkv_bias", bool, False),
+        "num_kv_heads": Field(default=None, write=lambda config: config.kv_heads),
+        "multi_query": Field(kind=bool, default=True, write=lambda config: config.kv_heads == 1),
+        "new_decoder_architecture": Field(
+            kind=bool,
+            default=False,
+            write=lambda config: not config.shared_norm or 1 < config.kv_heads < config.heads,
+        ),
+        "num_ln_in_parallel_attn": Field(default=None, write=lambda config: 1 if config.shared_norm else 2),
+        "alibi": only(False),
+        "parallel_attn": only(True),
+    },
+    aliases={"n_embed": "hidden_size"},
+    variant=lambda config: {} if config.shared_norm else {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"},
+)
