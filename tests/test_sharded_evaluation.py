@@ -183,6 +183,9 @@ FAMILIES: dict[str, dict[str, object]] = {
         "vocabulary_padding": 128,
     },
     "pythia": {**ROTARY, "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False},
+    "bloom": {**ROTARY, "positions": "alibi", "embedding_norm": True},
+    "gpt-j": {**ROTARY, "parallel_residual": True, "shared_norm": True, "out_bias": False}
+    | {"tied": False, "head_bias": True, "vocabulary": 640, "vocabulary_padding": 128},
 }
 
 

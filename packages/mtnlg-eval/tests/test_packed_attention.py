@@ -18,10 +18,12 @@ CPU = torch.device("cpu")
 STEP = 32  # rows of a product, on one thread
 
 
+BLOOM = {"positions": "alibi", "embedding_norm": True}
+GPTJ = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "head_bias": True, "tied": False}
 LLAMA = {"positions": "rotary", "kv_heads": 1, "norm": "rms", "mlp": "swiglu", "bias": False, "tied": False}
 
 
-@pytest.fixture(scope="module", params=[{}, LLAMA], ids=["gpt", "llama"])
+@pytest.fixture(scope="module", params=[{}, LLAMA, BLOOM, GPTJ], ids=["gpt", "llama", "bloom", "gptj"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """With heads of 64, whose sums over keys a BLAS cuts up, and a context of several blocks of keys."""
     gpt = ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100)
@@ -116,9 +118,10 @@ def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
         rate: float,
         window: int | None = None,
         cap: float | None = None,
+        slopes: tuple[float, ...] | None = None,
     ) -> Tensor:
         scales.append(scale)
-        return functional.attention(q_BNSD, k_BGTD, v_BGTD, mask, scale, rate, window, cap)
+        return functional.attention(q_BNSD, k_BGTD, v_BGTD, mask, scale, rate, window, cap, slopes)
 
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
     assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)

@@ -139,7 +139,7 @@ def test_settings_that_no_stage_computes_are_refused() -> None:
 
 
 def test_every_sliced_parameter_is_one_of_the_decoders() -> None:
-    config = PRESETS["tiny"].model_copy(update={"mlp": "swiglu", "tied": False})
+    config = PRESETS["tiny"].model_copy(update={"mlp": "swiglu", "tied": False, "head_bias": True})
     names = {*config.outer_shapes(), *config.layer_shapes()}
     assert set(SLICED_AXES) <= names
 

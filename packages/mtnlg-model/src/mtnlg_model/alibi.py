@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
 
+from .config import ALIBI_COLUMNS
+
 RADIX = 256
 """Integers up to this have no more digits than bf16."""
-COLUMNS = 8
-"""Added to heads: four that count, for kernels that want sizes in multiples of this."""
 
 
 def slopes(heads: int) -> tuple[float, ...]:
@@ -35,16 +35,16 @@ def slopes(heads: int) -> tuple[float, ...]:
 def extended(
     q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, slopes: tuple[float, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with `COLUMNS` values more per head, whose scores have the slopes; those of v are zeros."""
+    """q, k and v with `ALIBI_COLUMNS` values more per head, whose scores have the slopes; those of v are zeros."""
     figures = tuple(slope / scale for slope in slopes), q_BNSD.dtype, q_BNSD.device
     compiling, inference = torch.compiler.is_compiling(), torch.is_inference_mode_enabled()
     q_N18 = _of_queries(*figures) if compiling else _kept_of_queries(*figures, inference)
     j_T = torch.arange(k_BGTD.shape[2], device=k_BGTD.device)
     high_T, low_T = j_T // RADIX, j_T % RADIX
-    k_T8 = F.pad(torch.stack((high_T, high_T, low_T, low_T), -1), (0, COLUMNS - 4)).to(k_BGTD.dtype)
+    k_T8 = F.pad(torch.stack((high_T, high_T, low_T, low_T), -1), (0, ALIBI_COLUMNS - 4)).to(k_BGTD.dtype)
     columns_BNS8 = q_N18.expand(*q_BNSD.shape[:3], -1)
     columns_BGT8 = k_T8.expand(*k_BGTD.shape[:3], -1)
-    return torch.cat((q_BNSD, columns_BNS8), -1), torch.cat((k_BGTD, columns_BGT8), -1), F.pad(v_BGTD, (0, COLUMNS))
+    return torch.cat((q_BNSD, columns_BNS8), -1), torch.cat((k_BGTD, columns_BGT8), -1), F.pad(v_BGTD, (0, ALIBI_COLUMNS))
 
 
 def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device, *_: bool) -> Tensor:
@@ -52,7 +52,7 @@ def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.dev
     first_N = slopes_N.to(dtype)
     rest_N = (slopes_N - first_N).to(dtype)
     columns = (first_N * RADIX, rest_N * RADIX, first_N, rest_N)
-    return F.pad(torch.stack(columns, -1)[:, None], (0, COLUMNS - 4)).to(device)
+    return F.pad(torch.stack(columns, -1)[:, None], (0, ALIBI_COLUMNS - 4)).to(device)
 
 
 _kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # since a copy to a GPU waits; apart by inference, as `rotary`

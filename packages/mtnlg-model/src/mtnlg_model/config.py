@@ -44,6 +44,10 @@ STATE_BYTES_PER_PARAMETER: Final = {
 """Memory of mixed-precision training per parameter: 20 bytes, the paper's budget (paper.md section 3)."""
 
 
+ALIBI_COLUMNS: Final = 8
+"""Values of a head that ALiBi adds: four that count, and kernels want sizes in multiples of this."""
+
+
 class Llama3Scaling(Settings):
     """Llama 3.1's stretching of rotary wavelengths beyond those of the first training (Grattafiori et al. 2024, 3.4.2).
 
@@ -244,6 +248,11 @@ class ModelConfig(Settings):
     def rotary_size(self) -> int:
         """Values of a head that rotary positions turn; the others know no position."""
         return int(self.head_size * self.rotary_fraction)
+
+    @property
+    def core_head_size(self) -> int:
+        """Values of a head in attention's core: with ALiBi more than ``head_size`` (`alibi`)."""
+        return self.head_size + ALIBI_COLUMNS * (self.positions == "alibi")
 
     @property
     def tokens(self) -> int:

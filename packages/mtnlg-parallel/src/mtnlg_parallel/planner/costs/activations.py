@@ -25,7 +25,8 @@ def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
     repeated = shape.repeated
     if recompute == "full":
         return 2 * scale * repeated
-    attention, keys = model.heads * model.head_size, max(model.kv_heads, t) * model.head_size  # one or more a rank
+    d = model.core_head_size
+    attention, keys = model.heads * d, max(model.kv_heads, t) * d  # one or more a rank
     if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
         products = sum(columns for columns, _ in shape.linears) * t / 2
         sums = 2 if software.fused_kernels else 4

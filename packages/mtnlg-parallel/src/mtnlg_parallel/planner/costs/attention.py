@@ -57,7 +57,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
     if software.flash_attention:
         return _flash(shape, cluster, software, backward)
     model = shape.model
-    s, d, batch = model.sequence, model.head_size, shape.micro_batch * model.heads // shape.tp
+    s, d, batch = model.sequence, model.core_head_size, shape.micro_batch * model.heads // shape.tp
     shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
     products = sum(gemm_seconds(cluster, *each, batch=batch, width=shape.width) for each in shapes)
     fused = software.fused_kernels and s <= SOFTMAX_ROW and batch % SOFTMAX_WARPS == 0
@@ -74,7 +74,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
 
 def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
     model, measured = shape.model, cluster.measured
-    s, d = model.sequence, model.head_size
+    s, d = model.sequence, model.core_head_size
     row = s / shape.cp
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
     operations *= shape.attended
