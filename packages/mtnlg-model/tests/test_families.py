@@ -179,7 +179,7 @@ OUR_FAMILIES: Final = {model_type for model_type, _ in MODELS.values()}
 
 
 def foreign_model(name: str) -> PreTrainedModel:
-    """The model of this name in evaluation mode, every parameter random, norms about their initial 1 or, of 1 + w, 0."""
+    """The model of this name in evaluation mode, every parameter random about its initial 0 or, of norms, 1."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, sizes = MODELS[name]

@@ -12,7 +12,6 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import (
-    COMPUTED,
     SLICED_AXES,
     Axis,
     Layout,
@@ -126,16 +125,6 @@ def test_kv_heads_that_can_be_neither_cut_nor_shared_are_refused() -> None:
     assert layout_error(Layout(tp=6), config) == "layout.tp = 6 does not divide model.kv_heads = 2; use 1 or 2"
     assert layout_error(Layout(tp=6), config.model_copy(update={"head_size": 12})) is None
     assert layout_error(Layout(tp=2), config.model_copy(update={"kv_heads": 1})) is None
-
-
-def test_settings_that_no_stage_computes_are_refused() -> None:
-    """By a list of those that are computed, so a new setting of ModelConfig is refused until it is."""
-    capped = PRESETS["tiny"].model_copy(update={"logit_softcap": 30.0})
-    assert "model.logit_softcap = 30.0: not computed" in str(layout_error(Layout(pp=2), capped))
-    whole = PRESETS["tiny"].model_copy(update={"qk_norm": True, "qk_norm_full": True})
-    assert layout_error(Layout(pp=2), whole) is None
-    assert "model.qk_norm_full = True: not computed" in str(layout_error(Layout(tp=2), whole))
-    assert set(ModelConfig.model_fields) > COMPUTED
 
 
 def test_every_sliced_parameter_is_one_of_the_decoders() -> None:

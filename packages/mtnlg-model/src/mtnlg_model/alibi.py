@@ -44,7 +44,8 @@ def extended(
     k_T8 = F.pad(torch.stack((high_T, high_T, low_T, low_T), -1), (0, ALIBI_COLUMNS - 4)).to(k_BGTD.dtype)
     columns_BNS8 = q_N18.expand(*q_BNSD.shape[:3], -1)
     columns_BGT8 = k_T8.expand(*k_BGTD.shape[:3], -1)
-    return torch.cat((q_BNSD, columns_BNS8), -1), torch.cat((k_BGTD, columns_BGT8), -1), F.pad(v_BGTD, (0, ALIBI_COLUMNS))
+    q, k = torch.cat((q_BNSD, columns_BNS8), -1), torch.cat((k_BGTD, columns_BGT8), -1)
+    return q, k, F.pad(v_BGTD, (0, ALIBI_COLUMNS))
 
 
 def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device, *_: bool) -> Tensor:

@@ -7,9 +7,9 @@
 
 `ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x or one norm of it, no biases, a head of its own, multipliers, caps of scores and logits, ALiBi (`alibi`), norms
-of what enters a layer's parts and of what they give; and by layer (`LayerConfig`) a window of attention, other or no positions, or norms of the
-results alone, x + norm(f(x)).
+the same x or one norm of it, no biases, a head of its own, multipliers, caps of scores and logits, ALiBi (`alibi`),
+norms of what enters a layer's parts and of what they give; and by layer (`LayerConfig`) a window of attention, other or
+no positions, or norms of the results alone, x + norm(f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
 are sequence-first: x_SBH.
@@ -261,11 +261,11 @@ class DecoderLayer(nn.Module):
         norm = self.attention_norm if self.norm_after else self.attention_post_norm
         if self.parallel or norm is not None or self.multiplier != 1:
             before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, norm)
-            read_SBH = before_SBH if self.parallel else x_SBH
+            y_SBH = before_SBH if self.parallel else x_SBH
             if self.mlp_norm is None:
                 y_SBH = normed_SBH
-            else:
-                y_SBH = read_SBH if self.norm_after else self.mlp_norm(read_SBH)
+            elif not self.norm_after:
+                y_SBH = self.mlp_norm(y_SBH)
         else:
             x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
         norm = self.mlp_norm if self.norm_after else self.mlp_post_norm

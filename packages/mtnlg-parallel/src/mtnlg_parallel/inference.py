@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.functional import add_bias, fp32_logits
+from mtnlg_model.functional import add_bias, fp32_logits, softcap
 from mtnlg_parallel.model.head import real_rows
 from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_device, set_timeouts
 from mtnlg_parallel.model.stage_modules import StageModules
@@ -129,6 +129,7 @@ class DecoderShard:
         """[N, H] → this rank's slice of the logits, [N, W] in fp32, padding's -Inf; on the first and last stage."""
         weight_WH = self.modules.table
         logits_NW = add_bias(fp32_logits(x_NH, weight_WH), self.modules.table_bias)
+        logits_NW = softcap(logits_NW, self.config.logit_softcap)
         logits_NW[:, real_rows(self.slicing, len(weight_WH), self.config.vocabulary_padding) :] = -torch.inf
         return logits_NW
 

@@ -53,15 +53,6 @@ SLICED_AXES: Final[dict[str, int]] = {
 NORMS_OF_HEADS: Final = ("attention.q_norm.weight", "attention.k_norm.weight")
 """Replicated parameters of which each tensor-parallel rank sees its own heads only: their gradients are summed."""
 
-COMPUTED: Final = {
-    *("head_size", "kv_heads", "ffn", "positions", "rotary_base", "rotary_fraction", "rotary_scaling", "norm", "mlp"),
-    *("bias", "qkv_bias", "qk_norm", "parallel_residual", "tied", "vocabulary_padding", "by_layer"),
-    *("zero_centered_norm", "sandwich_norm", "attention_scale", "attention_softcap", "logits_scaling"),
-    *("embedding_multiplier", "residual_multiplier", "position_offset"),
-    *("embedding_norm", "shared_norm", "out_bias", "head_bias", "qkv_clip"),
-}
-"""Settings beyond those of a GPT that a stage's modules compute, sliced or not; a decoder with others is refused."""
-
 WAYS_OUT: Final = {
     "sequence": ", or train.sequence_parallel = false",
     "vocabulary": ", or pad it: mtnlg-model import --vocabulary-multiple, or model.vocabulary_padding",
@@ -151,9 +142,6 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
     tp must also divide the hidden size, but where it matters heads divide that. A head of keys and values is cut off
     with its heads of queries, or shared by as many ranks as tp has for each.
     """
-    computed = COMPUTED if layout.tp > 1 else {*COMPUTED, "qk_norm_full"}
-    if others := sorted(config.beyond_gpt.keys() - computed):
-        return f"model.{others[0]} = {getattr(config, others[0])}: not computed at layout.tp = {layout.tp}"
     keys = ("heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
 

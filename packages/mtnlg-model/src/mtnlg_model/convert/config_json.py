@@ -161,7 +161,7 @@ def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Fami
 
 
 def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
-    content = {name: field.written(config) for name, field in family.fields.items() if field.is_written}
+    content: dict[str, Any] = {name: field.written(config) for name, field in family.fields.items() if field.is_written}
     for kind, (scaling, names) in SCALINGS.items():
         if isinstance(config.rotary_scaling, scaling):
             table = {theirs: getattr(config.rotary_scaling, ours) for theirs, ours in names.items()}

@@ -1,4 +1,4 @@
-"""Falcon: attention and MLP in parallel with rotary positions and few heads of keys and values (Almazrouei et al. 2023).
+"""Falcon: attention and MLP in parallel, rotary positions, few heads of keys and values (Almazrouei et al. 2023).
 
 The first models have one head of keys and values and one norm, later ones more heads and mostly two norms.
 """
@@ -26,9 +26,7 @@ FAMILY = BLOOM.like(
         "embedding_norm": None,
         "parallel_residual": True,
         "kv_heads": _kv_heads,
-        "shared_norm": lambda fields: (
-            not fields["new_decoder_architecture"] or fields["num_ln_in_parallel_attn"] == 1
-        ),
+        "shared_norm": lambda fields: not fields["new_decoder_architecture"] or fields["num_ln_in_parallel_attn"] == 1,
     },
     fields={
         **dict.fromkeys(("n_layer", "n_head", "seq_length", "slow_but_exact")),

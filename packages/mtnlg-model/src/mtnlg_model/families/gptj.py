@@ -1,4 +1,4 @@
-"""GPT-J: GPT with attention and MLP in parallel behind one norm, and each head turned in part (Wang, Komatsuzaki 2021)."""
+"""GPT-J: attention and MLP in parallel behind one norm, each head turned in part (Wang and Komatsuzaki 2021)."""
 
 from __future__ import annotations
 

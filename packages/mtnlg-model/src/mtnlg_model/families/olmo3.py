@@ -19,7 +19,7 @@ _BASE = 500_000.0
 
 def _tables(config: ModelConfig) -> dict[str, dict[str, object]]:
     bases = {layer.rotary_base for layer in config.by_layer} - {None}
-    sliding = {"rope_type": "default", "rope_theta": next(iter(bases), config.rotary_base)}
+    sliding: dict[str, object] = {"rope_type": "default", "rope_theta": next(iter(bases), config.rotary_base)}
     return {"full_attention": {**sliding, "rope_theta": config.rotary_base}, "sliding_attention": sliding}
 
 

@@ -111,21 +111,23 @@ def matrix() -> Iterator[Case]:
 
 
 def unlike_layers() -> Iterator[Case]:
-    """Layers with a window of attention, no positions and norms of the results, beside plain ones; then norms,
-    multipliers, a softcap and gates as Gemma and Granite have them; ALiBi and a norm of the embedding as BLOOM's; one
-    norm of attention and MLP, and a head's biases, as GPT-J's; and norms without weights and clipped q, k, v as OLMo's.
+    """Layers with a window of attention, no positions and norms of the results, beside plain ones; then what Gemma and
+    Granite have, and what OLMo, OLMo 2, BLOOM and GPT-J have each.
     """
     model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
-    norms = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
+    gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
     factors = {"attention_scale": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
-    bloom = {**FAMILIES["gpt"], "positions": "alibi", "embedding_norm": True}
-    gptj = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "out_bias": False}
-    olmo = {**FAMILIES["llama"], "norm": "layer-no-weight", "qkv_clip": 0.5}
-    own = {"bloom": bloom, "gpt-j": {**gptj, "head_bias": True, "tied": False}, "olmo": olmo}
-    kinds = {"unlike layers": {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]}}
-    kinds = {name: FAMILIES["llama"] | settings for name, settings in (kinds | {"other layers": norms | factors}).items()}
-    for name, settings in (kinds | own).items():
+    one_norm = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "out_bias": False}
+    kinds: dict[str, dict[str, Any]] = {
+        "unlike layers": FAMILIES["llama"] | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
+        "other layers": FAMILIES["llama"] | gemma | factors | {"logit_softcap": 3.0},
+        "olmo": FAMILIES["llama"] | {"norm": "layer-no-weight", "qkv_clip": 0.5},
+        "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm_full": True, "kv_heads": 1},
+        "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
+        "gpt-j": one_norm | {"head_bias": True, "tied": False},
+    }
+    for name, settings in kinds.items():
         recipe = _recipe({**model, **settings}, {"tp": 2, "pp": 2}, train)
         assert recipe  # noqa: S101  (a constant)
         yield Case(name, recipe)

@@ -92,11 +92,18 @@ def real_rows(slicing: Slicing, width: int, padding: int) -> int:
 
 
 def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of them, and how)
-    x_SBH: Tensor, weight_VH: Tensor, targets_BS: Tensor, slicing: Slicing, ops: ParallelOps, padding: int = 0
+    x_SBH: Tensor,
+    weight_VH: Tensor,
+    targets_BS: Tensor,
+    slicing: Slicing,
+    ops: ParallelOps,
+    padding: int = 0,
+    cap: float | None = None,
 ) -> Tensor:
     """Mean cross entropy in nats, in fp32, of x_SBH after the final norm, with this rank's rows of the token table.
 
-    The last ``padding`` rows of the whole table are no tokens: their logits are -Inf, and their gradients 0. Under
+    The last ``padding`` rows of the whole table are no tokens: their logits are -Inf, and their gradients 0. ``cap`` is
+    that of the logits' `functional.softcap`. Under
     sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
     and the gradient of x is summed over them. dW accumulates over chunks in the weight's dtype: in bf16 each chunk
     after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks.
@@ -105,9 +112,9 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
     x_NH, targets_N = x_SBH.flatten(0, 1), targets_BS.t().flatten()
     if torch.is_grad_enabled():
-        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, slicing, ops, padding)  # type: ignore[no-untyped-call]
+        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, slicing, ops, padding, cap)  # type: ignore[no-untyped-call]
         return loss
-    return _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding).compute()
+    return _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap).compute()
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -120,9 +127,10 @@ class _MeanLoss(torch.autograd.Function):
         slicing: Slicing,
         ops: ParallelOps,
         padding: int,
+        cap: float | None,
     ) -> Tensor:
         dx_NH, dw_VH = torch.empty_like(x_NH), torch.empty_like(weight_VH)
-        loss = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding).compute((dx_NH, dw_VH))
+        loss = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap).compute((dx_NH, dw_VH))
         ctx.save_for_backward(dx_NH, dw_VH)
         ctx.scale = _power_of_two(len(x_NH))
         return loss
@@ -132,12 +140,20 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         dx_NH, dw_VH = ctx.saved_tensors
         upstream = upstream / ctx.scale
-        return dx_NH.mul_(upstream), dw_VH.mul_(upstream * HEADROOM), None, None, None, None
+        return dx_NH.mul_(upstream), dw_VH.mul_(upstream * HEADROOM), None, None, None, None, None
 
 
 def _power_of_two(tokens: int) -> int:
     """The greatest power of two up to ``tokens``."""
     return 1 << (tokens.bit_length() - 1)
+
+
+def _cap(logits_NV: Tensor, cap: float) -> Tensor:
+    """Cap logits in place, as `functional.softcap`; returns the slope of that, 1 - tanh²."""
+    logits_NV.div_(cap).tanh_()
+    slope_NV = 1 - logits_NV.square()
+    logits_NV.mul_(cap)
+    return slope_NV
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,7 @@ class _ChunkedLoss:
     slicing: Slicing
     ops: ParallelOps
     padding: int
+    cap: float | None
 
     def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean loss; fills ``gradients``, if given, with s dx, summed over the slices, and s dW / `HEADROOM`."""
@@ -162,11 +179,14 @@ class _ChunkedLoss:
             chunk = slice(start, start + rows)
             x_NH, targets_N = self.x[chunk], self.targets[chunk]
             logits_NV = torch.mm(x_NH, self.weight.t(), out=buffer_NV[: len(x_NH)])
+            slope_NV = None if self.cap is None else _cap(logits_NV, self.cap)
             logits_NV[:, real:] = -torch.inf
             logsumexp_N, target_N = self._combine_slices(self.ops.statistics(logits_NV, targets_N, first))
             losses.append(logsumexp_N - target_N)
             if gradients:
                 self.ops.gradient(logits_NV, targets_N, first, logsumexp_N, _power_of_two(tokens) / tokens)
+                if slope_NV is not None:
+                    logits_NV.mul_(slope_NV)
                 dx_NH, dw_VH = gradients[0][chunk], gradients[1]
                 torch.mm(logits_NV, self.weight, out=dx_NH)
                 reductions += self._start_all_reduce(dx_NH)

@@ -23,6 +23,7 @@ from mtnlg_parallel.layout import NORMS_OF_HEADS, Layout, sliced_axis, stages
 
 from . import products
 from .eight_bit import EightBit
+from .full_norm import FullNorm
 from .head import EAGER, mean_loss
 from .products import SlicedWeight
 from .shared_heads import SharedHeads
@@ -84,6 +85,9 @@ class Layer(decoder.DecoderLayer):
         super().__init__(config, number, local_ops)
         if slicing.kv_group:
             self.attention = SharedHeads(config, number, local_ops, slicing)
+        if config.qk_norm_full and slicing.degree > 1:
+            self.attention.q_norm = FullNorm(config, config.heads, slicing)
+            self.attention.k_norm = FullNorm(config, config.kv_heads, slicing)
         if config.gated and Column not in slicing.layers:
             self.mlp = GatedMLP(config, local_ops)
 
@@ -152,7 +156,8 @@ class StageModules(nn.Module):
         if self.table_bias is not None:  # the product with a 1 beside x
             x_SBH = F.pad(F.pad(x_SBH, (0, 1), value=1.0), (0, BIAS_COLUMNS - 1))
             weight_VH = F.pad(torch.cat((weight_VH, self.table_bias[:, None]), dim=1), (0, BIAS_COLUMNS - 1))
-        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, self.config.vocabulary_padding)
+        padding, cap = self.config.vocabulary_padding, self.config.logit_softcap
+        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

@@ -1,0 +1,58 @@
+"""RMS norm of all heads' q or k, of which a tensor-parallel rank has its own: the ranks sum the squares.
+
+    y = x / sqrt(sum over ranks of x² / width + eps) · w
+
+Where R ranks share a head of keys (`shared_heads`), each counts 1 / R of its squares. Every rank has the whole w and
+uses its part; what it finds for that is summed over the ranks (`NORMS_OF_HEADS`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, distributed
+from torch.autograd import Function
+
+from mtnlg_model import decoder
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from mtnlg_model.config import ModelConfig
+
+    from .slicing import Slicing
+
+
+class FullNorm(decoder.Norm):
+    """`decoder.Norm` of ``heads`` heads together."""
+
+    def __init__(self, config: ModelConfig, heads: int, slicing: Slicing) -> None:
+        super().__init__(config, width=heads * config.head_size, kind="rms")
+        self.slicing, self.copies = slicing, max(1, slicing.degree // heads)
+
+    def forward(self, x_H: Tensor) -> Tensor:
+        """[..., H of this rank] -> [..., H of this rank]."""
+        weight: Any = self.weight  # which this kind has
+        first = self.slicing.rank // self.copies * x_H.shape[-1]
+        weight_H = weight[first : first + x_H.shape[-1]].float() + self.zero_centered
+        exact_H = x_H.float()
+        squares: Tensor = _Sum.apply(exact_H.square().sum(-1, keepdim=True) / self.copies, self.slicing.group)  # type: ignore[no-untyped-call]
+        scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * weight_H
+        return (exact_H * scale_H).type_as(x_H)
+
+
+class _Sum(Function):
+    """Sum over ranks that each use the sum in their own way, so that backward sums as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
+        ctx.group = group
+        total = x.contiguous().clone()
+        distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
+        total = gradient.contiguous().clone()
+        distributed.all_reduce(total, group=ctx.group)
+        return total, None
