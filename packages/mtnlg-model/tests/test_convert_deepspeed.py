@@ -13,6 +13,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.convert.deepspeed import import_deepspeed
 from mtnlg_model.decoder import Decoder
 
+ARGUMENTS = {"num_attention_heads": 4}
 CONFIG = ModelConfig(layers=2, hidden=16, heads=4, sequence=8, vocabulary=320)
 NORM, QKV, DENSE = "input_layernorm", "self_attention.query_key_value", "self_attention.dense"
 AFTER, UP, DOWN = "post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
@@ -57,7 +58,7 @@ def layers(tmp_path: Path) -> Path:
 def test_every_tensor_arrives(tmp_path: Path, tokenizer_path: Path, tp: int) -> None:
     decoder = Decoder(CONFIG, seed=tp).to(torch.bfloat16)
     write(tmp_path, decoder, tp)
-    assert import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4) == CONFIG
+    assert import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS) == CONFIG
     checkpoint = Checkpoint.open(tmp_path / "out")
     checkpoint.verify()
     for name, tensor in decoder.state_dict().items():
@@ -68,7 +69,7 @@ def test_nothing_in_a_file_is_run(layers: Path, tmp_path: Path, tokenizer_path: 
     path = layers / "layer_03-model_01-model_states.pt"
     torch.save({"a": malice}, path)
     with pytest.raises(Failure, match=r"layer_03-model_01-model_states\.pt: not a dictionary of tensors"):
-        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
 
@@ -98,7 +99,7 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     torch.save(content, layers / "layer_03-model_00-model_states.pt")
     with pytest.raises(Failure, match=message):
-        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
 
 
 def test_a_missing_rank_or_a_damaged_file_is_named(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
@@ -106,12 +107,12 @@ def test_a_missing_rank_or_a_damaged_file_is_named(layers: Path, tmp_path: Path,
     for content in (b"", path.read_bytes()[:500], b"PK\3\4" + bytes(100)):
         path.write_bytes(content)
         with pytest.raises(Failure, match=r"layer_04-model_01.* not a torch\.save file, or damaged"):
-            import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4)
+            import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
     shutil.copyfile(layers / "layer_01-model_00-model_states.pt", path)
     with pytest.raises(
         Failure, match=r"layer_04-model_01-model_states\.pt: word_embeddings\.weight: this decoder has no such tensor"
     ):
-        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
     path.unlink()
     with pytest.raises(Failure, match=r"layer_04 has ranks \[0\] where others have 2"):
-        import_deepspeed(layers, tmp_path / "out", tokenizer_path, 4)
+        import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)

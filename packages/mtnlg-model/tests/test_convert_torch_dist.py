@@ -92,7 +92,13 @@ def test_nothing_in_index_arguments_or_pieces_is_run(
     folder: Path, tmp_path: Path, tokenizer_path: Path, malice: object
 ) -> None:
     torch.save({"args": malice}, folder / "common.pt")
-    import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4)
+    with pytest.raises(Failure, match=r"no arguments of the run, .*; give them as --config FILE"):
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4)
+    (folder / "common.pt").unlink()
+    with pytest.raises(Failure, match="no arguments of the run"):
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4)
+    import_torch_dist(folder, tmp_path / "out", tokenizer_path, arguments={"num_attention_heads": 4})
+    torch.save({"args": argparse.Namespace(num_attention_heads=4)}, folder / "common.pt")
     (folder / "__0_0.distcp").write_bytes(pickle.dumps(malice) * 3000)
     with pytest.raises(Failure, match=r"__0_0\.distcp: not a torch\.save file, or damaged"):
         import_torch_dist(folder, tmp_path / "again", tokenizer_path, 4)
@@ -139,13 +145,17 @@ def test_another_model_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "number of attention heads not stored; give --heads N"),
+        ({}, "no arguments of the run"),
+        ({"tensor_model_parallel_size": 1}, "number of attention heads not stored; give --heads N"),
         ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
         ({"num_attention_heads": "4"}, "num_attention_heads or layernorm_epsilon is no number"),
         ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: False is what fits"),
         ({"num_attention_heads": 4, "normalization": "RMSNorm"}, "normalization = RMSNorm: "),
         ({"num_attention_heads": 4, "window_size": (4, 0)}, "window_size = a tuple: none is what fits"),
         ({"num_attention_heads": 4, "softmax_type": "off-by-one"}, "softmax_type = off-by-one: "),
+        ({"num_attention_heads": 4, "apply_layernorm_1p": True}, "apply_layernorm_1p = True: False is what fits"),
+        ({"num_attention_heads": 4, "attention_output_gate": True}, "attention_output_gate = True: "),
+        ({"num_attention_heads": 4, "num_experts": 8}, "num_experts = 8: none is what fits"),
         ({"num_attention_heads": 4, "num_layers": 6}, "num_layers = 6: 3 is what fits"),
         ({"num_attention_heads": 4, "hidden_size": 32}, "hidden_size = 32: 16 is what fits"),
     ],

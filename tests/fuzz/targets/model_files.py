@@ -40,7 +40,7 @@ def torch_file(data: bytes) -> None:
                 file = TorchFile(path)
                 assert file.tensor(value).shape == torch.Size(value.shape)
     with suppress(Failure):
-        import_deepspeed(path.parent, scratch("out"), NOT_THERE, 2, _ignore)
+        import_deepspeed(path.parent, scratch("out"), NOT_THERE, None, _ignore, arguments={"num_attention_heads": 2})
 
 
 def torch_dist(data: bytes) -> None:
@@ -52,9 +52,9 @@ def torch_dist(data: bytes) -> None:
     (folder / "__0_0.distcp").write_bytes(bytes(4096))
     with zipfile.ZipFile(folder / "common.pt", "w") as archive:
         archive.writestr("x/data.pkl", arguments)
-    for heads in (2, None):
+    for given in ({"num_attention_heads": 2}, None):
         with suppress(Failure):
-            import_torch_dist(folder, scratch("out"), NOT_THERE, heads, _ignore)
+            import_torch_dist(folder, scratch("out"), NOT_THERE, None, _ignore, arguments=given)
 
 
 def safetensors(data: bytes) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
-from mtnlg_model.convert.config_json import read_config, read_family
+from mtnlg_model.convert.config_json import read_config, read_family, read_object
 
 from .config import STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
@@ -199,6 +199,9 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
     heads: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, where a checkpoint lacks it.")
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="JSON file with the run's arguments, where a Megatron checkpoint lacks them.")
+    ] = None,
     vocabulary_multiple: Annotated[
         int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
     ] = 1,
@@ -223,14 +226,15 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
         parts = torch_dist.count_chunks(folder) if is_megatron else deepspeed.count_files(folder)
         read = torch_dist.import_torch_dist if is_megatron else deepspeed.import_deepspeed
         with progress("import", parts, "chunks" if is_megatron else "files") as advance:
-            config = read(folder, checkpoint, tokenizer, heads, advance)
+            arguments = read_object(config) if config else None
+            imported = read(folder, checkpoint, tokenizer, heads, advance, arguments=arguments)
     else:
-        _refuse(folder, "a Hugging Face folder", {"heads": heads})
-        _, config = read_family(folder, vocabulary_multiple, sequence, family)
+        _refuse(folder, "a Hugging Face folder", {"heads": heads, "config": config})
+        _, imported = read_family(folder, vocabulary_multiple, sequence, family)
         options: dict[str, Any] = {"sequence": sequence, "family": family, "tokenizer": tokenizer}
-        with progress("import", config.tensor_count, "tensors") as advance:
+        with progress("import", imported.tensor_count, "tensors") as advance:
             import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, **options)
-    say(f"{checkpoint}: {config.parameters:,} parameters")
+    say(f"{checkpoint}: {imported.parameters:,} parameters")
 
 
 def main() -> NoReturn:

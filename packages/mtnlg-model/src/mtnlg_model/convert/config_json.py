@@ -79,17 +79,22 @@ def read_family(
     folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None, family: str | None = None
 ) -> tuple[Family, ModelConfig]:
     """Family and configuration, the vocabulary padded to a multiple; otherwise as `read_config`, `from_config_json`."""
-    path = folder / "config.json"
-    try:
-        content = _CONTENT.validate_json(read_small(own_file(folder, path.name), CONFIG_BYTES))
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; is it a Hugging Face folder?") from None
-    except ValidationError as error:
-        raise Failure(f"{path}: {error.errors(include_url=False)[0]['msg']}") from None
+    path = own_file(folder, "config.json")
+    content = read_object(path, "; is it a Hugging Face folder?")
     found, config = from_config_json(content, str(path), sequence, family)
     padding = -config.vocabulary % vocabulary_multiple
     padded = {"vocabulary": config.vocabulary + padding, "vocabulary_padding": padding}
     return found, config.model_copy(update=padded)
+
+
+def read_object(path: Path, hint: str = "") -> dict[str, Any]:
+    """The object in a JSON file. Raises ``Failure``."""
+    try:
+        return _CONTENT.validate_json(read_small(path, CONFIG_BYTES))
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}{hint}") from None
+    except ValidationError as error:
+        raise Failure(f"{path}: {error.errors(include_url=False)[0]['msg']}") from None
 
 
 def from_config_json(

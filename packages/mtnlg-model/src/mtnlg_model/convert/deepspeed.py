@@ -1,8 +1,7 @@
 """Import checkpoints of Megatron-DeepSpeed's pipeline engine, which trained MT-NLG: layer_03-model_00-model_states.pt …
 
 Each file holds one layer of one tensor-parallel rank, a dictionary of tensors, read as data (`torch_file`) without
-executing anything. The run's arguments are those of mp_rank_00_model_states.pt; without it the number of heads must be
-given. Optimizer state is not read.
+executing anything. The run's arguments are those of mp_rank_00_model_states.pt, or given. Optimizer state is not read.
 
 Rows of query_key_value are q, k, v per head, as in our decoder (Megatron's checkpoint version 2.0 and later).
 """
@@ -10,7 +9,7 @@ Rows of query_key_value are q, k, v per head, as in our decoder (Megatron's chec
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_model.console import Failure
 
@@ -19,6 +18,7 @@ from .output import new_checkpoint
 from .torch_file import TorchFile, View
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from mtnlg_model.config import ModelConfig
@@ -51,14 +51,21 @@ def is_deepspeed(folder: Path) -> bool:
 
 
 def import_deepspeed(
-    folder: Path, target: Path, tokenizer: Path, heads: int | None = None, advance: Advance | None = None
+    folder: Path,
+    target: Path,
+    tokenizer: Path,
+    heads: int | None = None,
+    advance: Advance | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
-    Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
+    ``arguments`` are those of the run, of the file with them unless given; ``heads`` the number if they lack it. Raises
+    ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
     """
     files = _layer_files(folder)
-    config, names = _read_config(folder, files, heads)
+    config, names = _read_config(folder, files, heads, arguments)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
         for number, ranks in files.items():
@@ -99,7 +106,7 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
 
 
 def _read_config(
-    folder: Path, files: dict[int, list[Path]], heads: int | None
+    folder: Path, files: dict[int, list[Path]], heads: int | None, arguments: Mapping[str, Any] | None
 ) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
     """The configuration implied by the tensors' shapes, and per layer file our name of each tensor."""
     names: dict[int, dict[str, str]] = {}
@@ -121,7 +128,7 @@ def _read_config(
             names[number] = FINAL
         else:
             raise Failure(f"{ranks[0]}: neither embedding, layer nor final norm: its tensors are {sorted(views)[:4]}")
-    return config_of({**sizes, "layers": layers}, heads, folder / ARGUMENTS), names
+    return config_of({**sizes, "layers": layers}, heads, folder / ARGUMENTS, arguments), names
 
 
 def _views(file: TorchFile) -> dict[str, View]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure, say
+from mtnlg_model.console import Failure
 from mtnlg_model.settings import validate
 
 from .pickle_reader import Record
 from .torch_file import TorchFile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SIZES: Final = {
@@ -22,31 +23,51 @@ SIZES: Final = {
     "ffn_hidden_size": "ffn",
     "max_position_embeddings": "sequence",
 }
+_OFF: Final = """
+    apply_residual_connection_post_layernorm apply_layernorm_1p layernorm_zero_centered_gamma swiglu squared_relu
+    quick_geglu gated_linear_unit glu_linear_offset multi_latent_attention qk_layernorm qk_l2_norm
+    attention_output_gate is_hybrid_model heterogeneous_block_specs untie_embeddings_and_output_weights
+    group_query_attention use_rotary_position_embeddings
+"""
+_NONE: Final = """
+    window_size window_attn_skip_freq softmax_scale activation_func activation_func_clamp_value num_moe_experts
+    num_experts mtp_num_layers experimental_attention_variant linear_attention_freq quant_recipe
+"""
 FIXED: Final[dict[str, tuple[object, ...]]] = {
-    **dict.fromkeys(("apply_residual_connection_post_layernorm", "apply_layernorm_1p"), (False,)),
-    **dict.fromkeys(("swiglu", "squared_relu", "quick_geglu", "multi_latent_attention"), (False,)),
-    **dict.fromkeys(("qk_layernorm", "qk_l2_norm", "glu_linear_offset"), (False,)),
-    **dict.fromkeys(("window_size", "softmax_scale", "activation_func_clamp_value"), ()),
+    **dict.fromkeys(_OFF.split(), (False,)),
+    **dict.fromkeys(_NONE.split(), ()),
     "normalization": ("LayerNorm", "layernorm"),
     "softmax_type": ("vanilla",),
+    "add_bias_linear": (True,),
+    "position_embedding_type": ("learned_absolute",),
 }
-"""Arguments that change what is computed but no shape, at the values of this decoder; None is one of all."""
+"""Arguments that change what is computed, at the values of this decoder; None is one of all.
+
+tests/test_megatron_import.py compares them with all that megatron-core's model reads.
+"""
 
 
-def _read_arguments(path: Path) -> dict[str, Any]:
-    """The arguments in a file of Megatron's; empty, and said to be so, if there is no such file."""
+def _read_arguments(path: Path) -> Mapping[str, Any]:
+    """The arguments in a file of Megatron's. Raises ``Failure`` if there are none."""
     content = TorchFile(path).content if path.is_file() else {}
     arguments = content.get("args") if isinstance(content, dict) else None
     state = arguments.state if isinstance(arguments, Record) else None
-    if isinstance(state, dict):
-        return state
-    say(f"{path}: no arguments of the run: taken for a GPT with layer norms and GeLU by tanh")
-    return {}
+    if not isinstance(state, dict):
+        raise Failure(
+            f"{path}: no arguments of the run, which tensors do not show; "
+            'give them as --config FILE, a JSON object such as {"num_attention_heads": 16}'
+        )
+    return state
 
 
-def config_of(sizes: dict[str, int], heads: int | None, path: Path) -> ModelConfig:
-    """The configuration by sizes of tensors and arguments at ``path``. Raises ``Failure`` where they contradict."""
-    arguments = _read_arguments(path)
+def config_of(
+    sizes: dict[str, int], heads: int | None, path: Path, arguments: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """The configuration by sizes of tensors and arguments, those at ``path`` unless given.
+
+    Raises ``Failure`` where they contradict.
+    """
+    arguments = _read_arguments(path) if arguments is None else arguments
     heads = heads or arguments.get("num_attention_heads")
     if heads is None:
         raise Failure(f"{path.parent}: number of attention heads not stored; give --heads N")

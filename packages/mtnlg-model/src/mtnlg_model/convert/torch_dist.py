@@ -24,7 +24,7 @@ from .pickle_reader import Global, Record
 from .torch_file import MAX_AXES, TorchFile, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -79,15 +79,21 @@ def is_torch_dist(folder: Path) -> bool:
 
 
 def import_torch_dist(
-    folder: Path, target: Path, tokenizer: Path, heads: int | None = None, advance: Advance | None = None
+    folder: Path,
+    target: Path,
+    tokenizer: Path,
+    heads: int | None = None,
+    advance: Advance | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
 
-    ``heads`` None reads the number from the run's arguments, common.pt. Raises ``Failure`` if the folder is damaged or
-    its model is not a GPT of this decoder's architecture.
+    ``arguments`` are those of the run, of common.pt unless given; ``heads`` the number if they lack it. Raises
+    ``Failure`` if the folder is damaged or its model is not a GPT of this decoder's architecture.
     """
     tensors = read_index(folder)
-    config = _read_config(folder, tensors, heads)
+    config = _read_config(folder, tensors, heads, arguments)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
         for key, tensor in tensors.items():
@@ -189,7 +195,9 @@ def _size(value: object, path: Path) -> tuple[int, ...]:
     raise Failure(f"{path}: damaged: a size is not a torch.Size")
 
 
-def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | None) -> ModelConfig:
+def _read_config(
+    folder: Path, tensors: dict[str, IndexedTensor], heads: int | None, arguments: Mapping[str, Any] | None
+) -> ModelConfig:
     """The configuration implied by the shapes and the run's arguments."""
     try:
         tokens, positions = (tensors[key].shape for key in OUTER if key.startswith("embedding."))
@@ -199,7 +207,7 @@ def _read_config(folder: Path, tensors: dict[str, IndexedTensor], heads: int | N
         raise Failure(f"{folder}: not a GPT with learned positions: no token and position embedding") from None
     layers = max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0)
     sizes = {"layers": layers, "hidden": hidden, "sequence": sequence, "vocabulary": vocabulary}
-    config = config_of(sizes, heads, folder / ARGUMENTS)
+    config = config_of(sizes, heads, folder / ARGUMENTS, arguments)
     files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
     require_file_size(config, [folder / file for file in files])
     return config
