@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -12,11 +13,14 @@ import tokenizers
 import torch
 
 from mtnlg_model import cli
+from mtnlg_model.chat import chat_prompt
+from mtnlg_model.checkpoint.chat_files import sampling_defaults
 from mtnlg_model.checkpoint.manifest import CHAT_FILES, CheckpointError, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.console import Failure
 from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
 from mtnlg_model.generation.generate import complete
+from mtnlg_model.generation.sampling import Sampling
 from mtnlg_model.tokenizer import Tokenizer, carried_chat_files
 
 if TYPE_CHECKING:
@@ -166,6 +170,64 @@ def test_a_chat_model_ends_its_answers_here_and_once_exported(kind: str, folder:
     # Without generation_config.json, transformers goes by config.json.
     (exported / "generation_config.json").unlink()
     assert greedy(AutoModelForCausalLM.from_pretrained(exported), prompt_ids) == expected
+
+
+def test_generate_answers_a_chat(
+    folder: Path, imported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt is what transformers makes of the messages, of which the user's is the standard input."""
+    from transformers import AutoTokenizer
+
+    checkpoint = Checkpoint.open(imported)
+    tokenizer = Tokenizer(checkpoint.tokenizer_path)
+    template = AutoTokenizer.from_pretrained(folder).apply_chat_template
+    texts = [template(chat, tokenize=False, add_generation_prompt=True) for chat in (CHAT, CHAT[1:])]
+    assert [chat_prompt(imported, chat) for chat in (CHAT, CHAT[1:])] == texts
+    fits = len(tokenizer.encode(texts[0])) < checkpoint.config.sequence
+    prompt = tokenizer.encode(texts[0] if fits else texts[1])
+    (expected,) = complete(checkpoint.decoder(), tokenizer, [prompt], 9, Sampling(repetition_penalty=1.7))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(CHAT[1]["content"]))
+    options = ["--system", CHAT[0]["content"]] if fits else []
+    options += ["--chat", "--tokens", "9", "--repetition-penalty", "1.7"]
+    monkeypatch.setattr(sys, "argv", ["mtnlg-model", "generate", str(imported), *options])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"temperature": 0.6, "top_k": 20}, {}),
+        ({"do_sample": True}, {"temperature": 1.0, "top_k": 50}),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.1}, None),
+        ({"repetition_penalty": 1.1, "num_beams": 4}, {"repetition_penalty": 1.1}),
+    ],
+)
+def test_sampling_defaults_are_those_of_generation_config(
+    content: dict[str, float], expected: dict[str, float] | None, tmp_path: Path
+) -> None:
+    assert sampling_defaults(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    assert sampling_defaults(tmp_path) == (
+        {"temperature": 0.6, "top_p": 0.9, "min_p": 0.1} if expected is None else expected
+    )
+
+
+BOMBS: Final = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'x' * 10**10 }}",
+    "{{ messages.__class__ }}{% set x = [] %}{{ x.append(1) }}",
+    "{% for",
+)
+
+
+@pytest.mark.parametrize("template", [*BOMBS, None])
+def test_a_template_that_cannot_render_is_one_line(template: str | None, tmp_path: Path) -> None:
+    if template:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(Failure, match=r"cannot render a prompt: |no chat template"):
+        chat_prompt(tmp_path, CHAT)
 
 
 def test_the_files_are_listed_and_verified(imported: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import tokenizers
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -37,6 +39,8 @@ CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=40, vocabulary=101, 
         Sampling(temperature=1.5, top_k=30, top_p=0.5),
         Sampling(temperature=0.2, top_p=0.01),
         Sampling(temperature=1.0, top_k=1000),
+        Sampling(temperature=1.5, min_p=0.2),
+        Sampling(temperature=1.5, top_k=30, top_p=0.9, min_p=0.4),
     ],
 )
 def test_the_distribution_is_that_of_transformers_samplers(sampling: Sampling) -> None:
@@ -46,8 +50,27 @@ def test_the_distribution_is_that_of_transformers_samplers(sampling: Sampling) -
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
     expected_BV = torch.softmax(warpers(None, logits_BV), dim=-1)
     torch.testing.assert_close(probabilities(logits_BV, sampling), expected_BV, rtol=1e-5, atol=1e-7)
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_what_is_new(biased: Build) -> None:
+    """Of every row its own tokens, also when another row has ended; as transformers computes it."""
+    decoder, sampling, prompts = biased(CONFIG), Sampling(repetition_penalty=1.8), [[3, 4, 5], [7, 9], [2, 2, 2, 2]]
+    expected = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(9):
+            with torch.no_grad():
+                logits_1V = decoder(torch.tensor([tokens]))[:, -1]
+            tokens.append(int(RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([tokens]), logits_1V).argmax()))
+        expected.append(tokens[len(prompt) :])
+    assert generate(decoder, prompts, 9, sampling) == expected
+    ended = generate(decoder, prompts, 9, sampling, stop_condition=lambda new: new[0] == expected[1][0])
+    assert ended[1] == expected[1][:1]
+    assert ended[2] == expected[2]
 
 
 def test_draws_follow_the_distribution(biased: Build) -> None:
@@ -182,6 +205,31 @@ def test_a_stream_of_text_never_shows_what_the_stop_text_takes_back(
     shown = list(generation.stream_text(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
     assert "".join(shown) == "one 🦊 T "
     assert "one" in "".join(shown[:5])
+
+
+def test_streaming_decodes_a_number_of_tokens_that_is_linear(
+    monkeypatch: pytest.MonkeyPatch, biased: Build, tokenizer_path: Path
+) -> None:
+    tokenizer, decoder, decoded = Tokenizer(tokenizer_path), biased(CONFIG), list[int]()
+    text = "the quick 🦊 and the dog " * 40
+    tokens = tokenizer.encode(text)
+    decode = tokenizer.decode
+
+    def counted(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    def scripted(
+        *_: object, stop_condition: Callable[[Sequence[int]], bool], **__: object
+    ) -> Iterator[tuple[int, int]]:
+        for n, token in enumerate(tokens):
+            yield 0, token
+            assert not stop_condition(tokens[: n + 1])
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    monkeypatch.setattr(generation, "stream_tokens", scripted)
+    assert "".join(generation.stream_text(decoder, tokenizer, "", 99, stop=["never"])) == text
+    assert sum(decoded) < 60 * len(tokens)
 
 
 def begun_by(path: Path, out: Path, number: int | None = None) -> Path:

@@ -91,6 +91,12 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
         (["generate", "CHECKPOINT", "--prompt", "a" * 200], 1, "prompt 0 has 200 tokens; the model reads 48"),
         (["verify", "nowhere"], 1, "nowhere: not a checkpoint: no manifest.json in it"),
         (["export", "CHECKPOINT", "."], 1, ".: exists already; remove it or name another"),
+        (
+            ["generate", ".", "--prompt", "a", "--seed", "1", "--seed", "2"],
+            2,
+            "generate: 2 seeds for 1 prompts; give one",
+        ),
+        (["generate", ".", "--prompt", "a", "--system", "b"], 2, "generate: --system needs --chat"),
         (["import", ".", "there", "--heads", "4"], 2, ".: a Hugging Face folder takes no --heads"),
         (["import", ".", "there", "--vocabulary-multiple", str(10**12)], 2, "value for '--vocabulary-multiple': "),
         (["import", ".", "there", "--heads", str(10**30)], 2, "Invalid value for '--heads': "),
@@ -125,6 +131,15 @@ def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint
     assert [row["prompt"] for row in result] == ["the", ""]
     alone = mtnlg_model("generate", checkpoint_path, "--prompt", "the", "--tokens", "5")[1]
     assert alone == "the" + result[0]["completion"] + "\n"
+
+
+def test_a_seed_per_prompt_gives_each_what_it_has_alone(mtnlg_model: Command, checkpoint_path: Path) -> None:
+    options = ("--tokens", "9", "--temperature", "1", "--min-p", "0.001", "--json")
+    prompts = ("--prompt", "the", "--prompt", "a fox", "--seed", "8", "--seed", "3")
+    both = json.loads(mtnlg_model("generate", checkpoint_path, *prompts, *options)[1])
+    for row, (prompt, seed) in zip(both, (("the", "8"), ("a fox", "3")), strict=True):
+        alone = mtnlg_model("generate", checkpoint_path, "--prompt", prompt, "--seed", seed, *options)[1]
+        assert json.loads(alone) == [row]
 
 
 def test_generate_says_where_the_context_cuts_a_text(mtnlg_model: Command, checkpoint_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from rich.table import Table
 
+from mtnlg_model.checkpoint.chat_files import sampling_defaults
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
 from mtnlg_model.convert.config_json import read_config, read_family, read_object
 
@@ -28,7 +30,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Folder = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them (takes the newest).")
 ]
-Prompts = Annotated[list[str], typer.Option(help="Text to continue; repeatable. Empty begins a document.")]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(help="Text to continue; repeatable. Empty begins a document; - or none is the standard input."),
+]
 MOST: Final = 1 << 20
 """GPUs, heads or sequences that a command takes: no model or run has more."""
 Seconds = Annotated[float | None, typer.Option(min=1e-9, max=1e9, help="Seconds per iteration, for TFLOP/s per GPU.")]
@@ -65,28 +70,57 @@ def info(
 @app.command()
 def generate(  # noqa: PLR0917  (typer passes options by name)
     checkpoint: Folder,
-    prompt: Prompts,
+    prompt: Prompts = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are a user's messages, by the model's template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: the message before them.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 is greedy decoding; this and the next four: as the model says, unless given."),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens whose probability reaches p.")] = 1.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the fewest tokens whose probability reaches p.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample from the tokens with at least p of the likeliest one's probability.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides the logits of tokens that are there already.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Annotated[list[int] | None, typer.Option(help="Random seed; or one per prompt.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt and stream the text. Several prompts run as one batch."""
+    """Continue a prompt, or answer it, and stream the text. Several prompts run as one batch."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
     from mtnlg_model.generation import generate as generation  # noqa: PLC0415  (torch)
-    from mtnlg_model.generation.sampling import Sampling  # noqa: PLC0415  (torch)
+    from mtnlg_model.generation.sampling import Sampling, row_seeds  # noqa: PLC0415  (torch)
 
-    from .tokenizer import Tokenizer  # noqa: PLC0415  (loaded where needed)
+    from .chat import chat_prompt  # noqa: PLC0415  (loaded where needed)
+    from .tokenizer import Tokenizer  # noqa: PLC0415  (as above)
 
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    sampling = validate({key: value for key, value in settings.items() if value is not None}, Sampling, "generate")
+    prompt = [sys.stdin.read() if text == "-" else text for text in prompt or ["-"]]
+    seeds = seed or [0]
+    if len(seeds) not in {1, len(prompt)}:
+        raise UsageFailure(f"generate: {len(seeds)} seeds for {len(prompt)} prompts; give one, or one per prompt")
+    if system is not None and not chat:
+        raise UsageFailure("generate: --system needs --chat")
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seeds[0]}
+    options["repetition_penalty"] = repetition_penalty
+    given = {key: value for key, value in options.items() if value is not None}
     opened = Checkpoint.open(checkpoint)
+    sampling = validate({**sampling_defaults(opened.directory), **given}, Sampling, "generate")
+    drawn_by = [row_seeds(each, 1)[0] for each in seeds] if len(seeds) > 1 else None
     tokenizer = Tokenizer(opened.tokenizer_path)
     encoded = [tokenizer.encode_prompt(text) for text in prompt]
+    if chat:
+        before = [] if system is None else [{"role": "system", "content": system}]
+        chats = [[*before, {"role": "user", "content": text}] for text in prompt]
+        encoded = [tokenizer.encode(chat_prompt(opened.directory, messages)) for messages in chats]
     generation.check_prompts(encoded, opened.config)  # before one of them is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)
@@ -97,16 +131,17 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
         of_prompt = " of the longest prompt" if len(prompt) > 1 else ""
         say(f"at most {room} new tokens: then the context of {opened.config.sequence}{of_prompt} is full")
     if len(prompt) == 1 and not as_json:
-        print_text(prompt[0])
-        for piece in generation.stream_text(decoder, tokenizer, prompt[0], tokens, sampling, stop or ()):
+        print_text("" if chat else prompt[0])
+        for piece in generation.stream_text(decoder, tokenizer, encoded[0], tokens, sampling, stop or ()):
             print_text(piece)
         print_text("\n")
         return
-    texts = generation.complete(decoder, tokenizer, prompt, tokens, sampling, stop or ())
+    texts = generation.complete(decoder, tokenizer, encoded, tokens, sampling, stop or (), drawn_by)
     if as_json:
         print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
     else:
-        print_text("\n\n".join(before + text for before, text in zip(prompt, texts, strict=True)) + "\n")
+        shown = [text if chat else before + text for before, text in zip(prompt, texts, strict=True)]
+        print_text("\n\n".join(shown) + "\n")
 
 
 @app.command()

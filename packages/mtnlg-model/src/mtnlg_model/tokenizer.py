@@ -103,11 +103,13 @@ class Tokenizer:
     def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
         """Predicate on a row's new tokens: true where document or answer ends, or once one of ``texts`` is in them."""
         stops = [text for text in texts if text]
+        # The last token ends a stop text, whose other tokens are each a byte of it at least; a character may be cut.
+        reach = max((len(text.encode()) for text in stops), default=0) + 4
 
         def reached(tokens: Sequence[int]) -> bool:
             if tokens[-1] in self.ends:
                 return True
-            text = self.decode_behind(tokens) if stops else ""
+            text = self.decode_behind(tokens[-reach:]) if stops else ""
             return any(stop in text for stop in stops)
 
         return reached

@@ -5,7 +5,7 @@
     tokenizer_config.json     eos_token and bos_token, which end and begin texts; chat_template; transformers reads more
 
 `import` keeps them byte for byte, a run that starts from the checkpoint carries them on, and `export` gives them back.
-Only those tokens are read here; templates are rendered by mtnlg-eval alone, in a sandbox.
+Those tokens and how answers are sampled are read here; `chat` renders templates, in a sandbox.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .manifest import CHAT_FILES, parse_json
 if TYPE_CHECKING:
     import tokenizers
 
-_, GENERATION, CONFIG = CHAT_FILES
+TEMPLATE, GENERATION, CONFIG = CHAT_FILES
 MAX_BYTES: Final = 16 << 20
 
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -49,6 +49,30 @@ class _Tokens(Settings):
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
     eos_token_id: Number | tuple[Number, ...] | None = None
+
+
+class _Sampling(Settings):
+    model_config = ConfigDict(extra="ignore")
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def sampling_defaults(folder: Path) -> dict[str, float]:
+    """How the folder's generation_config.json says that tokens are drawn, as settings of `Sampling`; {} if greedily.
+
+    What it leaves out is transformers' default, of which one is not ours: the 50 likeliest tokens. Raises ``Failure``.
+    """
+    given = parse_json(read_chat_files(folder).get(GENERATION, b"{}"), _Sampling, folder / GENERATION)
+    penalty = {"repetition_penalty": given.repetition_penalty}
+    if given.do_sample:
+        penalty |= {"temperature": 1.0 if given.temperature is None else given.temperature, "top_p": given.top_p}
+        penalty |= {"top_k": (50 if given.top_k is None else given.top_k) or None, "min_p": given.min_p}
+    return {name: value for name, value in penalty.items() if value is not None}
 
 
 def read_chat_files(folder: Path) -> dict[str, bytes]:

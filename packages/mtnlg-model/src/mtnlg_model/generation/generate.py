@@ -7,6 +7,7 @@ token, as learned position embeddings require. Finished rows leave the batch; a 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from mtnlg_model.console import Failure
 from mtnlg_model.functional import causal_mask
 
-from .sampling import GREEDY, draw_tokens, row_generators, to_device
+from .sampling import GREEDY, draw_tokens, penalize, row_generators, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,9 +60,17 @@ def stream_tokens(
     rows = list(range(len(prompts)))
     new: list[list[int]] = [[] for _ in prompts]
     tokens_BS = to_device(torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]), device)
+    seen_BV = None
+    if sampling.repetition_penalty != 1:
+        numbers = ([row] * len(prompt) for row, prompt in enumerate(prompts))
+        index = [to_device(torch.tensor(list(chain(*each))), device) for each in (numbers, prompts)]
+        seen_BV = torch.zeros(len(prompts), decoder.config.tokens, dtype=torch.bool, device=device)
+        seen_BV[tuple(index)] = True
     for count in range(1, max(limits) + 1):
         with torch.inference_mode(), eval_mode(decoder):
             logits_BV = _next_logits(decoder, tokens_BS, padding, cache)[:, :vocabulary]
+            if seen_BV is not None:
+                logits_BV = penalize(logits_BV, seen_BV[:, :vocabulary], sampling.repetition_penalty)
             drawn = draw_tokens(logits_BV, sampling, [generators[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             new[row].append(token)
@@ -71,9 +80,13 @@ def stream_tokens(
         if not unfinished:
             return
         if len(unfinished) < len(rows):
-            cache.keep(to_device(torch.tensor(unfinished), device))
+            kept = to_device(torch.tensor(unfinished), device)
+            cache.keep(kept)
+            seen_BV = None if seen_BV is None else seen_BV[kept]
             rows, padding = [rows[n] for n in unfinished], [padding[n] for n in unfinished]
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
+        if seen_BV is not None:
+            seen_BV.scatter_(1, tokens_BS, value=True)
 
 
 def use_column_major_weights(decoder: Decoder) -> None:
@@ -148,20 +161,21 @@ def generate(
 def complete(  # noqa: PLR0917  (the options of a completion)
     decoder: Decoder,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     stop: str | Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
 ) -> list[str]:
     """The continuation of each prompt up to the end of the document or answer, or the first ``stop`` text, excluded.
 
-    An empty prompt begins a new document.
+    A prompt is a text, an empty one beginning a new document, or its tokens. ``seeds`` as for `stream_tokens`.
     """
     stop = [stop] if isinstance(stop, str) else stop
-    encoded = [tokenizer.encode_prompt(prompt) for prompt in prompts]
-    vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
+    encoded = [_encoded(tokenizer, prompt) for prompt in prompts]
+    vocabulary, condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     completions = generate(
-        decoder, encoded, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
+        decoder, encoded, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=condition, seeds=seeds
     )
     return [decode_until_stop(tokenizer, completion, stop, behind=True) for completion in completions]
 
@@ -169,33 +183,72 @@ def complete(  # noqa: PLR0917  (the options of a completion)
 def stream_text(  # noqa: PLR0917  (as complete)
     decoder: Decoder,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     stop: str | Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield the text of `complete` for one prompt in pieces as it is drawn; no piece is ever taken back."""
+    """Yield the text of `complete` for one prompt in pieces as it is drawn; no piece is ever taken back.
+
+    Its work is linear in the number of tokens.
+    """
     stop = [stop] if isinstance(stop, str) else stop
     lookahead = max((len(text) for text in stop), default=1) - 1
-    new: list[int] = []
-    shown = 0
-    encoded = tokenizer.encode_prompt(prompt)
-    vocabulary, stop_condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
+    encoded, pending, pieces = _encoded(tokenizer, prompt), "", TextPieces(tokenizer)
+    vocabulary, condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
     for _, token in stream_tokens(
-        decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=stop_condition
+        decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=condition
     ):
-        new.append(token)
-        text = decode_until_stop(tokenizer, new, stop, behind=True)
-        # Complete characters only, and nothing that may turn out to begin a stop text.
-        final = min(len(tokenizer.decode_complete(new)) - lookahead, len(text))
-        if final > shown:
-            yield text[shown:final]
-            shown = final
-    yield decode_until_stop(tokenizer, new, stop, behind=True)[shown:]
+        if token in tokenizer.ends:
+            break
+        text = pending + pieces.add(token)
+        pending = _before_stop(text, stop)
+        if pending != text:
+            yield pending
+            return
+        # Nothing that may turn out to begin a stop text.
+        if (final := len(pending) - lookahead) > 0:
+            yield pending[:final]
+            pending = pending[final:]
+    yield _before_stop(pending + pieces.rest(), stop)
+
+
+class TextPieces:
+    """Text of tokens that come one by one, behind other text, in whole characters.
+
+    Each is decoded with those before it that the last piece was made of, since decoders join and trim what is beside.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._tokens, self._known = tokenizer, list[int](), 0
+
+    def add(self, token: int) -> str:
+        """What one more token adds; "" while the bytes of its last character are not all there."""
+        self._tokens.append(token)
+        text = self._tokenizer.decode_behind(self._tokens)
+        if self._tokenizer.decode_complete(self._tokens) != text:
+            return ""
+        piece = text[self._length() :]
+        self._tokens, self._known = self._tokens[self._known :], len(self._tokens) - self._known
+        return piece
+
+    def rest(self) -> str:
+        """What is left at the end: a character without all of its bytes."""
+        return self._tokenizer.decode_behind(self._tokens)[self._length() :]
+
+    def _length(self) -> int:
+        return len(self._tokenizer.decode_behind(self._tokens[: self._known]))
+
+
+def _encoded(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Sequence[int]:
+    return tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+
+
+def _before_stop(text: str, stop: Sequence[str]) -> str:
+    return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
 
 
 def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str], *, behind: bool = False) -> str:
     """Text of ``new`` before the end of document or answer and the first ``stop`` text; ``behind`` a prompt."""
     decode = tokenizer.decode_behind if behind else tokenizer.decode
-    text = decode(new[:-1] if new and new[-1] in tokenizer.ends else new)
-    return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
+    return _before_stop(decode(new[:-1] if new and new[-1] in tokenizer.ends else new), stop)

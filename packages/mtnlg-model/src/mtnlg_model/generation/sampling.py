@@ -1,6 +1,8 @@
-"""How the next token is drawn: greedy, or from the softmax under temperature, top-k and top-p.
+"""How the next token is drawn: greedy, or from the softmax under temperature, top-k, top-p and min-p.
 
-    p = softmax(logits / temperature), cut to the top_k likeliest, then to the fewest with a sum of at least top_p
+    logit z of a token that a row has already              z / penalty if positive, else z penalty
+    p = softmax(logits / temperature)                        cut to the top_k likeliest, then to the fewest whose sum
+                                                             is at least top_p, then to those of at least min_p max p
 
 B rows of the batch, V vocabulary.
 """
@@ -27,6 +29,8 @@ class Sampling(Settings):
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     top_k: Annotated[int, Field(ge=1)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0)] = 1.0
     seed: Annotated[int, Field(gt=-(1 << 43), lt=1 << 43)] = 0
 
 
@@ -45,6 +49,11 @@ def row_generators(sampling: Sampling, rows: int, seeds: Sequence[int] | None = 
 def row_seeds(seed: int, rows: int) -> list[int]:
     """The seed of each row's generator."""
     return [seed * 1_000_003 + row for row in range(rows)]
+
+
+def penalize(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
+    """Logits, those of the tokens that a row has ``seen`` made smaller by ``penalty`` (Keskar et al. 2019)."""
+    return torch.where(seen_BV, torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
 
 
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
@@ -84,5 +93,8 @@ def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         beyond_BV = before_BV >= max(sampling.top_p, TINY)
         excluded_BV = torch.zeros_like(p_BV, dtype=torch.bool).scatter(1, order_BV, beyond_BV)
         p_BV = p_BV.masked_fill(excluded_BV, 0)
+        p_BV /= p_BV.sum(-1, keepdim=True)
+    if sampling.min_p > 0:
+        p_BV = torch.where(p_BV < sampling.min_p * p_BV.amax(-1, keepdim=True), 0.0, p_BV)
         p_BV /= p_BV.sum(-1, keepdim=True)
     return p_BV
