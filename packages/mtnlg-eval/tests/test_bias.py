@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lm_eval.api.instance import Instance
 
-    from mtnlg_eval.scoring.generation import SampleRequest
+    from mtnlg_eval.scoring.generation import Options
     from mtnlg_model.checkpoint.reader import Checkpoint
 
     Run = Callable[..., int]
@@ -40,8 +40,8 @@ class BiasedModel:
         pairs = [request.args for request in requests]
         return [(log(shares[swapped[word] if "nurse" in prompt else word]), False) for prompt, word in pairs]
 
-    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[list[str]]:
-        for prompt, count, _, sampling, stop in requests:
+    def sample(self, requests: Sequence[tuple[str, int, Options]]) -> Iterator[list[str]]:
+        for prompt, count, (stop, _, sampling) in requests:
             assert (sampling.temperature, sampling.top_p) == (1.0, 0.9)
             assert set(stop) == {".", "!", "?", "\n"}
             self.requests.append((prompt, count, sampling.seed))

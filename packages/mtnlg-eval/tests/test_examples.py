@@ -51,12 +51,14 @@ def test_the_table_of_checkpoints_marks_a_difference_and_fits_a_terminal(
     made: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    names = ["step-1000", "step-2000", "step-3000"]
-    answers = ["0" * 40, "1" * 40, "0" * 39 + "1"]
-    scores = [
-        {task.name: {"0": Cell((made.result(task.name, "0", 0, correct),))} for task in TASKS} for correct in answers
-    ]
-    print_checkpoints(names, scores)
+    answers = {"step-1000": "0" * 40, "step-2000": "1" * 40, "step-3000": "0" * 39 + "1"}
+    print_checkpoints(
+        {
+            (name, task.name, "0"): Cell((made.result(task.name, "0", 0, correct),))
+            for name, correct in answers.items()
+            for task in TASKS
+        }
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(" step-")}

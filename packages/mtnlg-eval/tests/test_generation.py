@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
-from mtnlg_eval.scoring.generation import PROMPTS_PER_BATCH, Options, Prompt, PromptBatch, SampleRequest, batch_prompts
+from mtnlg_eval.scoring.generation import PROMPTS_PER_BATCH, Options, Prompt, PromptBatch, batch_prompts
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.generate import generate
 from mtnlg_model.generation.sampling import GREEDY, Sampling
@@ -81,16 +81,14 @@ def test_a_killed_generation_goes_on_with_the_portions_that_are_missing(checkpoi
 
 def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) -> None:
     requests = [
-        SampleRequest(prompt, 3, 4, Sampling(temperature=1, seed=seed), ())
-        for prompt in ("The", "A")
-        for seed in (1, 2)
+        (prompt, 3, Options((), 4, Sampling(temperature=1, seed=seed))) for prompt in ("The", "A") for seed in (1, 2)
     ]
     lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     one_by_one = [next(lm.sample([request])) for request in requests[::2]]
     recorded = Recording(lm)
-    together = list(lm.sample([*requests, requests[1]]))
-    assert together[0:4:2] == one_by_one
-    assert together[4] == together[1] != together[0]
+    together = list(lm.sample(requests))
+    assert together[::2] == one_by_one
+    assert together[1] != together[0]
     assert [batch.options.sampling.seed for batch in recorded.batches] == [2, 2]
 
 

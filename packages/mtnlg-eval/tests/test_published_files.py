@@ -132,7 +132,7 @@ def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_ta
         drawn = task._pool.draw(doc, 50, "key")
         assert len({shot["group"] for shot in drawn}) == len(drawn) == 5
         assert doc["group"] not in {shot["group"] for shot in drawn}
-    assert set(task.shown) == {5}
+    assert set(task.shown.values()) == {5}
 
 
 def test_a_limit_samples_rows_of_every_kind_and_a_smaller_one_is_part_of_a_larger(

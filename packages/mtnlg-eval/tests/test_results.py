@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
-from mtnlg_eval.results.statistics import clustered_variance, holm, mean_estimate, paired, wilson_interval
+from mtnlg_eval.results.statistics import Estimate, clustered_variance, holm, mean_estimate, paired, wilson_interval
 from mtnlg_eval.table import differences_by_task, print_scores
 from mtnlg_model.console import Failure
 
@@ -137,14 +137,19 @@ def cell(made: ModuleType, *corrects: str, digest: str | None = None) -> Cell:
     return Cell(tuple(result.model_copy(update={"rows": rows}) for result in results))
 
 
+def change(ours: Cell, base: Cell) -> Estimate:
+    found = difference(ours, base)
+    assert found is not None
+    return found.estimate
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_a_paired_interval_is_bonett_and_prices(made: ModuleType, pairs: list[tuple[bool, bool]]) -> None:
     ours, base = ("".join(str(int(pair[n])) for pair in pairs) for n in (0, 1))
-    estimate = difference(cell(made, ours), cell(made, base))
+    estimate = change(cell(made, ours), cell(made, base))
     n = len(pairs) + 2
     up, down = ((sum(pair == want for pair in pairs) + 1) / n for want in ((True, False), (False, True)))
     half = 1.959964 * ((up + down - (up - down) ** 2) / n) ** 0.5
-    assert estimate is not None
     assert estimate.value == pytest.approx((ours.count("1") - base.count("1")) / len(pairs))
     assert (estimate.low, estimate.high) == pytest.approx(
         (max(-1, up - down - half), min(1, up - down + half)), abs=1e-6
@@ -154,9 +159,7 @@ def test_a_paired_interval_is_bonett_and_prices(made: ModuleType, pairs: list[tu
 def test_a_paired_interval_is_narrower_where_the_runs_agree_row_by_row(made: ModuleType) -> None:
     base = "1" * 60 + "0" * 40
     alike, unlike = "1" * 68 + "0" * 32, "0" * 32 + "1" * 68  # both are right on 68 rows
-    near, far = (difference(cell(made, correct), cell(made, base)) for correct in (alike, unlike))
-    assert near is not None
-    assert far is not None
+    near, far = (change(cell(made, correct), cell(made, base)) for correct in (alike, unlike))
     assert near.value == pytest.approx(far.value)
     assert far.low < 0 < near.low
     assert difference(cell(made, base), cell(made, base, digest="other rows")) is None
@@ -169,8 +172,7 @@ def test_an_interval_covers_the_true_difference(made: ModuleType) -> None:
     for _ in range(400):
         rows = random.random((2, 60)) < np.array([[0.6], [0.5]])
         ours, base = ("".join(map(str, row.astype(int))) for row in rows)
-        estimate = difference(cell(made, ours), cell(made, base))
-        assert estimate is not None
+        estimate = change(cell(made, ours), cell(made, base))
         covered += estimate.low <= 0.1 <= estimate.high
     assert covered >= 358
 

@@ -115,11 +115,11 @@ def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_pat
 def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_task: Load, counter: type[Any]) -> None:
     free = load_task("boolq", 32)
     free.build_all_requests()
-    assert free.shown == [3, 3]
+    assert list(free.shown.values()) == [3, 3]
     for limit in range(20, 80, 5):
         task = load_task("boolq", 32, lm=counter(limit))
         task.build_all_requests()
-        for n, shots in enumerate(task.shown):
+        for n, shots in enumerate(task.shown.values()):
             full, cut = free.instances[2 * n].args[0], task.instances[2 * n].args[0]
             assert full.split("\n\n")[:shots] + full.split("\n\n")[-1:] == cut.split("\n\n")
             read = len((cut + " yes").split(" ")) - 1
@@ -131,6 +131,6 @@ def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_ta
 def test_lm_eval_scores_with_the_shots_that_fitted(load_task: Load, counter: type[Any]) -> None:
     task = load_task("anli_r2", 50, lm=counter(55))
     results = evaluate(task.lm, {"tasks": {"anli_r2": task}}, bootstrap_iters=1)
-    assert task.shown == [1, 2, 2]
+    assert list(task.shown.values()) == [1, 2, 2]
     assert results["n-shot"] == {"anli_r2": 50}
     assert results["results"]["anli_r2"]["sample_len"] == 3

@@ -163,7 +163,7 @@ def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_j
     elif each and summaries:
         from mtnlg_eval.results.checkpoint_table import cells_of, print_checkpoints  # noqa: PLC0415
 
-        print_checkpoints(list(summaries), [cells_of(summary, out) for summary in summaries.values()])
+        print_checkpoints(cells_of(summaries, out))
     else:
         for summary in summaries.values():
             print_scores(summary)

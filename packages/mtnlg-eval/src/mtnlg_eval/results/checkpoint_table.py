@@ -7,64 +7,50 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from mtnlg_eval.markup import DASH
 from mtnlg_eval.tasks.published import title_of
 from mtnlg_model.console import output
 
-from .compare import Cell, told_apart
+from .compare import Cell, difference, told_apart
 from .folder import ResultFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
-    CellsByTask = Mapping[str, Mapping[str, Cell]]
 
-
-def cells_of(summary: Mapping[str, Any], out: Path) -> CellsByTask:
-    """The cells of a summary that `evaluate` returned for the folder ``out``."""
+def cells_of(summaries: Mapping[str, Mapping[str, Any]], out: Path) -> dict[tuple[str, str, str], Cell]:
+    """Cells by checkpoint, task and shots, of what `evaluate` returned for each checkpoint and the folder ``out``."""
     results = {result.name: result for result in ResultFolder(out).results()}
     return {
-        task: {shots: Cell(tuple(results[name] for name in score["results"])) for shots, score in scores.items()}
+        (name, task, asked): Cell(tuple(results[each] for each in score["results"]))
+        for name, summary in summaries.items()
         for task, scores in summary["tasks"].items()
+        for asked, score in scores.items()
     }
 
 
-def print_checkpoints(names: Sequence[str], scores: Sequence[CellsByTask]) -> None:
-    """Print one table, a row per checkpoint and number of shots, a column per task.
-
-    ``scores`` has the cells of each checkpoint by task and shots. A star marks a difference to the first checkpoint.
-    """
-    tasks = list(dict.fromkeys(task for by_task in scores for task in by_task))
-    asked = list(dict.fromkeys(shots for by_task in scores for cells in by_task.values() for shots in cells))
+def print_checkpoints(cells: Mapping[tuple[str, str, str], Cell]) -> None:
+    """Print one table, a row per checkpoint and number of shots, a column per task; a star marks a difference."""
+    names, tasks, shots = (list(dict.fromkeys(key[n] for key in cells)) for n in range(3))
+    pairs = {key: (cell, cells.get((names[0], *key[1:]))) for key, cell in cells.items() if key[0] != names[0]}
+    apart = told_apart({key: difference(cell, base) for key, (cell, base) in pairs.items() if base})
     table = Table(box=SIMPLE_HEAD, padding=0)
     for head in ("checkpoint", "shots"):
         table.add_column(head, no_wrap=True)
     for task in tasks:
         table.add_column(title_of(task), justify="right", overflow="fold", min_width=5)
-    cells = {
-        (n, task, shots): cell
-        for n, by_task in enumerate(scores)
-        for task, by_shots in by_task.items()
-        for shots, cell in by_shots.items()
-    }
-    apart = told_apart(
-        {key: (cell, cells[0, *key[1:]]) for key, cell in cells.items() if key[0] and (0, *key[1:]) in cells}
-    )
-    for shots in asked:
-        for n, name in enumerate(names):
-            keys = [(n, task, shots) for task in tasks]
-            table.add_row(
-                name, shots, *(_text(cells.get(key), apart.get(key)) for key in keys), end_section=name == names[-1]
-            )
+    for asked in shots:
+        for name in names:
+            keys = [(name, task, asked) for task in tasks]
+            texts = [_text(cells[key]) + ("*" if apart.get(key) else " ") if key in cells else DASH for key in keys]
+            table.add_row(name, asked, *texts, end_section=name == names[-1])
     console = output()
     console.print(table)
     console.print("  in percent, where it is a share", style="dim")
     console.print(f"  * differs from {names[0]}: paired, by Holm's procedure at 5 % over the table", style="dim")
 
 
-def _text(cell: Cell | None, differs: bool | None) -> str:
-    if cell is None:
-        return "\N{EN DASH}"
-    value = f"{100 * cell.value:.1f}"[:4].removesuffix(".") if cell.first.is_share else f"{cell.value:.4g}"
-    return value + ("*" if differs else " ")
+def _text(cell: Cell) -> str:
+    return f"{100 * cell.value:.1f}"[:4].removesuffix(".") if cell.first.is_share else f"{cell.value:.4g}"

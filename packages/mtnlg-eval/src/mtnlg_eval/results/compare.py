@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -162,88 +162,98 @@ def group_runs(results: Iterable[Result]) -> list[Run]:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """A short name of each run: the model's, and what else sets it apart."""
-
-    def parts(run: Run) -> list[str]:
-        shots = run.results[0].shots
-        modes = [mode for mode, plain in ((shots.source, "any"), (shots.labels, "drawn")) if mode != plain]
-        return [run.model.name, *([] if run.style == PAPER_STYLE else [run.style]), *modes]
-
-    plain = [parts(run) for run in runs]
+    names = []
+    for run in runs:
+        shots, style = run.results[0].shots, "" if run.style == PAPER_STYLE else run.style
+        modes = [mode for mode in (shots.source, shots.labels) if mode not in {"any", "drawn"}]
+        names.append(" ".join(filter(None, (run.model.name, style, *modes))))
     return [
-        " ".join([*words, *([run.model.precision, run.model.digest[:8]] if plain.count(words) > 1 else [])])
-        for words, run in zip(plain, runs, strict=True)
+        name if names.count(name) == 1 else f"{name} {run.model.precision} {run.model.digest[:8]}"
+        for name, run in zip(names, runs, strict=True)
     ]
 
 
-def difference(cell: Cell, base: Cell) -> Estimate | None:
+class Difference(NamedTuple):
+    """A difference of two scores over the same rows, with the adjusted mean and the variance that its interval has."""
+
+    value: float
+    mean: float
+    variance: float
+    bound: float = 1.0
+
+    @property
+    def estimate(self) -> Estimate:
+        """With its 95 % interval."""
+        half = Z * sqrt(self.variance)
+        return Estimate(self.value, max(-self.bound, self.mean - half), min(self.bound, self.mean + half))
+
+
+def difference(cell: Cell, base: Cell) -> Difference | None:
     """The score of ``cell`` less that of ``base``; None unless both are means of the same rows."""
-    if (parts := _paired(cell, base)) is None:
-        return None
-    (mean, variance), bound = parts, 1.0 if cell.first.is_share else float("inf")
-    half = Z * sqrt(variance)
-    return Estimate(cell.value - base.value, max(-bound, mean - half), min(bound, mean + half))
-
-
-def _paired(cell: Cell, base: Cell) -> tuple[float, float] | None:
-    """Adjusted mean of paired differences, and its variance."""
     same = (cell.first.rows.digest, cell.first.metric) == (base.first.rows.digest, base.first.metric)
     if not same or not len(cell.values) or len(cell.values) != len(base.values):
         return None
-    return paired(cell.values - base.values, base.first.clusters)
+    bound = 1.0 if cell.first.is_share else float("inf")
+    return Difference(cell.value - base.value, *paired(cell.values - base.values, base.first.clusters), bound)
 
 
-def told_apart(pairs: Mapping[Any, tuple[Cell, Cell]]) -> dict[Any, bool]:
-    """Which of these pairs of cells differ by more than chance, by Holm's procedure over all of them."""
-    parts = {key: found for key, pair in pairs.items() if (found := _paired(*pair)) is not None}
-    return dict(zip(parts, holm([p_value(*each) for each in parts.values()]), strict=True))
+def told_apart(differences: Mapping[Any, Difference | None]) -> dict[Any, bool]:
+    """Which of these are more than chance, by Holm's procedure over all of them."""
+    known = {key: found for key, found in differences.items() if found}
+    return dict(zip(known, holm([p_value(each.mean, each.variance) for each in known.values()]), strict=True))
+
+
+def mean_of(estimates: Sequence[Estimate], weights: Sequence[float] | None = None, *, share: bool = True) -> Estimate:
+    """The mean of independent estimates; intervals are around their middles, as Wilson's are."""
+    sizes, (least, most) = weights or [1] * len(estimates), (0.0, 1.0) if share else (-float("inf"), float("inf"))
+    middle = fmean([(each.low + each.high) / 2 for each in estimates], weights)
+    half = sqrt(sum((size * (each.high - each.low) / 2) ** 2 for size, each in zip(sizes, estimates, strict=True)))
+    half, value = half / sum(sizes), fmean([each.value for each in estimates], weights)
+    return Estimate(value, max(least, middle - half), min(most, middle + half))
 
 
 def macro(run: Run, tasks: Sequence[str], asked: str) -> Estimate:
     """The mean accuracy over these tasks, which the run has at ``asked`` shots."""
-    estimates = [run.cells[task, asked].estimate for task in tasks]
-    middle = fmean((each.low + each.high) / 2 for each in estimates)  # Wilson's intervals are not around their values
-    half = sqrt(sum(((each.high - each.low) / 2) ** 2 for each in estimates)) / len(estimates)
-    return Estimate(fmean(each.value for each in estimates), max(0.0, middle - half), min(1.0, middle + half))
+    return mean_of([run.cells[task, asked].estimate for task in tasks])
 
 
-def macro_difference(run: Run, base: Run, tasks: Sequence[str], asked: str) -> Estimate | None:
+def macro_difference(run: Run, base: Run, tasks: Sequence[str], asked: str) -> Difference | None:
     """The mean difference over these tasks; None unless both runs scored the same rows of each."""
-    pairs = [(run.cells[task, asked], base.cells[task, asked]) for task in tasks]
-    parts = [found for pair in pairs if (found := _paired(*pair)) is not None]
-    if len(parts) < len(pairs):
+    parts = [difference(run.cells[task, asked], base.cells[task, asked]) for task in tasks]
+    if not all(parts):
         return None
-    middle, half = fmean(mean for mean, _ in parts), Z * sqrt(sum(variance for _, variance in parts)) / len(parts)
-    value = fmean(cell.value - other.value for cell, other in pairs)
-    return Estimate(value, max(-1.0, middle - half), min(1.0, middle + half))
+    values, means, variances, _ = zip(*filter(None, parts), strict=True)
+    return Difference(fmean(values), fmean(means), sum(variances) / len(parts) ** 2)
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The runs side by side, each with its macro averages and its paired differences to the first, in percent.
 
-    ``told_apart`` are the differences that Holm's procedure over all of them tells apart from chance.
+    ``told_apart`` are the differences, and the numbers of shots of the macro averages', that Holm's procedure over all
+    of a kind tells apart from chance.
     """
 
     def percent(estimate: Estimate | None) -> list[float] | None:
         return None if estimate is None else [100 * number for number in estimate]
 
     base, rows = runs[0], []
+    common = [{asked: tasks for _, asked in run.cells if (tasks := common_tasks([run, base], asked))} for run in runs]
     pairs = {
-        (n, key): (cell, base.cells[key])
+        (n, key): difference(cell, base.cells[key])
         for n, run in enumerate(runs)
-        if n
         for key, cell in run.cells.items()
         if key in base.cells
     }
-    apart = told_apart(pairs)
+    means = {
+        (n, asked): macro_difference(runs[n], base, tasks, asked)
+        for n, by_shots in enumerate(common)
+        for asked, tasks in by_shots.items()
+    }
+    apart = {
+        **told_apart({key: pairs[key] for key in pairs if key[0]}),
+        **told_apart({k: means[k] for k in means if k[0]}),
+    }
     for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        macros, differences = {}, {}
-        for asked in dict.fromkeys(asked for _, asked in run.cells):
-            if tasks := common_tasks([run, base], asked):
-                own = percent(macro(run, tasks, asked)), percent(macro_difference(run, base, tasks, asked))
-                macros[asked] = {"tasks": tasks, "percent": own[0], "difference": own[1]}
-        for key, cell in run.cells.items():
-            if key in base.cells:
-                differences["_".join(key)] = percent(difference(cell, base.cells[key]))
         rows.append(
             {
                 "run": label,
@@ -251,9 +261,23 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "tokens": run.model.tokens,
                 "style": run.style,
                 "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
-                "macro": macros,
-                "difference": differences,
-                "told_apart": ["_".join(key) for key in run.cells if apart.get((n, key))],
+                "macro": {
+                    asked: {
+                        "tasks": tasks,
+                        "percent": percent(macro(run, tasks, asked)),
+                        "difference": percent(found.estimate if (found := means[n, asked]) else None),
+                    }
+                    for asked, tasks in common[n].items()
+                },
+                "difference": {
+                    "_".join(key): percent(found.estimate if found else None)
+                    for (m, key), found in pairs.items()
+                    if m == n
+                },
+                "told_apart": [
+                    *("_".join(key) for key in run.cells if apart.get((n, key))),
+                    *(asked for asked in common[n] if apart.get((n, asked))),
+                ],
             }
         )
     return rows
@@ -272,18 +296,15 @@ def group_means(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
             members.setdefault((group, result.shots.asked), {}).setdefault(result.task, result)
     means: dict[str, dict[str, Any]] = {}
     for (group, asked), tasks in members.items():
-        rows = [result.rows.count for result in tasks.values()]
-        weights = [count / sum(rows) for count in rows]
-        estimates = [result.estimate for result in tasks.values()]
-        value = sum(weight * each.value for weight, each in zip(weights, estimates, strict=True))
-        half = sqrt(
-            sum((weight * (each.high - each.low) / 2) ** 2 for weight, each in zip(weights, estimates, strict=True))
-        )
-        means.setdefault(group, {})[asked] = {
+        own = list(tasks.values())
+        rows, share = [result.rows.count for result in own], all(result.is_share for result in own)
+        value, *bounds = mean_of([result.estimate for result in own], rows, share=share)
+        shown = {
             "value": value,
-            "interval_95": [value - half, value + half],
+            "interval_95": bounds,
             "rows": sum(rows),
             "tasks": list(tasks),
-            "metric": next(iter(tasks.values())).metric,
+            "metric": own[0].metric,
         }
+        means.setdefault(group, {})[asked] = shown
     return means

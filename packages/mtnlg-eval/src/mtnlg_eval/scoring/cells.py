@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import count, cycle
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mtnlg_eval.tasks.lm_eval_tasks import lm_eval_rows
 from mtnlg_eval.tasks.paper_task import PAPER
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.shots import ANY_SHOT, sample_rows
+from mtnlg_model.console import Failure
+
+from .measures import gold_of, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from lm_eval.api.task import Task
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from mtnlg_eval.tasks.sources import TaskRows
 
 
+T = TypeVar("T")
 OF_LM_EVAL = "lm_eval:"
 """Before the name of a task that is lm-eval's, though the nine have one of that name."""
 
@@ -111,11 +116,62 @@ class Cell:
     asked: str
     count: int
     seed: int
-    task: Task = None
-    numbers: list[int] = field(default_factory=list)
+    numbers: list[int]
     failed: dict[int, str] = field(default_factory=dict)
+    task: Task = None
 
     @property
     def key(self) -> str:
         """Its name for lm-eval."""
         return f"{self.source.name} {self.asked} {self.seed}"
+
+    @property
+    def why_none(self) -> str:
+        """Why no row is left; "" if that is not because of rows."""
+        number, why = next(iter(self.failed.items()), (0, ""))
+        return why and f"no row of {len(self.failed)} can be scored; row {number}: {why}"
+
+    def fail(self, position: int, error: Exception) -> None:
+        """Leave out the row at this position among those of its requests."""
+        self.failed[self.numbers[position]] = reason_of(error)
+
+    def attempt(self, position: int, instead: T, function: Callable[..., T], *args: Any, **options: Any) -> T:  # noqa: ANN401
+        """What a function of the task's makes of this row; ``instead`` where the row is left out, as it then is."""
+        try:
+            return instead if self.numbers[position] in self.failed else function(*args, **options)
+        except Exception as error:  # noqa: BLE001  (templates and functions of a task's YAML raise anything)
+            self.fail(position, error)
+            return instead
+
+    def guard(self, task: Task) -> None:
+        """Have rows left out for which building this task's requests fails."""
+        build, construct, rows = task.fewshot_context, task.construct_requests, count()
+        self.task = task
+
+        def context(doc: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's signatures)
+            task.doc_to_target(doc)
+            if task.OUTPUT_TYPE == "multiple_choice" and gold_of(task, doc) is None:
+                raise Failure("its answer is neither a choice nor the number of one")
+            return build(doc, *args, **options)
+
+        def requests(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+            if "metadata" not in options:  # for the context
+                return construct(*args, **options)
+            return self.attempt(options["metadata"][1], [], construct, *args, **options)
+
+        task.fewshot_context = lambda *args, **options: self.attempt(next(rows), "", context, *args, **options)
+        task.construct_requests = requests
+
+    def leave_failed(self) -> None:
+        """Number the requests that were built by the rows that are left, and guard how these are scored."""
+        left = [row for row, number in enumerate(self.numbers) if number not in self.failed]
+        position = {row: n for n, row in enumerate(left)}
+        for instance in self.task.instances:
+            instance.doc_id = position[instance.doc_id]
+        self.numbers, score, rows = (
+            [self.numbers[row] for row in left],
+            self.task.process_results,
+            cycle(position.values()),
+        )
+        self.task.process_results = lambda *args: self.attempt(next(rows), {}, score, *args)  # for each filter again
+        self.task.build_all_requests = lambda **_: None  # they are built

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from math import fsum, isnan
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.decoder import Decoder
 
-    from .generation import SampleRequest
     from .packing import Batch, Row
 
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
@@ -317,46 +316,45 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
                 prompts[n] = prompt  # type: ignore[assignment]  # what `parse` makes
                 if prompts[n].cut:
                     self.cut.add(id(request))
-        keys = {n: self._text_key(prompt) for n, prompt in prompts.items()}
-        stored = self.store.lookup(list(keys.values()))
-        texts = {n: str(stored[key]) for n, key in keys.items() if key in stored}
-        self.on_scored(len(texts) + len(requests) - len(prompts))
-        # A batch with one missing text runs whole: its texts must not depend on what is stored.
-        batches = [(numbers, batch) for numbers, batch in batch_prompts(prompts) if not texts.keys() >= set(numbers)]
-        for (numbers, batch), new in zip(batches, self.engine.generate(batch for _, batch in batches), strict=True):
-            self.on_scored(sum(n not in texts for n in numbers))
-            texts |= {n: self._decode(tokens, batch.options.until) for n, tokens in zip(numbers, new, strict=True)}
-            self.store.save((keys[n], texts[n]) for n in numbers)
+        self.on_scored(len(requests) - len(prompts))
+        batches, texts = list(batch_prompts(prompts)), dict[int, str]()
+        for (numbers, _), found in zip(batches, self._texts([batch for _, batch in batches]), strict=True):
+            texts.update(zip(numbers, found, strict=True))
+            self.on_scored(len(numbers))
         return [texts.get(n, "") for n in range(len(requests))]
 
-    def _text_key(self, prompt: Prompt) -> bytes:
-        until, max_tokens, sampling = prompt.options
-        drawn = (sampling.model_dump(), prompt.seed) if sampling.temperature else ()
-        return self.store.key("text", prompt.context, until, max_tokens, *drawn)
-
-    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[list[str]]:
-        """Yield the sampled texts of each request, in order; they are stored as they come."""
-        batches = [self._sample_batch(request) for request in requests]
-        keys = [self._sample_key(batch) for batch in batches]
-        texts = self.store.lookup(keys)
-        missing = {key: batch for key, batch in zip(keys, batches, strict=True) if key not in texts}
-        generated = self.engine.generate(missing.values())
-        for key in keys:
-            if key not in texts:  # the next of the missing ones, which are in the order of the keys
-                texts[key] = [self._decode(tokens, missing[key].options.until) for tokens in next(generated)]
-                self.store.save([(key, texts[key])])
-            yield list(texts[key])
-
-    def _sample_batch(self, request: SampleRequest) -> PromptBatch:
-        options = Options(request.stop, request.max_tokens, request.sampling)
-        context, seeds = self._prompts.encode_prompt(request.prompt), row_seeds(request.sampling.seed, request.samples)
-        return PromptBatch((context,) * request.samples, options, tuple(seeds))
-
-    def _sample_key(self, batch: PromptBatch) -> bytes:
-        until, max_tokens, sampling = batch.options
-        return self.store.key(
-            "samples", batch.contexts[0], len(batch.contexts), until, max_tokens, sampling.model_dump()
+    def sample(self, requests: Sequence[tuple[str, int, Options]]) -> Iterator[list[str]]:
+        """Yield so many sampled texts of each prompt, in order; they are stored as they come."""
+        return self._texts(
+            [
+                PromptBatch(
+                    (self._prompts.encode_prompt(prompt),) * count,
+                    options,
+                    tuple(row_seeds(options.sampling.seed, count)),
+                )
+                for prompt, count, options in requests
+            ]
         )
+
+    def _texts(self, batches: Sequence[PromptBatch]) -> Iterator[list[str]]:
+        """The texts of each batch; it runs whole if one is missing, since texts must not depend on what is stored."""
+        keys = [self._text_keys(batch) for batch in batches]
+        stored = self.store.lookup([key for own in keys for key in own])
+        missing = [not stored.keys() >= set(own) for own in keys]
+        generated = self.engine.generate(compress(batches, missing))
+        for batch, own, lacking in zip(batches, keys, missing, strict=True):
+            if lacking:
+                texts = [self._decode(tokens, batch.options.until) for tokens in next(generated)]
+                self.store.save(zip(own, texts, strict=True))
+            yield texts if lacking else [str(stored[key]) for key in own]
+
+    def _text_keys(self, batch: PromptBatch) -> list[bytes]:
+        until, max_tokens, sampling = batch.options
+        drawn = [(sampling.model_dump(), seed) if sampling.temperature else () for seed in batch.seeds]
+        return [
+            self.store.key("text", context, until, max_tokens, *own)
+            for context, own in zip(batch.contexts, drawn, strict=True)
+        ]
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         """The text before the end, without special tokens, behind what the model thought, up to the first stop."""

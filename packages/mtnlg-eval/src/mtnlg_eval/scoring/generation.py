@@ -86,16 +86,6 @@ class Prompt(NamedTuple):
         return cls(kept, parsed, seed, len(kept) < len(context))
 
 
-class SampleRequest(NamedTuple):
-    """Request for ``samples`` sampled continuations of one prompt, each up to the first of the ``stop`` strings."""
-
-    prompt: str
-    samples: int
-    max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...]
-
-
 class PromptBatch(NamedTuple):
     """Tokenized prompts generated together, with the same options, and the seed of each."""
 

@@ -29,19 +29,17 @@ from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
 from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
-from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
+from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
 from .cells import OF_LM_EVAL, Cell, RowNumbers, Source, TaskOptions
-from .measures import Guarded, gold_of, metrics_of, reason_of, scores_of
+from .measures import gold_of, metrics_of, reason_of, scores_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from lm_eval.api.instance import Instance
 
     from .decoder_lm import DecoderLM
     from .open_model import OpenedModel
@@ -123,19 +121,12 @@ class Evaluation:
         own = [source for source in self.sources.values() if hasattr(source.task, "rows")]
         for line in [f"{source.name}: {note}" for source in own for note in source.rows.notes]:
             say(line)
-        lm.on_failed = self._on_failed
         if self.options.apply_chat_template:
             lm.chat_template(self.options.apply_chat_template)
         cells = [cell for cell in self._cells() if self._build(cell)]
-        while cells:
-            evaluated = self._evaluate(cells)
-            again = [cell for cell in cells if set(cell.numbers) & cell.failed.keys()]
-            for cell in cells:
-                if cell not in again:
-                    self._finish(cell, evaluated)
-            for cell in again:  # rows have failed: once more without them, from the store
-                cell.numbers = [number for number in cell.numbers if number not in cell.failed]
-            cells = [cell for cell in again if self._build(cell)]
+        evaluated = self._evaluate(cells) if cells else {}
+        for cell in cells:
+            self._finish(cell, evaluated)
         if leads:
             self._folder.collect()
         if lm.store.taken_over:
@@ -162,51 +153,35 @@ class Evaluation:
             self._folder.add_gap(name, why, self._model.source)
 
     def _build(self, cell: Cell) -> bool:
-        """Build a cell's requests, without the rows that have failed; whether any row is left."""
-        source, numbers = cell.source, cell.numbers
-        try:
-            self._build_rows(cell)
-        except Exception:  # noqa: BLE001  (templates and functions of a task's YAML raise anything)
-            for number in numbers:
-                cell.numbers = [number]
-                try:
-                    self._build_rows(cell)
-                except Exception as error:  # noqa: BLE001
-                    cell.failed[number] = reason_of(error)
-            cell.numbers = [number for number in numbers if number not in cell.failed]
-            if cell.numbers:
-                self._build_rows(cell)
-        if not cell.numbers:
-            number, why = next(iter(cell.failed.items()))
-            self._miss(source.name, f"no row of {len(numbers) or len(cell.failed)} can be scored; row {number}: {why}")
-        elif self._leads:
-            self._folder.clear_gap(source.name)
-        return bool(cell.numbers)
-
-    def _build_rows(self, cell: Cell) -> None:
-        source, options = cell.source, self.options
+        """Build a cell's requests, without the rows for which that fails; whether any row is left."""
+        source, options, chat = cell.source, self.options, bool(self.options.apply_chat_template)
         if isinstance(source.task, PaperTask):
             task = source.task.with_shots(self._lm, cell.count, options.choice, cell.seed)
         else:
             task = with_shots(source.task, cell.count, cell.seed)
         if options.gen_kwargs and task.get_config("generation_kwargs") is not None:
             task.set_config("generation_kwargs", {**task.get_config("generation_kwargs"), **options.gen_kwargs})
-        chat = bool(options.apply_chat_template)
-        task.build_all_requests(
-            samples=None if len(cell.numbers) == len(source.identities) else RowNumbers(cell.numbers),
-            system_instruction=options.system_instruction,
-            apply_chat_template=chat,
-            fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
-            chat_template=self._lm.apply_chat_template if chat else None,
-        )
-        cell.task = task
+        cell.guard(task)
+        try:
+            task.build_all_requests(
+                samples=RowNumbers(cell.numbers) if len(cell.numbers) < len(source.identities) else None,
+                system_instruction=options.system_instruction,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
+                chat_template=self._lm.apply_chat_template if chat else None,
+            )
+        except Exception as error:  # noqa: BLE001  (no row is left, or what a task's YAML names raises anything)
+            self._miss(source.name, cell.why_none or reason_of(error))
+            return False
+        cell.leave_failed()
+        if self._leads:
+            self._folder.clear_gap(source.name)
+        return True
 
     def _evaluate(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """One call of lm-eval with all cells."""
-        self._cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
-        for cell in cells:
-            cell.task.build_all_requests = lambda **_: None  # they are built
-            cell.task.process_results = Guarded(cell, cell.task.process_results)
+        cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
+        self._lm.on_failed = lambda instance, why: cell_of[id(instance)].fail(instance.doc_id, why)
         chosen = {
             cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.identities)
         }
@@ -221,21 +196,20 @@ class Evaluation:
             )
         return evaluated
 
-    def _on_failed(self, instance: Instance, failure: Failure) -> None:
-        cell = self._cell_of[id(instance)]
-        cell.failed[cell.numbers[instance.doc_id or 0]] = str(failure)
-
     def _finish(self, cell: Cell, evaluated: dict[str, Any]) -> None:
         """Add a cell's result to the folder."""
         name = cell.source.name
         samples = self._samples(cell, evaluated["samples"][cell.key])
+        for number, why in cell.failed.items():
+            say(f"{name} {cell.asked}: row {number} is left out: {why}")
+        if not samples:
+            self._miss(name, cell.why_none)
+            return
         result = self._result(cell, samples, evaluated)
         if self._leads:
             lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
             result = self._folder.add(result, lines)
         self.scores.setdefault(name, {}).setdefault(cell.asked, []).append(result)
-        for number, why in cell.failed.items():
-            say(f"{name} {cell.asked}: row {number} is left out: {why}")
         if cut := [sample["id"] for sample in samples if sample["truncated"]]:
             say(
                 f"{name} {cell.asked}: {len(cut)} prompts are longer than the context of {self._lm.max_length} tokens "
@@ -244,17 +218,12 @@ class Evaluation:
 
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """lm-eval's records of rows, one per filter, in the form of its own tracker; numbers stay numbers."""
-        task = cell.task
-        by_row: dict[int, list[Instance]] = {}
-        for instance in task.instances:
-            by_row.setdefault(cell.numbers[instance.doc_id or 0], []).append(instance)
-        position = {number: n for n, number in enumerate(cell.numbers)}
-        made = []
+        task, made = cell.task, []
+        cut = {cell.numbers[each.doc_id or 0] for each in task.instances if id(each) in self._lm.cut}
         for sample in samples:
-            number, instances = sample["doc_id"], by_row[sample["doc_id"]]
-            row = cell.source.identities[number]
-            cut = [instance for instance in instances if id(instance) in self._lm.cut]
-            pairs = [tuple(pair) for pair in sample["arguments"]]
+            if (number := sample["doc_id"]) in cell.failed:
+                continue
+            row, pairs = cell.source.identities[number], [tuple(pair) for pair in sample["arguments"]]
             arguments = {
                 f"gen_args_{n}": {f"arg_{k}": part for k, part in enumerate(pair)} for n, pair in enumerate(pairs)
             }
@@ -267,20 +236,11 @@ class Evaluation:
                     "cluster": row.cluster,
                     "gold": gold_of(task, sample["doc"]),
                     "scores": scores_of(task, sample),
-                    "shots": self._shown(cell, position[number], cut),
-                    "truncated": bool(cut),
+                    "shots": task.shown[row.id] if isinstance(task, PaperTask) else task.config.num_fewshot,
+                    "truncated": number in cut,
                 }
             )
         return made
-
-    def _shown(self, cell: Cell, position: int, cut: Sequence[Instance]) -> int:
-        """Shots that a row's prompt shows whole."""
-        if isinstance(cell.task, PaperTask):
-            return cell.task.shown[position]
-        draws = getattr(getattr(cell.task, "sampler", None), "draws", ())
-        if not draws:
-            return cell.count
-        return whole_shots(cell.task, self._lm, cut[0], draws[position]) if cut else len(draws[position])
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
         lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key

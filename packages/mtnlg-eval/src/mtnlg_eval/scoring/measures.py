@@ -16,32 +16,6 @@ if TYPE_CHECKING:
 
     from lm_eval.api.task import Task
 
-    from .cells import Cell
-
-
-class Guarded:
-    """A task's ``process_results`` that leaves out a row which it cannot score."""
-
-    def __init__(self, cell: Cell, process_results: Any) -> None:  # noqa: ANN401  (a bound method)
-        self._cell, self._process_results, self._rows = cell, process_results, list(cell.numbers)
-        self._calls = 0
-
-    def __call__(self, doc: Any, results: Any) -> dict[str, Any]:  # noqa: ANN401  (lm-eval's signature)
-        """The row's metrics, or nothing."""
-        number = self._rows[self._calls % len(self._rows)]  # once per filter and row, in order
-        self._calls += 1
-        if number in self._cell.failed:
-            return {}
-        task = self._cell.task
-        try:
-            metrics: dict[str, Any] = self._process_results(doc, results)
-            if task.OUTPUT_TYPE == "multiple_choice" and gold_of(task, doc) is None:
-                self._cell.failed[number] = "its answer is neither a choice nor the number of one"
-        except Exception as error:  # noqa: BLE001  (functions of a task's YAML raise anything)
-            self._cell.failed[number] = reason_of(error)
-            return {}
-        return metrics
-
 
 def reason_of(error: Exception) -> str:
     """An error in a few words."""

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from pydantic import Field
 
-from mtnlg_eval.scoring.generation import SampleRequest
+from mtnlg_eval.scoring.generation import Options
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.generation.sampling import Sampling
 
@@ -89,12 +89,11 @@ def sample_descriptions(lm: DecoderLM, kind: str, samples: int) -> dict[str, lis
         for who in identifiers
     ]
     groups, requests = [], []
-    for group, prompt in prompts:
-        for start in range(0, samples, SAMPLES_PER_REQUEST):
-            sampling = Sampling(temperature=1.0, top_p=0.9, seed=crc32(prompt.encode()) + start)
-            count = min(SAMPLES_PER_REQUEST, samples - start)
-            groups.append(group)
-            requests.append(SampleRequest(prompt, count, NEW_TOKENS, sampling, SENTENCE_ENDS))
+    for (group, prompt), start in product(prompts, range(0, samples, SAMPLES_PER_REQUEST)):
+        sampling = Sampling(temperature=1.0, top_p=0.9, seed=crc32(prompt.encode()) + start)
+        groups.append(group)
+        count = min(SAMPLES_PER_REQUEST, samples - start)
+        requests.append((prompt, count, Options(SENTENCE_ENDS, NEW_TOKENS, sampling)))
     sentences: dict[str, list[str]] = {group: [] for group in KINDS[kind]}
     with progress(kind, len(prompts) * samples, "samples") as advance:
         for group, texts in zip(groups, lm.sample(requests), strict=True):

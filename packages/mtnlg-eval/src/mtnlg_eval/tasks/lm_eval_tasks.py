@@ -15,6 +15,7 @@ import random
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,11 @@ from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import regular
 
 from .sandbox import PROMPTS
-from .shots import max_shots_that_fit
 from .sources import TaskRows, load_hub_task, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
     from lm_eval.api.task import Task
 
     from .rows import Document
@@ -190,25 +188,23 @@ def lm_eval_rows(task: Task) -> TaskRows:
 
 
 class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
-    """lm-eval's sampler of a task, keeping every draw, in which the scored row has been replaced by another.
+    """lm-eval's sampler of a task, whose draws have another row instead of the scored one.
 
     lm-eval leaves it out where the pool is the test split alone.
     """
 
     def __init__(self, sampler: ContextSampler) -> None:
-        self._sampler = copy(sampler)
-        self.draws: list[Sequence[Document]] = []
+        self._sampler, self._spares = copy(sampler), count()
         self.scored: Document = {}
 
     def sample(self, n: int, *args: Any, **options: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
         """Draw ``n`` shots for the row ``scored``, or fewer where there are no more."""
         drawn: list[Document] = list(self._sampler.sample(n, *args, **options))
+        spare = random.Random(next(self._spares))  # lm-eval's own goes on as it would
         if self.scored in drawn:
             others = [row for row in self._sampler.fewshot_docs() if row != self.scored and row not in drawn]
             kept = [row for row in drawn if row != self.scored]
-            spare = random.Random(len(self.draws))  # lm-eval's own goes on as it would
             drawn = kept + spare.sample(others, min(n - len(kept), len(others)))
-        self.draws.append(drawn)
         return drawn
 
     def set_rnd(self, rnd: int | None) -> ContextSampler:
@@ -221,8 +217,8 @@ def _context_of(task: Task, doc: Document, *args: Any, **options: Any) -> Any:  
     return type(task).fewshot_context(task, doc, *args, **options)
 
 
-def with_shots(task: Task, count: int, seed: int) -> Task:
-    """A task of lm-eval's with ``count`` shots, or as many as there are, drawn with ``seed``."""
+def with_shots(task: Task, shots: int, seed: int) -> Task:
+    """A task of lm-eval's with this many ``shots``, or as many as there are, drawn with ``seed``."""
     made = copy(task)
     made._config = copy(task.config)  # noqa: SLF001  (Task's own)
     if hasattr(task, "sampler"):
@@ -230,31 +226,9 @@ def with_shots(task: Task, count: int, seed: int) -> Task:
         pool = len(task.sampler.df) - (split is not None and split == task.config.test_split)
         made.sampler = OwnShots(task.sampler)
         made.fewshot_context = partial(_context_of, made)
-        count = min(count, pool) if count else 0
-    made.set_config("num_fewshot", count)
+        shots = min(shots, pool) if shots else 0
+    made.set_config("num_fewshot", shots)
     made.set_fewshot_seed(seed)
     if (options := task.get_config("generation_kwargs")) and (options.get("do_sample") or options.get("temperature")):
         made.set_config("generation_kwargs", {**options, "seed": options.get("seed", seed)})
     return made
-
-
-def whole_shots(task: Task, lm: TemplateLM, instance: Instance, drawn: Sequence[Document]) -> int:
-    """Shots that are whole in a prompt that loses its beginning."""
-    prompt, continuation = instance.args
-    if not isinstance(continuation, str):
-        return 0
-    _, answer = lm._encode_pair(prompt, continuation)  # noqa: SLF001  (TemplateLM's own method)
-    starts, end = [], 0
-    for shot in drawn:
-        question = task.doc_to_text(shot)
-        text = task.doc_to_choice(shot)[question] if isinstance(question, int) else question
-        if (start := prompt.find(text, end)) < 0:
-            return 0
-        starts.append(start)
-        end = start + len(text)
-
-    def tokens(shots: int) -> int:
-        begin = starts[len(starts) - shots] if shots else len(prompt)
-        return len(lm.tok_encode(prompt[begin:], add_special_tokens=False))
-
-    return max_shots_that_fit(len(starts), tokens, lm.max_length + 1 - len(answer))

@@ -65,11 +65,11 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style. The loader adds
     ``style`` and ``rows_from``, the folder of the rows (absent: the hub), or ``revision``, the hub's (absent: newest).
 
-    ``shown`` has the number of shots in each prompt, in the order in which they are built.
+    ``shown`` has the number of shots in each document's prompt by its id.
     """
 
     lm: TemplateLM
-    shown: list[int]
+    shown: dict[str, int]
 
     def __init__(self, config: dict[str, Any]) -> None:
         config.pop("class", None)
@@ -112,7 +112,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 
     def take_shots(self, lm: TemplateLM, count: int, draw: Callable[[Document], Sequence[Document]]) -> None:
         """Put ``count`` shots that ``draw`` gives into every prompt from now on."""
-        self.lm, self.sampler, self.shown, self._draw, self._choice_tokens = lm, DrawnShots(), [], draw, {}
+        self.lm, self.sampler, self.shown, self._draw, self._choice_tokens = lm, DrawnShots(), {}, draw, {}
         self._config = copy(self.config)
         self.set_config("num_fewshot", count)
         if count:
@@ -134,7 +134,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             return max(len(self.lm.tok_encode(text)) for text in texts)
 
         shots = max_shots_that_fit(len(self.sampler.drawn), prompt_tokens, room)
-        self.shown.append(shots)
+        self.shown[doc["id"]] = shots
         return contexts[shots] if shots in contexts else render(doc, shots, **options)
 
     def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401

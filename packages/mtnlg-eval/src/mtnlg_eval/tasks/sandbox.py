@@ -1,10 +1,9 @@
 """The sandbox of templates that strangers wrote: chat templates, and the prompts of lm-eval's YAML.
 
 A template reaches neither Python's objects behind its values nor a way to change them (Jinja's immutable sandbox), and
-one rendering has a budget, in characters: an iteration or macro costs `STEP` and the text and nodes of its body; a
-call, a filter, an operator, a slice, what is compared and what is printed cost `STEP` and their size. What grows out of
-arguments (``"x" * 10**9``) is refused before it is computed. A regular expression has no bound but the text that it
-runs over.
+one rendering has a budget, in characters: each value that a template names or computes, constants and text included,
+costs `STEP` and its size. What grows out of arguments (``"x" * 10**9``) is refused before it is computed. A regular
+expression has no bound but the text that it runs over.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from jinja2.visitor import NodeTransformer
 from lm_eval.utils import regex_replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from jinja2.runtime import Context
 
@@ -41,20 +40,15 @@ class _Rendering(Template):
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's immutable sandbox with a budget for each rendering; what exceeds it raises ``SecurityError``."""
 
-    intercepted_binops = frozenset({"+", "*", "%", "**"})
+    intercepted_binops = frozenset({"*", "%", "**"})
     template_class = _Rendering
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  (Jinja's own)
-        super().__init__(finalize=self._charged, **options)
+        super().__init__(**options)
         self.spent = 0
         self.globals.pop("lipsum")
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
-        self.filters |= {
-            "budgeted": self._iterate,
-            "joined": self._join,
-            "charged": self._charged,
-            "spent": self._spend,
-        }
+        self.filters["charged"] = self._charged
         self.compiled = lru_cache(maxsize=256)(super().from_string)
 
     def from_string(self, source: Any, *_: Any, **__: Any) -> Template:  # noqa: ANN401  (Jinja's signature)
@@ -62,28 +56,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.compiled(source)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        self.spent = 0
-        tree: nodes.Template = _Budgeted().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = _Charging().visit(super()._parse(source, name, filename))
         return tree
 
-    def _charged(self, value: Any, cost: int = STEP) -> Any:  # noqa: ANN401
-        self.spent += cost + _length(value)
+    @pass_context  # so that it is not computed when the template is compiled
+    def _charged(self, context: Context, value: Any) -> Any:  # noqa: ANN401
+        del context
+        self.spent += STEP + _length(value)
         if self.spent > BUDGET:
             raise SecurityError(f"a template of more than {BUDGET:,} steps and characters")
         return value
-
-    def _iterate(self, items: Iterable[Any], cost: int) -> Iterator[Any]:
-        for item in items:
-            self._charged(None, cost)
-            yield item
-
-    @pass_context  # so that it is not computed when the template is compiled
-    def _spend(self, context: Context, value: str, cost: int) -> Any:  # noqa: ANN401
-        del context
-        return self._charged(value, cost)
-
-    def _join(self, values: Iterable[Any]) -> Any:  # noqa: ANN401
-        return "".join(self._charged(str(value)) for value in values)
 
     def _check(self, *arguments: object) -> None:
         if prod(max(1, _size(argument)) for argument in arguments) > MOST:
@@ -93,7 +75,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             self._check(*args, *kwargs.values(), _width(function, args[0]))
-            return self._charged(function(*args, **kwargs))
+            return function(*args, **kwargs)
 
         return bounded
 
@@ -101,22 +83,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """The result of an operator whose results can grow."""
         if operator == "**":
             self._check(_length(left), right)
-        elif operator != "+" and not (isinstance(left, int | float) and isinstance(right, int | float)):
+        elif not (isinstance(left, int | float) and isinstance(right, int | float)):
             self._check(left, right, _width(str.format, left))
-        return self._charged(super().call_binop(context, operator, left, right))
+        return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """The result of a call."""
         text = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         self._check(text, *args, *kwargs.values(), _width(called, text))
-        return self._charged(super().call(context, called, *args, **kwargs))
+        return super().call(context, called, *args, **kwargs)
 
 
 def _length(value: object) -> int:
     """Characters or items of a value, bits of a number."""
     if isinstance(value, int):
         return value.bit_length()
-    return len(value) if isinstance(value, str | list | tuple | dict) else 0
+    return len(value) if isinstance(value, str | list | tuple | dict | range) else 0
 
 
 def _size(value: object) -> int:
@@ -133,45 +115,17 @@ def _width(function: object, text: object) -> int:
     return max(map(int, re.findall("[0-9]{1,12}", text)), default=0)
 
 
-class _Budgeted(NodeTransformer):
-    """Charges what a template does without a call: iterations, macros, ``a ~ b``, comparisons and slices."""
+class _Charging(NodeTransformer):
+    """Has every value charged, where it is named or computed."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  (Jinja's)
-        cost = _cost(node.body)
-        self.generic_visit(node)
-        node.iter = _filter(node.iter, "budgeted", nodes.Const(cost))
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
-        cost = nodes.Const(_cost(node.body))
-        self.generic_visit(node)
-        node.body.insert(0, nodes.Output([_filter(nodes.Const(""), "spent", cost)], lineno=node.lineno))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
-        self.generic_visit(node)
-        return _filter(nodes.List(node.nodes, lineno=node.lineno), "joined")
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = _filter(node.expr, "charged")
-        for operand in node.ops:
-            operand.expr = _filter(operand.expr, "charged")
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
-        self.generic_visit(node)
-        return _filter(node, "charged") if isinstance(node.arg, nodes.Slice) else node
-
-
-def _filter(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
-
-
-def _cost(body: list[nodes.Node]) -> int:
-    """Of one run through these nodes, beside what is charged where it happens."""
-    texts = sum(len(text.data) for part in body for text in part.find_all(nodes.TemplateData))
-    return STEP + texts + sum(1 for part in body for _ in part.find_all(nodes.Node))
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:  # noqa: ANN401
+        super().generic_visit(node, *args, **kwargs)
+        if isinstance(node, nodes.CallBlock):  # Jinja wants the call itself
+            node.call = cast("nodes.Call", cast("nodes.Filter", node.call).node)
+        stored = getattr(node, "ctx", "load") != "load" or isinstance(node, nodes.NSRef | nodes.Slice)
+        if stored or not isinstance(node, nodes.Expr):
+            return node
+        return nodes.Filter(node, "charged", [], [], None, None, lineno=node.lineno)
 
 
 PROMPTS = Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
