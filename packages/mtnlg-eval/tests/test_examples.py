@@ -16,7 +16,7 @@ from mtnlg_eval.results.compare import Cell
 from mtnlg_eval.tasks.examples import EXAMPLES
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import read_task
+from mtnlg_eval.tasks.sources import open_rows
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -29,7 +29,7 @@ def test_an_example_row_is_read_and_every_key_of_it_is_needed(task: str, tmp_pat
     file = tmp_path / task / ("test/high/1.txt" if task == "race_h" else "test.jsonl")
     file.parent.mkdir(parents=True)
     file.write_text(EXAMPLES[task])
-    assert len(read_task(tmp_path, task).scored) == 1
+    assert len(open_rows(task, tmp_path, {}).rows().scored) == 1
     row = json.loads(EXAMPLES[task])
     for key in row:
         with pytest.raises(ValidationError):

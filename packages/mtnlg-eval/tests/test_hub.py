@@ -15,9 +15,9 @@ from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.harness import Evaluation
-from mtnlg_eval.tasks.paper_task import read_hub_texts, task_manager
+from mtnlg_eval.tasks.paper_task import task_manager
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import read_task
+from mtnlg_eval.tasks.sources import open_rows
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def test_a_task_takes_its_rows_from_its_data_set(name: str, hub: list[tuple[str,
     assert hub == [(path, dataset)]
     expected = ROWS[name].model_validate(row).documents()
     assert task.eval_docs == task.rows.shots == expected
-    assert [text for _, text in read_hub_texts(name)] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
+    published = open_rows(name, None, task_manager(None).task_index[name].cfg)
+    assert [text for _, text in published.texts()] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
 
 
 def test_a_row_of_the_hub_that_is_wrong_is_named(
@@ -88,7 +89,7 @@ def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "test.txt").write_text("a passage of words\n")
     task = task_manager(tmp_path).load(["lambada"])["tasks"]["lambada"]
-    assert task.eval_docs == read_task(tmp_path, "lambada").scored
+    assert task.eval_docs == open_rows("lambada", tmp_path, {}).rows().scored
     assert not hub
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import build_task_rows, read_task, read_texts, unique_texts
+from mtnlg_eval.tasks.sources import Published, open_rows
 from mtnlg_model.console import Failure
 
 OURS = Path(__file__).parent / "rows"
@@ -35,12 +35,12 @@ def written(folder: Path, name: str, *lines: object) -> Path:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_published_files_are_read(name: str) -> None:
     """Rows of our own in every published format, and samples of the published ones where they are beside us."""
-    ours = read_task(OURS, name)
+    ours = open_rows(name, OURS, {}).rows()
     assert ours.scored
     assert not ours.left_out
     if not PUBLISHED.is_dir():
         return
-    rows = read_task(PUBLISHED, name)
+    rows = open_rows(name, PUBLISHED, {}).rows()
     counts = {"race_h": 139, "boolq": 300, "winogrande": 400, "piqa": 400, "anli_r2": 200, "hans": 450}
     assert len(rows.scored) == counts.get(name, 300)
     pools = {"race_h": 54, "winogrande": 100, "anli_r2": 100, "wic": 100}
@@ -52,7 +52,7 @@ def test_the_published_files_are_read(name: str) -> None:
 def test_the_quickstart_rows_are_read(name: str) -> None:
     if not QUICKSTART.is_dir():
         pytest.skip("the package is tested outside its repository")
-    rows = read_task(QUICKSTART, name)
+    rows = open_rows(name, QUICKSTART, {}).rows()
     assert len(rows.scored) >= 10
     assert rows.shots is not rows.scored
 
@@ -60,11 +60,11 @@ def test_the_quickstart_rows_are_read(name: str) -> None:
 @pytest.mark.parametrize(("label", "expected"), [("true", 1), ("false", 0), (True, 1), (False, 0), (1, 1), ("T", 1)])
 def test_a_label_may_be_text_number_or_boolean(tmp_path: Path, label: object, expected: int) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ | {"label": label})
-    assert read_task(tmp_path, "boolq").scored[0]["label"] == expected
+    assert open_rows("boolq", tmp_path, {}).rows().scored[0]["label"] == expected
 
 
 def test_wic_reads_the_original_table_as_superglue_has_it() -> None:
-    words = [shot["word"] for shot in read_task(OURS, "wic").shots]
+    words = [shot["word"] for shot in open_rows("wic", OURS, {}).rows().shots]
     assert words == ["bark", "sailed", "spring"]
 
 
@@ -72,8 +72,8 @@ def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
     problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
     hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
     file = RACE | {"id": "high1.txt"}
-    (from_hub,) = build_task_rows("race_h", {"test": [("", lambda: hub)]}, {}, "").scored
-    (from_file,) = build_task_rows("race_h", {"test": [("", lambda: file)]}, {}, "").scored
+    (from_hub,) = Published("race_h", "", {"test": lambda: [("", lambda: hub)]}, "test").rows().scored
+    (from_file,) = Published("race_h", "", {"test": lambda: [("", lambda: file)]}, "test").rows().scored
     assert from_hub == from_file
     assert from_hub["id"] == "high1.txt-1"
 
@@ -90,14 +90,14 @@ def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
 def test_splits_are_known_by_their_names(tmp_path: Path, names: list[str], scored: str, shots: str) -> None:
     for name in names:
         written(tmp_path, f"boolq/{name}", BOOLQ | {"idx": name})
-    rows = read_task(tmp_path, "boolq")
+    rows = open_rows("boolq", tmp_path, {}).rows()
     assert [doc["id"] for doc in rows.scored] == [scored]
     assert [doc["id"] for doc in rows.shots] == [shots]
 
 
 def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ, BOOLQ, BOOLQ | {"idx": None})
-    first, second, third = (doc["id"] for doc in read_task(tmp_path, "boolq").scored)
+    first, second, third = (doc["id"] for doc in open_rows("boolq", tmp_path, {}).rows().scored)
     assert (first, second) == ("0", "0#2")
     assert re.fullmatch(r"[0-9a-f]{16}", third)
 
@@ -138,7 +138,9 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
 ) -> None:
     written(tmp_path, file, *lines)
     try:
-        (told,) = read_task(tmp_path, file.split("/", maxsplit=1)[0]).malformed.values()  # where others are well-formed
+        (told,) = (
+            open_rows(file.split("/", maxsplit=1)[0], tmp_path, {}).rows().malformed.values()
+        )  # where others are well-formed
     except Failure as failure:
         told = str(failure)
     assert message in told
@@ -147,31 +149,31 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
 
 def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="wic: no such folder"):
-        read_task(tmp_path, "wic")
+        open_rows("wic", tmp_path, {}).rows()
     written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
     with pytest.raises(Failure, match=r"its label file dev\.gold\.txt is missing"):
-        read_task(tmp_path, "wic")
+        open_rows("wic", tmp_path, {}).rows()
     written(tmp_path, "wic/dev.gold.txt", "T", "F")
     with pytest.raises(Failure, match="2 labels for the 1 rows"):
-        read_task(tmp_path, "wic")
+        open_rows("wic", tmp_path, {}).rows()
 
 
 def test_bytes_that_are_no_utf_8_are_told(tmp_path: Path) -> None:
     written(tmp_path, "lambada/test.txt", "a passage of words").write_bytes(b"a passage\na \xff word\n")
-    (told,) = read_task(tmp_path, "lambada").malformed.values()
+    (told,) = open_rows("lambada", tmp_path, {}).rows().malformed.values()
     assert "test.txt:2: 'utf-8' codec can't decode" in told
 
 
 def test_a_malformed_row_of_the_pool_is_left_out_and_named(tmp_path: Path) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ)
     train = written(tmp_path, "boolq/train.jsonl", BOOLQ, BOOLQ | {"passage": ""}, "nothing", BOOLQ)
-    rows = read_task(tmp_path, "boolq")
+    rows = open_rows("boolq", tmp_path, {}).rows()
     assert len(rows.shots) == 2
     assert [line.split(": ")[0] for line in rows.left_out] == [f"{train}:2", f"{train}:3"]
 
 
 def test_texts_hold_every_passage_question_and_option() -> None:
-    texts_by_task = {name: [text for _, text in read_texts(OURS, name)] for name in ROWS}
+    texts_by_task = {name: [text for _, text in open_rows(name, OURS, {}).texts()] for name in ROWS}
     assert texts_by_task["boolq"][:2] == [
         "Ask -- The church of Ask was built in 1460. The town hall beside it was added in 1712.",
         "is the town hall of Ask older than its church",
@@ -185,4 +187,4 @@ def test_texts_hold_every_passage_question_and_option() -> None:
 
 def test_a_text_that_comes_again_is_told_once() -> None:
     rows = [("", lambda: PIQA), ("", lambda: PIQA | {"sol2": "c"})]
-    assert [text for _, text in unique_texts("piqa", rows)] == ["g", "a", "b", "c"]
+    assert [text for _, text in Published("piqa", "", {"test": lambda: rows}, "test").texts()] == ["g", "a", "b", "c"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from mtnlg_eval.records import Record, T, parse_record
 from mtnlg_eval.results.compare import group_runs
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.studies.study import NAMES, study_class
@@ -26,7 +27,6 @@ from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small
 
 from .samples import sample_files
-from .schema import Schema, T, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ METRICS_BYTES = 1 << 30
 PARTS = ("data", "train", "eval")
 
 
-class Counts(Schema):
+class Counts(Record):
     """Documents of a source, or of all, in and out of a stage."""
 
     documents_in: int
@@ -55,7 +55,7 @@ class Stage(Counts):
     sources: dict[str, Counts]
 
 
-class Curation(Schema):
+class Curation(Record):
     """Schema of data/summary.json."""
 
     seconds: float
@@ -73,7 +73,7 @@ class Curation(Schema):
         return sum(c[0].documents_in for c in by_source.values()), sum(c[-1].documents_out for c in by_source.values())
 
 
-class Source(Schema):
+class Source(Record):
     """One source of the blend; ``weight`` is its share of the training samples, up to a common factor."""
 
     name: str
@@ -82,7 +82,7 @@ class Source(Schema):
     tokens: int
 
 
-class Blend(Schema):
+class Blend(Record):
     """Schema of data/tokens/blend.json; ``validation`` is the share of documents held out."""
 
     vocabulary: int
@@ -100,7 +100,7 @@ class Blend(Schema):
         return sum(source.weight for source in self.sources) or 1.0
 
 
-class Step(Schema):
+class Step(Record):
     """Schema of a line of train/metrics.jsonl. A loss or norm that is not finite may be null."""
 
     step: int
@@ -113,7 +113,7 @@ class Step(Schema):
     validation_loss: float | None = None
 
 
-class Layout(Schema):
+class Layout(Record):
     """Degrees of tensor, pipeline and data parallelism."""
 
     tp: int
@@ -121,7 +121,7 @@ class Layout(Schema):
     dp: int
 
 
-class Training(Schema):
+class Training(Record):
     """Schema of train/summary.json; a loss that is not finite may be null."""
 
     layout: Layout
@@ -138,7 +138,7 @@ class Training(Schema):
     stream: str | None = None
 
 
-class NotRun(Schema):
+class NotRun(Record):
     """A requested task that could not be scored on a checkpoint."""
 
     task: str
@@ -252,7 +252,7 @@ def read_run(folder: Path) -> Run:
 
 def _read(path: Path, schema: type[T]) -> T | None:
     try:
-        return parse_json(read_small(path), schema, str(path))
+        return parse_record(read_small(path), schema, str(path))
     except FileNotFoundError:
         return None
 
@@ -264,7 +264,7 @@ def _read_steps(path: Path) -> tuple[Step, ...]:
     except FileNotFoundError:
         return ()
     lines = enumerate(content.split(b"\n")[:-1], start=1)
-    return tuple(parse_json(line, Step, f"{path}:{number}") for number, line in lines if line.strip())
+    return tuple(parse_record(line, Step, f"{path}:{number}") for number, line in lines if line.strip())
 
 
 def _read_evaluation(folder: Path) -> Evaluation | None:
@@ -286,7 +286,7 @@ def _read_studies(folder: Path) -> tuple[dict[str, Study], list[str]]:
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             file = path.relative_to(folder.parent).as_posix()
             try:
-                studies[file] = parse_json(read_small(path), study_class(name), file)
+                studies[file] = parse_record(read_small(path), study_class(name), file)
             except Failure as failure:
                 errors.append(str(failure))
     return studies, errors

@@ -25,9 +25,8 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from mtnlg_eval.records import Record, parse_record
 from mtnlg_model.files import file_lines, write_text
-
-from .schema import Schema, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ SHARES = ("acc", "exact_match")
 """Metrics that say whether a row is right; where there is none, a task's first does."""
 
 
-class Sample(Schema):
+class Sample(Record):
     """A line of samples/NAME.jsonl; a row of a task with several filters has one for each."""
 
     id: str
@@ -92,7 +91,7 @@ def _read(path: Path) -> dict[str, Any]:
     rows: list[list[Any]] = []
     total, first = 0, None
     for number, line in enumerate(file_lines(path), start=1):
-        sample = parse_json(line, Sample, f"{path}:{number}")
+        sample = parse_record(line, Sample, f"{path}:{number}")
         first = first or sample.filter
         if sample.filter != first:
             continue

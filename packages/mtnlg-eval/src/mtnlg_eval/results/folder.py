@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from mtnlg_eval.records import parse_record
 from mtnlg_eval.tasks.published import TASKS
-from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json, write_text
 
 from .compare import compared, group_means, group_runs, labels
@@ -116,12 +116,7 @@ def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str
 
 
 def _read(path: Path) -> Result:
-    try:
-        return Result.model_validate_json(read_small(path))
-    except ValidationError as error:
-        detail = error.errors(include_url=False)[0]
-        key = ".".join(map(str, detail["loc"])) or "the file"
-        raise Failure(f"{path}: {key}: {detail['msg']}; remove it and score the task again") from None
+    return parse_record(read_small(path), Result, str(path), "remove it and score the task again")
 
 
 def _order(result: Result) -> tuple[object, ...]:

@@ -10,16 +10,12 @@ import hashlib
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import Field, computed_field, model_validator
+
+from mtnlg_eval.records import Record
 
 from .paper_setting import differences
 from .statistics import Estimate, mean_estimate
-
-
-class Record(BaseModel):
-    """Base of the parts of a result: immutable; unknown keys are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class FailedRow(Record):

@@ -25,13 +25,14 @@ from pydantic import Field, ValidationError
 
 from mtnlg_eval.chart import Axis, Chart, Dot, Line, lines_of
 from mtnlg_eval.markup import DASH, MINUS, decimal
+from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.table import Table
 from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import read_small
 
 from .cooccurrence import KINDS, Adjectives, count_adjectives, load_textblob, sample_descriptions
-from .study import Part, Study
+from .study import Study
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ def _log_sum(a: float, b: float) -> float:
     return max(a, b) + log(1 + exp(-abs(a - b)))
 
 
-class Occupations(Part):
+class Occupations(Record):
     """The paper's two statistics with their uncertainty, and log P(female) - log P(male) of each in nats."""
 
     occupations: int = 0

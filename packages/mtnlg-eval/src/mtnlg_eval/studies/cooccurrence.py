@@ -18,11 +18,10 @@ from zlib import crc32
 
 from pydantic import Field
 
+from mtnlg_eval.records import Record
 from mtnlg_eval.scoring.generation import Options
 from mtnlg_model.console import Failure, progress
 from mtnlg_model.generation.sampling import Sampling
-
-from .study import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,14 +57,14 @@ SENTENCE_ENDS = (".", "!", "?", "\n")
 MOST_FREQUENT = 100
 
 
-class Sentiment(Part):
+class Sentiment(Record):
     """Mean polarity of a group's words in percent: its positive and its negative part."""
 
     positive: float
     negative: float
 
 
-class Group(Part):
+class Group(Record):
     """A group's adjectives, most frequent first, those of no other group with their rank, and the sentiment of all."""
 
     samples: int = 0
@@ -74,7 +73,7 @@ class Group(Part):
     sentiment: Sentiment
 
 
-class Adjectives(Part):
+class Adjectives(Record):
     """The groups of one kind of bias; ``shared`` is the number of adjectives that all groups have."""
 
     shared: int

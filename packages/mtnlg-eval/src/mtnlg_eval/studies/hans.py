@@ -18,21 +18,21 @@ import re
 from collections import defaultdict
 from math import exp
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from mtnlg_eval.chart import PERCENT, Chart, Dot, Line, lines_of, steps
 from mtnlg_eval.markup import count
+from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.results.compare import group_runs, labels
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.statistics import mean_estimate
 from mtnlg_eval.table import Table
-from mtnlg_eval.tasks.rows import explain
 from mtnlg_model.console import Failure
 from mtnlg_model.files import file_lines
 
-from .study import Part, Study
+from .study import Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
         return said_true == (self.label == TRUE)
 
 
-class SubsetScore(Part):
+class SubsetScore(Record):
     """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold.
 
     ``low`` to ``high`` is the first one's 95 % interval, rows of one template counting as dependent.
@@ -83,7 +83,7 @@ class SubsetScore(Part):
     shifted: float
 
 
-class Tally(Part):
+class Tally(Record):
     """The study at one number of shots; ``labels`` and ``subcases`` are keyed by heuristic first."""
 
     whole: SubsetScore
@@ -123,18 +123,14 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
     )
 
 
-class _Doc(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Doc(BaseModel, strict=True):
     heuristic: str
     subcase: str
     label: int = Field(ge=TRUE, le=FALSE)
     template: str = ""
 
 
-class _Sample(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Sample(BaseModel, strict=True):
     doc: _Doc
     filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
     scores: list[float] = Field(min_length=2, max_length=2)
@@ -144,23 +140,13 @@ def read_verdicts(samples: Path) -> list[Verdict]:
     """The answers in a file of samples; ``Failure`` names the first malformed line."""
     verdicts = []
     for number, line in enumerate(file_lines(samples), start=1):
-        try:
-            sample = _Sample.model_validate_json(line)
-        except ValidationError as error:
-            raise Failure(f"{samples}:{number}: {explain(error)}") from None
+        sample = parse_record(line, _Sample, f"{samples}:{number}")
         ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
         template = doc.template or str(number)
         verdicts.append(Verdict(doc.heuristic, doc.subcase, doc.label, template, (true, false), (first, second)))
     if not verdicts:
         raise Failure(f"{samples}: no samples in it")
     return verdicts
-
-
-class ShotsFrom(Part):
-    """How the shots were chosen: from which rows, and with which labels."""
-
-    source: str
-    labels: str
 
 
 class Hans(Study):
@@ -173,7 +159,8 @@ class Hans(Study):
         "arrow, and the rings, give the accuracy with the threshold on P(True) at its mean over all rows, not one half."
     )
 
-    shots_from: ShotsFrom
+    shots_from: dict[Literal["source", "labels"], str]
+    """How the shots were chosen."""
     shots: dict[str, Tally] = Field(min_length=1)
 
     def tables(self) -> list[Table]:
@@ -267,7 +254,7 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
             version=2,
             **run.model.model_dump(include={"checkpoint", "digest", "tokens"}),
             name=label,
-            shots_from=ShotsFrom(source=mode.source, labels=mode.labels),
+            shots_from={"source": mode.source, "labels": mode.labels},
             shots=tallies,
         )
         studies[f"{name}.json"].write(folder / f"{name}.json")

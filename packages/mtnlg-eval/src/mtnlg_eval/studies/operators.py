@@ -23,12 +23,13 @@ from pydantic import Field
 
 from mtnlg_eval.chart import PERCENT, Chart, steps
 from mtnlg_eval.markup import DASH
+from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.table import Table
 from mtnlg_model.console import progress
 from mtnlg_model.files import write_text
 
-from .study import Part, Study
+from .study import Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,7 @@ def _format_term(hidden: str, disguise: str, a: int, b: int) -> str:
             return f"{a} { {'hash': '#', 'ampersand': '&', 'word': 'blick'}[disguise] } {b} ="
 
 
-class Cell(Part):
+class Cell(Record):
     """Problems solved for one operator, disguise and number of shots; ``low`` to ``high`` is Wilson's 95 % interval."""
 
     operator: str

@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from mtnlg_eval.chart import write_svg
 from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.records import Record
 from mtnlg_model.files import write_json
 
 if TYPE_CHECKING:
@@ -28,13 +27,7 @@ NAMES = ("hans", "operators", "bias")
 """The studies, in the paper's order, which is the page's."""
 
 
-class Part(BaseModel):
-    """Base of what studies keep: immutable; keys of other versions are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Study(Part):
+class Study(Record):
     """A study of one model; ``tokens`` is what it had been trained on."""
 
     TITLE: ClassVar[str]

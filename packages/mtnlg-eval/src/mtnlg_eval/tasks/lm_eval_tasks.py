@@ -34,7 +34,7 @@ from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import regular
 
 from .sandbox import PROMPTS
-from .sources import TaskRows, load_hub_task, read_task
+from .sources import TaskRows, open_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,18 +75,14 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
 
 def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> Task:
     """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub's data set ``hub``."""
-
-    def read(pools: Sequence[str]) -> TaskRows:
-        if data is None:
-            return load_hub_task({**hub, "metadata": {"revision": revision}}, verbatim=True, pools=pools)
-        return read_task(data, task, verbatim=True, pools=pools)
+    published = open_rows(task, data, {**hub, "metadata": {"revision": revision}})
 
     def pools(config: Mapping[str, Any]) -> list[str]:
         return [split for split, key in SPLIT_KEYS.items() if config.get(key)]
 
-    rows = read(pools(stock_config(task)))
+    rows = published.rows(verbatim=True, pools=pools(stock_config(task)))
     if rows.variant == "original":
-        rows = read(pools(stock_config(task, rows.variant)))
+        rows = published.rows(verbatim=True, pools=pools(stock_config(task, rows.variant)))
     config = stock_config(task, rows.variant)
     for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
         config[key] = split if split in {rows.split, rows.pool} else None

@@ -28,10 +28,10 @@ from lm_eval.tasks import TaskManager
 
 from .sandbox import PROMPTS
 from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
-from .sources import load_hub_task, load_hub_texts, read_task
+from .sources import open_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
@@ -83,11 +83,9 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: object) -> None:
         """Read the rows from the folder or the hub; ``Failure`` if they cannot be scored."""
-        del dataset_kwargs  # load_hub_task takes them from the config
-        folder = self.config.metadata.get("rows_from")
-        self.rows: TaskRows = (
-            read_task(Path(folder), self.config.task) if folder else load_hub_task(self.config.to_dict())
-        )
+        del dataset_kwargs  # they are in the config
+        folder, config = self.config.metadata.get("rows_from"), self.config.to_dict()
+        self.rows: TaskRows = open_rows(self.config.task, Path(folder) if folder else None, config).rows()
         self._scored = DocumentList(self.rows.scored)
 
     @property
@@ -209,11 +207,6 @@ def task_manager(data: Path | None, style: str = PAPER, revision: str | None = N
     given = {"rows_from": str(data) if data else None, "revision": revision}
     metadata = {"style": style} | {key: value for key, value in given.items() if value}
     return TaskManager(include_path=Path(__file__).parent, include_defaults=False, metadata=metadata)
-
-
-def read_hub_texts(task: str) -> Iterator[tuple[str, str]]:
-    """Row id and text of everything in a task's scored rows on the hub."""
-    return load_hub_texts(task_manager(None).task_index[task].cfg)
 
 
 def _apply_style(config: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
@@ -363,17 +362,3 @@ ROWS: dict[str, type[Row]] = {
     "wic": Wic,
 }
 """Row schema of each task, in the order of the paper's tables."""
-
-
-def explain(error: ValidationError) -> str:
-    """First error of a row in a few words: key, value, what is expected."""
-    detail = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in detail["loc"])
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "missing":
-        return f"{key}: required key is missing"
-    if detail["type"] == "string_too_short":
-        return f"{key} is empty"
-    shown = json.dumps(detail["input"], ensure_ascii=False, default=str)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return f"{key} = {shown}: {message}" if key else message

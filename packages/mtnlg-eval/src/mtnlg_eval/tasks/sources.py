@@ -16,7 +16,7 @@ the same variant. Hub data sets and splits are named in tasks/*.yaml.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,15 @@ import datasets
 from pydantic import ValidationError
 
 from mtnlg_eval.hub import reach_hub
+from mtnlg_eval.records import explain
 from mtnlg_model.console import Failure
 
 from .formats import read_raw_rows
 from .published_files import files_by_split, scored_split
-from .rows import ROWS, VERBATIM, explain
+from .rows import ROWS, VERBATIM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .formats import RawRow
@@ -73,46 +74,96 @@ class TaskRows:
             yield f"no {'' if self.variant is None else self.variant + ' '}rows but the scored ones give shots"
 
 
-def read_task(data: Path, task: str, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
-    """Read the rows of ``task`` from ``data/task``; ``pools`` are the splits that may give shots, best first.
+@dataclass(frozen=True)
+class Published:
+    """The rows of a task as they are published, by split: the one to score, and ``pools`` that may give shots.
 
-    ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Malformed rows are left out and
-    listed (file:line: reason). Raises ``Failure`` if there are no others.
+    ``splits`` read their rows when they are called; ``source`` names the place.
     """
+
+    task: str
+    source: str
+    splits: Mapping[str, Callable[[], Iterable[RawRow]]]
+    scored: str
+    pools: Sequence[str] = ()
+    other_files: Sequence[str] = ()
+    revision: str | None = None
+
+    def rows(self, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
+        """The documents to score, and the shots of the first of its pools that has any; without one the scored rows.
+
+        ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Malformed rows are left out
+        and listed (file:line: reason). Raises ``Failure`` if there are no others.
+        """
+        malformed: dict[int, str] = {}
+        documents = _documents(self.task, self.splits[self.scored](), malformed, verbatim=verbatim)
+        if not documents:
+            raise Failure(next(iter(malformed.values()), f"{self.source}: no rows to score"))
+        variant = variant_of(self.task, documents)
+        found, left_out = (documents, self.scored), dict[int, str]()
+        for pool in (pool for pool in self.pools if pool in pools):
+            shots = _documents(self.task, self.splits[pool](), left_out, verbatim=verbatim)
+            if shots and variant_of(self.task, shots) == variant:
+                found = shots, pool
+                break
+        told = malformed, [*left_out.values()], list(self.other_files), self.revision
+        return TaskRows(documents, found[0], self.scored, found[1], variant, *told)
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Row id and text of each passage, question and option to score, once: text to keep out of training data."""
+        seen: set[str] = set()
+        for row, _ in _validated(self.task, self.splits[self.scored]()):
+            name = row.id or row.digest()
+            for text in row.texts():
+                if text not in seen:
+                    seen.add(text)
+                    yield name, text
+
+
+def open_rows(task: str, data: Path | None, config: Config) -> Published:
+    """The rows of ``data/task``, or for None of the hub's data set that the task's ``config`` names.
+
+    Raises ``Failure`` if they are not there or cannot be fetched.
+    """
+    if data is None:
+        return _open_hub(task, config)
     files, other_files = files_by_split(data / task, task)
-    split = scored_split(data / task, task, files)
-    scored = {split: read_raw_rows(task, files[split])}
-    candidates = {pool: read_raw_rows(task, files[pool]) for pool in pools if pool in files and pool != split}
-    return build_task_rows(
-        task, scored, candidates, f"{data / task}, {split}", verbatim=verbatim, other_files=other_files
-    )
+    scored = scored_split(data / task, task, files)
+    splits = {split: partial(read_raw_rows, task, paths) for split, paths in files.items()}
+    pools = [split for split in SPLITS if split in files and split != scored]
+    return Published(task, f"{data / task}, {scored}", splits, scored, pools, other_files)
 
 
-def build_task_rows(
-    task: str,
-    scored: Mapping[str, Iterable[RawRow]],
-    pools: Mapping[str, Iterable[RawRow]],
-    source: str,
-    *,
-    verbatim: bool = False,
-    other_files: Sequence[str] = (),
-) -> TaskRows:
-    """Validate the rows of the one split in ``scored``, read from ``source``, and the first pool that can give shots.
+def _open_hub(task: str, config: Config) -> Published:
+    path, name = config["dataset_path"], config.get("dataset_name")
+    options = dict(config.get("dataset_kwargs") or {})
+    if revision := (config.get("metadata") or {}).get("revision"):
+        options["revision"] = revision
+    reach_hub()
+    try:
+        found: Mapping[str, Any] = datasets.load_dataset(path, name, **options)
+    except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)
+        reason = str(error).splitlines()[0]
+        raise Failure(f"the rows cannot be fetched: {reason}; pass a folder with --data DIR") from None
+    scored, pool = str(config.get("test_split") or config["validation_split"]), str(config["fewshot_split"])
+    plain = {split: split.partition("_")[0] for split in (scored, pool)}  # test_r2 is ANLI's test
+    splits = {plain[split]: partial(_hub_rows, path, split, found[split]) for split in plain}
+    pools = [] if pool == scored else [plain[pool]]
+    return Published(task, f"{path} {scored}", splits, plain[scored], pools, (), _revision(found[scored]))
 
-    Without such a pool the scored rows serve.
-    """
-    ((split, raw_rows),) = scored.items()
-    malformed: dict[int, str] = {}
-    documents = _documents(task, raw_rows, malformed, verbatim=verbatim)
-    if not documents:
-        raise Failure(next(iter(malformed.values()), f"{source}: no rows to score"))
-    variant = variant_of(task, documents)
-    left_out: dict[int, str] = {}
-    for pool, raw_pool in pools.items():
-        shots = _documents(task, raw_pool, left_out, verbatim=verbatim)
-        if shots and variant_of(task, shots) == variant:
-            return TaskRows(documents, shots, split, pool, variant, malformed, [*left_out.values()], list(other_files))
-    return TaskRows(documents, documents, split, split, variant, malformed, [*left_out.values()], list(other_files))
+
+def _hub_rows(path: str, split: str, rows: Iterable[Any]) -> Iterator[RawRow]:
+    for number, row in enumerate(rows, start=1):
+        yield f"{path} {split} row {number}", partial(dict, row)
+
+
+def _revision(split: Any) -> str | None:  # noqa: ANN401  (of the library)
+    """Commit of the hub that a split's files were fetched from: `datasets` names it in their addresses."""
+    addresses = getattr(getattr(split, "info", None), "download_checksums", None) or ()
+    commits = {
+        match[1] for address in addresses if (match := re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address))
+    }
+    return commits.pop() if len(commits) == 1 else None
 
 
 def variant_of(task: str, documents: Sequence[Document]) -> str | None:
@@ -120,23 +171,6 @@ def variant_of(task: str, documents: Sequence[Document]) -> str | None:
     if task != "lambada":
         return None
     return "openai" if any(character.isupper() for doc in documents for character in doc["text"]) else "original"
-
-
-def read_texts(data: Path, task: str) -> Iterator[tuple[str, str]]:
-    """Row id and text of each passage, question and option in the scored rows: text to keep out of training data."""
-    files, _ = files_by_split(data / task, task)
-    return unique_texts(task, read_raw_rows(task, files[scored_split(data / task, task, files)]))
-
-
-def unique_texts(task: str, rows: Iterable[RawRow]) -> Iterator[tuple[str, str]]:
-    """Row id and text of everything in these rows, each text once."""
-    seen: set[str] = set()
-    for row, _ in _validated(task, rows):
-        name = row.id or row.digest()
-        for text in row.texts():
-            if text not in seen:
-                seen.add(text)
-                yield name, text
 
 
 def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | None = None) -> Iterator[tuple[Row, Any]]:
@@ -169,57 +203,3 @@ def _documents(
             counts[name] = counts.get(name, 0) + 1
             documents.append(document if counts[name] == 1 else document | {"id": f"{name}#{counts[name]}"})
     return documents
-
-
-def load_hub_task(config: Config, *, verbatim: bool = False, pools: Sequence[str] | None = None) -> TaskRows:
-    """Load the rows of a task from the hub; ``Failure`` if they cannot be fetched or none can be scored."""
-    scored, splits = _hub_split(config), _load_dataset(config)
-    pool = config["fewshot_split"]
-    wanted = {} if pool == scored or (pools is not None and _plain(pool) not in pools) else {_plain(pool): pool}
-    candidates = {name: _hub_rows(config, splits, split) for name, split in wanted.items()}
-    rows = {_plain(scored): _hub_rows(config, splits, scored)}
-    source = f"{config['dataset_path']} {scored}"
-    task_rows = build_task_rows(config["task"], rows, candidates, source, verbatim=verbatim)
-    return replace(task_rows, revision=_revision(splits[scored]))
-
-
-def load_hub_texts(config: Config) -> Iterator[tuple[str, str]]:
-    """Like ``read_texts``, for the scored rows on the hub."""
-    return unique_texts(config["task"], _hub_rows(config, _load_dataset(config), _hub_split(config)))
-
-
-def _revision(split: Any) -> str | None:  # noqa: ANN401  (of the library)
-    """Commit of the hub that a split's files were fetched from: `datasets` names it in their addresses."""
-    addresses = getattr(getattr(split, "info", None), "download_checksums", None) or ()
-    commits = {
-        match[1] for address in addresses if (match := re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address))
-    }
-    return commits.pop() if len(commits) == 1 else None
-
-
-def _plain(split: str) -> str:
-    """The split of a hub's name for it: test_r2 is ANLI's test."""
-    return split.partition("_")[0]
-
-
-def _hub_split(config: Config) -> str:
-    return str(config.get("test_split") or config["validation_split"])
-
-
-def _load_dataset(config: Config) -> Mapping[str, Any]:
-    path, name = config["dataset_path"], config.get("dataset_name")
-    options = dict(config.get("dataset_kwargs") or {})
-    if revision := (config.get("metadata") or {}).get("revision"):
-        options["revision"] = revision
-    reach_hub()
-    try:
-        splits: Mapping[str, Any] = datasets.load_dataset(path, name, **options)
-    except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)
-        reason = str(error).splitlines()[0]
-        raise Failure(f"the rows cannot be fetched: {reason}; pass a folder with --data DIR") from None
-    return splits
-
-
-def _hub_rows(config: Config, splits: Mapping[str, Any], split: str) -> Iterator[RawRow]:
-    for number, row in enumerate(splits[split], start=1):
-        yield f"{config['dataset_path']} {split} row {number}", partial(dict, row)

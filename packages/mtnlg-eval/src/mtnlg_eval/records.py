@@ -1,0 +1,40 @@
+"""Records that files keep, as pydantic models: their base, their reader, and what is wrong with one in a few words."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mtnlg_model.console import Failure
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Record(BaseModel):
+    """Immutable; keys of other versions, or of no use here, are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+def parse_record(content: bytes, schema: type[T], place: str, hint: str = "run the stage that wrote it again") -> T:
+    """Validate JSON against the schema; ``Failure`` names ``place``, the malformed key, its value and what to do."""
+    try:
+        return schema.model_validate_json(content)
+    except ValidationError as error:
+        raise Failure(f"{place}: {explain(error)}; {hint}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """First error of a record in a few words: key, value, what is expected."""
+    detail = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "missing":
+        return f"{key}: required key is missing"
+    if detail["type"] == "string_too_short":
+        return f"{key} is empty"
+    shown = json.dumps(detail["input"], ensure_ascii=False, default=str)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return f"{key} = {shown}: {message}" if key else message
