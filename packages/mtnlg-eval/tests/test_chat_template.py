@@ -89,7 +89,7 @@ def test_enable_thinking_and_other_words_reach_the_template(tmp_path: Path) -> N
     ("template", "message"),
     [
         ("{% for %}", "not a Jinja template"),
-        (7, "chat_template is neither a text nor a list of names and templates"),
+        (7, "chat_template.* = 7: Input should be a valid string"),
         ("{{ raise_exception('only users') }}", "the chat template cannot render a prompt: only users"),
         ("{{ messages.append(1) }}", "cannot render a prompt: access to attribute 'append'"),
         ("{{ ''.__class__.__mro__ }}", "cannot render a prompt: access to attribute '__class__'"),
@@ -104,7 +104,7 @@ def test_a_template_that_cannot_be_rendered_is_one_line(tmp_path: Path, template
 
 def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(Failure, match=r"tokenizer_config\.json: Expecting property name"):
+    with pytest.raises(Failure, match=r"tokenizer_config\.json: .*Invalid JSON"):
         Chat.read([tmp_path])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from mtnlg_eval.scoring import decoder_lm, fixed_order
+from mtnlg_eval.scoring import decoder_lm
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.fixed_order import TILE, TiledProducts
 from mtnlg_eval.scoring.packing import Request
@@ -116,11 +116,6 @@ def test_a_whole_forward_pass_has_products_and_sums_of_one_shape(
         patch.setattr(decoder_lm, "fixed_order", lambda _: nullcontext())
         free = expected.score(requests)
     assert [logp for logp, _ in free] == pytest.approx([logp for logp, _ in scores[0]], abs=5e-5)
-
-
-def test_a_cpu_keeps_its_own_order() -> None:
-    with fixed_order.fixed_order(torch.device("cpu")):
-        assert not torch.utils._python_dispatch._get_current_dispatch_mode()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -112,15 +112,6 @@ def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> N
     assert not recorded.batches
 
 
-def test_sampled_texts_differ_and_come_again(checkpoint: Checkpoint) -> None:
-    lm = DecoderLM.open(checkpoint)
-    options = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8}
-    requests = [Instance("generate_until", {}, ("The", options), n) for n in range(20)]
-    texts = lm.generate_until(requests)
-    assert len(set(texts)) > 15
-    assert DecoderLM.open(checkpoint).generate_until(requests) == texts
-
-
 def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> None:
     plain = Options.parse({"until": ["\n"], "max_gen_toks": 9})
     for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mtnlg_eval.tasks.paper_task import task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import ROWS
 
@@ -41,24 +40,3 @@ def test_prompts_equal_their_goldens_to_the_byte(name: str, style: str, shots: s
         golden.parent.mkdir(exist_ok=True)
         golden.write_bytes(prompts)
     assert prompts == golden.read_bytes()
-
-
-def test_every_task_has_its_yaml_and_the_split_that_the_paper_scores() -> None:
-    index = task_manager(None).task_index
-    assert set(index) == set(ROWS) == set(TASKS_BY_NAME)
-    for name, entry in index.items():
-        assert ("test_split" in entry.cfg) == (TASKS_BY_NAME[name].split == "test")
-
-
-def test_lambada_is_plain_at_0_shots_and_cloze_from_one_on(load_task: Load) -> None:
-    rows = len(load_task("lambada").eval_docs)
-    assert "____" not in rendered(load_task, "lambada", "0")
-    assert rendered(load_task, "lambada", "1").count(" ____. ->") == 2 * rows
-
-
-def test_race_scores_every_question_and_fills_in_the_earlier_answers(load_task: Load) -> None:
-    task = load_task("race_h")
-    assert [doc["id"] for doc in task.eval_docs] == ["high1.txt-1", "high1.txt-2", "high1.txt-3", "high2.txt-1"]
-    second = str(task.doc_to_text(task.eval_docs[1]))
-    assert "Question: What does the school sell?\nAnswer: Honey.\nQuestion:" in second
-    assert second.endswith("\nAnswer:")

@@ -74,27 +74,6 @@ def test_scores_with_all_their_figures_fit_a_terminal_of_80_characters(
     assert "…" not in "".join(lines)
 
 
-def test_two_commands_at_once_lose_nothing(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first writes results.json, the second adds a result and writes its own: the first writes again."""
-    first, second = made.result("wic", "0", 0, "10"), made.result("boolq", "0", 0, "10")
-    folder, other = ResultFolder(tmp_path), ResultFolder(tmp_path)
-    folder.add(first, ["{}"])
-    read = ResultFolder.results
-    interrupted: list[bool] = []
-
-    def results(self: ResultFolder) -> Any:  # noqa: ANN401
-        found = read(self)
-        if self is folder and not interrupted:
-            interrupted.append(True)
-            other.add(second, ["{}"])
-            other.collect()
-        return found
-
-    monkeypatch.setattr(ResultFolder, "results", results)
-    folder.collect()
-    assert set(json.loads((tmp_path / "results.json").read_bytes())["results"]) == {first.name, second.name}
-
-
 def test_a_repeated_result_keeps_its_bytes_and_another_score_takes_its_place(made: ModuleType, tmp_path: Path) -> None:
     folder, first = ResultFolder(tmp_path), made.result("wic", "0", 0, "10")
     path = tmp_path / "results" / f"{folder.add(first, ['{}']).name}.json"
@@ -154,15 +133,6 @@ def test_a_paired_interval_is_bonett_and_prices(made: ModuleType, pairs: list[tu
     assert (estimate.low, estimate.high) == pytest.approx(
         (max(-1, up - down - half), min(1, up - down + half)), abs=1e-6
     )
-
-
-def test_a_paired_interval_is_narrower_where_the_runs_agree_row_by_row(made: ModuleType) -> None:
-    base = "1" * 60 + "0" * 40
-    alike, unlike = "1" * 68 + "0" * 32, "0" * 32 + "1" * 68  # both are right on 68 rows
-    near, far = (change(cell(made, correct), cell(made, base)) for correct in (alike, unlike))
-    assert near.value == pytest.approx(far.value)
-    assert far.low < 0 < near.low
-    assert difference(cell(made, base), cell(made, base, digest="other rows")) is None
 
 
 def test_an_interval_covers_the_true_difference(made: ModuleType) -> None:

@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
-from mtnlg_eval.scoring.packing import Branch, Request, Row, pack_rows, plan_rows, take_batch
+from mtnlg_eval.scoring.packing import Request, Row, pack_rows, plan_rows, take_batch
 from mtnlg_eval.tasks.paper_task import task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import ROWS
@@ -50,11 +50,6 @@ def lm(checkpoint: Checkpoint) -> DecoderLM:
 def plan_batches(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:
     rows = deque(plan_rows(requests, longest))
     return list(iter(partial(take_batch, rows, budget), []))
-
-
-def scored(lm: DecoderLM, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    ((_, logps, greedy),) = lm.engine.score([rows])
-    return torch.tensor(logps), torch.tensor(greedy)
 
 
 def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
@@ -214,32 +209,6 @@ def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
     assert plan_batches(order.sample(requests, len(requests)), longest, budget) == batches
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_packed_answers_score_as_they_do_alone(seed: int, lm: DecoderLM) -> None:
-    draw = Random(seed)
-
-    def drawn(most: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(500) for _ in range(draw.randint(1, most)))
-
-    answers = tuple(drawn(12) for _ in range(5))
-    rests = tuple(Branch(rest, (drawn(7), drawn(1), drawn(7))) for rest in ((), drawn(9), drawn(3)))
-    rows = [
-        Row(drawn(20), (Branch((), answers),)),
-        Row(drawn(30), (Branch((), (drawn(9),)),)),
-        Row(drawn(9), (Branch((), ((7,), (8,))),)),
-        Row(drawn(25), rests),
-    ]
-    together, likeliest = scored(lm, rows)
-    requests = [request for row in rows for request in row.requests]
-    alone = [scored(lm, [Row(context, (Branch((), (answer,)),))]) for context, answer in requests]
-    start = 0
-    for (_, answer), (logp, greedy) in zip(requests, alone, strict=True):
-        end = start + len(answer)
-        assert torch.equal(together[start:end], logp[: len(answer)])
-        assert torch.equal(likeliest[start:end], greedy[: len(answer)])
-        start = end
-
-
 def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
     stem = tuple(range(20))
     requests = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
@@ -248,18 +217,6 @@ def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
     assert {request for row in batch for request in row.requests} == set(requests)
     (apart,) = plan_batches(requests, 26, 1000)
     assert max(row.length for row in apart) == 20 + 2 + 2
-
-
-@pytest.mark.parametrize(("name", "rows"), [("winogrande", 2), ("race_h", 3)])
-def test_names_in_a_blank_and_questions_of_an_article_share_their_beginning(
-    name: str, rows: int, lm: DecoderLM
-) -> None:
-    task = load(name, lm, 0)
-    task.build_all_requests()
-    pairs = [lm._encode_pair(*request.args) for request in task.instances]
-    requests = [Request(tuple(context), tuple(answer)) for context, answer in pairs]
-    planned = [row for batch in plan_batches(requests, lm.max_length, 8192) for row in batch]
-    assert len(planned) == rows < len({request.context for request in requests})
 
 
 def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:

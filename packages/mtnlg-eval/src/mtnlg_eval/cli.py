@@ -12,7 +12,7 @@ import typer
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
 
-from .evaluation import MOST, TASK_NAMES, check_data, evaluate, silence_lm_eval
+from .evaluation import MOST, TASK_NAMES, check_arguments, evaluate, silence_lm_eval
 from .table import print_scores, print_table
 from .tasks.examples import rows_help
 
@@ -117,14 +117,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
 
     If a task cannot run, the others go on and the exit status is 1.
     """
-    counts, draws, revisions = (
-        None if shots is None else _split(shots),
-        _parse_seeds(seeds),
-        _parse_revisions(revision or ()),
-    )
-    given: dict[str, Any] = parse_words(model_args) | {"batch_tokens": batch_tokens}
-    if layout is not None:
-        given["layout"] = layout
+    draws, revisions = _parse_seeds(seeds), _parse_revisions(revision or ())
     if task_file:
         say("--task-file: goes in 0.5; write --tasks FILE")
     summaries: dict[str, dict[str, Any]] = {}
@@ -133,7 +126,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             path,
             out,
             tasks=None if tasks is None else _split(tasks),
-            shots=counts,
+            shots=None if shots is None else _split(shots),
             data=data,
             limit=limit,
             style=style,
@@ -143,7 +136,9 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             task_files=task_file or (),
             include_path=include_path,
             revisions=revisions,
-            model_args=given,
+            layout=layout,
+            batch_tokens=batch_tokens,
+            model_args=parse_words(model_args),
             lm_eval={"apply_chat_template": apply_chat_template, "trust_task_code": trust_task_code},
         )
         if not summary:  # a rank of torchrun other than 0
@@ -215,7 +210,7 @@ def texts(
     names = _split(tasks)
     if unknown := [name for name in names if name not in TASK_NAMES]:
         raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
-    check_data(data)
+    check_arguments(None, [0], data)
     if out.is_symlink() or (out.exists() and not out.is_file()):
         raise Failure(f"{out}: not a regular file, or a link; name another")
     silence_lm_eval()

@@ -63,15 +63,14 @@ def evaluate(
     ranks other than 0 return an empty dictionary.
     """
     asked = dict(locals())  # what the other ranks are called with
-    given = {"layout": layout, "batch_tokens": batch_tokens}
-    words = {**(model_args or {}), **{name: value for name, value in given.items() if value is not None}}
+    words = dict(model_args or {})
+    words |= {} if layout is None else {"layout": layout}
+    words |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
     names = [*(TASK_NAMES if tasks is None and not task_files else tasks or ()), *map(str, task_files)]
     folder = None if data is None else Path(data)
     if not names:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
-    check_shots(shots)
-    check_seeds(seeds)
-    check_data(folder)
+    check_arguments(shots, seeds, folder)
     check_revisions(revisions or {}, names, folder)
     if (shot_source, shot_labels) != ("any", "drawn") and names != ["hans"]:
         raise UsageFailure("--shot-source and --shot-labels are modes of the HANS study; use them with --tasks hans")
@@ -126,34 +125,25 @@ def model_on_ranks(
             yield lm, leads
 
 
-def check_shots(shots: Sequence[str] | None) -> None:
-    """Raise ``UsageFailure`` unless each is a number of examples, of four digits at most, or "few"."""
+def check_arguments(shots: Sequence[str] | None, seeds: Sequence[int], data: Path | None) -> None:
+    """Raise ``UsageFailure`` for wrong numbers of shots or seeds, and ``Failure`` for a folder that does not exist."""
     for count in [""] if shots is not None and not shots else shots or ():
         if not re.fullmatch("few|0|[1-9][0-9]{0,3}", count):
             reason = "neither a number of examples up to 9,999 nor few"
             raise UsageFailure(f"--shots: {count[:20]!r} is {reason}; such as 0,1,few")
-
-
-def check_seeds(seeds: Sequence[int]) -> None:
-    """Raise ``UsageFailure`` unless there are seeds, each once."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise UsageFailure(f"--seeds {','.join(map(str, seeds))}: pass different numbers, such as 1,2,3")
-
-
-def check_data(data: Path | None) -> None:
-    """Raise ``Failure`` for a folder of rows that does not exist."""
     if data is not None and not data.is_dir():
         raise Failure(f"{data}: no such folder")
 
 
 def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Path | None) -> None:
     """Raise ``UsageFailure`` unless these are tasks to score whose rows come from a data set of the hub."""
+    choices = [name for name in tasks if name in TASK_NAMES and name != "hans"]
     for task, revision in revisions.items():
-        if task not in tasks or task == "hans" or task not in TASK_NAMES:
-            choices = ", ".join(name for name in tasks if name in TASK_NAMES and name != "hans")
-            raise UsageFailure(
-                f"--revision {task}={revision}: no task with a data set of the hub; choose from {choices}"
-            )
+        if task not in choices:
+            reason = f"no task with a data set of the hub; choose from {', '.join(choices)}"
+            raise UsageFailure(f"--revision {task}={revision}: {reason}")
         if data:
             raise UsageFailure(f"--revision {task}={revision}: --data gives the rows; leave one of the two out")
 

@@ -8,7 +8,7 @@ from mtnlg_eval.chart import Axis, Chart, Dot, Line
 from mtnlg_eval.markup import short
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .run_files import Run, Step
 
@@ -30,49 +30,39 @@ SMALL: Final = {
 
 def curves(run: Run) -> list[Chart]:
     """The charts of the steps in metrics.jsonl; none without them."""
-    if not run.steps:
-        return []
     entropy = run.curation.unigram_entropy_nats if run.curation else None
-    return [_losses(run.steps, entropy), *(_small(run.steps, name, title) for name, title in SMALL.items())]
+    losses = {"loss": ("accent", "training loss"), "validation_loss": ("second", "validation loss")}
+    about = "Training and validation loss over tokens, nats per token"
+    charts = [_chart(run.steps, "Loss", about, losses, entropy)] if run.steps else []
+    for name, title in SMALL.items() if run.steps else ():
+        series = {name: ("accent", title.partition(",")[0].lower())}
+        charts.append(_chart(run.steps, title, f"{title} over tokens", series))
+    return charts
 
 
-def _losses(steps: Sequence[Step], entropy: float | None) -> Chart:
-    trained, held_out = _points(steps, "loss"), _points(steps, "validation_loss")
-    values = [value for _, value, _ in (*trained, *held_out)] or [0.0]
-    values += [] if entropy is None else [entropy]
-    chart = _chart("Loss", "Training and validation loss over tokens, nats per token", steps, min(values), max(values))
-    chart.width, chart.height = 410, 260
-    _plot(chart, trained, "accent", "training loss")
-    _plot(chart, held_out, "second", "validation loss")
-    if entropy is not None:
-        chart.lines.append(Line([(chart.x.low, entropy), (chart.x.high, entropy)], "muted dashed"))
-        chart.labels.append((chart.x.high, "muted", f"dashed: unigram entropy {entropy:.2f}"))
-    return chart
-
-
-def _small(steps: Sequence[Step], name: str, title: str) -> Chart:
-    points = _points(steps, name)
-    chart = _chart(title, f"{title} over tokens", steps, 0.0, max((value for _, value, _ in points), default=1.0))
-    _plot(chart, points, "accent", title.partition(",")[0].lower())
-    return chart
-
-
-def _chart(title: str, about: str, steps: Sequence[Step], low: float, high: float) -> Chart:
-    end, room = steps[-1].tokens, 0.05 * (high - low) if low else 0.0
+def _chart(
+    steps: Sequence[Step], title: str, about: str, series: Mapping[str, tuple[str, str]], level: float | None = None
+) -> Chart:
+    """A chart of fields of the steps, each in a look and words; of several, larger and from the least value on."""
+    points: dict[str, Points] = {
+        name: [(s.tokens, y, s) for s in steps if (y := getattr(s, name)) is not None] for name in series
+    }
+    values = [y for own in points.values() for _, y, _ in own] or [1.0 if len(series) == 1 else 0.0]
+    values += [] if level is None else [level]
+    low, high, end = min(values) if len(series) > 1 else 0.0, max(values), steps[-1].tokens
+    room = 0.05 * (high - low) if low else 0.0
     x = Axis(0, end, ((0, "0"), (end / 2, short(end / 2)), (end, short(end))))
     y = Axis(low - room, high + room, tuple((value, f"{value:.3g}") for value in (low, (low + high) / 2, high)))
-    return Chart(title, about, x, y, left=44, note="tokens")
-
-
-def _points(steps: Sequence[Step], name: str) -> Points:
-    """Tokens, value and step of every step that has one."""
-    return [(step.tokens, value, step) for step in steps if (value := getattr(step, name)) is not None]
-
-
-def _plot(chart: Chart, points: Points, look: str, words: str) -> None:
-    chart.lines.append(Line([(tokens, value) for tokens, value, _ in _downsampled(points)], look))
-    for tokens, value, step in points[:: -(-len(points) // MAX_DOTS) or 1]:
-        chart.dots.append(Dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}"))
+    width, height = (410, 260) if len(series) > 1 else (300, 176)
+    chart = Chart(title, about, x, y, width, height, left=44, note="tokens")
+    for name, (look, words) in series.items():
+        chart.lines.append(Line([(tokens, value) for tokens, value, _ in _downsampled(points[name])], look))
+        for tokens, value, step in points[name][:: -(-len(points[name]) // MAX_DOTS) or 1]:
+            chart.dots.append(Dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}"))
+    if level is not None:
+        chart.lines.append(Line([(0, level), (end, level)], "muted dashed"))
+        chart.labels.append((end, "muted", f"dashed: unigram entropy {level:.2f}"))
+    return chart
 
 
 def _downsampled(points: Points) -> Points:

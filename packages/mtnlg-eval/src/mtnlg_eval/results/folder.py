@@ -5,7 +5,7 @@
     OUT/not_run/<task>.json     why a task could not run when it was last asked for
     OUT/results.json            all of them, and lm-eval's schema with an entry a result; made from the files above
 
-Every file appears whole or not at all. Commands may run at once: the last to write results.json has read all results.
+Every file appears whole or not at all. Commands may run at once; results.json is made anew by the next one.
 """
 
 from __future__ import annotations
@@ -79,20 +79,11 @@ class ResultFolder:
         return [json.loads(read_small(path)) for path in sorted((self.out / "not_run").glob("*.json"))]
 
     def collect(self) -> None:
-        """Write results.json, again for as long as other commands have added results meanwhile."""
-        while True:
-            before = self._listing()
-            content = collected(self.results(), self.gaps())
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            path = self.out / "results.json"
-            if not path.exists() or read_small(path) != text.encode():
-                write_text(path, text)
-            if self._listing() == before:
-                return
-
-    def _listing(self) -> set[tuple[str, int]]:
-        folders = (self.out / "results", self.out / "not_run")
-        return {(path.name, path.stat().st_mtime_ns) for folder in folders for path in folder.glob("*.json")}
+        """Write results.json, if it changes."""
+        text = json.dumps(collected(self.results(), self.gaps()), indent=2, ensure_ascii=False) + "\n"
+        path = self.out / "results.json"
+        if not path.exists() or read_small(path) != text.encode():
+            write_text(path, text)
 
 
 def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         chat: Chat | None = None,
     ) -> None:
         super().__init__()
-        self.engine, self.store, self.batch_tokens, self.chat = engine, store, batch_tokens, chat or Chat({}, {}, {})
+        self.engine, self.store, self.batch_tokens, self.chat = engine, store, batch_tokens, chat or Chat()
         self.max_length = max_length
         self.on_scored: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[Instance, Failure], None] | None = None

@@ -14,7 +14,7 @@ import re
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,6 @@ from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, late
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.convert.huggingface import HuggingFaceWeights, require_tokenizer
-from mtnlg_model.decoder import Decoder
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
 
@@ -35,9 +34,8 @@ from .decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from torch import Tensor
-
     from mtnlg_model.config import ModelConfig
+    from mtnlg_model.decoder import Decoder
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,20 +44,6 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 MERGE = "adapters are not applied; merge it (PEFT's merge_and_unload), save that model and name its folder"
 SMALL_PRODUCT = 1 << 20
 """Numbers of a layer's largest matrix up to which one thread is faster than several (docs/packages/eval.md)."""
-
-
-class Weights(Protocol):
-    """A decoder's configuration, and its parameters one by one."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the decoder."""
-
-    def tensor(self, name: str) -> Tensor:
-        """A parameter, on the CPU."""
-
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype in which a parameter is stored."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ class OpenedModel:
 
     source: str
     name: str
-    weights: Weights
+    weights: Checkpoint | HuggingFaceWeights
     tokenizer: Tokenizer
     chat: Chat
     dtype: torch.dtype
@@ -132,13 +116,7 @@ class OpenedModel:
 
     def decoder(self) -> Decoder:
         """The decoder in evaluation mode, on a GPU if there is one."""
-        with torch.device("meta"):
-            decoder = Decoder(self.config).to(self.dtype)
-        decoder.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
-        with torch.no_grad():
-            for name, parameter in decoder.named_parameters():
-                parameter.copy_(self.weights.tensor(name))
-        return decoder.eval()
+        return self.weights.decoder(self.dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def open_model(source: Path | str, options: ModelOptions = ModelOptions()) -> OpenedModel:
@@ -165,22 +143,27 @@ def open_model(source: Path | str, options: ModelOptions = ModelOptions()) -> Op
     for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
         if checksum != manifest.files[path.name].checksum:
             raise CheckpointError(f"{path}: its checksum is not the manifest's; the file was changed or damaged")
-    opened = _opened(newest, checkpoint, Tokenizer(checkpoint.tokenizer_path), options, checkpoint.digest, folder)
-    return OpenedModel(str(newest), newest.resolve().name, *opened, made.step, made.tokens)
+    known = {"source": str(newest), "name": newest.resolve().name, "step": made.step, "tokens": made.tokens}
+    return _opened(checkpoint, checkpoint.tokenizer_path, checkpoint.digest, options, folder, known)
 
 
 def _open_huggingface(folder: Path, source: str, name: str, options: ModelOptions) -> OpenedModel:
     weights = HuggingFaceWeights(folder)
     sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
-    path, digest = require_tokenizer(folder), _digest([weights.config.model_dump(), sums])
-    opened = _opened(path.parent, weights, Tokenizer(path), options, digest, folder)
-    return OpenedModel(source, name, *opened)
+    digest = _digest([weights.config.model_dump(), sums])
+    return _opened(weights, require_tokenizer(folder), digest, options, folder, {"source": source, "name": name})
 
 
 def _opened(  # noqa: PLR0917  (what an identity is made of)
-    place: Path, weights: Weights, tokenizer: Tokenizer, options: ModelOptions, weights_digest: str, folder: Path
-) -> tuple[Weights, Tokenizer, Chat, torch.dtype, int, str]:
-    """The common parts of a model whose tokenizer and its files are at ``place``, and which was named as ``folder``."""
+    weights: Checkpoint | HuggingFaceWeights,
+    tokenizer_path: Path,
+    weights_digest: str,
+    options: ModelOptions,
+    folder: Path,
+    known: Mapping[str, Any],
+) -> OpenedModel:
+    """A model that was named as ``folder``, with files of its chats beside its tokenizer."""
+    tokenizer, place = Tokenizer(tokenizer_path), tokenizer_path.parent
     if tokenizer.vocabulary > weights.config.vocabulary:
         sizes = f"the tokenizer has {tokenizer.vocabulary} tokens and the model {weights.config.vocabulary}"
         raise Failure(f"{folder}: {sizes}: they do not belong together")
@@ -192,7 +175,9 @@ def _opened(  # noqa: PLR0917  (what an identity is made of)
     chat = Chat.read((folder, place), options.chat_template_args, options.enable_thinking, options.think_end_token)
     files = {name: hashlib.sha256(raw).hexdigest() for name, raw in read_chat_files(place).items()}
     answers = [weights_digest, tokenizer.definition, files, chat.texts, str(dtype), context]
-    return weights, tokenizer, chat, dtype, context, _digest(answers)
+    return OpenedModel(
+        weights=weights, tokenizer=tokenizer, chat=chat, dtype=dtype, context=context, digest=_digest(answers), **known
+    )
 
 
 def _digest(value: object) -> str:

@@ -201,38 +201,37 @@ class Bias(Study):
 
 def _histogram(summary: Occupation) -> Chart:
     counts, edges = np.histogram(list(summary.by_occupation.values()), bins=40)
-    low, high = min(float(edges[0]), MTNLG_RATIO), max(float(edges[-1]), 0.0)
-    most, ticks = int(counts.max()), [(x, decimal(x, 1)) for x in sorted({low, 0.0, high})]
-    chart = Chart(
-        f"occupations by log P(female) {MINUS} log P(male)",
-        "Histogram of the occupations' log-ratios of female to male",
-        Axis(low, high, ticks),
-        Axis(0, most, ((most, str(most)),)),
-        width=420,
-        height=196,
-        note="left: male likelier; right: female",
-    )
+    most, about = int(counts.max()), "Histogram of the occupations' log-ratios of female to male"
+    x = _axis([float(edges[0]), MTNLG_RATIO, float(edges[-1])])
+    title = f"occupations by log P(female) {MINUS} log P(male)"
+    y, note = Axis(0, most, ((most, str(most)),)), "left: male likelier; right: female"
+    chart = Chart(title, about, x, y, 420, 196, note=note)
     for n, start, end in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:], strict=False):
         if n:
             middle, words = (start + end) / 2, f"{n} occupations from {start:.2f} to {end:.2f}"
             chart.lines.append(Line([(middle, 0), (middle, n)], "soft bar", chart.px(end) - chart.px(start)))
             chart.dots.append(Dot(middle, n, "soft bar", words))
-    for place, look in ((0.0, "muted dashed"), (summary.mean_log_ratio, "accent"), (MTNLG_RATIO, "second")):
-        chart.lines.append(Line([(place, 0), (place, most)], look))
     means = ((summary.mean_log_ratio, "accent", "mean"), (MTNLG_RATIO, "second", "MT-NLG"))
-    chart.labels += [(place, look, f"{name} {decimal(place, 2)}") for place, look, name in means]
+    for place, look, name in ((0.0, "muted dashed", ""), *means):
+        chart.lines.append(Line([(place, 0), (place, most)], look))
+        chart.labels += [(place, look, f"{name} {decimal(place, 2)}")] if name else []
     return chart
 
 
+def _axis(values: Sequence[float]) -> Axis:
+    """From the least of these values to the greatest, and through 0, each end labelled."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    return Axis(low, high, [(place, decimal(place, 1)) for place in sorted({low, 0.0, high})])
+
+
 def _sentiments(kind: str, adjectives: Adjectives) -> Chart:
-    groups = adjectives.groups
-    parts = [(group.sentiment.negative, group.sentiment.positive) for group in groups.values()]
-    low, high = min([0.0, *(negative for negative, _ in parts)]), max([0.0, *(positive for _, positive in parts)])
-    axis, about = lines_of(list(groups)), f"{kind}: polarity of each group's words"
-    x = Axis(low, high, [(place, decimal(place, 1)) for place in sorted({low, 0.0, high})])
-    chart = Chart(f"{about}, %", about, x, axis, 420, 50 + 18 * len(groups), left=92)
-    for line, (name, shares) in enumerate(zip(groups, parts, strict=True)):
-        for share, look, sign in zip(shares, ("second bar", "accent bar"), ("negative", "positive"), strict=True):
+    parts = {name: group.sentiment for name, group in adjectives.groups.items()}
+    axis, about = lines_of(list(parts)), f"{kind}: polarity of each group's words"
+    x = _axis([share for part in parts.values() for share in (part.negative, part.positive)])
+    chart = Chart(f"{about}, %", about, x, axis, 420, 50 + 18 * len(parts), left=92)
+    for line, (name, part) in enumerate(parts.items()):
+        for sign, look in (("negative", "second bar"), ("positive", "accent bar")):
+            share = getattr(part, sign)
             chart.lines.append(Line([(0, line), (share, line)], look, 10))
             chart.dots.append(Dot(share, line, look, f"{name}, {sign}: {share:.1f}"))
     chart.lines.append(Line([(0, axis.low), (0, axis.high)], "muted"))

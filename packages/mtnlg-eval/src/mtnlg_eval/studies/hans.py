@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from math import exp
+from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -189,27 +190,24 @@ class Hans(Study):
 
     def charts(self) -> list[Chart]:
         """Accuracy by shots; mass and share of True by shots; every subcase at the last number of shots."""
-        tallies, axis = list(self.shots.values()), steps(list(self.shots), 0.3)
-
-        def plot(chart: Chart, what: str, look: str, shares: Sequence[float]) -> None:
-            points = [(float(n), 100 * share) for n, share in enumerate(shares)]
-            chart.plot(points, look, [f"{what}: {y:.1f} %" for _, y in points])
-
-        parts = [
-            Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt")
-            for title, about in (
-                (
-                    "accuracy, %: plain (dots) and threshold shifted (rings)",
-                    "accuracy against the examples in the prompt",
-                ),
-                ("P(True) + P(False), %; says True, % (grey)", "probability of the two answers, and share of True"),
-            )
-        ]
-        plot(parts[0], "plain", "accent", [each.whole.accuracy for each in tallies])
-        plot(parts[0], "threshold shifted", "accent dashed ring", [each.whole.shifted for each in tallies])
-        plot(parts[1], "P(True) + P(False)", "second", [each.mass for each in tallies])
-        plot(parts[1], "says True", "muted dashed", [each.said_true for each in tallies])
-        return [*parts, self._subcases()]
+        axis, charts = steps(list(self.shots), 0.3), []
+        for title, about, lines in (
+            (
+                "accuracy, %: plain (dots) and threshold shifted (rings)",
+                "accuracy against the examples in the prompt",
+                {"plain": ("accent", "whole.accuracy"), "threshold shifted": ("accent dashed ring", "whole.shifted")},
+            ),
+            (
+                "P(True) + P(False), %; says True, % (grey)",
+                "probability of the two answers, and share of True",
+                {"P(True) + P(False)": ("second", "mass"), "says True": ("muted dashed", "said_true")},
+            ),
+        ):
+            charts.append(Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt"))
+            for what, (look, field) in lines.items():
+                shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
+                charts[-1].plot(list(enumerate(shares)), look, [f"{what}: {share:.1f} %" for share in shares])
+        return [*charts, self._subcases()]
 
     def _subcases(self) -> Chart:
         """A line per subcase: plain (dot) with its interval and threshold shifted (ring), heuristic by heuristic."""

@@ -74,20 +74,13 @@ def run_study(
 
     Returns None on a rank other than 0.
     """
-    arguments = dict(locals())  # what the other ranks are called with
+    asked = dict(locals())  # what the other ranks are called with
     silence_lm_eval()
     from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
 
     out, options = Path(out), ModelOptions.parse(model_args)
     model = open_model(checkpoint, options)
-    arguments = {
-        "name": name,
-        "checkpoint": checkpoint,
-        "out": str(out),
-        "settings": settings,
-        "model_args": model_args,
-    }
-    with model_on_ranks(model, options, out, f"{__name__}:run_study", arguments) as (lm, leads):
+    with model_on_ranks(model, options, out, f"{__name__}:run_study", asked) as (lm, leads):
         study = study_class(name).measure(lm, model.identity, out if leads else None, **settings)
     if leads:
         study.write(out / f"{name}.json")

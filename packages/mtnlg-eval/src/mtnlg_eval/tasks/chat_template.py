@@ -9,13 +9,16 @@ A template is a program of a stranger: it runs in `Sandbox` and sees messages an
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
+from pydantic import ConfigDict
 
+from mtnlg_eval.records import Record, parse_record
 from mtnlg_model.checkpoint.chat_files import own_file
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import read_small
@@ -31,26 +34,50 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
-DEFAULT = "default"
+DEFAULT, SAVE = "default", "save the tokenizer again, or leave the file out"
 END = "THE-LAST-MESSAGE-GOES-ON-HERE "
 """Marks where to cut a rendered chat whose last message the model shall continue; its space tells a trimmed message."""
 
 
+class _Named(Record):
+    name: str
+    template: str
+
+
+class _Config(Record):
+    model_config = ConfigDict(extra="allow")
+
+    chat_template: str | list[_Named] | None = None
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """Special tokens by their keys."""
+        keys = {key: value for key, value in (self.model_extra or {}).items() if key.endswith("_token")}
+        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in keys.items()}
+        return {key: text for key, text in texts.items() if text and isinstance(text, str)}
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """Templates by their names."""
+        if isinstance(self.chat_template, list):
+            return {each.name: each.template for each in self.chat_template}
+        return {} if self.chat_template is None else {DEFAULT: self.chat_template}
+
+
+@dataclass
 class Chat:
-    """The templates of a model by name, the one that is chosen, and what answers and texts begin and end with.
+    """The templates of a model by name, each with its file, and what answers and texts begin and end with.
 
     ``begin`` is the token that begins texts, or where there is none, ends them, "" if no file names one; ``think_end``
-    ends what a model thinks, "" if it does not. ``place`` is where the chosen template was read.
+    ends what a model thinks, "" if it does not. ``text`` is the template that is chosen, read at ``place``.
     """
 
-    def __init__(
-        self, templates: Mapping[str, tuple[str, Path]], tokens: Mapping[str, str], variables: Mapping[str, object]
-    ) -> None:
-        self._templates, self._variables = templates, {**tokens, **variables}
-        self.begin = tokens.get("bos_token") or tokens.get("eos_token") or ""
-        self.think_end = ""
-        self._chosen: Template | None = None
-        self.text = ""
+    templates: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
+    begin: str = ""
+    think_end: str = ""
+    text: str = ""
+    _chosen: Template | None = None
 
     @classmethod
     def read(
@@ -68,33 +95,31 @@ class Chat:
         templates: dict[str, tuple[str, Path]] = {}
         tokens: dict[str, str] = {}
         for folder in folders:
-            config = _read_config(folder / CONFIG)
-            tokens = tokens or _special_tokens(config)
+            path = folder / CONFIG
+            config = parse_record(_read(path), _Config, str(path), SAVE) if path.is_file() else _Config()
+            tokens = tokens or config.tokens
             if not templates:
-                inside = _templates_in(config.get("chat_template"), folder / CONFIG)
                 files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
-                if (folder / FILE).is_file():
-                    files[DEFAULT] = folder / FILE
-                templates = {name: (text, folder / CONFIG) for name, text in inside.items()}
-                templates |= {name: (_text(path), path) for name, path in files.items()}
+                files |= {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
+                templates = {name: (text, path) for name, text in config.templates.items()}
+                templates |= {name: (_read(path).decode(), path) for name, path in files.items()}
         given = {} if thinking is None else {"enable_thinking": thinking}
-        chat = cls(templates, tokens, {**variables, **given})
-        chat.think_end = think_end or ""
-        return chat
+        begin = tokens.get("bos_token") or tokens.get("eos_token") or ""
+        return cls(templates, {**tokens, **variables, **given}, begin, think_end or "")
 
     @property
     def texts(self) -> dict[str, str]:
         """The templates by name."""
-        return {name: text for name, (text, _) in self._templates.items()}
+        return {name: text for name, (text, _) in self.templates.items()}
 
     def choose(self, name: str | None = None) -> str:
         """Choose the template of this name, or the default one, and return its text; ``Failure`` without one."""
         name = name or DEFAULT
-        if not self._templates:
+        if not self.templates:
             raise Failure(f"--apply_chat_template: the model has no chat template; put {FILE} or {CONFIG} beside it")
-        if name not in self._templates:
-            raise UsageFailure(f"--apply_chat_template: no template {name}; there are {', '.join(self._templates)}")
-        self.text, self.place = self._templates[name]
+        if name not in self.templates:
+            raise UsageFailure(f"--apply_chat_template: no template {name}; there are {', '.join(self.templates)}")
+        self.text, self.place = self.templates[name]
         try:
             self._chosen = _environment().from_string(self.text)
         except Exception as error:  # noqa: BLE001  (Jinja's, or Python's of what Jinja makes of it)
@@ -123,7 +148,7 @@ class Chat:
         if not answer:
             chat[-1]["content"] += END
         text: str = self._chosen.render(  # type: ignore[union-attr]  # it is chosen
-            messages=chat, add_generation_prompt=answer, **self._variables
+            messages=chat, add_generation_prompt=answer, **self.variables
         )
         if answer:
             return text
@@ -133,42 +158,13 @@ class Chat:
         return kept if rest.startswith(" ") else kept.rstrip()
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _token(value) for key, value in config.items() if key.endswith("_token") and _token(value)}
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read(path: Path) -> bytes:
+    raw = read_small(own_file(path.parent, path.name))
     try:
-        config = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise Failure(f"{path}: {error}") from None
-    if not isinstance(config, dict):
-        raise Failure(f"{path}: not a JSON object")
-    return config
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_small(own_file(path.parent, path.name)).decode()
+        raw.decode()
     except UnicodeDecodeError as error:
         raise Failure(f"{path}: not UTF-8: {error}") from None
-
-
-def _templates_in(value: object, place: Path) -> dict[str, str]:
-    """The templates of a config: one text, a list of named ones, or none."""
-    if isinstance(value, list):
-        value = {str(each.get("name")): each.get("template") for each in value if isinstance(each, dict)}
-    named = value if isinstance(value, dict) else {} if value is None else {DEFAULT: value}
-    if not all(isinstance(text, str) for text in named.values()):
-        raise Failure(f"{place}: chat_template is neither a text nor a list of names and templates")
-    return dict(named)
-
-
-def _token(value: object) -> str:
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else ""
+    return raw
 
 
 class _Generation(Extension):
