@@ -50,7 +50,7 @@ def unpacked(one: samples.Sample) -> tuple[str, list[list[Any]], dict[str, Any]]
     """Prompt, choices with texts for numbers, and the row's other parts by name."""
     texts = samples.Texts()
     *others, prompt, choices = samples._row(one, False, texts, Counter())
-    words = list(texts.numbers)
+    words = list(texts)
     names = ("key", "id", "right", "answer", "chosen", "shots", "cut")
     return (
         "\n\n".join(words[n] for n in prompt),
@@ -199,14 +199,3 @@ def test_the_index_offers_comparisons_over_the_same_rows_alone(compared: Path) -
     assert all((compared / f"report/samples/{entry['name']}.js").is_file() for entry in index)
     href = f'href="#task=boolq&amp;of={boolq[0]["name"]}&amp;with={boolq[1]["name"]}&amp;show=differ"'
     assert href in content, "the difference in the table leads to its rows"
-
-
-def test_pictures_say_their_figures_under_the_pointer(compared: Path) -> None:
-    content = (compared / "report.html").read_text(encoding="utf-8")
-    titles = re.findall(r"<circle class=\"tip\" cx=\"[\d.]+\" cy=\"[\d.]+\" r=\"7\"><title>([^<]*)</title>", content)
-    for words in (
-        "few-shot, 4.4 shown: ",
-        "step-80, 80 tokens, 0-shot: 50.0 (41.2\N{EN DASH}58.8)",
-    ):
-        assert any(title.startswith(words) for title in titles), words
-    assert "<title>score 50.0 (41.2\N{EN DASH}58.8), chance 50, MT-NLG 78.2</title>" in content

@@ -62,14 +62,6 @@ def test_every_product_has_the_same_shape_whatever_the_batch(
     assert torch.allclose(y, x @ weight.t(), atol=1e-4)
 
 
-def test_a_row_is_the_same_wherever_it_stands() -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(2 * TILE + 40, 48), torch.randn(24, 48)
-    order = torch.randperm(len(x))
-    with torch.inference_mode(), tiled():
-        assert torch.equal((x @ weight.t())[order], x[order] @ weight.t())
-
-
 def test_products_of_attention_are_left_alone(products: list[tuple[int, ...]]) -> None:
     q = torch.randn(2, 3, 5, 8)
     with torch.inference_mode(), tiled():

@@ -100,26 +100,6 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert len(names) == len(set(names))
 
 
-def test_hans_over_different_rows_has_dashes(made: ModuleType, run: Path) -> None:
-    study = hans()
-    del study["shots"]["0"]["labels"]["lexical_overlap"]["non-entailment"]
-    study["shots"]["0"]["whole"]["rows"] = 1
-    made.write(run / "eval/hans.json", study)
-    page = made.read(run)
-    assert page.row("number of rows")[1:] == ["1", "2"]
-    assert page.row("lexical_overlap, non-entailment")[1:] == [
-        "",
-        "0±40 \N{RIGHTWARDS ARROW} 100",
-    ]
-
-
-def test_a_run_without_studies_has_no_section_on_them(made: ModuleType, run: Path) -> None:
-    page = made.read(run)
-    assert not anchors(page)
-    assert "HANS: accuracy" not in page.text
-    assert "operators" not in page.text
-
-
 def test_a_mode_of_hans_is_shown_after_the_plain_study(made: ModuleType, run: Path) -> None:
     made.write(run / "eval/hans.json", hans())
     made.write(run / "eval/negative/hans.json", hans("negative"))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lm_eval.evaluator import evaluate
 
 from mtnlg_eval.tasks.shots import ShotPool, max_shots_that_fit
 
@@ -118,11 +117,3 @@ def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_ta
             assert read <= limit or not shots
             more = full.split("\n\n")[: shots + 1] + full.split("\n\n")[-1:]
             assert shots == 3 or len(("\n\n".join(more) + " yes").split(" ")) - 1 > limit
-
-
-def test_lm_eval_scores_with_the_shots_that_fitted(load_task: Load, counter: type[Any]) -> None:
-    task = load_task("anli_r2", 50, lm=counter(55))
-    results = evaluate(task.lm, {"tasks": {"anli_r2": task}}, bootstrap_iters=1)
-    assert list(task.shown.values()) == [1, 2, 2]
-    assert results["n-shot"] == {"anli_r2": 50}
-    assert results["results"]["anli_r2"]["sample_len"] == 3

@@ -57,19 +57,15 @@ class Sample(Record):
     truncated: bool
 
 
-class Texts:
+class Texts(dict[str, int]):
     """Numbers of texts, each kept once."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.characters = 0
+    characters = 0
 
-    def number(self, text: str) -> int:
-        """The number of this text."""
-        if text not in self.numbers:
-            self.numbers[text] = len(self.numbers)
-            self.characters += len(text)
-        return self.numbers[text]
+    def __missing__(self, text: str) -> int:
+        """The number of a text that comes first."""
+        self.characters += len(text)
+        return self.setdefault(text, len(self))
 
 
 def sample_files(folder: Path, names: list[str]) -> dict[str, Path]:
@@ -100,7 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
             metric = next((name for name in (*SHARES, *sample.metrics) if name in sample.metrics), "")
             value = json.loads(line).get(metric)
             rows.append(_row(sample, isinstance(value, int | float) and value >= 0.5, texts, seen))
-    return {"total": total, "texts": list(texts.numbers), "rows": rows}
+    return {"total": total, "texts": list(texts), "rows": rows}
 
 
 def _row(sample: Sample, right: bool, texts: Texts, seen: Counter[str]) -> list[Any]:
@@ -119,8 +115,8 @@ def _row(sample: Sample, right: bool, texts: Texts, seen: Counter[str]) -> list[
         chosen,
         sample.shots,
         int(sample.truncated),
-        [texts.number(text) for text in prompt.split("\n\n")],
-        [[texts.number(lead), texts.number(text), *figures] for lead, text, *figures in choices],
+        [texts[text] for text in prompt.split("\n\n")],
+        [[texts[lead], texts[text], *figures] for lead, text, *figures in choices],
     ]
 
 

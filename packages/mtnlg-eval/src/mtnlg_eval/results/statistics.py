@@ -61,6 +61,12 @@ def clustered_variance(values: Sequence[float] | NDArray[np.float64], clusters: 
     return float(((sums - sizes * x_N.mean()) ** 2).sum()) * groups / (groups - 1) / len(x_N) ** 2
 
 
+def clustered_error(values: Sequence[float], clusters: Sequence[int]) -> float | None:
+    """Standard error of the mean of these rows."""
+    variance = clustered_variance(values, clusters)
+    return None if variance is None else sqrt(variance)
+
+
 def _by_cluster(values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int]) -> NDArray[np.float64]:
     return np.bincount(np.asarray(clusters), np.asarray(values, float)).astype(np.float64)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import exp
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_eval.results.result import Metric
-from mtnlg_eval.results.statistics import bits_per_byte, clustered_variance, jackknife_error
+from mtnlg_eval.results.statistics import bits_per_byte, clustered_error, jackknife_error
 from mtnlg_eval.tasks.paper_task import PaperTask
 from mtnlg_model.console import Failure
 
@@ -61,24 +61,25 @@ def metrics_of(
     for key in (key for key in values if "," in key and "_stderr" not in key):
         name, _, filter_ = key.partition(",")
         rows = in_order if filter_ == first else [sample for sample in samples if sample["filter"] == filter_]
-        column = [sample[name] for sample in rows if name in sample]
-        value, stderr = values[key], None
+        column, value, stderr = [sample[name] for sample in rows if name in sample], values[key], None
         if not isinstance(value, int | float):
             continue
-        if all(isinstance(each, int | float) for each in column) and len(column) == len(clusters):
-            variance = clustered_variance(column, clusters)
-            stderr = None if variance is None else sqrt(variance)
-            if name == "perplexity":
-                stderr = None if stderr is None else exp(-fmean(column)) * stderr
-        elif name in task.aggregation() and len(column) == len(clusters):
+        if len(column) == len(clusters) and all(isinstance(each, int | float) for each in column):
+            stderr = clustered_error(column, clusters)
+            if name == "perplexity" and stderr is not None:
+                stderr *= exp(-fmean(column))
+        elif len(column) == len(clusters) and name in task.aggregation():
             stderr = jackknife_error(task.aggregation()[name], column, clusters)
         yield name if filter_ == first else f"{name},{filter_}", Metric(value=value, stderr=stderr)
-    golds = [sample["gold"] for sample in in_order]
-    if golds and None not in golds and not any(key.startswith("bits_per_byte") for key in values):
-        logps = [sample["filtered_resps"][gold][0] for sample, gold in zip(in_order, golds, strict=True)]
-        texts = [sample["arguments"][f"gen_args_{gold}"]["arg_1"] for sample, gold in zip(in_order, golds, strict=True)]
-        pairs = [(logp, len(text.encode())) for logp, text in zip(logps, texts, strict=True)]
-        variance = clustered_variance(logps, clusters)
-        yield "log_likelihood", Metric(value=fmean(logps), stderr=None if variance is None else sqrt(variance))
+    golds = [(sample, sample["gold"]) for sample in in_order]
+    if (
+        golds
+        and all(gold is not None for _, gold in golds)
+        and not any(key.startswith("bits_per_byte") for key in values)
+    ):
+        logps = [sample["filtered_resps"][gold][0] for sample, gold in golds]
+        sizes = [len(sample["arguments"][f"gen_args_{gold}"]["arg_1"].encode()) for sample, gold in golds]
+        pairs = list(zip(logps, sizes, strict=True))
+        yield "log_likelihood", Metric(value=fmean(logps), stderr=clustered_error(logps, clusters))
         error = jackknife_error(bits_per_byte, pairs, clusters)  # type: ignore[arg-type]  # of these pairs
         yield "bits_per_byte", Metric(value=bits_per_byte(pairs), stderr=error)

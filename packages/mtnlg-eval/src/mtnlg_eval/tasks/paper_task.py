@@ -31,7 +31,7 @@ from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
 from .sources import open_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
@@ -100,17 +100,13 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     def with_shots(self, lm: TemplateLM, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> PaperTask:
         """A task with ``count`` shots that ``choice`` admits, drawn with ``seed``, in the prompts for ``lm``."""
         task = copy(self)
-        task.take_shots(lm, count, partial(self._pool.draw, count=count, key=f"{seed}/{self.name}", choice=choice))
+        task.take_shots(lm, count, choice, seed)
         return task
 
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        return str(self.config.task)
-
-    def take_shots(self, lm: TemplateLM, count: int, draw: Callable[[Document], Sequence[Document]]) -> None:
-        """Put ``count`` shots that ``draw`` gives into every prompt from now on."""
-        self.lm, self.sampler, self.shown, self._draw, self._choice_tokens = lm, DrawnShots(), {}, draw, {}
+    def take_shots(self, lm: TemplateLM, count: int, choice: ShotChoice, seed: int) -> None:
+        """Put shots into every prompt from now on."""
+        self.lm, self.sampler, self.shown, self._choice_tokens = lm, DrawnShots(), {}, {}
+        self._draw = partial(self._pool.draw, count=count, key=f"{seed}/{self.config.task}", choice=choice)
         self._config = copy(self.config)
         self.set_config("num_fewshot", count)
         if count:

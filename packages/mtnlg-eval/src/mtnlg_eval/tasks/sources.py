@@ -7,7 +7,7 @@
     DATA/lambada/lambada_test_plain_text.txt    LAMBADA: one passage per line; .jsonl with "text" as well
     DATA/wic/train.data.txt, train.gold.txt     WiC: a tab-separated table, labels in a file of their own
 
-Which files are which split, and which are another set, is in published_files.py. The scored split is the paper's
+Which files are which split, and which are another set, is in formats.py. The scored split is the paper's
 (paper.md 5.2); if it is missing, test stands in for dev and dev for test. Shots come from train, else from a split that
 is not scored, else from the scored rows themselves, never from the group of the scored row; LAMBADA's only from rows of
 the same variant. Hub data sets and splits are named in tasks/*.yaml.
@@ -27,8 +27,7 @@ from mtnlg_eval.hub import reach_hub
 from mtnlg_eval.records import explain
 from mtnlg_model.console import Failure
 
-from .formats import read_raw_rows
-from .published_files import files_by_split, scored_split
+from .formats import files_by_split, read_raw_rows, scored_split
 from .rows import ROWS, VERBATIM
 
 if TYPE_CHECKING:
