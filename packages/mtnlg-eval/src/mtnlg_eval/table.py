@@ -22,7 +22,7 @@ MOST_DIGITS = 5
 """Of the number of a task's rows, HANS' 30,000."""
 
 
-GROUP = {"is_share": True, "between_draws": None}
+GROUP = {"is_share": True, "between_draws": None, "metric": "acc"}
 
 
 def print_scores(summary: Mapping[str, Any]) -> None:
@@ -34,14 +34,19 @@ def print_scores(summary: Mapping[str, Any]) -> None:
     for count in shots:
         table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
     table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
-    for task, scores in summary["tasks"].items():
-        rows = max(score["rows"] for score in scores.values())
+    lines = {title_of(task): scores for task, scores in summary["tasks"].items()}
+    lines |= {
+        f"mean of {group}": {count: score | GROUP for count, score in scores.items()}
+        for group, scores in summary.get("groups", {}).items()
+    }
+    for title, scores in lines.items():
         cells = (_cell(scores[count], brief) if count in scores else "" for count in shots)
         metric = next(iter(scores.values()))["metric"]
-        table.add_row(title_of(task) + ("" if metric == "acc" else f", {metric}"), *cells, str(rows))
-    for group, scores in summary.get("groups", {}).items():
-        cells = (_cell(scores[count] | GROUP, brief) if count in scores else "" for count in shots)
-        table.add_row(f"mean of {group}", *cells, str(max(score["rows"] for score in scores.values())))
+        table.add_row(
+            title + ("" if metric == "acc" else f", {metric}"),
+            *cells,
+            str(max(score["rows"] for score in scores.values())),
+        )
     for gap in summary["not_run"]:
         if gap["task"] not in summary["tasks"]:
             table.add_row(title_of(gap["task"]), *("not run" for _ in shots), "")
@@ -51,14 +56,12 @@ def print_scores(summary: Mapping[str, Any]) -> None:
         "" if brief else " (95 % interval; ± error between draws of shots)"
     )
     console.print(f"  {legend}", style="dim")
-    lines = differences_by_task(
-        {
-            task: {shots: score["differs"] for shots, score in scores.items()}
-            for task, scores in summary["tasks"].items()
-        }
-    )
-    for task, words in ((task, words) for task, lines in lines.items() for words in lines):
-        console.print(f"  {title_of(task)}: {words}", style="dim")
+    differs = {
+        task: {shots: score["differs"] for shots, score in scores.items()} for task, scores in summary["tasks"].items()
+    }
+    for task, texts in differences_by_task(differs).items():
+        for words in texts:
+            console.print(f"  {title_of(task)}: {words}", style="dim")
 
 
 def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:

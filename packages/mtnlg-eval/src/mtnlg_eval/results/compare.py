@@ -233,54 +233,49 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
     of a kind tells apart from chance.
     """
 
-    def percent(estimate: Estimate | None) -> list[float] | None:
-        return None if estimate is None else [100 * number for number in estimate]
+    def percent(found: Estimate | Difference | None) -> list[float] | None:
+        bounds = found.estimate if isinstance(found, Difference) else found
+        return None if bounds is None else [100 * number for number in bounds]
 
-    base, rows = runs[0], []
-    common = [{asked: tasks for _, asked in run.cells if (tasks := common_tasks([run, base], asked))} for run in runs]
+    base, asked = (
+        runs[0],
+        [(n, asked) for n, run in enumerate(runs) for asked in dict.fromkeys(a for _, a in run.cells)],
+    )
+    tasks = {(n, shots): own for n, shots in asked if (own := common_tasks([runs[n], base], shots))}
+    means = {(n, shots): macro_difference(runs[n], base, own, shots) for (n, shots), own in tasks.items()}
     pairs = {
         (n, key): difference(cell, base.cells[key])
         for n, run in enumerate(runs)
         for key, cell in run.cells.items()
         if key in base.cells
     }
-    means = {
-        (n, asked): macro_difference(runs[n], base, tasks, asked)
-        for n, by_shots in enumerate(common)
-        for asked, tasks in by_shots.items()
-    }
-    apart = {
-        **told_apart({key: pairs[key] for key in pairs if key[0]}),
-        **told_apart({k: means[k] for k in means if k[0]}),
-    }
-    for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        rows.append(
-            {
-                "run": label,
-                "digest": run.model.digest,
-                "tokens": run.model.tokens,
-                "style": run.style,
-                "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
-                "macro": {
-                    asked: {
-                        "tasks": tasks,
-                        "percent": percent(macro(run, tasks, asked)),
-                        "difference": percent(found.estimate if (found := means[n, asked]) else None),
-                    }
-                    for asked, tasks in common[n].items()
-                },
-                "difference": {
-                    "_".join(key): percent(found.estimate if found else None)
-                    for (m, key), found in pairs.items()
-                    if m == n
-                },
-                "told_apart": [
-                    *("_".join(key) for key in run.cells if apart.get((n, key))),
-                    *(asked for asked in common[n] if apart.get((n, asked))),
-                ],
-            }
-        )
-    return rows
+    kinds = [told_apart({key: found for key, found in kind.items() if key[0]}) for kind in (pairs, means)]
+    return [
+        {
+            "run": label,
+            "digest": run.model.digest,
+            "tokens": run.model.tokens,
+            "style": run.style,
+            "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
+            "macro": {
+                shots: {
+                    "tasks": own,
+                    "percent": percent(macro(run, own, shots)),
+                    "difference": percent(means[m, shots]),
+                }
+                for (m, shots), own in tasks.items()
+                if m == n
+            },
+            "difference": {"_".join(key): percent(found) for (m, key), found in pairs.items() if m == n},
+            "told_apart": [
+                key if isinstance(key, str) else "_".join(key)
+                for kind in kinds
+                for (m, key) in kind
+                if m == n and kind[m, key]
+            ],
+        }
+        for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True))
+    ]
 
 
 def common_tasks(runs: Sequence[Run], asked: str) -> list[str]:
