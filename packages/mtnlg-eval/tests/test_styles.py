@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from mtnlg_eval.scoring.measures import scores_of
+from mtnlg_eval.tasks.lm_eval_tasks import whole_shots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +114,25 @@ def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Lo
         ours, theirs = (requests_of(t) for t in (load_task(name, 3, data=folder, style="lm_eval", seed=seed), stock))
         for n, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
             assert mine == its or its[0].count(f"{n * len(rows) // len(ours)} {row[text[name]][:9]}") > 1
+
+
+def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(
+    load_task: Load, tmp_path: Path, counter: type[Any]
+) -> None:
+    rows = [{"passage": f"{n} word word word", "question": "is it", "label": 1} for n in range(9)]
+    for split in ("val", "train"):
+        write_rows(tmp_path, "boolq", rows, split)
+    for length, shots in ((80, 4), (20, 2), (9, 0)):  # a shot and a question have 6 words each
+        task = load_task("boolq", 4, data=tmp_path, style="lm_eval")
+        drawn: list[Any] = []
+        sample = task.sampler.sample
+        task.sampler.sample = lambda *args, sample=sample, drawn=drawn, **o: (
+            drawn.append(sample(*args, **o)) or drawn[-1]
+        )
+        task.build_all_requests()
+        words = [len(re.findall(r"\d word", " ".join(r.args[0].split(" ")[-length:]))) - 1 for r in task.instances[::2]]
+        whole = zip(task.instances[::2], drawn, strict=True)
+        assert [whole_shots(task, counter(length), one, shown) for one, shown in whole] == words == [shots] * 9
 
 
 def test_original_lambada_is_lm_evals_lambada_standard(load_task: Load, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lm_eval.api.task import Task
 
+    from mtnlg_eval.tasks.rows import Document
     from mtnlg_eval.tasks.shots import ShotChoice
     from mtnlg_eval.tasks.sources import TaskRows
 
@@ -110,7 +111,7 @@ class Source:
 
 @dataclass
 class Cell:
-    """A task at one number of shots with one seed, and why rows of it are left out."""
+    """A task at one number of shots with one seed, why rows of it are left out, and the shots of the others."""
 
     source: Source
     asked: str
@@ -118,6 +119,7 @@ class Cell:
     seed: int
     numbers: list[int]
     failed: dict[int, str] = field(default_factory=dict)
+    drawn: dict[int, Sequence[Document]] = field(default_factory=dict)
     task: Task = None
 
     @property
@@ -148,19 +150,24 @@ class Cell:
         build, construct, rows = task.fewshot_context, task.construct_requests, count()
         self.task = task
 
-        def context(doc: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's signatures)
+        def context(number: int, doc: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's signatures)
             task.doc_to_target(doc)
             if task.OUTPUT_TYPE == "multiple_choice" and gold_of(task, doc) is None:
                 raise Failure("its answer is neither a choice nor the number of one")
-            return build(doc, *args, **options)
+            prompt = build(doc, *args, **options)
+            self.drawn[number] = getattr(getattr(task, "sampler", None), "drawn", ())
+            return prompt
+
+        def first(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+            row = next(rows)
+            return self.attempt(row, "", context, self.numbers[row], *args, **options)
 
         def requests(*args: Any, **options: Any) -> Any:  # noqa: ANN401
             if "metadata" not in options:  # for the context
                 return construct(*args, **options)
             return self.attempt(options["metadata"][1], [], construct, *args, **options)
 
-        task.fewshot_context = lambda *args, **options: self.attempt(next(rows), "", context, *args, **options)
-        task.construct_requests = requests
+        task.fewshot_context, task.construct_requests = first, requests
 
     def leave_failed(self) -> None:
         """Number the requests that were built by the rows that are left, and guard how these are scored."""

@@ -29,7 +29,7 @@ from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
 from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
-from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, with_shots
+from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
@@ -40,6 +40,8 @@ from .measures import gold_of, metrics_of, reason_of, scores_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from lm_eval.api.instance import Instance
 
     from .decoder_lm import DecoderLM
     from .open_model import OpenedModel
@@ -219,7 +221,7 @@ class Evaluation:
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """lm-eval's records of rows, one per filter, in the form of its own tracker; numbers stay numbers."""
         task, made = cell.task, []
-        cut = {cell.numbers[each.doc_id or 0] for each in task.instances if id(each) in self._lm.cut}
+        cut = {cell.numbers[each.doc_id or 0]: each for each in task.instances[::-1] if id(each) in self._lm.cut}
         for sample in samples:
             if (number := sample["doc_id"]) in cell.failed:
                 continue
@@ -236,11 +238,18 @@ class Evaluation:
                     "cluster": row.cluster,
                     "gold": gold_of(task, sample["doc"]),
                     "scores": scores_of(task, sample),
-                    "shots": task.shown[row.id] if isinstance(task, PaperTask) else task.config.num_fewshot,
+                    "shots": self._shown(cell, number, row.id, cut.get(number)),
                     "truncated": number in cut,
                 }
             )
         return made
+
+    def _shown(self, cell: Cell, number: int, name: str, cut: Instance | None) -> int:
+        """Shots that a row's prompt shows whole."""
+        if isinstance(cell.task, PaperTask):
+            return cell.task.shown[name]
+        drawn = cell.drawn[number]
+        return whole_shots(cell.task, self._lm, cut, drawn) if cut and drawn else len(drawn) or cell.count
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
         lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key

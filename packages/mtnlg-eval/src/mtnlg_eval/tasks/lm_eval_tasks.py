@@ -34,11 +34,14 @@ from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import regular
 
 from .sandbox import PROMPTS
+from .shots import max_shots_that_fit
 from .sources import TaskRows, open_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
     from lm_eval.api.task import Task
 
     from .rows import Document
@@ -192,6 +195,7 @@ class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no type
     def __init__(self, sampler: ContextSampler) -> None:
         self._sampler, self._spares = copy(sampler), count()
         self.scored: Document = {}
+        self.drawn: list[Document] = []
 
     def sample(self, n: int, *args: Any, **options: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
         """Draw ``n`` shots for the row ``scored``, or fewer where there are no more."""
@@ -201,6 +205,7 @@ class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no type
             others = [row for row in self._sampler.fewshot_docs() if row != self.scored and row not in drawn]
             kept = [row for row in drawn if row != self.scored]
             drawn = kept + spare.sample(others, min(n - len(kept), len(others)))
+        self.drawn = drawn
         return drawn
 
     def set_rnd(self, rnd: int | None) -> ContextSampler:
@@ -228,3 +233,25 @@ def with_shots(task: Task, shots: int, seed: int) -> Task:
     if (options := task.get_config("generation_kwargs")) and (options.get("do_sample") or options.get("temperature")):
         made.set_config("generation_kwargs", {**options, "seed": options.get("seed", seed)})
     return made
+
+
+def whole_shots(task: Task, lm: TemplateLM, instance: Instance, drawn: Sequence[Document]) -> int:
+    """Shots that are whole in a prompt that loses its beginning."""
+    prompt, continuation = instance.args
+    if not isinstance(continuation, str):
+        return 0
+    _, answer = lm._encode_pair(prompt, continuation)  # noqa: SLF001  (TemplateLM's own method)
+    starts, end = [], 0
+    for shot in drawn:
+        question = task.doc_to_text(shot)
+        text = task.doc_to_choice(shot)[question] if isinstance(question, int) else question
+        if (start := prompt.find(text, end)) < 0:
+            return 0
+        starts.append(start)
+        end = start + len(text)
+
+    def tokens(shots: int) -> int:
+        begin = starts[len(starts) - shots] if shots else len(prompt)
+        return len(lm.tok_encode(prompt[begin:], add_special_tokens=False))
+
+    return max_shots_that_fit(len(starts), tokens, lm.max_length + 1 - len(answer))
