@@ -38,6 +38,7 @@ from mtnlg_model.checkpoint import tensor_file  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
+from mtnlg_parallel import waiting  # noqa: E402
 from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
@@ -292,12 +293,13 @@ def raise_full(_descriptor: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None:
+def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None:  # noqa: C901  (one branch per fault)
     """Inject faults at given steps: {"nan": [steps], "leap": [steps], "hang": step, "stop": step, "truncate": step}.
 
     {"ahead": seconds}: the clock of the last rank is so much ahead.
     {"own_bits": True}: the engine returns other last bits of loss and gradient norm on every rank.
     {"clock": seconds}: by the loop's clock, each validation and each beginning of a checkpoint takes so long.
+    {"flip": [step, rank]}: `flip_bit`, before that step. {"slow": rank}: `slow_layers`.
     """
     step, factor = training.step, [1.0]
 
@@ -312,8 +314,12 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
             os.kill(os.getpid(), signal.SIGSTOP)
         if number == faults.get("truncate") and rank == 0:
             os.truncate(faults["file"], 100)
+        if [number, rank] == faults.get("flip"):
+            flip_bit(training)
         return step(batches)
 
+    if rank == faults.get("slow"):
+        slow_layers(training)
     training.step = faulty_step  # type: ignore[method-assign]
     if "ahead" in faults and rank == training.recipe.layout.world - 1:
         now = time.time
@@ -327,6 +333,27 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
             setattr(engine._engine, name, lambda *words, figure=figure: float(figure(*words)) * (1 + 1e-6 * rank))
     if rank == 0:
         next(engine.local_parameters()).parameter.register_hook(lambda gradient: gradient * factor[0])
+
+
+def flip_bit(training: Training) -> None:
+    """Flip a bit of this rank's copy of a weight, once it has all weights."""
+    engine: Any = training.engine
+    for chunk in range(training.recipe.train.chunks):
+        engine.optimizer.wait_for_weights(chunk)
+    weight = next(engine.local_parameters()).parameter.data.flatten()[-1:]
+    weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()]).bitwise_xor_(1)
+
+
+def slow_layers(training: Training) -> None:
+    """Let each layer of this rank take ten seconds by the clock that measures its work."""
+    late, observe = [0.0], training.engine.observe
+    vars(waiting)["time"] = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+
+    def observe_late(what: str, tensor: torch.Tensor) -> None:
+        late[0] += 10
+        observe(what, tensor)
+
+    training.engine.observe = observe_late
 
 
 class DamagedStream:

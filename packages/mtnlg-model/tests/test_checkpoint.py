@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -18,7 +19,18 @@ from torch import Tensor
 
 from mtnlg_model.checkpoint import boxes
 from mtnlg_model.checkpoint.boxes import Box
-from mtnlg_model.checkpoint.manifest import SLOTS, CheckpointError, Layout, Progress, SlotName, latest, parse_manifest
+from mtnlg_model.checkpoint.lease import lease
+from mtnlg_model.checkpoint.manifest import (
+    SLOTS,
+    CheckpointError,
+    Layout,
+    MissingFileError,
+    Progress,
+    SlotName,
+    latest,
+    list_checkpoints,
+    parse_manifest,
+)
 from mtnlg_model.checkpoint.reader import Checkpoint, load, save
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish, retain
 from mtnlg_model.config import ModelConfig
@@ -147,6 +159,22 @@ def test_latest_and_retain_see_only_complete_checkpoints(tmp_path: Path) -> None
     assert latest(tmp_path) == tmp_path / "step-10"
     retain(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-10", "step-11", "step-12.tmp", "step-2"]
+
+
+def test_a_checkpoint_with_a_lease_is_not_removed(tmp_path: Path) -> None:
+    """Until the last of its holders has ended, here a child that outlives who began to read."""
+    steps = [save(Decoder(SMALL), tmp_path, step, PROGRESS, tokenizer(tmp_path)) for step in (1, 2, 3)]
+    with lease(steps[0]) as held:
+        reader = subprocess.Popen(["sleep", "60"], pass_fds=[held.fileno()])  # noqa: S607
+    retain(tmp_path, keep=1)
+    assert [path for _, path in list_checkpoints(tmp_path)] == [steps[0], steps[2]]
+    reader.kill()
+    reader.wait()
+    retain(tmp_path, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "tokenizer.json"]
+    with pytest.raises(MissingFileError):
+        lease(steps[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "tokenizer.json"]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_named_and_tried_again(

@@ -196,6 +196,12 @@ class Blender:
         source, rank = position_in_block(quotas, position)
         return source, before[source] + rank
 
+    def drawn(self, samples: int) -> list[int]:
+        """How many of the first ``samples`` samples are of each source."""
+        block, position = divmod(samples, self.block)
+        _, before, quotas = self._quotas(block)
+        return [a + b for a, b in zip(before, _ranks(quotas, position)[0], strict=True)]
+
     def _quotas(self, block: int) -> tuple[int, list[int], list[int]]:
         """(block, samples of each source before it, quotas in it)."""
         cached = self._cached  # one tuple, read and replaced as a whole: threads may share a stream
@@ -229,8 +235,17 @@ def _integers(weights: Sequence[float]) -> list[int]:
 def position_in_block(quotas: Sequence[int], position: int) -> tuple[int, int]:
     """(source, rank in that source) of the sample at ``position`` of a block, ordered by (rank + 1/2) / quota.
 
-    ``position`` is in [0, sum(quotas)). Before the point x of the block, source k has x q_k samples, rounded, so all
-    sources have at most x B + K/2: start K/2 early, and take the few remaining samples one by one.
+    ``position`` is in [0, sum(quotas)).
+    """
+    ranks, source = _ranks(quotas, position)
+    return source, ranks[source]
+
+
+def _ranks(quotas: Sequence[int], position: int) -> tuple[list[int], int]:
+    """How many samples of each source are before ``position`` of a block, and the source of the sample there.
+
+    Before the point x of the block, source k has x q_k samples, rounded, so all sources have at most x B + K/2: start
+    K/2 early, and take the few remaining samples one by one.
     """
     block = sum(quotas)
     early = max(0, position - (len(quotas) + 1) // 2)
@@ -241,8 +256,7 @@ def position_in_block(quotas: Sequence[int], position: int) -> tuple[int, int]:
         k = heap[0][1]
         ranks[k] += 1
         heapq.heapreplace(heap, (_midpoint(ranks[k], quotas[k]), k))
-    source = heap[0][1]
-    return source, ranks[source]
+    return ranks, heap[0][1]
 
 
 def _midpoint(rank: int, quota: int) -> int:

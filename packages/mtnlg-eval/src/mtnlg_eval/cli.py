@@ -324,6 +324,30 @@ def report(
     say(f"report in {write_report(folder)}")
 
 
+@app.command(
+    "watch",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="--out DIR [OPTIONS] [OPTIONS OF run]",
+)
+def watch_run(  # noqa: PLR0917  (typer names them)
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The --out of mtnlg-parallel train.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of results, and of the page, report.html.")],
+    launch: Annotated[
+        str, typer.Option(metavar="WORDS", help="Command that runs each scoring, such as 'srun --gpus=8'.")
+    ] = "",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks for a new checkpoint.")] = 30.0,
+    once: Annotated[bool, typer.Option("--once", help="End when all that are there are scored.")] = False,
+) -> None:
+    """Score each checkpoint of a run as it appears, until the run is complete, with the options of `run`.
+
+    What is there already is scored first. A checkpoint that is being scored is not removed by the run.
+    """
+    from .watch import watch  # noqa: PLC0415
+
+    watch(folder, out, context.args, launch=launch, seconds=seconds, once=once)
+
+
 def main() -> NoReturn:
     """Entry point of the console script."""
     run(app)

@@ -33,7 +33,8 @@ class LocalPaths(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (a class that typer hides)
         """As the base class. Raises ``UsageFailure`` where a word is a URL."""
-        if urls := [word for word in args if URL.match(word)]:
+        given = zip(["", *args], args, strict=False)
+        if urls := [word for before, word in given if URL.match(word) and "--from" not in {before, word[:6]}]:
             hint = "mtnlg-parallel reads and writes local folders: mount it, or copy it and give the copy's path"
             raise UsageFailure(f"{urls[0]}: {hint}")
         return super().parse_args(ctx, args)
@@ -66,7 +67,8 @@ def train(  # noqa: PLR0917  (typer names them)
     ] = True,
     overrides: Overrides = None,
     initial: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint or Hugging Face folder.")
+        str | None,
+        typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint, its URL, or a Hugging Face folder."),
     ] = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Take --from though its tokenizer is not the data's.")

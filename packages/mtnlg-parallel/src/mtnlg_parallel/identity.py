@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RESUMED_MAY_DIFFER: Final = {
     "layout": "any layout trains the same samples to the same losses",
     "guard": "limits for the steps to come",
+    "watch": "what is measured, not what is trained",
     "slurm": "how a job is submitted",
     "train.samples": "a run may become longer or shorter; train.decay, which shapes the learning rate, is compared",
     "train.micro_batch": "how a batch is cut",
@@ -43,6 +44,7 @@ RESUMED_MAY_DIFFER: Final = {
     "train.checkpoint_every": "what is kept, not what is trained",
     "train.keep": "as checkpoint_every",
     "train.keep_every": "as checkpoint_every",
+    "train.copy_to": "as checkpoint_every",
     "train.new_tokenizer": "what a run may start from; one that resumes has its tokenizer",
     "train.validation_every": "what is measured, not what is trained",
     "train.validation_samples": "as validation_every",

@@ -150,6 +150,7 @@ class Train(Settings):
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     keep_every: Every = Field(0, description="also keep, for good, those whose step is a multiple of this; 0: none")
+    copy_to: str = Field("", description="URL to which each checkpoint is copied, such as s3://bucket/run; empty: none")
     initial: str = Field(
         "", description="checkpoint or Hugging Face folder whose weights the run starts from; empty: initial weights"
     )
@@ -270,6 +271,15 @@ class GuardSettings(Settings):
     disk_patience: Patience = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
 
 
+class WatchSettings(Settings):
+    """What is measured beside each step's loss and gradient norm (`mtnlg_parallel.training.watch`)."""
+
+    every: Every = Field(100, description="steps between measurements of weights, sources, ranks and memory; 0: never")
+    openmetrics: str = Field(
+        "", description="file of the newest figures for node_exporter's textfile collector, such as /…/run.prom"
+    )
+
+
 class Slurm(Settings):
     """What a site's Slurm needs (`mtnlg_parallel.launch.slurm`)."""
 
@@ -285,6 +295,7 @@ class Recipe(Settings):
     layout: Layout = Layout()
     train: Train
     guard: GuardSettings = GuardSettings()
+    watch: WatchSettings = WatchSettings()
     slurm: Slurm = Slurm()
 
     @field_validator("model", mode="before")

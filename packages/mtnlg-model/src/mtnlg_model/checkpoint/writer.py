@@ -22,6 +22,7 @@ from mtnlg_model.files import atomic_open, read_small, sync_directory, write_tex
 
 from . import boxes, tensor_file
 from .chat_files import read_chat_files
+from .lease import unleased
 from .manifest import (
     MANIFEST,
     TOKENIZER,
@@ -202,8 +203,8 @@ def publish(  # noqa: PLR0917  (public interface)
 def retain(directory: Path, keep: int, every: int = 0) -> None:
     """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind.
 
-    Those whose step is a multiple of ``every`` stay, unless it is 0. What cannot be removed is said, and tried again at
-    the next call.
+    Those whose step is a multiple of ``every`` stay, unless it is 0, and those that somebody has a lease of, until the
+    next call. What cannot be removed is said, and tried again then.
     """
     if keep < 1:
         raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
@@ -212,7 +213,9 @@ def retain(directory: Path, keep: int, every: int = 0) -> None:
         if every and step % every == 0:
             continue
         removed = path.with_name(f"{path.name}.tmp")
-        with removing(path):
+        with removing(path), unleased(path) as free:
+            if not free:
+                continue
             shutil.rmtree(removed, ignore_errors=True)
             # Rename before deleting, so a half-deleted checkpoint never looks complete.
             path.rename(removed)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Judge = Callable[[float, float], str | None]
     """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
 
+    Observe = Callable[[str, Tensor], None]
+    """Takes "loss" and the loss of each sample of a micro-batch [B], or "layers.N" and the hidden states behind it."""
+
 
 MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
 
@@ -67,6 +70,9 @@ class Engine(Protocol):
 
     before_update: Callable[[], None]
     """Called before weights and moments change."""
+
+    observe: Observe
+    """Called while a step trains, in the order of its micro-batches; where it never is, these figures are missing."""
 
     optimizer_steps: int
     """Number of updates; steps that were skipped do not count."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.model.stage_modules import LocalParameter, StageModules
     from mtnlg_parallel.recipe import Recipe, Train
 
-    from .contract import Judge, MicroBatches, StepSettings
+    from .contract import Judge, MicroBatches, Observe, StepSettings
 
 
 COPIED_ELEMENTS = 1 << 16
@@ -44,6 +44,7 @@ class DeepSpeedEngine:
         os.environ["DS_ACCELERATOR"] = device.type
         self.device, self._multiple = device, recipe.batch_size.multiple
         self._steps = 0
+        self.observe: Observe = lambda _what, _tensor: None
         with suppress_output():
             import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
             import deepspeed.runtime.pipe.engine  # noqa: PLC0415  (as above)
@@ -122,7 +123,9 @@ class DeepSpeedEngine:
         verdict = Verdict(judge, self._loss_and_grad_norm)
         self._adamw.permits_update = verdict.permits_update
         self._engine.set_train_batch_size(micro_batches * self._multiple)
+        self._stage.observe = self.observe
         self._engine.train_batch(self._on_device(batches) if batches else None)
+        self._stage.observe = None
         self._forget_rounded()
         for timer in self._engine.timers.get_timers().values():  # else it keeps two events of every step
             timer.reset()

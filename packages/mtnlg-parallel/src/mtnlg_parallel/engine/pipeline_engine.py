@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.schedules import Action, Order
     from mtnlg_parallel.schedules.schedule import Kind
 
-    from .contract import Fragment, Judge, MicroBatches, StepSettings
+    from .contract import Fragment, Judge, MicroBatches, Observe, StepSettings
 
 Key = tuple[int, int]
 """A pass of a rank: micro-batch and chunk."""
@@ -58,6 +58,7 @@ class PipelineEngine:
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         self.before_update: Callable[[], None] = lambda: None
+        self.observe: Observe = lambda _what, _tensor: None
         layout, train, self.device = recipe.layout, recipe.train, device
         self._layout, self._chunks, self._schedule = layout, train.chunks, train.schedule
         self.splits_backward = load_schedule(train.schedule).splits_backward
@@ -113,7 +114,7 @@ class PipelineEngine:
         self.optimizer.begin_step(micro_batches)
         losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._layout.dp), training=True)
         figures = torch.stack([self._share_of_loss(losses, micro_batches), self.optimizer.finish_gradients()])
-        distributed.all_reduce(figures)
+        wait_for(distributed.all_reduce(figures, async_op=True))
         loss, squares = figures.tolist()
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         reason = judge(loss, norm)
@@ -135,6 +136,7 @@ class PipelineEngine:
         """Run an order, with dropout in training; returns the losses. Weights in 8 bits are kept until its end."""
         for part in self.parts:
             part.train(training)
+            part.observe = self.observe if training else None
         step = _Step(self, order, batches, scale)
         step.run()
         if self._slicing.eight_bit:

@@ -117,7 +117,7 @@ class Bucket:
     def reduce(self) -> None:
         """Sum over ranks that hold copies or other parts of the sequence, then to the owners of the shares."""
         if self.kind.summed_over is not None:
-            distributed.all_reduce(self.gradients, group=self.kind.summed_over)
+            wait_for(distributed.all_reduce(self.gradients, group=self.kind.summed_over, async_op=True))
             self._start_reduce()
 
     def start_gather(self) -> None:

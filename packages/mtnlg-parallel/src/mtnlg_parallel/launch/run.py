@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
+from mtnlg_data.transfer.urls import Url, location
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Callback
     from mtnlg_parallel.record.trackers import Tracker
+
+INITIAL: Final = "initial"
+"""Folder of the run's with the checkpoint that --from URL names."""
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
@@ -270,13 +274,21 @@ def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str
     return arguments
 
 
-def initial_weights(checkpoint: Path, out: Path | None) -> str:
-    """The recipe's override by which a new run starts from the weights of ``checkpoint``, a step-N folder.
+def initial_weights(given: str, out: Path | None) -> str:
+    """The recipe's override by which a new run starts from the weights of a checkpoint, a step-N folder or its URL.
 
-    Or of a Hugging Face folder; not of a folder of checkpoints, whose newest does not stay the same. Raises
-    ``UsageFailure`` where there is none, unless ``out`` has checkpoints of its own to resume from.
+    Or of a Hugging Face folder; not of a folder of checkpoints, whose newest does not stay the same. What is at a URL
+    is brought into ``out``. Raises ``UsageFailure`` where there is none, unless ``out`` has checkpoints of its own to
+    resume from.
     """
     resumes = out is not None and latest(out / CHECKPOINTS) is not None
+    checkpoint = location(given)
+    if isinstance(checkpoint, Url):
+        from mtnlg_parallel.training.copies import download  # noqa: PLC0415  (seldom needed)
+
+        url, checkpoint = checkpoint, (out or Path()) / INITIAL / checkpoint.name
+        if not (resumes or out is None or checkpoint.exists()):
+            download(url, checkpoint.parent)
     if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
         newest = latest(checkpoint)
         hint = f"its newest is {newest}" if newest else "give a step-N folder, or one of Hugging Face's"
@@ -315,9 +327,13 @@ def _fingerprint(data: Path | str | Data, recipe: Recipe) -> DataFingerprint:
 
 def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, expected: Forecast | None) -> RunState:
     from mtnlg_parallel.engine.build import supported_engine  # noqa: PLC0415  (imports torch)
+    from mtnlg_parallel.training.copies import fetch_newest  # noqa: PLC0415  (seldom needed)
 
     supported_engine(recipe)
-    state = prepare_run_dir(out, recipe, data, resume or read_environment().is_restart)
+    resume = resume or read_environment().is_restart
+    if recipe.train.copy_to and resume:
+        fetch_newest(recipe.train.copy_to, out / CHECKPOINTS)
+    state = prepare_run_dir(out, recipe, data, resume)
     if not state.complete:
         announce(recipe, state, expected)
     return state

@@ -99,6 +99,7 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
     ops: ParallelOps,
     padding: int = 0,
     cap: float | None = None,
+    observe: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Mean cross entropy in nats, in fp32, of x_SBH after the final norm, with this rank's rows of the token table.
 
@@ -106,31 +107,29 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
     that of the logits' `functional.softcap`. Under
     sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
     and the gradient of x is summed over them. dW accumulates over chunks in the weight's dtype: in bf16 each chunk
-    after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks.
+    after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks. ``observe`` gets the loss of each
+    sample, [B].
     """
     if slicing.sequence_parallel:
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
     x_NH, targets_N = x_SBH.flatten(0, 1), targets_BS.t().flatten()
+    chunked = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap, len(targets_BS), observe)
     if torch.is_grad_enabled():
-        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, slicing, ops, padding, cap)  # type: ignore[no-untyped-call]
+        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, chunked)  # type: ignore[no-untyped-call]
         return loss
-    return _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap).compute()
+    return chunked.compute()
 
 
 class _MeanLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917  (autograd passes by position)
+    def forward(
         ctx: Any,  # noqa: ANN401  (torch's context)
         x_NH: Tensor,
         weight_VH: Tensor,
-        targets_N: Tensor,
-        slicing: Slicing,
-        ops: ParallelOps,
-        padding: int,
-        cap: float | None,
+        chunked: _ChunkedLoss,
     ) -> Tensor:
         dx_NH, dw_VH = torch.empty_like(x_NH), torch.empty_like(weight_VH)
-        loss = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap).compute((dx_NH, dw_VH))
+        loss = chunked.compute((dx_NH, dw_VH))
         ctx.save_for_backward(dx_NH, dw_VH)
         ctx.scale = _power_of_two(len(x_NH))
         return loss
@@ -140,7 +139,7 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         dx_NH, dw_VH = ctx.saved_tensors
         upstream = upstream / ctx.scale
-        return dx_NH.mul_(upstream), dw_VH.mul_(upstream * HEADROOM), None, None, None, None, None
+        return dx_NH.mul_(upstream), dw_VH.mul_(upstream * HEADROOM), None
 
 
 def _power_of_two(tokens: int) -> int:
@@ -167,6 +166,8 @@ class _ChunkedLoss:
     ops: ParallelOps
     padding: int
     cap: float | None
+    samples: int
+    observe: Callable[[Tensor], None] | None
 
     def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean loss; fills ``gradients``, if given, with s dx, summed over the slices, and s dW / `HEADROOM`."""
@@ -193,7 +194,10 @@ class _ChunkedLoss:
                 dw_VH.addmm_(logits_NV.t(), x_NH, beta=int(start > 0), alpha=1 / HEADROOM)
         for reduction in reductions:
             wait_for(reduction)
-        return torch.cat(losses).mean()
+        losses_N = torch.cat(losses)
+        if self.observe:
+            self.observe(losses_N.view(-1, self.samples).mean(0))
+        return losses_N.mean()
 
     def _combine_slices(self, statistics_3N: Tensor) -> tuple[Tensor, Tensor]:
         """Logsumexp and the target's logit over the full vocabulary, [N] each."""
@@ -202,7 +206,8 @@ class _ChunkedLoss:
             max_N, sum_N, target_N = statistics_3N
             return max_N + sum_N.log(), target_N
         all_R3N = statistics_3N.new_empty(ranks, *statistics_3N.shape)
-        distributed.all_gather_into_tensor(all_R3N.flatten(0, 1), statistics_3N, group=self.slicing.group)
+        full, group = all_R3N.flatten(0, 1), self.slicing.group
+        wait_for(distributed.all_gather_into_tensor(full, statistics_3N, group=group, async_op=True))
         max_RN, sum_RN, target_RN = all_R3N.unbind(1)
         max_N = max_RN.amax(0)
         return max_N + (sum_RN * (max_RN - max_N).exp()).sum(0).log(), target_RN.sum(0)

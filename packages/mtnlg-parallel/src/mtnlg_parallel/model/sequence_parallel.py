@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, distributed
 from torch.autograd import Function
 
+from mtnlg_parallel.waiting import wait_for
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -65,7 +67,7 @@ class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (as above)
         ctx.mark_dirty(partial)
-        distributed.all_reduce(partial, group=group)
+        wait_for(distributed.all_reduce(partial, group=group, async_op=True))
         return partial
 
     @staticmethod
@@ -76,11 +78,11 @@ class _Sum(Function):
 
 def _all_gather(local: Tensor, group: ProcessGroup) -> Tensor:
     full = local.new_empty(local.shape[0] * group.size(), *local.shape[1:])
-    distributed.all_gather_into_tensor(full, local.contiguous(), group=group)
+    wait_for(distributed.all_gather_into_tensor(full, local.contiguous(), group=group, async_op=True))
     return full
 
 
 def _reduce_scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
     local = partial.new_empty(partial.shape[0] // group.size(), *partial.shape[1:])
-    distributed.reduce_scatter_tensor(local, partial.contiguous(), group=group)
+    wait_for(distributed.reduce_scatter_tensor(local, partial.contiguous(), group=group, async_op=True))
     return local

@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mtnlg_model import decoder
+from mtnlg_parallel.waiting import wait_for
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,7 +53,8 @@ class _Exchange(Function):
         """``width`` features are a rank's own heads of q; the ranks' come one after the other, then k and v."""
         ctx.group, ctx.width = group, width
         gathered_RSBF = part_SBF.new_empty(group.size(), *part_SBF.shape)
-        distributed.all_gather_into_tensor(gathered_RSBF.flatten(0, 1), part_SBF.contiguous(), group=group)
+        full = gathered_RSBF.flatten(0, 1)
+        wait_for(distributed.all_gather_into_tensor(full, part_SBF.contiguous(), group=group, async_op=True))
         all_SBF = gathered_RSBF.movedim(0, 2).flatten(2)
         first = group.rank() * width
         return torch.cat((all_SBF[..., first : first + width], all_SBF[..., group.size() * width :]), dim=-1)
@@ -68,5 +70,5 @@ class _Exchange(Function):
         all_SBF[..., queries:] = dy_SBF[..., width:]
         parts_RSBF = all_SBF.view(s, b, ranks, -1).movedim(2, 0).contiguous()
         dx_SBF = torch.empty_like(parts_RSBF[0])
-        distributed.reduce_scatter_tensor(dx_SBF, parts_RSBF.flatten(0, 1), group=group)
+        wait_for(distributed.reduce_scatter_tensor(dx_SBF, parts_RSBF.flatten(0, 1), group=group, async_op=True))
         return dx_SBF, None, None

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.functional import Attend
+    from mtnlg_parallel.engine.contract import Observe
     from mtnlg_parallel.layout import Recompute, Stage
     from mtnlg_parallel.recipe import Recipe
 
@@ -96,6 +97,8 @@ class StageModules(nn.Module):
     """All modules of one stage, in order. If it is both first and last, a tied head is the embedding's token table."""
 
     head: nn.Module | None
+    observe: Observe | None = None
+    """Takes what passes (`engine.contract.Observe`)."""
 
     def __init__(  # noqa: PLR0917  (a stage of what, on which slices, how)
         self,
@@ -138,6 +141,8 @@ class StageModules(nn.Module):
                 x_SBH = checkpoint_activations(layer, x_SBH)
             else:
                 x_SBH = layer(x_SBH, attend and attend[int(number)], rotations)
+            if self.observe:
+                self.observe(f"layers.{number}", x_SBH.detach())
         return self.final_norm(x_SBH) if self.final_norm else x_SBH
 
     @property
@@ -157,7 +162,8 @@ class StageModules(nn.Module):
             x_SBH = F.pad(F.pad(x_SBH, (0, 1), value=1.0), (0, BIAS_COLUMNS - 1))
             weight_VH = F.pad(torch.cat((weight_VH, self.table_bias[:, None]), dim=1), (0, BIAS_COLUMNS - 1))
         padding, cap = self.config.vocabulary_padding, self.config.logit_softcap
-        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap)
+        observe = self.observe and partial(self.observe, "loss")
+        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap, observe)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

@@ -13,14 +13,14 @@ import json
 import os
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from mtnlg_model.files import atomic_open, file_lines, open_regular
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.run import hardware_flops, train_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
@@ -37,6 +37,11 @@ class Step(TypedDict, total=False):
     samples, ``checkpoint_seconds`` held up by a checkpoint and ``validation_seconds`` validating. FLOP/s are per rank
     and of wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step;
     ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
+
+    Every ``watch.every`` steps: ``sources``, by name, with the tokens read so far, the passes over the source, and the
+    mean loss since the measurement before; norms of all weights and, relative to it, of this step's update; the largest
+    hidden state and the layer behind which it is; a GPU's bytes, the most of any rank; the rank that worked longest on
+    the step, and by how many seconds longer than the median of the others; ``slow_rank`` where it stays the same one.
     """
 
     step: int
@@ -59,6 +64,17 @@ class Step(TypedDict, total=False):
     validation_loss: float
     validation_error: str
     skipped: str
+    sources: dict[str, dict[str, float]]
+    parameter_norm: float
+    update_ratio: float
+    activation_max: float
+    activation_layer: str
+    memory_allocated: int
+    memory_reserved: int
+    memory_peak: int
+    slowest_rank: int
+    slowest_by: float
+    slow_rank: str
 
 
 def read_steps(out: Path) -> Iterator[Step]:
@@ -98,6 +114,15 @@ def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
     with atomic_open(out / FILE) as file:
         file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
     return kept, removed
+
+
+def figures(step: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a step but its own, those of a source as such as ``sources/books/loss``."""
+    for key, value in step.items():
+        if isinstance(value, dict):
+            yield from figures(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and key != "step":
+            yield prefix + key, value
 
 
 def training_seconds(step: Step) -> float:

@@ -39,7 +39,7 @@ class Recorder:
             self._file.flush()
         except OSError as error:
             raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error
-        figures = {key: value for key, value in step.items() if isinstance(value, int | float) and key != "step"}
+        figures = dict(metrics.figures(step))
         for tracker in self._trackers:
             tracker.log(step["step"], figures)
 

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
+import time
 from importlib.util import find_spec
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 from mtnlg_model.console import UsageFailure, say
-from mtnlg_model.files import read_small, write_text
+from mtnlg_model.files import atomic_open, read_small, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     from mtnlg_parallel.recipe import Recipe
 
@@ -29,6 +31,8 @@ WANDB, WANDB_ID = "wandb", "wandb.id"
 FIRST_PAUSE: Final = 1.0
 MAX_PAUSE: Final = 300.0
 """Seconds before a tracker that failed is opened again; they double with each failure."""
+
+WRITE_SECONDS: Final = 1.0
 
 CLOSE_SECONDS: Final = 60.0
 LAST_TRIES: Final = 3
@@ -119,6 +123,8 @@ def open_trackers(
     openers: dict[str, Callable[[int], Tracker]] = {"TensorBoard": lambda step: TensorBoard(out, step)}
     if project:
         openers["Weights & Biases"] = lambda _step: WeightsAndBiases(project, out, recipe)
+    if recipe.watch.openmetrics:
+        openers["OpenMetrics"] = lambda _step: OpenMetrics(Path(recipe.watch.openmetrics), out.resolve().name)
     for number, tracker in enumerate(others):
         openers[f"{type(tracker).__name__} {number}"] = lambda _step, tracker=tracker: tracker  # type: ignore[misc]
     return [BackgroundTracker(name, open_after, step) for name, open_after in openers.items()]
@@ -141,6 +147,44 @@ class TensorBoard:
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+class OpenMetrics:
+    """The newest figures as OpenMetrics text in a file, replaced as a whole and not more often than `WRITE_SECONDS`."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path, self._run, self._written = path, run, -math.inf
+        self._newest: dict[str, float] = {}
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the figures; those that this step has not stay."""
+        self._newest |= {"step": step, **metrics}
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is newest. Raises ``OSError`` where the disk does not take it."""
+        families: dict[str, list[str]] = {}
+        for key, value in self._newest.items():
+            kind, _, rest = key.partition("/")
+            source, _, figure = rest.rpartition("/")
+            labels = {"run": self._run} | ({"source": source} if source else {})
+            text = ",".join(f"{name}={_quoted(label)}" for name, label in labels.items())
+            family = f"mtnlg_source_{figure}" if source else f"mtnlg_{kind}"
+            families.setdefault(family, []).append(f"{family}{{{text}}} {value}\n")
+        lines = [
+            f"# HELP {family} As in metrics.jsonl.\n# TYPE {family} gauge\n{''.join(samples)}"
+            for family, samples in families.items()
+        ]
+        with atomic_open(self._path) as file:
+            os.fchmod(file.fileno(), 0o644)  # another user's exporter reads it
+            file.write("".join([*lines, "# EOF\n"]).encode())
+        self._written = time.monotonic()
+
+
+def _quoted(label: str) -> str:
+    escaped = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 class WeightsAndBiases:

@@ -29,6 +29,7 @@ from mtnlg_parallel.record import metrics
 from mtnlg_parallel.record.run_dir import CHECKPOINTS
 
 from .collectives import wait_for_all
+from .copies import Copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +137,7 @@ class BackgroundCheckpoint:
         if rank == 0:  # beside the data's tokenizer is what names its end token, where that has no usual name
             carried = carried_chat_files(before, tokenizer).files if before else {}
             self._chat_files = read_chat_files(tokenizer.parent) | carried
+        self._copies = Copies(self._directory, recipe.train.copy_to) if rank == 0 and recipe.train.copy_to else None
         self._during = during
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copy: HostCopy | None = None
@@ -188,6 +190,11 @@ class BackgroundCheckpoint:
             self._wait_until_published()
             wait_for_all(self._copier.device)
 
+    def finish_copies(self, seconds: float) -> None:
+        """On rank 0: wait until all checkpoints are copied to ``train.copy_to``, so long at most."""
+        if self._copies:
+            self._copies.close(seconds)
+
     def _publish_once_written(self) -> None:
         self._wait_until_written()
         wait_for_all(self._copier.device)
@@ -200,7 +207,11 @@ class BackgroundCheckpoint:
         with open_regular(self._out / metrics.FILE) as file:
             os.fsync(file.fileno())
         steps, chat_files = copy.optimizer_steps, self._chat_files
-        publish(self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files)
+        folder = publish(
+            self._directory, progress.step, writers, recipe.model, progress, self._tokenizer, steps, chat_files
+        )
+        if self._copies:
+            self._copies.add(folder)
         if retains:
             retain(self._directory, recipe.train.keep, recipe.train.keep_every)
 

@@ -39,6 +39,7 @@ from .collectives import all_gather_json, broadcast_from_rank0
 from .guard import Guard
 from .resume import resume
 from .samples import Prefetch, RunData, micro_batches, validation_samples
+from .watch import Watch
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     from .samples import MicroBatch
+
+
+STOP_SECONDS = 60.0
+"""How long a run that was told to stop waits for copies of its checkpoints: schedulers kill what takes longer."""
 
 
 class Training:
@@ -79,6 +84,7 @@ class Training:
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
         self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history)
+        self.watch = Watch(recipe, data.train, self.engine, rank, device)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -127,6 +133,7 @@ class Training:
             if batches:
                 batches.close()
         if recorder:
+            self.checkpoint.finish_copies(STOP_SECONDS if stop_signal else self.recipe.guard.disk_patience)
             recorder.close(self.progress, stop_signal)
         return stop_signal
 
@@ -152,7 +159,9 @@ class Training:
         settings = StepSettings(now.learning_rate.at(samples), now.weight_decay, now.clip)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
-        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, settings, self.guard.skip_reason)
+        self.watch.begin(before.step + 1)
+        judge = self.watch.judging(self.guard.skip_reason)
+        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, settings, judge)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
@@ -173,7 +182,10 @@ class Training:
             "batch_size": batch,
             "data_seconds": (batches.waited if batches else 0.0) - waited,
         }
-        return step if skip_reason is None else {**step, "skipped": skip_reason}
+        if skip_reason is not None:
+            step["skipped"] = skip_reason
+        self.watch.end(step, settings)
+        return step
 
     def _dropout_seed(self, samples: int) -> int:
         """The seed of this step: equal on ranks that hold copies of the hidden state, different on all others."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from mtnlg_data.stream import open_stream
+from mtnlg_data.stream import BlendedStream, open_stream
 from mtnlg_model.checkpoint.manifest import file_checksum
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -50,8 +50,35 @@ class RunStream:
         """Sample ``sample`` of the run, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
         if not 0 <= sample < self._samples:
             raise IndexError(f"sample {sample} of {self._samples}")
-        part, stream = self._parts[bisect_right(self._begins, sample) - 1]
+        part, stream = self._part(sample)
         return stream[part.number(sample)]
+
+    def _part(self, sample: int) -> tuple[StreamPart, TokenStream]:
+        return self._parts[bisect_right(self._begins, sample) - 1]
+
+    def source(self, sample: int) -> str:
+        """Name of the source of sample ``sample`` of the run, behind its folder's where that is not --data."""
+        part, stream = self._part(sample)
+        if not isinstance(stream, BlendedStream):
+            return _source(part, "data")
+        return _source(part, stream.sources[stream.blender.draw(part.number(sample))[0]].name)
+
+    def read(self, samples: int) -> dict[str, tuple[int, float]]:
+        """Of each source, how many of the run's first samples it gave, and how many times that is all of it."""
+        found: dict[str, tuple[int, float]] = {}
+        for (part, stream), end in zip(self._parts, [*self._begins[1:], samples], strict=True):
+            if samples <= part.at:
+                break
+            last = min(end, samples)
+            spans = [(part.number(last - 1) + 1, 1), (part.start, -1)]
+            for first, stop in part.until(last).skip:
+                spans += [(stop, -1), (max(first, part.start), 1)] if stop > part.start else []
+            sources, drawn_until = _sources(stream)
+            drawn = [[sign * n for n in drawn_until(at)] for at, sign in spans]
+            for (name, windows), counts in zip(sources, zip(*drawn, strict=True), strict=True):
+                before, passes = found.get(_source(part, name), (0, 0.0))
+                found[_source(part, name)] = before + sum(counts), passes + sum(counts) / windows
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -73,6 +100,17 @@ class RunStream:
             return read[0][-1]
         told = [(at, start, skip, fingerprint) for at, _, start, skip, fingerprint in read]
         return blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+
+
+def _sources(stream: TokenStream) -> tuple[list[tuple[str, int]], Callable[[int], list[int]]]:
+    """Name and samples of each source of a stream, and how many of the stream's first samples are of each."""
+    if isinstance(stream, BlendedStream):
+        return [(source.name, source.windows) for source in stream.sources], stream.blender.drawn
+    return [("data", len(stream))], lambda samples: [samples]
+
+
+def _source(part: StreamPart, name: str) -> str:
+    return f"{Path(part.data).name}/{name}" if part.data else name
 
 
 class Data(NamedTuple):

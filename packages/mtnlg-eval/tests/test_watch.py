@@ -1,0 +1,54 @@
+"""``watch`` scores each checkpoint of a run as it appears, while the run goes on and removes old ones."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtnlg_eval.cli import app
+
+SCORE = """
+import json, sys
+from pathlib import Path
+from mtnlg_model.checkpoint.manifest import list_checkpoints
+from mtnlg_model.checkpoint.writer import retain
+
+run, words = Path(sys.argv[1]), sys.argv[6:]  # behind: python -c PROGRAM run
+(run / "summary.json").touch()  # the run completes
+path = Path(words[0])
+with (run / "scored").open("a") as file:
+    print(json.dumps([path.name, *words[1:]]), file=file)
+if path.name == "step-1":  # meanwhile the run writes two checkpoints, and keeps one
+    for step in (2, 3):
+        (path.parent / f"step-{step}").mkdir()
+        (path.parent / f"step-{step}" / "manifest.json").touch()
+    retain(path.parent, keep=1)
+sys.exit(not path.joinpath("manifest.json").exists() or path.name == "step-3")
+"""
+
+
+def test_watch_scores_every_checkpoint_while_the_run_removes_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the run completes while the first is scored, and the last cannot be scored."""
+    run, out, pages = tmp_path / "run", tmp_path / "eval", list[Path]()
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    (run / "checkpoints" / "step-1" / "manifest.json").touch()
+    (tmp_path / "score.py").write_text(SCORE)
+
+    def write_report(folder: Path, **_: object) -> Path:
+        pages.append(folder)
+        return folder
+
+    monkeypatch.setattr("mtnlg_eval.watch.write_report", write_report)
+    launch = f"{sys.executable} {tmp_path / 'score.py'} {run}"
+    command = ["watch", str(run), "--out", str(out), "--launch", launch, "--tasks", "boolq", "--limit", "3"]
+    done = CliRunner().invoke(app, command)
+    assert "step-3 (status 1)" in str(done.exception), done.output
+    words = ["--out", str(out), "--tasks", "boolq", "--limit", "3"]
+    scored = [json.loads(line) for line in (run / "scored").read_text().splitlines()]
+    assert scored == [["step-1", *words], ["step-3", *words]]
+    assert pages == [out]
+    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"step-1", "step-3"}

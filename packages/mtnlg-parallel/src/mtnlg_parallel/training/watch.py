@@ -1,0 +1,247 @@
+"""Figures of a run beside loss and gradient norm, measured every ``watch.every`` steps and gathered once then.
+
+sources      tokens and passes are functions of the sample number; the last stage keeps each sample's loss until the
+             next measurement, so the mean of each source is exact and costs no collective of a step
+parameters   ‖w‖ over all master weights, and ‖Δw‖ / ‖w‖ of the update. With AdamW's d = m̂ / (√v̂ + ε), lr a and
+             decay c: w' = (1 - a c) w - a d, so Δw = -a (c w' + d) / (1 - a c), without a copy of w
+activations  the largest |x| of the hidden states behind each layer
+memory       a GPU's, the most of any rank
+ranks        seconds that each rank works on the step, waits for others left out (`waiting.Stopwatch`)
+replicas     the sum of each rank's weights as integers, before the update: ranks that differ in dp alone hold the
+             same bits. Where two differ the run ends, and the line names the rank (`corrupt_ranks`)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from mtnlg_model.console import Failure, say
+from mtnlg_parallel.engine.contract import MOMENTS
+from mtnlg_parallel.engine.process import UnfitNode
+from mtnlg_parallel.environment import this_rank
+from mtnlg_parallel.statuses import Exit
+from mtnlg_parallel.waiting import Stopwatch
+
+from .collectives import all_gather_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from mtnlg_parallel.engine.contract import Engine, Judge, StepSettings
+    from mtnlg_parallel.layout import Layout
+    from mtnlg_parallel.recipe import Recipe
+    from mtnlg_parallel.record.metrics import Step
+
+    from .samples import RunStream
+
+SLOW: Final = 1.2
+"""Work beyond the median of the others by which a rank is called slow, if it is so in two measurements in a row."""
+
+PART: Final = 1 << 24
+"""Elements of weights that are measured at once, so that what is computed of them takes little memory."""
+
+INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Watch:
+    """One rank's measurements. All ranks call `begin`, `judging` and `end` of every step."""
+
+    def __init__(self, recipe: Recipe, stream: RunStream, engine: Engine, rank: int, device: torch.device) -> None:
+        self._recipe, self._stream, self._engine, self._rank, self._device = recipe, stream, engine, rank, device
+        self._is_due = False
+        self._stopwatch: Stopwatch | None = None
+        self._losses: list[Tensor] = []  # of this step's samples
+        self._lost: list[tuple[range, Tensor]] = []  # of steps since the last measurement
+        self._extremes: dict[str, list[Tensor]] = {}
+        self._sums: list[Any] = []  # of the bits of master weights, then of weights
+        self._slowest = -1
+        if recipe.watch.every:
+            engine.observe = self._observe
+
+    def begin(self, step: int) -> None:
+        """Before step number ``step``."""
+        every = self._recipe.watch.every
+        self._is_due = bool(every) and step % every == 0
+        for kept in (self._losses, self._extremes, self._sums):
+            kept.clear()
+        if self._is_due and self._recipe.layout.dp > 1:
+            shares = (_bits(each.master.to(each.local.parameter.dtype)) for each in self._engine.fragments())
+            self._sums.append(sum(shares))
+        self._stopwatch = Stopwatch(self._device) if self._is_due else None
+
+    def _observe(self, what: str, tensor: Tensor) -> None:
+        if what == "loss":
+            self._losses.append(tensor)
+        elif self._is_due:
+            self._extremes.setdefault(what, []).append(torch.linalg.vector_norm(tensor, math.inf))
+
+    def judging(self, judge: Judge) -> Judge:
+        """``judge``, before which the weights are summed: all ranks have them then, and none is updated."""
+
+        def judge_after_sum(loss: float, norm: float) -> str | None:
+            if self._sums:
+                self._sums.append(sum(_bits(local.parameter) for local in self._engine.local_parameters()))
+            return judge(loss, norm)
+
+        return judge_after_sum
+
+    def end(self, step: Step, settings: StepSettings) -> None:
+        """Add the figures of a step that is due. Raises ``Failure`` on all ranks where weights are not the same."""
+        number, batch = step["samples"], step["batch_size"]
+        if self._losses and "skipped" not in step:
+            self._lost.append((range(number - batch, number), torch.cat(self._losses)))
+        if not self._stopwatch:
+            return
+        seconds, place = self._stopwatch.stop(), this_rank()
+        extremes = {layer: float(torch.stack(found).max()) for layer, found in self._extremes.items()}
+        mine = {
+            "node": place.node,
+            "seconds": seconds,
+            "losses": self._losses_by_source(),
+            "squares": self._squares(settings) if "skipped" not in step else None,
+            "extremes": extremes,
+            "memory": self._memory(),
+            "sums": [int(each) for each in self._sums],
+        }
+        ranks = all_gather_json(mine, self._device)
+        self._check_replicas(ranks)
+        step["sources"] = self._sources(number, [rank["losses"] for rank in ranks])
+        figures: Any = {}
+        if squares := [rank["squares"] for rank in ranks if rank["squares"]]:
+            weights, updates = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
+            figures |= {"parameter_norm": weights, "update_ratio": updates / weights if weights else 0.0}
+        if found := [(value, layer) for rank in ranks for layer, value in rank["extremes"].items()]:
+            figures["activation_max"], layer = max(found, key=lambda each: (math.isnan(each[0]), each[0]))
+            step["activation_layer"] = layer
+        memory = (max(each) for each in zip(*(rank["memory"] for rank in ranks), strict=True))
+        figures |= zip(("memory_allocated", "memory_reserved", "memory_peak"), memory, strict=False)
+        step.update(_finite(figures))
+        self._find_slowest(step, ranks)
+
+    def _sources(self, samples: int, losses: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, dict[str, float]]:
+        """Of each source the tokens read, the passes over it, and the mean of its losses on all ranks."""
+        found = {}
+        for source, (count, passes) in self._stream.read(samples).items():
+            totals, counts = zip((0.0, 0), *(rank[source] for rank in losses if source in rank), strict=True)
+            mean = math.fsum(totals) / sum(counts) if sum(counts) else math.nan
+            figures = {"tokens": count * self._recipe.model.sequence, "passes": passes, "loss": mean}
+            found[source] = _finite(figures)
+        return found
+
+    def _losses_by_source(self) -> dict[str, tuple[float, int]]:
+        """Sum and number of the losses of each source since the last measurement, of one rank of each dp."""
+        taken, self._lost = self._lost, []
+        place, train = self._recipe.layout.coordinates(self._rank), self._recipe.train
+        sums: dict[str, tuple[float, int]] = {}
+        if place.tp or not taken:
+            return sums
+        losses, dp = iter(torch.cat([losses for _, losses in taken]).tolist()), self._recipe.layout.dp
+        for samples, _ in taken:
+            for first in samples[place.dp * train.micro_batch :: dp * train.micro_batch]:
+                for sample in range(first, first + train.micro_batch):
+                    source = self._stream.source(sample)
+                    total, count = sums.get(source, (0.0, 0))
+                    sums[source] = total + next(losses), count + 1
+        return sums
+
+    def _squares(self, settings: StepSettings) -> tuple[float, float]:
+        """Sums of squares of this rank's master weights, and of what the last update has added to them."""
+        train, steps, lr = self._recipe.train, self._engine.optimizer_steps, settings.lr
+        corrections = [1 - beta**steps for beta in train.betas]
+        sums = []
+        for fragment in self._engine.fragments():
+            if fragment.local.is_primary:
+                decay = settings.weight_decay if fragment.local.parameter.ndim > 1 else 0.0
+                tensors = (fragment.master, *(fragment.moments[slot] for slot in MOMENTS))
+                for w, m, v in zip(*(tensor.split(PART) for tensor in tensors), strict=True):  # type: ignore[no-untyped-call]
+                    direction = (v / corrections[1]).sqrt_().add_(train.eps).reciprocal_().mul_(m).div_(corrections[0])
+                    update = direction.add_(w, alpha=decay).mul_(lr / (1 - lr * decay))
+                    sums.append(torch.stack([_square(w), _square(update)]))
+        weights, updates = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+        return weights, updates
+
+    def _memory(self) -> tuple[int, ...]:
+        if self._device.type != "cuda":
+            return ()
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device), peak
+
+    def _check_replicas(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        layout = self._recipe.layout
+        exact = self._recipe.train.storage == "fp32"  # where the share of the weights is itself the master weight
+        corrupt = corrupt_ranks(layout, [rank["sums"] for rank in ranks], exact)
+        if not corrupt:
+            return
+        names = ", or ".join(f"rank {rank} ({layout.coordinates(rank)}) on {ranks[rank]['node']}" for rank in corrupt)
+        line = (
+            f"{names}: its weights are not those of the ranks with the same part; its memory or its links change data"
+        )
+        if self._rank in corrupt:
+            raise UnfitNode(f"{line}; leave that node out")
+        stopped = Failure(line)
+        stopped.exit_status = Exit.PEER_LOST
+        raise stopped
+
+    def _find_slowest(self, step: Step, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Compare each rank with the others of its stage, whose work is the same, or with all where it has none."""
+        layout, seconds = self._recipe.layout, [rank["seconds"] for rank in ranks]
+        if layout.world == 1:
+            return
+        excess = []
+        for rank, own in enumerate(seconds):
+            others = [other for other in range(layout.world) if other != rank]
+            peers = [other for other in others if layout.coordinates(other).pp == layout.coordinates(rank).pp]
+            usual = median(seconds[other] for other in peers or others)
+            excess.append((own / usual, own - usual, rank))
+        ratio, longer, rank = max(excess)
+        step["slowest_rank"], step["slowest_by"] = rank, longer
+        slow = rank if ratio > SLOW else -1
+        if slow == self._slowest != -1:
+            name = f"rank {rank} ({layout.coordinates(rank)}) on {ranks[rank]['node']}"
+            step["slow_rank"] = f"{name} works {ratio:.2f} times as long as the others, {longer:.3g} s more a step"
+            if self._rank == 0:
+                say(f"WARNING: step {step['step']}: {step['slow_rank']}; all ranks wait for it")
+        self._slowest = slow
+
+
+def corrupt_ranks(layout: Layout, sums: Sequence[Sequence[int]], exact: bool) -> list[int]:
+    """Ranks whose weights are not those of the ranks with the same tp and pp.
+
+    ``sums`` has of each rank the sum of the share of the weights that it has master weights of, rounded from these, and
+    that of all its weights; none where nothing was measured. Where most ranks agree, it is the others; where two ranks
+    differ, it is the one that the master weights of both contradict. In ``exact`` they cannot, and it is either.
+    """
+    corrupt: list[int] = []
+    for tp in range(layout.tp):
+        for pp in range(layout.pp):
+            ranks = [layout.rank(tp, pp, dp) for dp in range(layout.dp)]
+            values = {rank: sums[rank][1] for rank in ranks if sums[rank]}
+            if len({*values.values()}) < 2:
+                continue
+            common, votes = Counter(values.values()).most_common(1)[0]
+            masters = None if exact else sum(sums[rank][0] for rank in ranks)
+            right = common if 2 * votes > len(ranks) else masters if masters in values.values() else None
+            corrupt += [rank for rank, found in values.items() if found != right]
+    return corrupt
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The sum of the elements as integers, which any flipped bit changes."""
+    return tensor.detach().contiguous().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def _square(tensor: Tensor) -> Tensor:
+    square: Tensor = torch.linalg.vector_norm(tensor).double().square()
+    return square
+
+
+def _finite(figures: dict[str, float]) -> Any:  # noqa: ANN401  (part of a step)
+    return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
