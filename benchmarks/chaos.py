@@ -12,6 +12,8 @@ when it has made a new step again. Every kind comes up before any comes twice.
     full-disk               no room for checkpoints until the run has failed for it (as root: a small tmpfs)
     kill-launcher           SIGKILL to the launcher; its command is run again
     signal-launcher         SIGTERM to the launcher; its command is run again
+    change                  the recipe gets a drawn change (learning rate, batch, clip, weight decay, samples to skip,
+                            another token folder) at a sample to come, and the launcher SIGTERM or SIGKILL
     partition               with --nodes: a node is cut off until the ranks elsewhere have ended
     lose-node               with --nodes: a node crashes
 
@@ -46,9 +48,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, parse_layout
-from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe import Recipe, load_recipe
 from mtnlg_parallel.record.history import goodput, read_events
 from mtnlg_parallel.record.metrics import last_step, read_steps
 from record import conditions, write_result
@@ -69,7 +72,7 @@ LIMIT_SECONDS = 180.0
 
 POLL_SECONDS = 0.02
 RANK_KINDS = ("kill-rank", "kill-ranks", "kill-starting", "stop-rank", "signal-rank", "full-disk")
-LAUNCHER_KINDS, NODE_KINDS = ("kill-launcher", "signal-launcher"), ("partition", "lose-node")
+LAUNCHER_KINDS, NODE_KINDS = ("kill-launcher", "signal-launcher", "change"), ("partition", "lose-node")
 ENDLESS = 1 << 24
 """Samples of the run until it is told where to end."""
 
@@ -90,7 +93,7 @@ class Recovery(NamedTuple):
     lost_steps: int
 
 
-def make_recipe(layout: Layout) -> Recipe:
+def make_recipe(layout: Layout, patience: float) -> Recipe:
     """The run: a step takes some tens of milliseconds."""
     shape = {"layers": 4, "hidden": 64, "heads": 2, "sequence": 64, "vocabulary": 512}
     train: dict[str, Any] = {"samples": ENDLESS, "batch": BATCH, "micro_batch": 2, "lr": 1e-3, "warmup": 80}
@@ -100,7 +103,7 @@ def make_recipe(layout: Layout) -> Recipe:
         "model": {**shape, "dropout": 0.1, "attention_dropout": 0.1},
         "layout": layout.model_dump(),
         "train": train,
-        "guard": {"patience": 3.0, "disk_patience": 30.0},
+        "guard": {"patience": patience, "disk_patience": 10 * patience},
     }
     return Recipe.model_validate(sections, strict=False)
 
@@ -152,9 +155,34 @@ class Local:
     def strike(self, kind: str, draw: random.Random) -> list[int]:
         """Let a fault happen to launchers or nodes; returns the ranks that will end for it."""
         ranks = self.ranks()
-        number = {"kill-launcher": signal.SIGKILL, "signal-launcher": signal.SIGTERM}[kind]
+        numbers = {"kill-launcher": signal.SIGKILL, "signal-launcher": signal.SIGTERM}
+        number = numbers[draw.choice([*numbers]) if kind == "change" else kind]
+        if kind == "change":
+            self.change(draw)
         os.kill(draw.choice(list(self.launchers.values())).pid, number)
         return ranks
+
+    def change(self, draw: random.Random) -> None:
+        """Add a drawn change to the recipe that the next command reads."""
+        path, last = self.folder / "train.toml", last_step(self.out)
+        recipe = load_recipe(path)
+        changes, batch = recipe.train.change, recipe.batch_size.multiple
+        now = max([last["samples"] if last else 0, *(change.at for change in changes)])
+        drawn: dict[str, Any] = {"at": now + draw.randint(120, 600)}
+        ways = [
+            {"lr": draw.uniform(2e-4, 2e-3)},
+            {"batch": batch * draw.randint(1, 4)},
+            {"clip": draw.uniform(0.1, 1.0), "weight_decay": draw.uniform(0.0, 0.3)},
+            {"data": draw.choice(["", str(self.folder / "other")])},
+        ]
+        for way in draw.sample(ways, draw.randint(1, 2)):
+            drawn |= way
+        if "data" not in drawn and draw.random() < 0.5:
+            first = recipe.train.stream_parts[-1].number(drawn["at"]) + draw.randint(0, 80)
+            drawn["skip"] = [[first, first + draw.randint(1, 40)]]
+        train = recipe.train.model_dump(mode="json") | {"change": [*(c.model_dump() for c in changes), drawn]}
+        content = recipe.model_dump(mode="json") | {"train": train}
+        write_text(path, dump(Recipe.model_validate(content, strict=False)))
 
     def repair(self) -> None:
         """Undo what `strike` did and does not pass by itself."""
@@ -415,6 +443,7 @@ def summarize(chaos: Chaos, found: dict[str, Any]) -> dict[str, Any]:
         "by_kind_medians": by_kind,
         "wall_time": {key: round(value, 2) if isinstance(value, float) else value for key, value in facts.items()},
         "commands_run": chaos.job.commands_run,
+        "changes": len(load_recipe(chaos.job.folder / "train.toml").train.change),
     }
 
 
@@ -426,6 +455,7 @@ def options() -> Namespace:
     parser.add_argument("--most-steps", type=int, default=30, help="new steps between two faults, drawn from 1 to this")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--layout", default="dp=2")
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds of a step, after which a rank hangs")
     parser.add_argument("--faults", help="comma-separated; default all that this machine can have")
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser.parse_args()
@@ -439,11 +469,12 @@ def main() -> int:
         return 1
     result = conditions("mtnlg-parallel", "torch")
     layout = Layout.model_validate(parse_layout(chosen.layout))
-    recipe = make_recipe(layout)
+    recipe = make_recipe(layout, chosen.patience)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         out = folder / "chaos"
-        make_data(folder / "data", recipe.model.vocabulary, 1 << 20)
+        for name in ("data", "other"):
+            make_data(folder / name, recipe.model.vocabulary - (name == "other"), 1 << 20)
         (folder / "train.toml").write_text(dump(recipe), encoding="utf-8")
         disk = stack.enter_context(small_disk(out / "checkpoints"))
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -458,7 +489,8 @@ def main() -> int:
         chaos = Chaos(job, disk, kinds, chosen.seed, chosen.most_steps)
         try:
             chaos.run(60 * chosen.minutes)
-            samples = (chaos.step() + 3) * BATCH
+            last = last_step(out)
+            samples = (last["samples"] if last else 0) + 3 * BATCH
             finish(job, samples)
             untouched = Local(folder, folder / "untouched")
             stack.callback(untouched.stop, signal.SIGKILL)

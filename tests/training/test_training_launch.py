@@ -55,13 +55,19 @@ def complete():
 """
 
 
-def launch(out: Path, *statements: str, max_restarts: int = 0) -> int:
+def launch(out: Path, *statements: str, max_restarts: int = 0, again: Layout | None = None) -> int:
     """Start ranks; rank N runs the N-th statement."""
     out.mkdir(exist_ok=True)
     lines = [f"if os.environ['RANK'] == '{rank}':\n    {statement}" for rank, statement in enumerate(statements)]
     command = [sys.executable, "-c", "\n".join([PLAY, *lines]), str(out)]
     layout = Layout(dp=len(statements))
-    return supervise.run_supervised(layout, command, out, NEW_RUN, lambda: None, max_restarts)
+    return supervise.run_supervised(layout, command, out, NEW_RUN, lambda: again, max_restarts)
+
+
+def test_a_restart_may_have_another_layout(tmp_path: Path) -> None:
+    tell = "(out / f'{attempt}').write_text(os.environ['WORLD_SIZE'])"
+    launch(tmp_path, f"{tell}; complete() if attempt else kill()", "wait()", max_restarts=1, again=Layout())
+    assert [(tmp_path / attempt).read_text() for attempt in "01"] == ["2", "1"]
 
 
 def failures_of(out: Path) -> list[tuple[int, int, int]]:

@@ -174,3 +174,16 @@ def test_a_stop_of_torchrun_is_no_success_and_the_same_command_resumes(
     with running(out, *command) as run:
         run.end()
     assert_undisturbed(out, recipe, data)
+
+
+def test_a_run_goes_on_with_fewer_ranks_and_with_all_again(recipe: Recipe, data: Path, tmp_path: Path) -> None:
+    """Each step has the samples of two ranks' steps, and their losses to fp32's rounding. Of three ranks one ends."""
+    out = tmp_path / "out"
+    command = ["--max-restarts", 0, *CLI, tmp_path / "train.toml", "--data", data, "--out", out, "--elastic"]
+    for ranks, steps in ((3, 20), (1, 40), (2, STEPS)):
+        words = ["--nproc-per-node", ranks, *command, "--set", f"train.samples={8 * steps}"]
+        with running(out, *TORCHRUN[:3], *words) as run:
+            run.end()
+    layouts = [event["layout"] for event in read_events(out) if event["event"] == "start"]
+    assert [layout.rpartition("dp")[2].strip(" =") for layout in layouts] == ["2", "1", "2"]
+    assert_undisturbed(out, recipe, data)

@@ -100,6 +100,9 @@ def train(  # noqa: PLR0917  (typer names them)
         str | None, typer.Option(metavar="NAME|FILE", help="Machine for the planner's forecast; default this one.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the planner says that it cannot fit.")] = False,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Train at a smaller dp where there are fewer ranks: the same batches.")
+    ] = False,
     agent: Annotated[int, typer.Option(hidden=True, help="Ranks that this agent of a Slurm job starts.")] = 0,
 ) -> None:
     """Train a recipe on tokens; the same command again resumes from the newest checkpoint.
@@ -117,12 +120,13 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
-    if sbatch and launcher == "local":
-        raise UsageFailure("--sbatch needs --launcher slurm")
+    _check_launcher(launcher, sbatch, elastic)
     if wandb is not None:
         check_wandb()
     started_by = "none" if agent else read_environment().launcher
     stopped = False
+    if elastic and started_by != "none":
+        chosen = launch.fit_started(chosen)
     if agent:
         stopped = launch.run_node(chosen, data, out, options, agent, resume)
     elif started_by != "none":
@@ -145,10 +149,18 @@ def train(  # noqa: PLR0917  (typer names them)
             cluster=cluster,
             force=force,
             max_restarts=max_restarts,
+            elastic=elastic,
         )
         stopped = summary is None
     if stopped:
         raise typer.Exit(Exit.STOPPED)
+
+
+def _check_launcher(launcher: str, sbatch: list[str] | None, elastic: bool) -> None:
+    if sbatch and launcher == "local":
+        raise UsageFailure("--sbatch needs --launcher slurm")
+    if elastic and launcher == "slurm":
+        raise UsageFailure("--elastic: start torchrun in a job of yours; --launcher slurm asks for all nodes")
 
 
 def _profile_window(profile: str | None) -> range | None:

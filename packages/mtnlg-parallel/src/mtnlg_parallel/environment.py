@@ -156,6 +156,14 @@ def this_rank() -> Environment:
     return environment
 
 
+def limit_world(world: int) -> bool:
+    """Let the job have ``world`` ranks of those that its launcher has started; whether this process is one of them."""
+    place = this_rank()
+    if place.rank < world:
+        os.environ.update(replace(place, world=world, local_world=min(place.local_world, world)).variables())
+    return place.rank < world
+
+
 def _place(env: Mapping[str, str]) -> dict[str, Any]:
     """The rank's numbers and its store's address; empty where no launcher started this process as one of several."""
     if _TORCH.rank in env:

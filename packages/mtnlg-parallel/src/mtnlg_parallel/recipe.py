@@ -13,6 +13,7 @@ A recipe that cannot work is refused here, before anything starts.
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -338,6 +339,20 @@ class Recipe(Settings):
                 choices = " or ".join(map(str, nearest))
                 raise ValueError(f"{product} does not divide train.{key} = {value}; use {key} = {choices}")
         return self
+
+    def within(self, ranks: int) -> Self:
+        """The recipe at its ``dp``, or at the next smaller one of so many ranks whose steps have the same samples.
+
+        Raises ``UsageFailure`` where there is none.
+        """
+        layout = self.layout
+        for dp in range(min(layout.dp, ranks // (layout.tp * layout.pp)), 0, -1):
+            with suppress(ValidationError):
+                smaller = self.model_copy(update={"layout": layout.model_copy(update={"dp": dp})})
+                fitted = type(self).model_validate(smaller.model_dump(mode="json"), strict=False)
+                if dp == layout.dp or not (fitted.batch_size.rounding or self.batch_size.rounding):
+                    return fitted
+        raise UsageFailure(f"--elastic: {ranks} ranks take layout {layout} at no dp with the same batches")
 
     @property
     def batch_size(self) -> BatchSize:

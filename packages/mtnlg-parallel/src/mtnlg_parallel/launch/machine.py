@@ -14,16 +14,22 @@ RANKS_ON_CPU: Final = 64
 """Ranks that a machine takes on its CPU, or one for each of more cores; each is a process of some 250 MB."""
 
 
-def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:
-    """Raise ``UsageFailure`` where the layout has more ranks than this machine has GPUs, or than its CPU takes."""
+def ranks_here(device: Literal["auto", "cpu"] = "auto") -> tuple[int, bool]:
+    """How many ranks this machine takes, and whether on GPUs."""
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
 
     gpus = torch.cuda.device_count() if device == "auto" and torch.cuda.is_available() else 0
-    if layout.world <= (gpus or max(RANKS_ON_CPU, cores())):
+    return gpus or max(RANKS_ON_CPU, cores()), bool(gpus)
+
+
+def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:
+    """Raise ``UsageFailure`` where the layout has more ranks than this machine has GPUs, or than its CPU takes."""
+    ranks, on_gpus = ranks_here(device)
+    if layout.world <= ranks:
         return
-    if gpus:
-        lacks, more = f"GPUs and this machine has {gpus}", ", or, to train, --device cpu"
+    if on_gpus:
+        lacks, more = f"GPUs and this machine has {ranks}", ", or, to train, --device cpu"
     else:
-        lacks, more = f"ranks and this machine's CPU takes {max(RANKS_ON_CPU, cores())}", ""
+        lacks, more = f"ranks and this machine's CPU takes {ranks}", ""
     hint = f"use a smaller layout, or torchrun over several machines{more}"
     raise UsageFailure(f"layout {layout} needs {layout.world:,} {lacks}; {hint}")

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_data.transfer.urls import Url, location
@@ -17,7 +17,7 @@ from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
-from mtnlg_parallel.environment import read_environment, this_node, this_rank
+from mtnlg_parallel.environment import limit_world, read_environment, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.initial import is_huggingface
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
@@ -29,7 +29,7 @@ from mtnlg_parallel.training.samples import Data, open_data
 
 from . import slurm, supervise
 from .agent import die_with_parent, follow, rank_environment, record_signals, run_attempt
-from .machine import check_ranks
+from .machine import check_ranks, ranks_here
 from .preflight import Forecast, compare_step_time, forecast
 from .supervise import run_supervised, stopped_line
 
@@ -60,6 +60,7 @@ def train(
     cluster: str | None = None,
     force: bool = False,
     max_restarts: int = supervise.MAX_RESTARTS,
+    elastic: bool = False,
 ) -> dict[str, Any] | None:
     """Train on this machine, one process per rank; return summary.json, or None where the run was stopped.
 
@@ -69,7 +70,8 @@ def train(
 
     The run resumes from the newest checkpoint in ``out``, in any layout; without ``resume`` an earlier run there is
     deleted. Where a rank fails, all start again by the rules of `supervise.decide`. `statuses.STOP_SIGNALS` end the run
-    after a last checkpoint: call this from the main thread. Raises ``UsageFailure`` where the recipe cannot work, or
+    after a last checkpoint: call this from the main thread. ``elastic``: at each start with the largest ``dp`` that
+    this machine takes (`Recipe.within`). Raises ``UsageFailure`` where the recipe cannot work, or
     cannot fit this machine (or ``cluster``) by the planner's forecast, unless ``force``; ``Failure`` where a rank fails
     and is not restarted, or another run is at work in ``out``.
     """
@@ -87,6 +89,8 @@ def train(
         with nullcontext() if is_rank else _only_rank(recipe.layout):
             join(recipe, data, out, options, partial(prepare, recipe, data, out, options, resume, cluster, force))
         return read_summary(out) if (out / SUMMARY).exists() else None
+    fit = partial(_fit, recipe, options.device if elastic else None)
+    recipe = fit()
     check_ranks(recipe.layout, options.device)
     expected = forecast(recipe, cluster, force, options.device)
     fingerprint = _fingerprint(data, recipe)
@@ -95,7 +99,7 @@ def train(
         if state.complete:
             say(f"already {_outcome(out)}")
             return read_summary(out)
-        prepare_again = partial(prepare_run_dir, out, recipe, fingerprint, resume=True)
+        prepare_again = partial(_prepare_again, fit, fingerprint, out)
         command = _rank_command(data, out, options)
         stop_signal = run_supervised(recipe.layout, command, out, state, prepare_again, max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
@@ -107,6 +111,26 @@ def train(
     if line := compare_step_time(out, recipe, expected):
         say(line)
     return read_summary(out) if complete else None
+
+
+def _fit(recipe: Recipe, device: Literal["auto", "cpu"] | None) -> Recipe:
+    return recipe.within(ranks_here(device)[0]) if device else recipe
+
+
+def _prepare_again(fit: Callable[[], Recipe], data: DataFingerprint, out: Path) -> Layout:
+    recipe = fit()
+    prepare_run_dir(out, recipe, data, resume=True)
+    return recipe.layout
+
+
+def fit_started(recipe: Recipe) -> Recipe:
+    """The recipe at the largest ``dp`` for the ranks that torchrun has started; ends a rank that is left over."""
+    rank = read_environment()
+    fitted = recipe.within(rank.world)
+    if not limit_world(fitted.layout.world):
+        say(f"rank {rank.rank} is left over by layout {fitted.layout}")
+        sys.exit()
+    return fitted
 
 
 @contextmanager

@@ -140,13 +140,14 @@ def run_supervised(  # noqa: PLR0917  (two of them are the run's state, now and 
     command: Sequence[str],
     out: Path,
     state: RunState,
-    prepare_again: Callable[[], object],
+    prepare_again: Callable[[], Layout | None],
     max_restarts: int,
 ) -> int:
     """Run ``command`` once per rank on this machine until the run is complete; restart all ranks as `decide` says.
 
-    ``state`` is that of the run prepared in ``out``, which ``prepare_again`` prepares for a restart. Returns 0, or the
-    signal that stopped the run. Raises ``Failure`` with one line where ranks fail and are not restarted.
+    ``state`` is that of the run prepared in ``out``, which ``prepare_again`` prepares for a restart; it returns another
+    layout where the restart has one. Returns 0, or the signal that stopped the run. Raises ``Failure`` with one line
+    where ranks fail and are not restarted.
     """
     failures: list[Failed] = []
     with (
@@ -157,7 +158,7 @@ def run_supervised(  # noqa: PLR0917  (two of them are the run's state, now and 
         while True:
             try:
                 if failures:
-                    prepare_again()
+                    layout = prepare_again() or layout
                 take_failures(out)
                 with closing(HostedStore()) as store:
                     first = local_rank(0, layout, store, restarts=len(failures))
