@@ -17,6 +17,7 @@ from mtnlg_parallel.conformance.reference import PlainLoop
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.metrics import read_steps
+from mtnlg_parallel.record.status import status
 from mtnlg_parallel.training.samples import RunStream, open_data
 from mtnlg_parallel.training.watch import corrupt_ranks
 from mtnlg_parallel.waiting import Stopwatch, wait_for
@@ -157,6 +158,7 @@ def test_slow_rank_is_named_when_it_stays_the_slowest(run_ranks: RunRanks, data:
     assert all(step["slowest_by"] > 5 for step in figures)
     assert ["slow_rank" in step for step in figures] == [False] + [True] * (len(figures) - 1)
     assert figures[1]["slow_rank"].startswith("rank 1 (")
+    assert status(tmp_path)["slow_rank"] == figures[-1]["slow_rank"]
 
 
 def test_time_within_waits_is_not_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         **{key: starts[-1].get(key) if starts else None for key in ("layout", "host", "job")},
         **_progress(recipe, recent),
         "validation_loss": seconds.validation_loss,
+        "slow_rank": next((step.get("slow_rank", "") for step in reversed(recent) if "slowest_rank" in step), ""),
         "skipped": seconds.skipped,
         "last_skip": seconds.last_skip,
         "corpus_passes": corpus_passes(events, recent[-1]["samples"] if recent else 0),
@@ -176,6 +177,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
         mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
         pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
         lines.append(f"speed       {pace}, over the last {min(RECENT_STEPS, facts['step'])} steps")
+        lines += [f"slow        {facts['slow_rank']}"] if facts["slow_rank"] else []
     if facts["expected_end"]:
         left = duration(max(0.0, facts["expected_end"] - now))
         lines.append(f"ends        {_clock(facts['expected_end'])} at this pace, in {left}")
