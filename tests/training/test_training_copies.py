@@ -15,6 +15,7 @@ from mtnlg_data.transfer.urls import Url
 from mtnlg_model.checkpoint.manifest import CheckpointError, list_checkpoints
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import retain
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.launch.run import initial_weights
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.training import copies
@@ -49,6 +50,8 @@ def test_a_run_resumes_from_its_copies_where_its_folder_is_lost(
     assert resumed == whole[3:]
     fetch_newest(f"file://{store}", out / "checkpoints")
     assert [step for step, _ in list_checkpoints(out / "checkpoints")] == [3, 4]
+    with pytest.raises(UsageFailure, match="of another run"):
+        fetch_newest(f"file://{store}", tmp_path / "new", resume=False)
 
 
 def test_a_run_starts_from_weights_at_a_url(run: Path, tmp_path: Path) -> None:

@@ -301,3 +301,29 @@ def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Pa
     resolved.write_text(dump(recipe))
     assert load_recipe(resolved) == recipe
     assert "\nsamples = 80\n" in resolved.read_text()
+
+
+FOURS, THREES = (f"{{ start = {size}, increment = {size}, samples = 40 }}" for size in (4, 3))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ramp", "dp"),
+    [
+        *[(9, "", 4), (8, "", 4), (7, "", 3), (5, "", 2), (2, "", 1), (1, "", None)],
+        *[(8, FOURS, 4), (7, FOURS, 2), (8, THREES, 4), (7, THREES, None)],
+    ],
+)
+def test_fewer_ranks_take_the_largest_dp_with_the_same_batches(
+    ranks: int, ramp: str, dp: int | None, small: Path
+) -> None:
+    """Of tp = 2; ``None``: there is none, by the ranks or since the layout rounds the ramp."""
+    sets = ["layout.dp=4", "train.batch=12", "train.validation_samples=12", *([f"train.ramp={ramp}"] if ramp else [])]
+    recipe = load_recipe(small, sets)
+    if dp is None:
+        with pytest.raises(UsageFailure, match="--elastic"):
+            recipe.within(ranks)
+        return
+    fitted = recipe.within(ranks)
+    assert fitted == recipe.model_copy(update={"layout": recipe.layout.model_copy(update={"dp": dp})})
+    steps = [[*each.batch_size.steps(100)] for each in (recipe, fitted)]
+    assert steps[0] == steps[1]

@@ -355,8 +355,8 @@ def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, exp
 
     supported_engine(recipe)
     resume = resume or read_environment().is_restart
-    if recipe.train.copy_to and resume:
-        fetch_newest(recipe.train.copy_to, out / CHECKPOINTS)
+    if recipe.train.copy_to:
+        fetch_newest(recipe.train.copy_to, out / CHECKPOINTS, resume)
     state = prepare_run_dir(out, recipe, data, resume)
     if not state.complete:
         announce(recipe, state, expected)

@@ -27,7 +27,7 @@ from mtnlg_model.checkpoint.manifest import (
     parse_manifest,
     read_manifest_bytes,
 )
-from mtnlg_model.console import error_line, say
+from mtnlg_model.console import UsageFailure, error_line, say
 from mtnlg_model.files import atomic_open, open_regular, sync_directory
 
 if TYPE_CHECKING:
@@ -135,13 +135,18 @@ def download(url: Url, directory: Path) -> Path:
     return final
 
 
-def fetch_newest(url: str, directory: Path) -> None:
-    """Where ``directory`` has no checkpoint, bring the newest at ``url`` there, if there is one."""
+def fetch_newest(url: str, directory: Path, resume: bool = True) -> None:
+    """Where ``directory`` has no checkpoint, bring the newest at ``url`` there, if there is one.
+
+    Raises ``UsageFailure`` where there is one and the run is not to ``resume``.
+    """
     connect(url)
-    if latest(directory):
+    if resume and latest(directory):
         return
     names = (name.partition("/") for name in list_files(url, missing_ok=True))
     steps = [int(step.removeprefix("step-")) for step, _, file in names if file == MANIFEST]
+    if steps and not resume:
+        raise UsageFailure(f"{url}: holds checkpoints of another run; remove them, or give another train.copy_to")
     if steps:
         download(Url(url) / f"step-{max(steps)}", directory)
 

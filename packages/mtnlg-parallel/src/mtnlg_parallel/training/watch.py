@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mtnlg_model.console import Failure, say
+from mtnlg_model.console import say
 from mtnlg_parallel.engine.contract import MOMENTS
 from mtnlg_parallel.engine.process import UnfitNode
 from mtnlg_parallel.environment import this_rank
@@ -99,14 +99,12 @@ class Watch:
             self._lost.append((range(number - batch, number), torch.cat(self._losses)))
         if not self._stopwatch:
             return
-        seconds, place = self._stopwatch.stop(), this_rank()
-        extremes = {layer: float(torch.stack(found).max()) for layer, found in self._extremes.items()}
         mine = {
-            "node": place.node,
-            "seconds": seconds,
+            "seconds": self._stopwatch.stop(),
+            "node": this_rank().node,
             "losses": self._losses_by_source(),
-            "squares": self._squares(settings) if "skipped" not in step else None,
-            "extremes": extremes,
+            "squares": [] if "skipped" in step else [self._squares(settings)],
+            "extremes": [(float(torch.stack(found).max()), layer) for layer, found in self._extremes.items()],
             "memory": self._memory(),
             "sums": [int(each) for each in self._sums],
         }
@@ -114,12 +112,13 @@ class Watch:
         self._check_replicas(ranks)
         step["sources"] = self._sources(number, [rank["losses"] for rank in ranks])
         figures: Any = {}
-        if squares := [rank["squares"] for rank in ranks if rank["squares"]]:
+        if squares := [each for rank in ranks for each in rank["squares"]]:
             weights, updates = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
             figures |= {"parameter_norm": weights, "update_ratio": updates / weights if weights else 0.0}
-        if found := [(value, layer) for rank in ranks for layer, value in rank["extremes"].items()]:
-            figures["activation_max"], layer = max(found, key=lambda each: (math.isnan(each[0]), each[0]))
-            step["activation_layer"] = layer
+        if found := [each for rank in ranks for each in rank["extremes"]]:
+            figures["activation_max"], step["activation_layer"] = max(
+                found, key=lambda each: (each[0] != each[0], each[0])
+            )
         memory = (max(each) for each in zip(*(rank["memory"] for rank in ranks), strict=True))
         figures |= zip(("memory_allocated", "memory_reserved", "memory_peak"), memory, strict=False)
         step.update(_finite(figures))
@@ -130,9 +129,9 @@ class Watch:
         found = {}
         for source, (count, passes) in self._stream.read(samples).items():
             totals, counts = zip((0.0, 0), *(rank[source] for rank in losses if source in rank), strict=True)
-            mean = math.fsum(totals) / sum(counts) if sum(counts) else math.nan
-            figures = {"tokens": count * self._recipe.model.sequence, "passes": passes, "loss": mean}
-            found[source] = _finite(figures)
+            found[source] = {"tokens": count * self._recipe.model.sequence, "passes": passes}
+            if sum(counts):
+                found[source] |= _finite({"loss": math.fsum(totals) / sum(counts)})
         return found
 
     def _losses_by_source(self) -> dict[str, tuple[float, int]]:
@@ -175,20 +174,14 @@ class Watch:
         return torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device), peak
 
     def _check_replicas(self, ranks: Sequence[Mapping[str, Any]]) -> None:
-        layout = self._recipe.layout
         exact = self._recipe.train.storage == "fp32"  # where the share of the weights is itself the master weight
-        corrupt = corrupt_ranks(layout, [rank["sums"] for rank in ranks], exact)
-        if not corrupt:
-            return
-        names = ", or ".join(f"rank {rank} ({layout.coordinates(rank)}) on {ranks[rank]['node']}" for rank in corrupt)
-        line = (
-            f"{names}: its weights are not those of the ranks with the same part; its memory or its links change data"
-        )
-        if self._rank in corrupt:
-            raise UnfitNode(f"{line}; leave that node out")
-        stopped = Failure(line)
-        stopped.exit_status = Exit.PEER_LOST
-        raise stopped
+        if corrupt := corrupt_ranks(self._recipe.layout, [rank["sums"] for rank in ranks], exact):
+            names = ", or ".join(self._name(rank, ranks) for rank in corrupt)
+            failure = UnfitNode(
+                f"{names}: its weights are not those of the other dp ranks; its memory or links change data"
+            )
+            failure.exit_status = failure.exit_status if self._rank in corrupt else Exit.PEER_LOST
+            raise failure
 
     def _find_slowest(self, step: Step, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Compare each rank with the others of its stage, whose work is the same, or with all where it has none."""
@@ -201,15 +194,16 @@ class Watch:
             peers = [other for other in others if layout.coordinates(other).pp == layout.coordinates(rank).pp]
             usual = median(seconds[other] for other in peers or others)
             excess.append((own / usual, own - usual, rank))
-        ratio, longer, rank = max(excess)
-        step["slowest_rank"], step["slowest_by"] = rank, longer
-        slow = rank if ratio > SLOW else -1
-        if slow == self._slowest != -1:
-            name = f"rank {rank} ({layout.coordinates(rank)}) on {ranks[rank]['node']}"
-            step["slow_rank"] = f"{name} works {ratio:.2f} times as long as the others, {longer:.3g} s more a step"
+        ratio, step["slowest_by"], rank = max(excess)
+        before, self._slowest = self._slowest, rank if ratio > SLOW else -1
+        step["slowest_rank"] = rank
+        if before == rank == self._slowest:
+            step["slow_rank"] = f"{self._name(rank, ranks)} works {ratio:.2f} times as long as the others"
             if self._rank == 0:
                 say(f"WARNING: step {step['step']}: {step['slow_rank']}; all ranks wait for it")
-        self._slowest = slow
+
+    def _name(self, rank: int, ranks: Sequence[Mapping[str, Any]]) -> str:
+        return f"rank {rank} ({self._recipe.layout.coordinates(rank)}) on {ranks[rank]['node']}"
 
 
 def corrupt_ranks(layout: Layout, sums: Sequence[Sequence[int]], exact: bool) -> list[int]:
