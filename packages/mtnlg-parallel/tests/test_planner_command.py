@@ -69,8 +69,8 @@ def test_a_person_reads_a_table() -> None:
 
 
 def test_long_steps_are_told_in_whole_seconds_and_a_ramp_only_where_there_is_one() -> None:
-    whole = "model.sequence=131072"
-    said = plan(*"llama-3.1-8b --cluster dgx-h100 --layout dp=8 --batch 256 --tokens 1T --set".split(), whole)
+    words = ("--cluster", "dgx-h100", "--layout", "dp=8", "--batch", "256", "--tokens", "1T")
+    said = plan("llama-3.1-8b", *words, "--set", "model.sequence=131072")
     low, high = re.search(r"90 % of such steps take ([\d,.]+) to ([\d,.]+) s", said).groups()  # type: ignore[union-attr]
     assert float(high.replace(",", "")) > 1000
     assert "." not in low + high

@@ -298,7 +298,7 @@ def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str
     return arguments
 
 
-def initial_weights(given: str, out: Path | None) -> str:
+def initial_weights(given: Path | str, out: Path | None) -> str:
     """The recipe's override by which a new run starts from the weights of a checkpoint, a step-N folder or its URL.
 
     Or of a Hugging Face folder; not of a folder of checkpoints, whose newest does not stay the same. What is at a URL
