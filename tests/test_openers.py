@@ -98,13 +98,15 @@ def plain_reads(tree: ast.AST) -> Iterator[int]:
             yield call.lineno
 
 
-def test_every_read_uses_the_opener() -> None:
-    plain: dict[str, list[int]] = {}
+def source_trees() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the packages: its path, such as data/files.py, and its syntax tree."""
     for path in sorted(PACKAGES.glob("*/src/**/*.py")):
         package, *parts = path.relative_to(PACKAGES).parts
-        name = "/".join([package.removeprefix("mtnlg-"), *parts[2:]])
-        if lines := list(plain_reads(ast.parse(path.read_text(encoding="utf-8")))):
-            plain[name] = lines
+        yield "/".join([package.removeprefix("mtnlg-"), *parts[2:]]), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_read_uses_the_opener() -> None:
+    plain = {name: lines for name, tree in source_trees() if (lines := list(plain_reads(tree)))}
     assert {name: lines for name, lines in plain.items() if name not in ALLOWED} == {}
     assert sorted(ALLOWED.keys() - plain.keys()) == []
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from _typeshed import WriteableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 
 FILE_MODE = 0o640
@@ -45,7 +45,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 class _NamedFile(io.FileIO):
-    """A file whose read errors name it."""
+    """A file whose errors name it."""
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Read into ``buffer``."""
@@ -56,6 +56,11 @@ class _NamedFile(io.FileIO):
         """Read to the end."""
         with naming(self.name):
             return super().readall()
+
+    def write(self, content: ReadableBuffer) -> int:
+        """Write as much as the disk takes at once."""
+        with naming(self.name):
+            return super().write(content)
 
 
 def open_regular(path: Path, *, follow: bool = False) -> io.BufferedReader:
@@ -73,16 +78,18 @@ def regular(path: Path) -> Path:
     return path
 
 
-def open_to_update(path: Path, mode: int = FILE_MODE) -> BinaryIO:
-    """Open a regular file for reading and writing, made where there is none. Raises ``Failure`` as `open_regular`."""
-    return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT, mode), "r+b")
+def open_to_update(path: Path, flags: int = 0) -> io.BufferedRandom:
+    """Open a regular file for reading and writing, made where there is none. Raises ``Failure`` as `open_regular`.
+
+    ``flags`` may be ``os.O_APPEND`` or ``os.O_TRUNC``; the position is the file's beginning.
+    """
+    return io.BufferedRandom(_NamedFile(path, "r+b", opener=partial(_open, more=os.O_CREAT | flags)))
 
 
-def _open(path: Path | str, flags: int, mode: int = FILE_MODE, *, follow: bool = False) -> int:
-    hint = "" if follow else ", or a link; remove it, or put the file itself there"
-    refused = Failure(f"{path}: not a regular file{hint}")
+def _open(path: Path | str, flags: int, more: int = 0, follow: bool = False) -> int:
+    refused = _not_regular(path, follow)
     try:
-        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW * (not follow) | os.O_NONBLOCK, mode)
+        handle = os.open(path, flags | more | os.O_NOFOLLOW * (not follow) | os.O_NONBLOCK, FILE_MODE)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:  # a link; a folder; a socket
             raise refused from None
@@ -91,6 +98,18 @@ def _open(path: Path | str, flags: int, mode: int = FILE_MODE, *, follow: bool =
         os.close(handle)
         raise refused
     return handle
+
+
+def new_or_regular(path: Path) -> Path:
+    """``path``, for a library that writes there. Raises ``Failure`` where it is a link, folder, pipe or device."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise _not_regular(path)
+    return path
+
+
+def _not_regular(path: Path | str, follow: bool = False) -> Failure:
+    hint = "" if follow else ", or a link; remove it, or put the file itself there"
+    return Failure(f"{path}: not a regular file{hint}")
 
 
 def read_small(path: Path, limit: int = SMALL_BYTES, *, follow: bool = False) -> bytes:
@@ -131,9 +150,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` to write; on success fsync it and rename it to ``path``, else remove it.
 
     The temporary name is random, since processes of several machines may share the folder and have equal process ids.
-    An ``OSError`` that names no file, such as a full disk, is raised again naming ``path``.
+    An ``OSError`` that names no file, such as a full disk, is raised again naming ``path``. Raises ``Failure`` where
+    ``path`` is a link, folder, pipe or device, which the rename would replace.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new_or_regular(path).parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))

@@ -13,7 +13,8 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
-from mtnlg_model.files import read_small
+from mtnlg_model.console import Failure
+from mtnlg_model.files import read_small, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,12 +88,10 @@ def failure_file(out: Path, rank: int) -> Path:
 
 
 def write_failure(out: Path, rank: int, failed: Failed) -> None:
-    """Write a rank's failure file; a full disk, perhaps the very failure, is passed over."""
-    with suppress(OSError):
-        path = failure_file(out, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a rank's failure file; a full disk, perhaps the very failure, or a pipe is passed over."""
+    with suppress(OSError, Failure):
         facts = {"reason": failed.reason, "status": int(failed.status), "node": failed.node}
-        path.write_text(json.dumps(facts), encoding="utf-8")
+        write_json(failure_file(out, rank), facts)
 
 
 def read_failure(path: Path) -> Failed | None:

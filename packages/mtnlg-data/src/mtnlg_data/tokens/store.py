@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open, atomic_path, open_regular
+from mtnlg_data.files import atomic_open, atomic_path, naming, new_or_regular, open_regular
 from mtnlg_data.transfer.urls import local_only, location
 
 from .file_reader import FileReader
@@ -120,7 +120,8 @@ def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
     """
     folder = prefix.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as sizes:
+    new_or_regular(idx_path(prefix))
+    with naming(bin_path(prefix)), tempfile.TemporaryFile(dir=folder) as sizes:
         with atomic_path(bin_path(prefix)) as partial:
             with partial.open("wb") as tokens:
                 writer = StoreWriter(tokens, sizes, vocabulary)

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
+from mtnlg_model.files import naming, open_to_update
 from mtnlg_model.settings import Settings
 
 from .manifest import (
@@ -32,7 +33,7 @@ from .manifest import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from io import FileIO
+    from io import RawIOBase
     from pathlib import Path
 
     from torch import Tensor
@@ -87,20 +88,15 @@ def write_tensor_file(path: Path, specs: Mapping[str, TensorSpec], tensor: Calla
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     checksum = xxhash.xxh3_128()
-    try:
-        with path.open("wb", buffering=0) as file:
-            _write_hashed(file, checksum, memoryview(struct.pack("<Q", len(text)) + text))
-            for key, _ in ordered:
-                _write_hashed(file, checksum, _bytes(tensor(key)))
-            os.fsync(file.fileno())
-    except OSError as error:
-        # ENOSPC is raised by write(), which does not know the file's name.
-        error.filename = error.filename or str(path)
-        raise
+    with naming(path), open_to_update(path, os.O_TRUNC) as file:
+        _write_hashed(file.raw, checksum, memoryview(struct.pack("<Q", len(text)) + text))
+        for key, _ in ordered:
+            _write_hashed(file.raw, checksum, _bytes(tensor(key)))
+        os.fsync(file.fileno())
     return FileEntry(bytes=8 + len(text) + offset, checksum=checksum.hexdigest())
 
 
-def _write_hashed(file: FileIO, checksum: xxhash.xxh3_128, block: memoryview) -> None:
+def _write_hashed(file: RawIOBase, checksum: xxhash.xxh3_128, block: memoryview) -> None:
     """Hash and write in chunks small enough to stay in the processor's cache."""
     for start in range(0, len(block), CHUNK_BYTES):
         chunk = block[start : start + CHUNK_BYTES]

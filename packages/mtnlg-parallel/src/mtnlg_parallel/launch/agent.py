@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_data.engine.machine import cores
-from mtnlg_model.files import FILE_MODE, open_regular
+from mtnlg_model.files import open_regular, open_to_update
 from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.metrics import last_step, progress_line
 from mtnlg_parallel.statuses import (
@@ -96,11 +96,10 @@ def start_rank(
     """Start ``command`` as a rank that logs to ``logs``/rank-N.log and dies with this process (`die_with_parent`)."""
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"rank-{number}.log"
-    flags = os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_TRUNC)
-    with os.fdopen(os.open(log, os.O_WRONLY | flags, FILE_MODE), "ab" if append else "wb") as file:
-        environment = {**os.environ, **variables}
+    with open_to_update(log, os.O_APPEND if append else os.O_TRUNC) as file:
+        end, environment = file.seek(0, os.SEEK_END), {**os.environ, **variables}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        return Rank(number, process, log, file.tell())
+        return Rank(number, process, log, end)
 
 
 def local_rank(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> Environment:

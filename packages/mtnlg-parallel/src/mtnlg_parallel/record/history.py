@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from array import array
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtnlg_model.files import file_lines
+from mtnlg_model.files import file_lines, open_to_update
 
 from .metrics import read_steps, training_seconds
 
@@ -49,8 +50,8 @@ NAMES = {"start", "resumed", "stopped", "failed", "rollback"}
 def append(out: Path, event: Name, **facts: str | float | None) -> None:
     """Append an event, with the time now in seconds since the epoch."""
     line = json.dumps({"event": event, "time": time.time(), **facts}, allow_nan=False).encode() + b"\n"
-    with (out / FILE).open("ab+") as file:
-        if file.tell():
+    with open_to_update(out / FILE, os.O_APPEND) as file:
+        if file.seek(0, os.SEEK_END):
             file.seek(-1, 2)
             line = line if file.read(1) == b"\n" else b"\n" + line  # a writer died within its line
         file.write(line)

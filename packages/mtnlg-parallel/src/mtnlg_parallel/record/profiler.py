@@ -8,6 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from mtnlg_model.console import say
+from mtnlg_model.files import naming, new_or_regular
 
 from .run_dir import PROFILE
 
@@ -38,6 +39,7 @@ class StepProfiler:
         if self._profiler and step == self._last:
             self._profiler.stop()
             self._path.parent.mkdir(exist_ok=True)
-            self._profiler.export_chrome_trace(str(self._path))
+            with naming(self._path):
+                self._profiler.export_chrome_trace(str(new_or_regular(self._path)))
             self._profiler = None
             say(f"{self._path} holds steps {self._first} to {self._last}")

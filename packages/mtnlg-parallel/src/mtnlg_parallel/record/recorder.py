@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 from mtnlg_model.console import IoFailure
-from mtnlg_model.files import write_json
+from mtnlg_model.files import open_to_update, write_json
 
 from . import history, metrics
 from .run_dir import SUMMARY, summarize
@@ -28,7 +29,7 @@ class Recorder:
     def __init__(self, out: Path, recipe: Recipe, trackers: Sequence[Tracker]) -> None:
         self._out, self._recipe, self._trackers = out, recipe, trackers
         self._path = out / metrics.FILE
-        self._file = self._path.open("ab")
+        self._file = open_to_update(self._path, os.O_APPEND)
         self._goodput = history.RunningGoodput(out)
 
     def record(self, step: Step) -> None:
