@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import zstandard
 
 from mtnlg_data.console import Failure as DataFailure
@@ -27,20 +28,30 @@ from mtnlg_data.decontaminate.ngrams import read_task_texts
 from mtnlg_data.document import DocumentFile, text_bytes
 from mtnlg_data.filters.lists import read_lines
 from mtnlg_data.quality.classifier import open_scorer
+from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.sources.reader import WHOLE, open_reader
+from mtnlg_data.summary import read_summary as read_curation
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import read_tokenizer as open_tokenizer
 from mtnlg_data.tokens.tokenizer_file import read_tokenizer
+from mtnlg_data.transfer.snapshot import read_listing
 from mtnlg_data.transfer.url_files import read_beginning
+from mtnlg_eval.report.run_files import read_run
 from mtnlg_eval.report.samples import write_samples
+from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.studies.hans import read_verdicts
+from mtnlg_eval.tasks.chat_template import Chat
 from mtnlg_eval.tasks.formats import read_raw_rows
+from mtnlg_eval.tasks.lm_eval_tasks import _read_config as read_task
+from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import FileEntry, check_file, file_checksum, read_manifest
 from mtnlg_model.checkpoint.tensor_file import TensorFile
 from mtnlg_model.console import Failure
 from mtnlg_model.convert.config_json import read_config
+from mtnlg_model.convert.torch_file import TorchFile
 from mtnlg_model.files import sha256
 from mtnlg_model.settings import read_toml
 from mtnlg_parallel.planner.cluster import load_cluster
@@ -155,11 +166,48 @@ def tar_bytes() -> bytes:
     return target.getvalue()
 
 
+FLIPS = 64
 TABLE = pa.table({"text": ["one", "two"], "id": ["a", "b"]})
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 PARQUET = file_bytes(lambda file: pq.write_table(TABLE, file))
 STEP = b'{"step": 1, "loss": 2.0}\n'
 HEADER = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+CURATION = b"""input = "."
+steps = ["clean", "filter", "deduplicate"]
+[sources.web]
+files = ["*.jsonl"]
+[clean.where.language.zh]
+shortest = 150
+[filter]
+rules = ["gopher_quality"]
+"""
+CHAT = b'{"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", "eos_token": "</s>"}'
+TASK = b"task: own\ndataset_path: json\ndoc_to_text: '{{question}}'\nmetric_list:\n  - metric: acc\n"
+
+
+def torch_bytes() -> bytes:
+    return file_bytes(lambda file: torch.save({"a": torch.ones(2)}, file))
+
+
+def chat(path: Path) -> str:
+    talk = Chat.read([path.parent])
+    return talk.render([{"role": "user", "content": "hi"}])
+
+
+def study(path: Path) -> object:
+    run = read_run(path.parents[1])
+    for line in run.unreadable:  # of the report
+        raise Failure(line)
+    return run.studies
+
+
+def task(path: Path) -> object:
+    try:
+        return read_task(path)
+    except Exception as error:  # noqa: BLE001  (as `load_lm_eval_tasks`)
+        raise Failure(f"{path}: {error}") from None
+
+
 CASES = {
     "recipe": Case("train.toml", b"a = 1\n", lambda path: read_toml(path, "train.toml")[1]),
     "cluster": Case("cluster.toml", b'like = "x"\n', lambda path: load_cluster(str(path))),
@@ -208,6 +256,23 @@ CASES = {
         follow=False,
     ),
     "config": Case("config.json", b'{"model_type": "gpt2"}', lambda path: read_config(path.parent), follow=False),
+    "torch.save": Case("a.pt", torch_bytes(), lambda path: TorchFile(path).content, follow=False),
+    "chat files": Case("chat_template.jinja", b"x", lambda path: read_chat_files(path.parent), follow=False),
+    "chat template": Case("tokenizer_config.json", CHAT, chat, follow=False),
+    "curation": Case("data.toml", CURATION, lambda path: load_recipe(path).dump()),
+    "curation's summary": Case("summary.json", b"{}", read_curation, follow=False),
+    "listing": Case("a.paths.gz", gzip.compress(b"crawl-data/a.warc.gz\n"), read_listing, linear=True),
+    "task": Case("task.yaml", TASK, task),
+    "result": Case("results/a.json", b"{}", lambda path: ResultFolder(path.parents[1]).results(), follow=False),
+    "gap": Case(
+        "not_run/a.json",
+        b'{"task": "a", "why": "", "checkpoint": ""}',
+        lambda path: ResultFolder(path.parents[1]).gaps(),
+        follow=False,
+    ),
+    "training's summary": Case("train/summary.json", b"{}", lambda path: read_run(path.parents[1]), follow=False),
+    "study": Case("eval/hans.json", b"{}", study, follow=False),
+    "scores": Case("scores.sqlite", b"", lambda path: AnswerStore("a", path).lookup([b"b"]), follow=False),
 }
 
 
@@ -235,15 +300,19 @@ def guarded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def outcome(case: Case, path: Path) -> str:
+def read(case: Case, path: Path) -> str:
     """What a reader returns, or the class of its failure; anything else that it raises is a defect."""
+    try:
+        return ADDRESS.sub("", repr(case.read(path)))
+    except (DataFailure, Failure, OSError) as error:
+        if path.name not in str(error) and str(path.with_suffix("")) not in str(error):
+            raise
+        return type(error).__name__
+
+
+def outcome(case: Case, path: Path) -> str:
     with guarded():
-        try:
-            return ADDRESS.sub("", repr(case.read(path)))
-        except (DataFailure, Failure) as error:
-            if path.name not in str(error):
-                raise
-            return type(error).__name__
+        return read(case, path)
 
 
 def place(case: Case, folder: Path) -> Path:
@@ -252,6 +321,7 @@ def place(case: Case, folder: Path) -> Path:
         with writing_store(folder / "a", 512) as writer:
             writer.add(np.arange(20))
     else:
+        (folder / case.file).parent.mkdir(exist_ok=True)
         (folder / case.file).write_bytes(case.content)
     return folder / case.file
 
@@ -291,12 +361,18 @@ def test_links_are_followed_for_users_files_alone(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cut_and_sparse_files_end_in_results_or_failures(tmp_path: Path, name: str) -> None:
+def test_cut_damaged_and_sparse_files_end_in_results_or_failures(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     path = place(case, tmp_path)
     content = path.read_bytes()
     for size in {0, 1, 7, 8, *(len(content) * eighth // 8 for eighth in range(8)), len(content) - 1}:
         path.write_bytes(content[:size])
+        outcome(case, path)
+    for position in range(0, len(content), max(1, len(content) // FLIPS)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
+        outcome(case, path)
+    for found in (PACKAGES.parent / "tests/fuzz/corpus" / name).glob("*"):
+        path.write_bytes(found.read_bytes())
         outcome(case, path)
     if not case.linear:  # else it would be read to its end
         path.write_bytes(content)

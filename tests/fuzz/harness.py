@@ -3,7 +3,8 @@
     python harness.py [TARGET ...] --minutes 5 --out runs/fuzz      every target in turn, for its share of the time
     python harness.py html --inputs 2000 --seed 1                   a fixed number of inputs
 
-A target is a function in ``targets/`` that takes bytes and raises only where something is wrong. Each runs in a process
+A target is a function in ``targets/`` that takes bytes and raises only where something is wrong; each reader of the
+table in SECURITY.md is one. Each runs in a process
 of its own, which is started again after an input that ends it: an exception, a crash of a library, more than
 ``MAX_SECONDS`` or ``MAX_MEGABYTES``. Such inputs are kept under ``--out``; add them to ``corpus/`` with the mending.
 """
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SCRATCH = "MTNLG_FUZZ_SCRATCH"
 MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of its own is made there)
-INSTRUMENTED = ["mtnlg_data.sources", "mtnlg_data.extract", "mtnlg_model"]
+INSTRUMENTED = ["mtnlg_data.sources", "mtnlg_data.extract", "mtnlg_data.tokens", "mtnlg_model"]
+INSTRUMENTED += ["mtnlg_parallel.record", "mtnlg_eval.tasks", "mtnlg_eval.studies", "mtnlg_eval.report"]
+READER = re.compile(r"^\| ([^|]+) \| `[^`]+` \| (?:followed|refused) \|$", re.MULTILINE)
 VERSIONS = ("atheris", "mtnlg-data", "mtnlg-model", "fastwarc", "tokenizers")
 MAX_SECONDS, MAX_MEGABYTES, MAX_BYTES = 20, 2048, 1 << 16
 MAX_CRASHES = 20  # of a target; one bug is found again and again
@@ -49,7 +52,10 @@ def target_modules() -> dict[str, str]:
     """Targets by name, and the module of each, without importing them."""
     modules = sorted((HERE / "targets").glob("*.py"))
     entry = re.compile(r'^    "(\w+)": \w+,$', re.MULTILINE)
-    return {name: path.stem for path in modules for name in entry.findall(path.read_text(encoding="utf-8"))}
+    own = {name: path.stem for path in modules for name in entry.findall(path.read_text(encoding="utf-8"))}
+    table = HERE.parents[1] / "SECURITY.md"
+    readers = READER.findall(table.read_text(encoding="utf-8")) if table.exists() else []
+    return dict.fromkeys(readers, "readers") | own
 
 
 def run_target(name: str, slowest: Path, options: list[str]) -> None:
@@ -58,7 +64,9 @@ def run_target(name: str, slowest: Path, options: list[str]) -> None:
 
     sys.path[:0] = [str(HERE), str(HERE / "targets")]
     with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):
-        target: Callable[[bytes], None] = importlib.import_module(target_modules()[name]).TARGETS[name]
+        module = importlib.import_module(target_modules()[name])
+    target: Callable[[bytes], None] = module.TARGETS[name]
+    (slowest.parent / "corpus" / "seed").write_bytes(vars(module).get("SEEDS", {}).get(name, b""))
     target(b"")  # what loads at first use is not an input's time
     longest = 0.0
 
@@ -93,7 +101,7 @@ def fuzz(name: str, out: Path, seconds: float | None, inputs: int, seed: int) ->
             f"-artifact_prefix={out}/",
             "-print_final_stats=1",
             # libFuzzer adds what reaches new branches to the first folder, and reads the other too.
-            *(str(folder) for folder in (found, HERE / "corpus" / name)),
+            *(str(folder) for folder in (found, HERE / "corpus" / name) if folder.exists()),
         ]
         words = [sys.executable, __file__, "--child", name, str(slow), *options]
         with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:

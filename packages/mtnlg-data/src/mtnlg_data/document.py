@@ -19,7 +19,16 @@ import pyarrow.parquet as pq
 from .console import Failure
 from .engine import checksum, manifest_path
 from .files import atomic_path, regular, sha256
-from .schema import SCHEMA, Document, FileColumns, document_columns, repeating_columns, stored_columns, stored_schema
+from .schema import (
+    SCHEMA,
+    Document,
+    FileColumns,
+    arrow_damage,
+    document_columns,
+    repeating_columns,
+    stored_columns,
+    stored_schema,
+)
 from .text.arrays import small_batches
 
 if TYPE_CHECKING:
@@ -63,10 +72,9 @@ class DamagedShard(Failure):
 def named_damage(path: Path) -> Iterator[None]:
     """Raise ``DamagedShard`` where Arrow cannot read the Parquet file."""
     try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None):
-            raise
+        with arrow_damage():
+            yield
+    except pa.ArrowException as error:
         raise DamagedShard(path, str(error).partition("\n")[0]) from None
 
 
@@ -288,7 +296,8 @@ def number_shards(paths: Iterable[Path]) -> list[Shard]:
 
 def _row_count(path: Path) -> int:
     try:
-        return int(pq.read_metadata(regular(path)).num_rows)
+        with arrow_damage():
+            return int(pq.read_metadata(regular(path)).num_rows)
     except FileNotFoundError:
         raise Failure(f"{path}: no such shard") from None
     except pa.ArrowInvalid as error:

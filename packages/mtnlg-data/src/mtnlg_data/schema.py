@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from .console import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 #: ``key`` is source, file and position in the file: unique, and the same whatever the order and the shards, so every
@@ -42,6 +43,17 @@ OWN = "mtnlg"
 OWN_FIELDS = tuple(field for field in SCHEMA if field.name not in {"text", "metadata"})
 #: Key in the schema of documents from Parquet: name, place and type of their file's column of texts, as JSON.
 TEXT_COLUMN = b"mtnlg_text"
+
+
+@contextmanager
+def arrow_damage() -> Iterator[None]:
+    """Raise ``ArrowInvalid`` for what else Arrow raises of damage: ``OSError`` that is none of the system's, names."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None):
+            raise
+        raise pa.ArrowInvalid(str(error)) from None
 
 
 class Document(NamedTuple):

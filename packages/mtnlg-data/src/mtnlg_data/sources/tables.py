@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.files import regular
-from mtnlg_data.schema import TableRow, documents_schema, given_ids, has_strings, is_string
+from mtnlg_data.schema import TableRow, arrow_damage, documents_schema, given_ids, has_strings, is_string
 from mtnlg_data.transfer.urls import first_line
 
 from .reader import Part, reader
@@ -128,9 +128,9 @@ class Parquet(Table):
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
         """Yield the rows of a part's row groups; one that cannot be read costs its remaining rows."""
         try:
-            with pq.ParquetFile(regular(path)) as plain:
+            with arrow_damage(), pq.ParquetFile(regular(path)) as plain:
                 schema, strings = self.view(plain.schema_arrow), _string_leaves(plain)
-            file = pq.ParquetFile(regular(path), read_dictionary=strings) if has_strings(schema, self.field) else None
+                file = pq.ParquetFile(path, read_dictionary=strings) if has_strings(schema, self.field) else None
         except pa.ArrowException as error:
             yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
             return
@@ -149,13 +149,12 @@ class Parquet(Table):
                 batch_rows = BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size)
                 batch_rows = min(max(1, batch_rows), MAX_BATCH_ROWS)
                 try:
-                    for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
-                        for row in self.read_batch(batch, kind, number, path.name, max_bytes):
-                            yield row
-                            number += 1
-                except (pa.ArrowException, OSError) as error:
-                    if getattr(error, "errno", None):
-                        raise
+                    with arrow_damage():
+                        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                            for row in self.read_batch(batch, kind, number, path.name, max_bytes):
+                                yield row
+                                number += 1
+                except pa.ArrowException as error:
                     rows = f"{path.name}: rows {number + 1} to {end}"
                     yield Dropped("unreadable", rows, first_line(error), ends_file=end - number > 1)
                 number = end
@@ -186,9 +185,7 @@ class Arrow(Table):
         try:
             with _batches(path) as (schema, _):
                 return self.view(schema)
-        except (pa.ArrowException, OSError) as error:
-            if getattr(error, "errno", None):
-                raise
+        except pa.ArrowException:
             return None
 
     def rows(self, path: Path) -> int:
@@ -219,9 +216,7 @@ class Arrow(Table):
                         yield row
                         number += 1
                     number = begin + batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            if getattr(error, "errno", None):
-                raise
+        except pa.ArrowException as error:
             where = f"{path.name}: rows from {number + 1} on"
             yield Dropped("unreadable", where, first_line(error), ends_file=True)
 
@@ -245,7 +240,7 @@ def _batches(
     path: Path, open_source: Callable[[str], pa.NativeFile] = pa.OSFile
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """The schema of an Arrow file, and its batches, read one by one."""
-    with open_source(str(regular(path))) as source:
+    with arrow_damage(), open_source(str(regular(path))) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as opened:
@@ -254,7 +249,8 @@ def _batches(
 
 def _open(path: Path) -> pq.ParquetFile | None:
     try:
-        return pq.ParquetFile(regular(path))
+        with arrow_damage():
+            return pq.ParquetFile(regular(path))
     except pa.ArrowException:
         return None
 

@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from mtnlg_data.console import Failure, say
+from mtnlg_data.console import Failure, foreign_data, say
 from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.files import atomic_path, read_small, write_json, write_text
 from mtnlg_data.fingerprint import File
@@ -185,12 +185,16 @@ def read_tokenizer(files: Sequence[Path], eod: str | None = None, bos: str | boo
 
 def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
     text = tokenizer_file.read_tokenizer(files[0].resolve()) if len(files) == 1 else None
+    place = " and ".join(map(str, files))
     try:
-        for file in files:
-            read_small(file, follow=True)  # the library would wait for a pipe, and has no bound
-        return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
+        with foreign_data(place):
+            for file in files:
+                read_small(file, follow=True)  # the library would wait for a pipe, and has no bound
+            return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
+    except Failure:
+        raise
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
-        raise Failure(f"{' and '.join(map(str, files))}: no tokenizer: {error}") from None
+        raise Failure(f"{place}: no tokenizer: {error}") from None
 
 
 def _byte_level(model: BPE) -> Tokenizer:

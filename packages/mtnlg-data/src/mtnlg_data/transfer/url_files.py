@@ -211,9 +211,8 @@ class FetchRecord:
 
     def add(self, name: str, copy: Copy) -> None:
         """Add a copy."""
-        with self._lock, open_to_update(self._path) as file:
+        with self._lock, open_to_update(self._path, os.O_APPEND) as file:
             self.copies[name] = copy
-            file.seek(0, os.SEEK_END)
             file.write(f"\n{json.dumps([name, *copy])}\n".encode())
 
     def holds(self, name: str, path: Path, *, verify: bool = False) -> bool:

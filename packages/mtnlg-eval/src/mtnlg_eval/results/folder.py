@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from mtnlg_eval.records import parse_record
+from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.files import read_small, write_json, write_text
 
@@ -27,9 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+T = TypeVar("T", bound=Record)
 VERSION = 3
 LM_EVAL_SECTIONS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 TASK_ORDER = {task.name: number for number, task in enumerate(TASKS)}
+
+
+class Gap(Record):
+    """Why a task could not run."""
+
+    task: str
+    why: str
+    checkpoint: str
 
 
 class ResultFolder:
@@ -72,11 +81,11 @@ class ResultFolder:
 
     def results(self) -> list[Result]:
         """Every result: by checkpoint, then by task in the paper's order, style, shots, seed and date."""
-        return sorted(map(_read, (self.out / "results").glob("*.json")), key=_order)
+        return sorted((_read(path, Result) for path in (self.out / "results").glob("*.json")), key=_order)
 
     def gaps(self) -> list[dict[str, str]]:
         """Tasks that could not run, each with the reason."""
-        return [json.loads(read_small(path)) for path in sorted((self.out / "not_run").glob("*.json"))]
+        return [_read(path, Gap).model_dump() for path in sorted((self.out / "not_run").glob("*.json"))]
 
     def collect(self) -> None:
         """Write results.json, if it changes."""
@@ -106,8 +115,8 @@ def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str
     return {"version": VERSION, **sections, "scores": scores, **sides, "not_run": gaps}
 
 
-def _read(path: Path) -> Result:
-    return parse_record(read_small(path), Result, str(path), "remove it and score the task again")
+def _read(path: Path, kind: type[T]) -> T:
+    return parse_record(read_small(path), kind, str(path), "remove it and score the task again")
 
 
 def _order(result: Result) -> tuple[object, ...]:
