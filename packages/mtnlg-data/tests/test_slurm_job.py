@@ -30,6 +30,21 @@ def test_a_sites_options_are_added_to_ours_replace_them_or_remove_them() -> None
     assert sites == ours - {"mem=0", "exclusive"} | {"nodes=16", "mem=500G", "overcommit"}
 
 
+def test_ray_and_the_command_run_in_the_sites_container_and_slurms_commands_outside() -> None:
+    image = "--container-image=/images/mt nlg.sqsh"
+    script = job_script(["run"], [], None, out="o", srun=[image])
+    (driver,) = (line for line in script.splitlines() if "mtnlg_data.cli" in line)
+    step, _, rest = script.partition("\nsrun --no-kill")[2].partition("bash -c ")
+    (ray,) = (line for line in shlex.split(rest.partition("\ncluster=")[0])[0].splitlines() if "ray.scripts" in line)
+    for line in (driver, ray):
+        words = shlex.split(line)
+        assert words[:2] == ["srun", "--overlap"]
+        assert words[words.index(image) + 1 :][:2] == ["python3", "-m"]
+    assert "container" not in step
+    with pytest.raises(UsageFailure, match="--srun x: write an option of srun"):
+        job_script([], [], None, out="o", srun=["x"])
+
+
 def test_one_job_at_a_time_writes_an_output() -> None:
     names = [
         next(option for option in options_of(job_script([], [], None, out=out)) if option.startswith("job-name"))
@@ -72,6 +87,8 @@ def test_a_control_character_never_enters_the_job(bad: str) -> None:
             job_script(arguments, sbatch, interface, out="o")
         with pytest.raises(UsageFailure, match="a control character or line break cannot"):
             job_script([], [], None, out="o", setup=[bad])
+        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
+            job_script([], [], None, out="o", srun=[bad])
 
 
 def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)
@@ -87,7 +104,7 @@ def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatc
     assert "go with --launcher slurm" in refusal("--dry-run")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Failure, match="sbatch is not installed here; --dry-run prints the script"):
-        submit("")
+        submit(script="")
 
 
 def test_the_job_runs_the_same_command(finished: Any) -> None:  # noqa: ANN401

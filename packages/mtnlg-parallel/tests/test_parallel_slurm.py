@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_data.console import Failure
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.slurm import Job, script, submit
@@ -196,7 +197,7 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
     assert "'pArtition' is no option of Slurm" in refusal("--pArtition=x")
     assert "--nodes of sbatch follows from layout" in refusal("--nodes=2")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Failure, match=r"train.sbatch is written, but sbatch is not installed here"):
+    with pytest.raises(Failure, match=r"sbatch is not installed here; .*train.sbatch is written"):
         submit(Job(recipe_of(MT_NLG), [], tmp_path))
     assert (tmp_path / "train.sbatch").exists()
 

@@ -79,6 +79,10 @@ def run_recipe(
         list[str] | None,
         typer.Option(metavar="LINE", help="Line of bash at the Slurm job's start, such as module load."),
     ] = None,
+    srun: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Option for srun, such as --srun=--container-image=/images/mtnlg.sqsh."),
+    ] = None,
     interface: Annotated[
         str | None, typer.Option(metavar="NAME", help="Network interface of the Slurm job's Ray, such as ib0.")
     ] = None,
@@ -107,15 +111,17 @@ def run_recipe(
         words += [f"--set={override}" for override in overrides or []]
         words += ["--allow-failures"] * allow_failures + ["--json"] * as_json
         place_of = str(out if isinstance(out, Url) else out.resolve())
-        script = job_script(["run", str(recipe), *words], sbatch or [], interface, out=place_of, setup=setup or [])
+        script = job_script(
+            ["run", str(recipe), *words], sbatch or [], interface, out=place_of, setup=setup or [], srun=srun or []
+        )
         if dry_run:
             typer.echo(script, nl=False)
         else:
             check_inputs(resolved)
-            say(f"{out}: submitted as job {submit(script)}; the same command resumes it")
+            say(f"{out}: submitted as job {submit(script=script)}; the same command resumes it")
         return
-    if sbatch or setup or interface or dry_run:
-        raise UsageFailure("--sbatch, --setup, --interface and --dry-run go with --launcher slurm")
+    if sbatch or setup or srun or interface or dry_run:
+        raise UsageFailure("--sbatch, --setup, --srun, --interface and --dry-run go with --launcher slurm")
     place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:
         summary = curate(resolved, place.folder, opened, keep)

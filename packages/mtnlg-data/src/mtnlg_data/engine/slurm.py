@@ -1,7 +1,8 @@
 """A run as a Slurm job: the sbatch script that starts Ray on every node of one allocation, and the run on it.
 
 Units of a lost node run again on the others. The first node has Ray's head and the run: where it is lost, which the
-others see, or the time is up, the job is queued again, and the same command goes on with what is left.
+others see, or the time is up, the job is queued again, and the same command goes on with what is left. With options of
+srun, such as a container's image, Ray and the run are steps with them; what needs Slurm's commands stays outside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mtnlg_data.console import Failure, UsageFailure
 from .ray_cluster import OBJECT_STORE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: One task a node, on all of it; one job at a time of a name, which is the output's; the signal comes two minutes
 #: before the time limit.
@@ -58,9 +59,11 @@ until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do
     kill -0 $cluster || exit 1
     sleep 1
 done
-{command} --ray "$RAY_AT" &
+{inside}{command} --ray "$RAY_AT" &
 wait $!
 """
+#: Starts a step on this node, within the task or script that does.
+INSIDE: Final = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpu-bind=none'
 #: What runs on each node: the first has the head, which the others look for until it is there.
 NODE: Final = """mkdir -p -m 700 "$RAY_FOLDER"
 if [ "$SLURM_PROCID" = 0 ]; then
@@ -71,7 +74,7 @@ else
 fi
 stopped=
 trap 'stopped=yes' TERM
-{ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
+{inside}{ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
 status=$?
 rm -rf "$RAY_FOLDER"
 # Without one of the other nodes the rest goes on; without the head they can do nothing.
@@ -86,53 +89,75 @@ fi
 exit $status"""
 
 
-def submit(script: str) -> str:
-    """Submit a script with sbatch; returns the job's number."""
+def submit(*path: str, script: str | None = None, hint: str = "--dry-run prints the script") -> str:
+    """Submit a script, or the one in a file, with sbatch; returns the job's number. ``hint`` is for who has none."""
     sbatch = which("sbatch")
     if sbatch is None:
-        raise Failure("sbatch is not installed here; --dry-run prints the script, to submit where it is")
-    result = subprocess.run([sbatch, "--parsable"], input=script, capture_output=True, text=True, check=False)
+        raise Failure(f"sbatch is not installed here; {hint}, to submit where it is")
+    result = subprocess.run([sbatch, "--parsable", *path], input=script, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise Failure(f"sbatch: {' '.join(result.stderr.split())}")
+        raise Failure(f"{shlex.join(['sbatch', *path])}: {' '.join(result.stderr.split())}")
     return result.stdout.strip().split(";")[0]
 
 
 def job_script(
-    arguments: Sequence[str], sbatch: Sequence[str], interface: str | None, *, out: str, setup: Sequence[str] = ()
+    arguments: Sequence[str],
+    sbatch: Sequence[str],
+    interface: str | None,
+    *,
+    out: str,
+    setup: Sequence[str] = (),
+    srun: Sequence[str] = (),
 ) -> str:
     """The script of a job that runs ``mtnlg-data`` with these arguments and the address of its Ray.
 
     A job waits for another one of the same ``out``. ``setup`` are lines of bash that come first. ``sbatch`` has options
-    of sbatch that are added to ours or replace them; "--NAME=false" removes one. ``interface`` is the network interface
+    of sbatch that are added to ours or replace them; "--NAME=false" removes one; ``srun`` options of the steps that run
+    Ray and the command. ``interface`` is the network interface
     of Ray's head, by default that of the machine's first address. Raises ``UsageFailure`` where a value cannot stand in
     a script.
     """
-    for text in (*arguments, *sbatch, *setup, interface or ""):
+    for text in (*arguments, *sbatch, *srun, *setup, interface or ""):
         if not text.isprintable():  # a line break would start another line of the script
             raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
     options = {"job-name": f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}", **OURS}
-    for option in sbatch:
-        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", option)
-        if match is None:
-            raise UsageFailure(f"--sbatch {option}: write an option of sbatch, such as --sbatch=--nodes=16")
-        options[match[1]] = match[2] or ""
+    options |= _options("sbatch", sbatch, "nodes=16")
+    site = _options("srun", srun, "container-image=/images/mtnlg.sqsh")
+    inside = f"{INSIDE} {shlex.join(srun)} " if site else ""
+    # A container has a Python of its own.
+    python = "python3" if any(name.startswith("container") for name in site) else sys.executable
     address = "hostname -I | cut -d ' ' -f 1"
     if interface is not None:
         first = """awk '{sub("/.*", "", $4); print $4; exit}'"""
         address = f"ip -4 -o address show dev {shlex.quote(interface)} | {first}"
-    node = NODE.format(ray=f"{shlex.quote(sys.executable)} -m ray.scripts.scripts", object_store=OBJECT_STORE_BYTES)
+    ray = f"{shlex.quote(python)} -m ray.scripts.scripts"
+    node = NODE.format(inside=inside, ray=ray, object_store=OBJECT_STORE_BYTES)
     return TEMPLATE.format(
-        header="\n".join(_directive(name, value) for name, value in options.items() if value != "false"),
+        header=directives({name: value for name, value in options.items() if value != "false"}),
         setup="\n".join(setup),
         address=address,
         node=shlex.quote(node),
-        command=shlex.join([sys.executable, "-m", "mtnlg_data.cli", *arguments]),
+        inside=inside,
+        command=shlex.join([python, "-m", "mtnlg_data.cli", *arguments]),
     )
 
 
-def _directive(name: str, value: str) -> str:
-    """A line of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
-    if re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII):
-        return f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"
-    escaped = re.sub(r'(["\\])', r"\\\1", value)
-    return f'#SBATCH --{name}="{escaped}"'
+def _options(command: str, words: Sequence[str], example: str) -> dict[str, str]:
+    """Options of a Slurm command by name. Raises ``UsageFailure`` for a word that is none."""
+    options: dict[str, str] = {}
+    for word in words:
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", word)
+        if match is None:
+            raise UsageFailure(f"--{command} {word}: write an option of {command}, such as --{command}=--{example}")
+        options[match[1]] = match[2] or ""
+    return options
+
+
+def directives(options: Mapping[str, str]) -> str:
+    """Lines of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
+    lines = []
+    for name, value in options.items():
+        is_word = re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII)
+        text = value if is_word else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+        lines.append(f"#SBATCH --{name}={text}" if value else f"#SBATCH --{name}")
+    return "\n".join(lines)

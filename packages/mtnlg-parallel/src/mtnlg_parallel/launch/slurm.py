@@ -18,12 +18,11 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-import subprocess
 import sys
-from shutil import which
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_data.engine import slurm
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_parallel.record.run_dir import LOGS, SUMMARY
 from mtnlg_parallel.statuses import Exit
@@ -114,13 +113,7 @@ def submit(job: Job) -> str:
     """Write ``job.out``/train.sbatch, submit it with sbatch, and return the job's number."""
     path = job.out / SCRIPT
     write_text(path, script(job))
-    sbatch = which("sbatch")
-    if sbatch is None:
-        raise Failure(f"{path} is written, but sbatch is not installed here; submit it where it is")
-    result = subprocess.run([sbatch, "--parsable", str(path)], capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise Failure(f"sbatch {path}: {' '.join(result.stderr.split())}")
-    return result.stdout.strip().split(";")[0]
+    return slurm.submit(str(path), hint=f"{path} is written")
 
 
 def script(job: Job) -> str:
@@ -139,7 +132,7 @@ def script(job: Job) -> str:
     python = "python3" if any(name.startswith("container") for name in site) else sys.executable
     command = [python, "-m", "mtnlg_parallel.cli"]
     return TEMPLATE.format(
-        header="\n".join(f"#SBATCH {_directive(name, value)}" for name, value in header.items()),
+        header=slurm.directives(header),
         tasks=job.tasks_per_node,
         setup="\n".join(recipe.slurm.setup),
         logs=shlex.quote(str(out / LOGS)),
@@ -204,14 +197,6 @@ def _refuse_controls(text: str) -> None:
     """A line break would start another line of the script, and a control character could hide one."""
     if not text.isprintable():
         raise UsageFailure(f"{text!r}: a control character or line break cannot stand in {SCRIPT}; take it out")
-
-
-def _directive(name: str, value: str) -> str:
-    """An option on a line of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
-    if re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII):
-        return f"--{name}={value}" if value else f"--{name}"
-    escaped = re.sub(r'(["\\])', r"\\\1", value)
-    return f'--{name}="{escaped}"'
 
 
 def _words(options: dict[str, str]) -> str:
