@@ -252,6 +252,18 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def nightly(session: nox.Session) -> None:
+    """Fuzz every reader for an hour, and kill 1,000 curations and 300 trainings; the results are in runs/nightly."""
+    install_house(session)
+    out = Path("runs/nightly")
+    fuzzing = ("tests/fuzz/harness.py", "--minutes-each", "60", "--out", str(out / "fuzz"))
+    run_in_house(session, "python", *fuzzing, *session.posargs)
+    for name, kills in (("curation", "1000"), ("training", "300")):
+        words = ("--kills", kills, "--out", str(out / f"{name}-kills.json"))
+        run_in_house(session, "python", f"benchmarks/{name}_kills.py", *words)
+
+
+@nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA]."""
     install_house(session)

@@ -112,6 +112,7 @@ WITHOUT = {
     "curation_peer": "minutes, and its peer reads WARC by libraries of its own",
     "curation_scale": "hours; the peer is the plan",
     "curation_kills": "bytes after kills: equal or not",
+    "training_kills": "as curation_kills",
     "failures": "a simulation",
     "filter_languages": "shares kept, on texts of packages that may not be there",
     "conformance": "engines: as a plain loop or not",

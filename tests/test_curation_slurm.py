@@ -24,8 +24,8 @@ SITE = [
 pytestmark = pytest.mark.usefixtures("slurm_daemons")
 
 
-#: A step that finds none of Slurm's commands, as in a container.
-CONTAINED = ["--srun=--export=ALL,PATH=/nowhere"]
+#: Marks what runs in the steps that a container would be.
+CONTAINED = ["--srun=--export=ALL,INSIDE=1"]
 
 
 def submit(undisturbed: Undisturbed, folder: Path, *more: str) -> Job:
@@ -86,7 +86,9 @@ def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "2")
     job = submit(undisturbed, tmp_path, "--sbatch=--nodes=3", *options)
     job.until((tmp_path / "data" / "01-extract").exists)
-    driver = processes("n1", *(["PATH=/nowhere"] * bool(options)), line="mtnlg_data.cli run")[-1]
+    inside = ["INSIDE=1"] if options else []
+    (driver,) = processes("n1", *inside, line="mtnlg_data.cli run")
+    assert processes("n1", *inside, line="gcs_server")
     os.kill(driver, signal.SIGSTOP)  # so that it cannot end before its other nodes are there
     try:
         job.until(lambda: job.log().count("Ray runtime started.") == 3)

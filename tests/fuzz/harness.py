@@ -126,6 +126,7 @@ def parse_options() -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(target_modules())}; all if none is named")
     parser.add_argument("--minutes", type=float, help="for all of them together")
+    parser.add_argument("--minutes-each", type=float)
     parser.add_argument("--inputs", type=int, default=2000, help="of each target, where no time is given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="result.json, and what was found")
@@ -139,13 +140,14 @@ def main() -> None:
     """Fuzz, write the result file, and exit with 1 where a target crashed."""
     options = parse_options()
     names = options.targets or list(target_modules())
-    seconds = None if options.minutes is None else 60 * options.minutes / len(names)
+    minutes = options.minutes if options.minutes_each is None else options.minutes_each * len(names)
+    seconds = None if minutes is None else 60 * minutes / len(names)
     result: dict[str, Any] = {
         "date": f"{date.today():%Y-%m-%d}",  # noqa: DTZ011  (of this machine, as in benchmarks/results)
         "python": platform.python_version(),
         **{name: version(name) for name in VERSIONS},
         "seed": options.seed,
-        "minutes": options.minutes,
+        "minutes": minutes,
         "targets": {},
     }
     for name in names:
