@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from sklearn.linear_model import SGDClassifier
 
 from mtnlg_data import Local, Quality, run_step
 from mtnlg_data.console import Failure, UsageFailure
@@ -98,6 +100,26 @@ def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path:
     scores = Classifier.load(tmp_path / "model.npy").scores(texts[300:])
     assert roc_auc(scores[labels[300:]], scores[~labels[300:]]) > 0.99
     assert (models[1].scores(texts[300:]) == scores).all()
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 300), (9, 60)])
+def test_learnt_weights_are_scikit_learns(
+    corpus: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, count: int
+) -> None:
+    monkeypatch.setattr(classifier, "BATCH_TEXTS", 128)
+    texts, labels = [corpus.text(n, good=n % 3 == 0) for n in range(count)], np.arange(count) % 3 == 0
+    oracle = SGDClassifier(loss="log_loss", alpha=1e-4, average=True, random_state=seed)
+    for epoch in range(3):
+        order = np.random.default_rng([seed, epoch]).permutation(count)
+        for rows in np.split(order, range(128, count, 128)):
+            buckets, bounds = hash_features([texts[row] for row in rows])
+            values = np.repeat(np.diff(bounds) ** -0.5, np.diff(bounds))
+            features = csr_array((values, buckets, bounds.astype(np.int32)), (len(rows), classifier.BUCKETS))
+            features.sort_indices()
+            oracle.partial_fit(features, labels[rows], classes=[False, True])
+    model = fit_classifier(lambda rows: [texts[row] for row in rows], labels, seed, 3)
+    assert (model.weights == np.rint(oracle.coef_[0] * (1 << 20))).all()
+    assert model.bias == round(oracle.intercept_[0] * (1 << 20))
 
 
 def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)

@@ -65,7 +65,7 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
         return {name: key(cls, **SETTINGS.get(name, {})) for name, (cls, *_) in own_factories().items()}
 
     before, upgraded = keys(), {}
-    for library in ("jusText", "lxml", "pycld2", "resiliparse", "scikit-learn", "ftfy", "tokenizers", "pyarrow"):
+    for library in ("jusText", "lxml", "pycld2", "resiliparse", "ftfy", "tokenizers", "pyarrow"):
         upgrade(**{library: "99"})
         upgraded[library] = {name for name, own in keys().items() if own != before[name]}
     assert upgraded == {
@@ -73,7 +73,6 @@ def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callabl
         "lxml": {"extract"},
         "pycld2": {"extract", "clean"},
         "resiliparse": {"extract"},
-        "scikit-learn": {"quality"},
         "ftfy": {"clean"},
         "tokenizers": {"tokenize"},
         "pyarrow": set(),

@@ -31,7 +31,16 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
 from mtnlg_data.text.arrays import small_batches, texts_of
-from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds, code_at, code_before, code_points, fold_case
+from mtnlg_data.text.characters import (
+    EXTEND,
+    LETTER,
+    LETTERED,
+    character_kinds,
+    code_at,
+    code_before,
+    code_points,
+    fold_case,
+)
 from mtnlg_data.text.compiled import jit, wide_vectors
 from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, hash_strings
 
@@ -134,7 +143,9 @@ def hash_shingles(
 @cache
 def folded_codes() -> NDArray[np.uint32]:
     """Table over all code points: the one that ``fold_case`` puts in its place."""
-    return code_points(fold_case("".join(map(chr, range(sys.maxunicode + 1)))))
+    folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
+    folded[LETTERED] = code_points(fold_case("".join(map(chr, LETTERED))))
+    return folded
 
 
 @jit

@@ -62,7 +62,7 @@ class QualitySettings(Settings):
         0.1, "Training documents that only measure the classifier.", unit="share", paper="0.1", gt=0, lt=1
     )
     epochs: int = setting(5, "Passes over the training documents.", gt=0)
-    seed: int = setting(1, "Of the sample and of the draw.", ge=0, lt=1 << 32)  # scikit-learn's
+    seed: int = setting(1, "Of the sample and of the draw.", ge=0, lt=1 << 32)
     alarm_share: float = setting(  # alpha 3 drops 7/8 at most
         0.85, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1
     )
@@ -89,7 +89,7 @@ class Quality(Step[QualitySettings, QualityKeys]):
     """Filtered sources are scored and drawn; curated ones are read for the classifier, and pass on."""
 
     number, version = 2, 2
-    kept = ("scikit-learn", "fasttext-predict")
+    kept = ("fasttext-predict",)
     alone: ClassVar[Mapping[str, Any]] = {"filtered": True}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {"positive": {"curated": True}}
 

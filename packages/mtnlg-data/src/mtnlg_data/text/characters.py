@@ -29,13 +29,17 @@ NO_WORD, EXTEND, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(5)
 SIGNS = {"Mn", "Mc", "Me"}  # general categories
 INSIDE_WORDS = "\u055b\u055c\u055e\U0001f3fb-\U0001f3ff"  # Armenian stress and question marks; emoji modifiers
 PARTING = "\u200b\u0f0b\u1361"  # parts words as a space does: zero width space, Tibetan tsheg, Ethiopic wordspace
-SCRIPTS_WITHOUT_SPACES = {
-    EAST_ASIAN: "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+EAST_ASIAN_RANGES = (
+    "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48c\uf900-\ufaff\uff66-\uff9f"
-    "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff",
-    SOUTHEAST_ASIAN: "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
-    "\U00011700-\U0001174f",
-}
+    "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff"
+)
+SOUTHEAST_ASIAN_RANGES = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\U00011700-\U0001174f"
+)
+#: All code points that Unicode has for letters, digits and white space; beyond them are tags and variation selectors.
+LETTERED, TAGS = range(0x40000), range(0xE0000, 0xE1000)
 #: Quarters of a word that a character of a script without spaces is, on average.
 QUARTER, HALF = 1, 2
 QUARTERS = {EAST_ASIAN: HALF, SOUTHEAST_ASIAN: QUARTER}
@@ -70,26 +74,27 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of ``str.splitlines``
 @cache
 def character_kinds() -> NDArray[np.uint8]:
     r"""Table over all code points: the kind of each; ``LETTER`` is what ``\w`` matches."""
-    everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    categories = np.array([*map(unicodedata.category, everything)])
-    kinds = np.where(np.isin(categories, [*SIGNS, "Cf"]), np.uint8(EXTEND), np.uint8(NO_WORD))
+    lettered, kinds = "".join(map(chr, LETTERED)), np.full(sys.maxunicode + 1, NO_WORD, np.uint8)
+    for match in re.finditer(r"\w+", lettered):
+        kinds[match.start() : match.end()] = LETTER
+    others = [*np.flatnonzero(kinds[: len(lettered)] != LETTER).tolist(), *TAGS]
+    kinds[[code for code in others if unicodedata.category(chr(code)) in {*SIGNS, "Cf"}]] = EXTEND
     kinds[[*map(ord, PARTING)]] = NO_WORD
-    for pattern, kind in ((f"[{INSIDE_WORDS}]+", EXTEND), (r"\w+", LETTER)):
-        for match in re.finditer(pattern, everything):
-            kinds[match.start() : match.end()] = kind
-    for kind, ranges in SCRIPTS_WITHOUT_SPACES.items():
-        for match in re.finditer(f"[{ranges}]", everything):
-            code = match.start()
-            if kinds[code] == LETTER or (kind == SOUTHEAST_ASIAN and categories[code] in SIGNS):
-                kinds[code] = kind
+    for lowest, kind, ranges in (
+        (NO_WORD, EXTEND, INSIDE_WORDS),
+        (LETTER, EAST_ASIAN, EAST_ASIAN_RANGES),
+        (EXTEND, SOUTHEAST_ASIAN, SOUTHEAST_ASIAN_RANGES),
+    ):
+        for match in re.finditer(f"[{ranges}]+", lettered):
+            part = kinds[match.start() : match.end()]
+            part[part >= lowest] = kind
     return kinds
 
 
 @cache
 def character_table() -> NDArray[np.uint8]:
     """Properties of every code point, as bits: ``SPACE`` to ``DIGIT``, and its script's number."""
-    every = "".join(map(chr, range(sys.maxunicode + 1)))
-    table = np.zeros(len(every), np.uint8)
+    every, table = "".join(map(chr, LETTERED)), np.zeros(sys.maxunicode + 1, np.uint8)
     for pattern, bit in ((r"\s+", SPACE), (r"\d+", DIGIT)):
         for match in re.finditer(pattern, every):
             table[match.start() : match.end()] |= bit
