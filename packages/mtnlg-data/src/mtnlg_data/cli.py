@@ -5,6 +5,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import Annotated, Literal, NoReturn
 
@@ -23,6 +24,7 @@ from .commands.step_command import (
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder
+from .engine.local import OBJECTS_PER_COLLECTION
 from .transfer.urls import Location, Url, location
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
@@ -240,6 +242,7 @@ add_result_commands(app)
 
 def main() -> NoReturn:
     """Run the command line."""
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     run(app)
 
 

@@ -2,9 +2,9 @@
 
 Estimated from the beginnings of some files.
 
-Of each source as many as ``SAMPLED_FILES`` files are read, evenly spread, and of each of these the first
-``SAMPLED_BYTES`` (of a Parquet or Arrow file ``SAMPLED_ROWS``; of one at a URL a copy is made). Records are extracted
-as in a run.
+Of each source as many as ``SAMPLED_FILES`` files are read, evenly spread, and of these together the first
+``SAMPLED_BYTES``, or as many more as hold a record (of a Parquet or Arrow file ``SAMPLED_ROWS``; of one at a URL a copy
+is made). Records are extracted as in a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mtnlg_data.recipe import Recipe
 
 SAMPLED_FILES = 8
-SAMPLED_BYTES = 2_000_000
+SAMPLED_BYTES = 1_000_000
 SAMPLED_ROWS = 500
 MEAN_CHARACTERS = 4600  # of a document of the paper's corpus (paper.md 4.4)
 ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
@@ -110,7 +110,8 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     characters = dict.fromkeys(by_source, 0.0)
     longest = 0
     for source, files in by_source.items():
-        samples = [_sample(file, settings) for file in files[:: -(-len(files) // SAMPLED_FILES)]]
+        chosen = files[:: -(-len(files) // SAMPLED_FILES)]
+        samples = [_sample(file, settings, SAMPLED_BYTES // len(chosen)) for file in chosen]
         lost = [one for sample in samples for one in sample.lost]
         counts = {"failed": len(lost), "documents_in": len(lost) + sum(sample.records for sample in samples)}
         read = {"sources": {source: counts}, "lost": [], "files_lost": 0, "errors": [one._asdict() for one in lost]}
@@ -136,7 +137,7 @@ def _size(file: SourceFile) -> int:
     return file.stats[0]
 
 
-def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
+def _sample(file: SourceFile, settings: ExtractSettings, size: int) -> _Sample:
     with TemporaryDirectory() as folder:
         if file.reader.is_table:
             with file.local(Path(folder, "copy")) as local:
@@ -144,11 +145,13 @@ def _sample(file: SourceFile, settings: ExtractSettings) -> _Sample:
                 read = _size(file) * len(items) / max(len(items), file.reader.rows(local.here))
         else:
             beginning = Path(folder, file.path.name)
-            beginning.write_bytes(read_beginning(file.path, SAMPLED_BYTES))
+            beginning.write_bytes(read_beginning(file.path, size))
             items = list(read_any(file.reader, replace(file, path=beginning), settings.largest))
-            read = min(_size(file), SAMPLED_BYTES)
+            read = min(_size(file), size)
     records = [item for item in items if isinstance(item, Record)]
     is_cut = read < _size(file)
+    if is_cut and not records:
+        return _sample(file, settings, 4 * size)
     lost = [item for item in items if isinstance(item, Dropped) and item.what and not (item.ends_file and is_cut)]
     texts = [text for record in records if (text := _text(record, settings))]
     packed = len(zstandard.compress("".join(texts).encode("utf-8", "surrogatepass"), 3))
