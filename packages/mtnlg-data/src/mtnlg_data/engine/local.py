@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 #: Tasks submitted for each worker: enough that none waits for its next.
 TASKS_PER_WORKER = 2
-#: Objects that are made before Python looks for cycles; by its default of 700 that is a tenth of a short command's time.
+#: New objects at which Python looks for cycles; at its default of 700 this is a tenth of a short command's time.
 OBJECTS_PER_COLLECTION = 50_000
 #: Exit status of a worker that, while it imported the script of its parent, was to start workers of its own.
 UNGUARDED_STATUS = 75
@@ -112,7 +112,7 @@ class Local:
 
 
 def _set_up_worker(lifeline: Connection) -> None:
-    """Limit a worker to one thread and few garbage collections, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
+    """Limit a worker to one thread and few collections, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
     os.environ.update(ONE_THREAD)
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

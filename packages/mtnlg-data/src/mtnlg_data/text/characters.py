@@ -35,8 +35,7 @@ EAST_ASIAN_RANGES = (
     "\U00016fe0-\U00018dff\U0001aff0-\U0001b2ff\U00020000-\U0003ffff"
 )
 SOUTHEAST_ASIAN_RANGES = (
-    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf"
-    "\U00011700-\U0001174f"
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf\U00011700-\U0001174f"
 )
 #: All code points that Unicode has for letters, digits and white space; beyond them are tags and variation selectors.
 LETTERED, TAGS = range(0x40000), range(0xE0000, 0xE1000)

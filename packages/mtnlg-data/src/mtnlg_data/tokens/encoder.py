@@ -23,7 +23,6 @@ the text is one word gets it whole at once, since rounding of its sum of scores 
 
 from __future__ import annotations
 
-import json
 import sys
 import unicodedata
 from functools import cache, lru_cache
@@ -33,6 +32,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 
@@ -209,22 +209,23 @@ class _Fastest:
 def _with_unspelled_names(path: Path, changed: int) -> str:
     """The tokenizer.json with special tokens under random names, and without dropout; read once a worker."""
     del changed
-    content = json.loads(read_small(path, follow=True))
+    content = orjson.loads(read_small(path, follow=True))
     model, added = content["model"], content["added_tokens"]
     names = {token["content"]: token_hex(16) for token in added if token["special"]}
     for token in added:
         token["content"] = names.get(token["content"], token["content"])
     model["unk_token"] = names.get(unknown := model.get("unk_token"), unknown)
-    vocabulary = model["vocab"]
-    tokens = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
-    vocabulary = model["vocab"] = type(vocabulary)((names.get(token, token), value) for token, value in tokens)
+    vocabulary, renamed = model["vocab"], set[str]()
+    if isinstance(vocabulary, dict):
+        renamed = names.keys() & vocabulary.keys()
+        vocabulary.update([(names[token], vocabulary.pop(token)) for token in renamed])
+    else:
+        model["vocab"] = [(names.get(token, token), score) for token, score in vocabulary]
     if "merges" in model:
         prefix = model["continuing_subword_prefix"] or ""
-        model["merges"] = [
-            (a, b) for a, b in model["merges"] if {a, b, a + b.removeprefix(prefix)} <= vocabulary.keys()
-        ]
+        model["merges"] = [(a, b) for a, b in model["merges"] if renamed.isdisjoint((a, b, a + b.removeprefix(prefix)))]
         model["dropout"] = None
-    return json.dumps(content)
+    return orjson.dumps(content).decode()
 
 
 def _have_new_characters(texts: Sequence[str]) -> NDArray[np.bool_]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done
-    from mtnlg_data.steps.tokenize import TokenizeSettings
+    from mtnlg_data.steps.tokenize import Library, TokenizeSettings
     from mtnlg_data.summary import Summary
 
 EOD = "<|endoftext|>"
@@ -62,14 +62,22 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
     if settings.tokenizer is None:
         return
     files = tokenizer_files(settings)
+    _check(files, tuple(file.stat().st_mtime_ns for file in files), settings.library, settings.eod, settings.bos)
+
+
+@lru_cache(maxsize=1)  # a run checks its settings before its first stage, and tokenize checks them again
+def _check(
+    files: Sequence[Path], changed: Sequence[int], library: Library, eod: str | None, bos: str | bool | None
+) -> None:
+    del changed
     tokenizer = _open_tokenizer(files)
-    if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
-        _announce_end(files[0], tokenizer, settings.eod)
-    tokenizer = _add_ends(tokenizer, settings.eod, settings.bos)
-    if settings.library == "gigatoken":
+    if tokenizer.token_to_id(_end_token(tokenizer, eod)) is None:
+        _announce_end(files[0], tokenizer, eod)
+    tokenizer = _add_ends(tokenizer, eod, bos)
+    if library == "gigatoken":
         with TemporaryDirectory() as folder:
             write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
-            open_encoder(path, settings.library)
+            open_encoder(path, library)
 
 
 def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
@@ -247,12 +255,10 @@ def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
         own = token["content"] if isinstance(token, dict) else token
     if eod is None and isinstance(own, str) and tokenizer.token_to_id(own) is not None:
         raise Failure(f"{file}: the tokenizer_config.json beside it ends texts with {own!r}; set tokenize.eod to that")
-    _say_added(file, _end_token(tokenizer, eod), vocabulary_size(tokenizer))
-
-
-@cache  # once a process: a run checks its settings before its first stage, and tokenize checks them again
-def _say_added(file: Path, name: str, number: int) -> None:
-    say(f"{file}: has no token {name}; it is added as number {number}, and tokenize.eod names another")
+    number = vocabulary_size(tokenizer)
+    say(
+        f"{file}: has no token {_end_token(tokenizer, eod)}; it is added as number {number}, and tokenize.eod names another"
+    )
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
