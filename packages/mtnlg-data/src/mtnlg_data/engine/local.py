@@ -112,7 +112,7 @@ class Local:
 
 
 def _set_up_worker(lifeline: Connection) -> None:
-    """Limit a worker to one thread and few collections, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
+    """Limit a worker to one thread, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
     os.environ.update(ONE_THREAD)
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -213,7 +213,7 @@ def fit_classifier(
         order = np.random.default_rng([seed, epoch]).permutation(len(labels))
         for begin in range(0, len(order), BATCH_TEXTS):
             batch = order[begin : begin + BATCH_TEXTS]
-            _descend(weights, means, state, *hash_features(text_at(batch)), labels[batch] * 1.0, shuffle)
+            _descend(weights, means, state, *hash_features(text_at(batch)), labels[batch].astype(np.float64), shuffle)
     integers = np.rint(means * WEIGHT_SCALE).clip(-(2**31) + 1, 2**31 - 1).astype(np.int32)
     return Classifier(integers, round(float(state[0]) * WEIGHT_SCALE))
 

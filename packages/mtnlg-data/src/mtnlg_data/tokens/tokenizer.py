@@ -255,10 +255,8 @@ def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
         own = token["content"] if isinstance(token, dict) else token
     if eod is None and isinstance(own, str) and tokenizer.token_to_id(own) is not None:
         raise Failure(f"{file}: the tokenizer_config.json beside it ends texts with {own!r}; set tokenize.eod to that")
-    number = vocabulary_size(tokenizer)
-    say(
-        f"{file}: has no token {_end_token(tokenizer, eod)}; it is added as number {number}, and tokenize.eod names another"
-    )
+    name, number = _end_token(tokenizer, eod), vocabulary_size(tokenizer)
+    say(f"{file}: has no token {name}; it is added as number {number}, and tokenize.eod names another")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
