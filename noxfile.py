@@ -69,7 +69,10 @@ RELEASE_TOOLS = (
 # Fuzzes in tests/fuzz; its wheels are for Linux alone.
 FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
 # What benchmarks compare with, in an environment of their own: they pin what the packages do not need.
-PEERS = ("datatrove==0.10.1", "fasttext-numpy2-wheel==0.9.2", "regex", "spacy==3.8.18", "xxhash<4")
+PEERS = (
+    *("datatrove==0.10.1", "duckdb==2.0.1", "fasttext-numpy2-wheel==0.9.2", "polars==2.1.0", "regex", "rensa==0.5.0"),
+    *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic"),
+)
 # matplotlib draws in two benchmarks, whose types it has.
 CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils", "matplotlib==3.11.2")
 XDIST = "pytest-xdist==3.8.0"
@@ -265,12 +268,15 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA]."""
+    """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA].
+
+    With --table it measures the table of docs/benchmarks.md against other tools instead, in 15 minutes.
+    """
     install_house(session)
     python = ".nox/peers/bin/python"
     if not Path(python).exists():
         session.run(sys.executable, "-m", "virtualenv", "--quiet", ".nox/peers")
-    pip(session, python, "install", "-e", "packages/mtnlg-data[trafilatura]", *PEERS)
+    pip(session, python, "install", "-e", "packages/mtnlg-data[gigatoken,trafilatura]", *PEERS)
     run_in_house(session, "python", "benchmarks/history.py", "--peers", python, *session.posargs)
 
 

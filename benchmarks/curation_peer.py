@@ -7,16 +7,17 @@
 # ///
 """A whole chain from WARC to tokens, mtnlg_data against datatrove: text, filters, fuzzy deduplication, ids; one core.
 
-    python benchmarks/curation_peer.py DATA [--megabytes 40] [--rounds 3] [--scratch FOLDER] [--out FILE]
+    python benchmarks/curation_peer.py DATA [--method trafilatura] [--megabytes 40] [--rounds 3] [--scratch FOLDER]
+        [--out FILE]
 
 Pages are those of ``known_crawl``, made of the documentation installed here, and the crawled ones of DATA/web. Both
 sides filter by the rules of FineWeb (``filters``: Gopher's, C4's, its own), search duplicates by 20 bands of 13 rows
 over word 5-grams, and encode with GPT-2's vocabulary (DATA/gpt2). datatrove runs as FineWeb has it, at its fastest:
 Trafilatura in favour of precision, words by ``str.split``, and documents go from the filter of duplicates to the
 tokenizer without a file between. Neither side filters languages, since datatrove's models are downloaded; mtnlg_data
-tells them all the same. It runs with its own extractor, verifies every pair at Jaccard 0.8, writes a ledger and a table
-of what it drops, keeps the shards of every stage, and syncs and checksums each file; it encodes by gigatoken where that
-is installed.
+tells them all the same. It extracts by Trafilatura too, in its fast mode, or by ``--method``; it verifies every pair at
+Jaccard 0.8, writes a ledger and a table of what it drops, keeps the shards of every stage, and syncs and checksums each
+file; it encodes by gigatoken where that is installed.
 
 Ratios are of CPU time of the process and its children, in rounds of alternating order. A first run of each side over a
 tenth of the pages imports and compiles.
@@ -67,6 +68,7 @@ filters = {json.dumps(RULES)}
 
 [extract]
 languages = []
+method = "{{method}}"
 
 [filter]
 words = "whitespace"
@@ -80,7 +82,7 @@ tokenizer = "../tokenizer.json"
 """
 
 
-def write_pages(folder: Path, crawl: KnownCrawl, megabytes: float, samples: list[Path]) -> int:
+def write_pages(folder: Path, crawl: KnownCrawl, megabytes: float, samples: list[Path], method: str) -> int:
     """Write a crawl of so much HTML, these WARC files and the recipe; return the bytes of all, uncompressed."""
     size = write_file(folder, crawl, 0, round(megabytes * 1e6 / mean_page_bytes(crawl)))
     for path in samples:
@@ -89,7 +91,7 @@ def write_pages(folder: Path, crawl: KnownCrawl, megabytes: float, samples: list
         size += len(gzip.decompress(packed))
     numbers = SETTINGS.model_dump(exclude_defaults=True)
     settings = "\n".join(f"{name} = {number}" for name, number in numbers.items())
-    (folder / "data.toml").write_text(RECIPE.format(filter=settings))
+    (folder / "data.toml").write_text(RECIPE.format(filter=settings, method=method))
     return size
 
 
@@ -145,6 +147,7 @@ def main() -> None:
     parser = option_parser(__doc__, rounds=3)
     parser.add_argument("data", type=Path)
     parser.add_argument("--megabytes", type=float, default=40, help="of HTML")
+    parser.add_argument("--method", default="trafilatura", help="our extractor; datatrove's is Trafilatura")
     parser.add_argument("--scratch", type=Path)
     options = parser.parse_args()
     about = conditions(*LIBRARIES)
@@ -156,8 +159,8 @@ def main() -> None:
         gpt2 = options.data / "gpt2"
         read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(folder / "tokenizer.json"))
         samples = sorted((options.data / "web").glob("*.warc.gz"))
-        write_pages(folder / "small", crawl, options.megabytes / 10, samples)
-        size = write_pages(folder / "pages", crawl, options.megabytes, samples)
+        write_pages(folder / "small", crawl, options.megabytes / 10, samples, options.method)
+        size = write_pages(folder / "pages", crawl, options.megabytes, samples, options.method)
         for name, side in sides.items():
             side(folder / "small", folder / f"warm-{name}")
         for number in range(options.rounds):
@@ -170,6 +173,7 @@ def main() -> None:
         **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
         "megabytes_per_second": rates(size / 1e6, cpu),
         "left": left,
+        "method": options.method,
         "megabytes": round(size / 1e6, 3),
         "rounds": options.rounds,
         "seconds_of_one_core": cpu,

@@ -1,71 +1,63 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-data", "datatrove==0.10.1", "regex", "spacy", "xxhash<4"]
+# dependencies = ["mtnlg-data", "datatrove==0.10.1", "regex", "rensa==0.5.0", "spacy", "xxhash<4"]
 # ///
-"""Fuzzy deduplication from Parquet to Parquet: mtnlg_data against datatrove's four stages, one core.
+"""Fuzzy deduplication of a Parquet file: mtnlg_data against datatrove's four stages and against rensa, one core.
 
-    python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--plain] [--out FILE]
+    python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--sides NAME,...] [--out FILE]
 
 ARTICLES holds one article a line, after its id (articles_1000.train of chrisjmccormick/MinHash). Documents consist of
-their sentences; one in ten has a copy with some words changed. Both sides use 20 bands of 13 rows over word 5-grams and
-one process. datatrove runs twice: with spaCy's words, its default, and with those of ``str.split``, the cheapest;
-``--plain`` leaves the first out, which a large corpus takes minutes for. It verifies no pair; mtnlg_data verifies every
-pair at Jaccard 0.8, writes a ledger, and syncs and checksums each file. Ratios are of CPU time.
+their sentences; one in ten has a copy with some words changed. All sides take word 5-grams and one thread:
+
+    mtnlg_data           Parquet to Parquet, 20 bands of 13 rows; verifies every pair at Jaccard 0.8, writes a ledger,
+                         and syncs and checksums each file
+    datatrove            Parquet to Parquet, the same bands, spaCy's words, its default; verifies no pair
+    datatrove_str_split  the same with the words of ``str.split``, the cheapest
+    rensa                reads Parquet and writes nothing; words as ours, by a regular expression; its LSH at 16 bands
+                         of 8 rows, whose recall is nearest to ours, and its estimate of the similarity for 0.8
+    rensa_str_split      the same with the words of ``str.split``
+
+Ratios are of CPU time: ``ratio`` in one process, after a first run that imports and compiles, and ``with_start`` of a
+process for each run, imports included.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
 import resource
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-from datatrove.executor import LocalPipelineExecutor
-from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
-from datatrove.pipeline.dedup.minhash import MinhashConfig
-from datatrove.pipeline.readers import ParquetReader
-from datatrove.pipeline.writers import ParquetWriter
-from datatrove.utils.word_tokenizers import WordTokenizer
+os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
-from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
-from mtnlg_data.schema import Document
-from mtnlg_data.steps.deduplicate import Deduplicate
+import pyarrow.parquet as pq
+
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from datatrove.pipeline.readers import ParquetReader
+
+    from mtnlg_data.schema import Document
+
 SENTENCES = 12
-
-
-class SplitTokenizer(WordTokenizer):  # type: ignore[misc] # datatrove has no annotations
-    """The words between white space, in place of spaCy's."""
-
-    def word_tokenize(self, text: str) -> list[str]:
-        """Split at white space."""
-        return text.split()
-
-    def sent_tokenize(self, text: str) -> list[str]:
-        """Not used: MinHash needs words only."""
-        raise NotImplementedError
-
-    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        """Not used: MinHash needs words only."""
-        raise NotImplementedError
 
 
 def make_corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, float]]:
     """Return shuffled documents, and by original the Jaccard similarity of its changed copy."""
+    from mtnlg_data.schema import Document  # noqa: PLC0415  (no peer's process is to import it)
+
     draw = random.Random(1)
     sentences = [sentence + "." for text in articles for sentence in text.split(". ")]
     words = sorted({word for text in articles for word in text.split()})
@@ -94,12 +86,18 @@ def jaccard(one: str, other: str) -> float:
 
 def ours(shard: Path, out: Path) -> set[str]:
     """Deduplicate by mtnlg_data; return the ids of the survivors."""
+    from mtnlg_data import Deduplicate, Local, run_step  # noqa: PLC0415
+
     run_step(Deduplicate(), [shard], out, Local(1))
     return set(pq.read_table(out / shard.name, columns=["id"])["id"].to_pylist())
 
 
 def theirs(shard: Path, out: Path, *, split: bool = False) -> set[str]:
     """Deduplicate by datatrove, words by spaCy or by ``str.split``; return the ids of the survivors."""
+    from datatrove.executor import LocalPipelineExecutor  # noqa: PLC0415  (no other side is to import it)
+    from datatrove.pipeline.dedup import MinhashDedupFilter  # noqa: PLC0415
+    from datatrove.pipeline.readers import ParquetReader  # noqa: PLC0415
+    from datatrove.pipeline.writers import ParquetWriter  # noqa: PLC0415
 
     def read() -> ParquetReader:
         return ParquetReader(str(shard.parent), glob_pattern=shard.name)
@@ -113,11 +111,17 @@ def theirs(shard: Path, out: Path, *, split: bool = False) -> set[str]:
 
 def find_theirs(reader: ParquetReader, out: Path, *, split: bool) -> None:
     """Run datatrove's stages over these documents up to ``out/clusters``, by which ``MinhashDedupFilter`` filters."""
+    from datatrove.executor import LocalPipelineExecutor  # noqa: PLC0415
+    from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature  # noqa: PLC0415
+    from datatrove.pipeline.dedup.minhash import MinhashConfig  # noqa: PLC0415
+    from datatrove.utils.word_tokenizers import WordTokenizer  # noqa: PLC0415
+
     config = MinhashConfig(n_grams=5, num_buckets=20, hashes_per_bucket=13)
     signatures, buckets, clusters = (str(out / name) for name in ("signatures", "buckets", "clusters"))
     signing = MinhashDedupSignature(signatures, config)
     if split:
-        signing.word_tokenizer = SplitTokenizer()
+        split_words = {"word_tokenize": lambda _, text: text.split(), "sent_tokenize": None, "span_tokenize": None}
+        signing.word_tokenizer = type("SplitTokenizer", (WordTokenizer,), split_words)()
     stages = [
         ([reader, signing], 1),
         ([MinhashDedupBuckets(signatures, buckets, config=config)], config.num_buckets),
@@ -125,6 +129,37 @@ def find_theirs(reader: ParquetReader, out: Path, *, split: bool) -> None:
     ]
     for number, (pipeline, tasks) in enumerate(stages):
         LocalPipelineExecutor(pipeline, tasks=tasks, workers=1, logging_dir=str(out / f"log-{number}")).run()
+
+
+def rensas(shard: Path, out: Path, *, split: bool = False) -> set[str]:
+    """Deduplicate by rensa in memory, words by a regular expression or ``str.split``; return the survivors' ids."""
+    from rensa import RMinHashDeduplicator  # noqa: PLC0415
+
+    del out
+    table = pq.read_table(shard, columns=["id", "text"], use_threads=False)
+    names, find = table["id"].to_pylist(), str.split if split else re.compile(r"\w+").findall
+    words = (find(text.lower()) for text in table["text"].to_pylist())
+    shingles = (list(map(" ".join, zip(*(of_text[n:] for n in range(5)), strict=False))) for of_text in words)
+    index = RMinHashDeduplicator(threshold=0.8, num_perm=128, use_lsh=True, num_bands=16, seed=1)
+    return {
+        name for name, stays in zip(names, index.add_pairs(zip(names, shingles, strict=True)), strict=True) if stays
+    }
+
+
+SIDES: dict[str, Callable[[Path, Path], set[str]]] = {
+    "mtnlg_data": ours,
+    "datatrove": theirs,
+    "datatrove_str_split": partial(theirs, split=True),
+    "rensa": rensas,
+    "rensa_str_split": partial(rensas, split=True),
+}
+
+
+def time_process(side: str, shard: Path, out: Path) -> float:
+    """Return CPU seconds of a process that runs one side once."""
+    before = cpu_seconds()
+    subprocess.run([sys.executable, __file__, str(shard), "--only", side, str(out)], check=True, capture_output=True)
+    return cpu_seconds() - before
 
 
 def time_run(side: Callable[[Path, Path], set[str]], shard: Path, out: Path) -> tuple[float, float, set[str]]:
@@ -158,19 +193,22 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("articles", type=Path)
     parser.add_argument("--documents", type=int, default=5000)
-    parser.add_argument("--plain", action="store_true", help="without datatrove's default words")
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=list(SIDES))
+    parser.add_argument("--only", nargs=2, help=SUPPRESS)
     options = parser.parse_args()
+    if options.only:
+        SIDES[options.only[0]](options.articles, Path(options.only[1]))
+        return
+    from mtnlg_data.document import batch_documents, write_documents  # noqa: PLC0415
+
     articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
     documents, similar = make_corpus(articles, options.documents)
     megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
-    about = conditions("mtnlg-data", "datatrove", "spacy", "xxhash", "numpy", "numba")
-    sides: dict[str, Callable[[Path, Path], set[str]]] = {
-        "mtnlg_data": ours,
-        **({} if options.plain else {"datatrove": theirs}),
-        "datatrove_str_split": partial(theirs, split=True),
-    }
+    about = conditions("mtnlg-data", "datatrove", "rensa", "spacy", "xxhash", "numpy", "numba")
+    sides = {name: SIDES[name] for name in options.sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     clock: dict[str, list[float]] = {name: [] for name in sides}
+    whole: dict[str, list[float]] = {name: [] for name in sides}
     qualities: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "in" / "web-00000.parquet"
@@ -184,26 +222,31 @@ def main() -> None:
             for name in sorted(sides, reverse=bool(number % 2)):
                 out = Path(scratch) / f"{name}-{number}"
                 cpu_seconds, seconds, survivors = time_run(sides[name], shard, out)
-                rmtree(out)  # what a run writes fills memory that no other has freed, which takes the kernel longer
+                rmtree(
+                    out, ignore_errors=True
+                )  # what a run writes fills memory that no other has freed, which takes the kernel longer
                 cpu[name].append(cpu_seconds)
                 clock[name].append(seconds)
                 qualities[name] = quality(survivors, documents, similar)
-    default: dict[str, object] = {}
-    if not options.plain:
-        default = claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"]))
-        default["ratio_by_the_clock"] = round(statistics.median(ratios(clock["datatrove"], clock["mtnlg_data"])), 1)
+                whole[name].append(time_process(name, shard, out))
+                rmtree(out, ignore_errors=True)
+    peers = [name for name in sides if name != "mtnlg_data"]
     result = {
-        **default,
-        "against_str_split": claimed_ratio(ratios(cpu["datatrove_str_split"], cpu["mtnlg_data"])),
+        "ratios": {
+            name: {
+                **claimed_ratio(ratios(cpu[name], cpu["mtnlg_data"]), 2),
+                "with_start": claimed_ratio(ratios(whole[name], whole["mtnlg_data"]), 2),
+            }
+            for name in peers
+        },
         "megabytes_per_second": rates(megabytes, cpu),
         "quality": qualities,
         "documents": len(documents),
         "pairs": len(similar),
         "pairs_of_0.8": sum(similarity >= 0.8 for similarity in similar.values()),
         "megabytes": round(megabytes, 3),
-        "bands": 20,
-        "rows": 13,
         "seconds_of_one_core": cpu,
+        "seconds_with_start": whole,
         "seconds_by_the_clock": clock,
         **about,
     }

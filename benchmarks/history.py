@@ -1,10 +1,11 @@
 """Short forms of the benchmarks, each a ratio against a peer, appended to history.jsonl; a loss beyond noise fails.
 
-    python benchmarks/history.py [--data DATA] [--peers PYTHON] [--only NAME,...]
+    python benchmarks/history.py [--data DATA] [--peers PYTHON] [--only NAME,...] [--table]
 
 DATA holds web/, extraction/, near_duplicates/ with articles_1000.train of chrisjmccormick/MinHash, gpt2/, eval/ and the
 published step times; PYTHON is that of an environment with mtnlg-data and its large peers, as ``nox -s bench`` makes
-one. Benchmarks that need what is not given are left out. Those of `WITHOUT` have no short form.
+one. Benchmarks that need what is not given are left out. Those of `WITHOUT` have no short form. ``--table`` measures
+what docs/benchmarks.md compares with other tools on the same work (`TABLE`) instead, writes results, draws the chart.
 
 Short forms are small, so their ratios are not those that README and `results` claim; they compare with themselves. A
 figure is lost if its median is below the least round of the last ten runs in which it was not, by more than half of
@@ -32,7 +33,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from record import today
+from record import default_out, today
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +64,11 @@ SHORTS = {
     ),
     "deduplication": Short(
         f"{ARTICLES} --documents 600 --rounds 3",
-        {"near duplicates": (), "near duplicates, str.split": ("against_str_split",)},
+        {
+            "near duplicates": ("ratios", "datatrove"),
+            "near duplicates, str.split": ("ratios", "datatrove_str_split"),
+            "near duplicates, rensa": ("ratios", "rensa"),
+        },
         by_peers=True,
     ),
     "exact": Short(
@@ -102,6 +107,14 @@ SHORTS = {
         {"nine tasks": ("0 shots",)},
     ),
 }
+TABLE = {
+    "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 "
+    "--sides mtnlg_data,datatrove_str_split,rensa,rensa_str_split",
+    "exact-peers": f"exact {ARTICLES} --documents 19000 --kinds documents",
+    "extraction": "extraction {data} --rounds 5",
+    "curation-peer": "curation_peer {data} --megabytes 15",
+}
+"""Comparisons with other tools, 15 minutes in all: names of the results, scripts and their words."""
 WITHOUT = {
     "calibration": "predictions beside this machine's steps",
     "chaos": "a run under faults: right or wrong",
@@ -205,6 +218,14 @@ def measure(script: str, short: Short, python: str, data: Path | None) -> dict[s
     return {name: figure(content, path) for name, path in short.figures.items()}
 
 
+def measure_table(python: str, data: Path) -> None:
+    """Write the results of `TABLE`, and the chart."""
+    for name, words in TABLE.items():
+        script, *options = words.format(data=data).split()
+        subprocess.run([python, HERE / f"{script}.py", *options, "--out", default_out(name)], check=True)
+    subprocess.run([sys.executable, HERE.parent / "docs" / "extensions" / "measurements.py"], check=True)
+
+
 def missing(short: Short, data: Path | None, peers: str | None) -> str:
     """Return the options that a short form needs and does not have, as words."""
     needs = {"--data": "{data}" in short.words and not data, "--peers": short.by_peers and not peers}
@@ -217,7 +238,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of samples, for the benchmarks that need it")
     parser.add_argument("--peers", help="Python of an environment with datatrove, spaCy and fastText")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SHORTS), help=", ".join(SHORTS))
+    parser.add_argument("--table", action="store_true", help="measure the table of docs/benchmarks.md, and draw it")
     options = parser.parse_args()
+    if options.table:
+        measure_table(options.peers, options.data)
+        return
     history = [json.loads(line) for line in HISTORY.read_text("utf-8").splitlines()] if HISTORY.exists() else []
     lost = []
     for script in options.only:

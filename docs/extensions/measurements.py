@@ -29,6 +29,7 @@ class Row(NamedTuple):
     """What, against what, the benchmark, and where its result has the ratio.
 
     ``rounds`` are where a result that has no spread of the ratio has seconds of the rounds, the peer's key and ours.
+    ``differs`` is what one side does and the other does not.
     """
 
     what: str
@@ -36,15 +37,46 @@ class Row(NamedTuple):
     benchmark: str
     place: tuple[str | int, ...] = ()
     rounds: tuple[str, str, str] | None = None
+    differs: str = ""
 
 
+LEDGER = "ours verifies each pair, writes a ledger, syncs and sums its files"
+RENSA = "theirs writes nothing and estimates the similarity"
+SUMS = "ours records what it drops, syncs and sums its files"
 ROWS = (
-    Row("fuzzy deduplication", "datatrove, spaCy's words", "deduplication"),
-    Row("fuzzy deduplication", "datatrove, str.split", "deduplication-plain", ("against_str_split",)),
-    Row("WARC to token ids", "datatrove, str.split", "curation-peer"),
+    Row(
+        "WARC to token ids", "datatrove, both by Trafilatura", "curation-peer", differs=f"{LEDGER}; words of str.split"
+    ),
+    Row("WARC to token ids, our extractor", "datatrove, Trafilatura", "curation-peer-justext", differs="the extractor"),
+    Row("fuzzy deduplication", "datatrove, spaCy's words", "deduplication", differs=LEDGER),
+    Row(
+        "fuzzy deduplication",
+        "datatrove, str.split",
+        "deduplication-peers",
+        ("ratios", "datatrove_str_split"),
+        differs=LEDGER,
+    ),
+    *(
+        Row(f"fuzzy deduplication, {what}", against, f"deduplication-peers{kind}", ("ratios", *place), differs=RENSA)
+        for kind, against, what, place in (
+            ("", "rensa", "40 MB", ("rensa",)),
+            ("", "rensa", "40 MB, start included", ("rensa", "with_start")),
+            ("", "rensa, str.split", "40 MB", ("rensa_str_split",)),
+            ("-large", "rensa", "400 MB", ("rensa",)),
+            ("-large", "rensa", "400 MB, start included", ("rensa", "with_start")),
+        )
+    ),
     Row("MinHash signatures", "datasketch", "signatures"),
-    Row("equal lines", "datatrove", "exact", ("kinds", "lines")),
-    Row("equal documents", "datatrove", "exact", ("kinds", "documents")),
+    Row("equal lines", "datatrove", "exact", ("kinds", "lines"), differs=SUMS),
+    *(
+        Row("equal documents", peer, "exact-peers", ("kinds", "documents", "ratios", key), differs=f"{SUMS}{memory}")
+        for peer, key, memory in (
+            ("datatrove", "datatrove", ""),
+            ("polars", "polars", "; theirs holds all texts, file half as large again"),
+            ("DuckDB, distinct on", "duckdb_distinct", "; theirs holds all texts"),
+            ("DuckDB, by MD5", "duckdb_by_hash", ""),
+        )
+    ),
     Row("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",)),
     Row("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
     Row("extraction", "jusText", "extraction"),
@@ -76,8 +108,8 @@ ROWS = (
 )
 WIDTH, ROW, HISTORY_ROW = 420, 30, 44
 PICTURE = Path(__file__).parents[1] / "measurements.svg"
-IN_PICTURE = 0, 1, 3, 2, 8, 25, 26, 22, 21, 20
-"""Places in `ROWS` of what the chart shows."""
+NOT_IN_PICTURE = {"blend", "checkpoint-io", "cleaning", "curation", "decontamination", "quality", "training-engine"}
+"""Benchmarks that the chart leaves out."""
 PICTURE_STYLE = (
     "text{font:12px sans-serif;fill:#1f2328}.axis{stroke:#d0d7de}.bar{fill:#4c72b0}"
     "line{stroke:#1f2328;stroke-width:1.2}"
@@ -94,6 +126,7 @@ class Ratio(NamedTuple):
     least: float
     most: float
     date: str
+    differs: str = ""
 
 
 def newest(benchmark: str) -> Path:
@@ -113,7 +146,8 @@ def read_ratio(row: Row) -> Ratio:
     median = value.get("ratio", value.get("median"))
     least, most = value.get("ratio_spread", (value.get("least"), value.get("most")))
     least, most = value.get("ratio_least", least), value.get("ratio_most", most)
-    return Ratio(row.what, row.against, float(median), float(least), float(most), path.name[: len("2026-01-01")])
+    date = path.name[: len("2026-01-01")]
+    return Ratio(row.what, row.against, float(median), float(least), float(most), date, row.differs)
 
 
 def least_and_most(result: dict[str, Any], seconds: str, theirs: str, ours: str) -> dict[str, float]:
@@ -151,17 +185,20 @@ class Measurements(SphinxDirective):
         for row in ROWS:
             self.env.note_dependency(str(newest(row.benchmark)))
         rows = [read_ratio(row) for row in ROWS]
-        lines = ["| what | against | times as fast | from | to | measured |", "|---|---|---|---|---|---|"]
+        lines = [
+            "| what | against | what differs | times as fast | from | to | measured |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for ratio in rows:
             figures = " | ".join(f"{figure:.2f}" for figure in (ratio.median, ratio.least, ratio.most))
             date = ratio.date.replace("-", "\u2011")
-            lines.append(f"| {ratio.what} | {ratio.against} | {figures} | {date} |")
+            lines.append(f"| {ratio.what} | {ratio.against} | {ratio.differs} | {figures} | {date} |")
         return [nodes.raw("", draw(rows), format="html"), *self.parse_text_to_nodes("\n".join(lines))]
 
 
 def draw_picture() -> str:
     """The chart as a file of its own, with colours that need no page around it."""
-    svg = draw([read_ratio(ROWS[place]) for place in IN_PICTURE])
+    svg = draw([read_ratio(row) for row in ROWS if row.benchmark not in NOT_IN_PICTURE and "start" not in row.what])
     svg = svg.removeprefix('<div class="picture">').removesuffix("</div>")
     head, body = svg.replace('class="narrow"', 'xmlns="http://www.w3.org/2000/svg" width="600"').split(">", 1)
     return f'{head}><style>{PICTURE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{body}\n'

@@ -249,11 +249,9 @@ def _descend(  # noqa: PLR0917  (numba takes no keywords)
         value, label, total = 1 / np.sqrt(max(1, len(own))), labels[text], 0.0
         for bucket in own:
             total += weights[bucket] * value
-        logit = total * scale + bias
+        odds = np.exp(min(-(total * scale + bias), 37.0))  # beyond it the slope is that of 37 to the last bit
         rate = 1.0 / (REGULARIZATION * (FIRST_STEP + step - 1))
-        odds = np.exp(-logit if logit > -37 else logit)
-        slope = ((1 - label) - label * odds) / (1 + odds) if logit > -37 else odds - label
-        update = -rate * slope
+        update = -rate * (((1 - label) - label * odds) / (1 + odds))
         scale *= 1.0 - rate * REGULARIZATION
         for bucket in own:
             weights[bucket] += value * (update / scale)

@@ -215,15 +215,13 @@ def _with_unspelled_names(path: Path, changed: int) -> str:
     for token in added:
         token["content"] = names.get(token["content"], token["content"])
     model["unk_token"] = names.get(unknown := model.get("unk_token"), unknown)
-    vocabulary, renamed = model["vocab"], set[str]()
-    if isinstance(vocabulary, dict):
-        renamed = names.keys() & vocabulary.keys()
-        vocabulary.update([(names[token], vocabulary.pop(token)) for token in renamed])
-    else:
-        model["vocab"] = [(names.get(token, token), score) for token, score in vocabulary]
+    vocabulary = model["vocab"]
+    tokens = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
+    model["vocab"] = type(vocabulary)((names.get(token, token), value) for token, value in tokens)
     if "merges" in model:
         prefix = model["continuing_subword_prefix"] or ""
-        model["merges"] = [(a, b) for a, b in model["merges"] if renamed.isdisjoint((a, b, a + b.removeprefix(prefix)))]
+        is_free = names.keys().isdisjoint
+        model["merges"] = [(a, b) for a, b in model["merges"] if is_free((a, b, a + b.removeprefix(prefix)))]
         model["dropout"] = None
     return orjson.dumps(content).decode()
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done
-    from mtnlg_data.steps.tokenize import Library, TokenizeSettings
+    from mtnlg_data.steps.tokenize import TokenizeSettings
     from mtnlg_data.summary import Summary
 
 EOD = "<|endoftext|>"
@@ -62,22 +62,19 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
     if settings.tokenizer is None:
         return
     files = tokenizer_files(settings)
-    _check(files, tuple(file.stat().st_mtime_ns for file in files), settings.library, settings.eod, settings.bos)
+    _check(settings, files, max(file.stat().st_mtime_ns for file in files))
 
 
 @lru_cache(maxsize=1)  # a run checks its settings before its first stage, and tokenize checks them again
-def _check(
-    files: Sequence[Path], changed: Sequence[int], library: Library, eod: str | None, bos: str | bool | None
-) -> None:
-    del changed
+def _check(settings: TokenizeSettings, files: Sequence[Path], _changed: int) -> None:
     tokenizer = _open_tokenizer(files)
-    if tokenizer.token_to_id(_end_token(tokenizer, eod)) is None:
-        _announce_end(files[0], tokenizer, eod)
-    tokenizer = _add_ends(tokenizer, eod, bos)
-    if library == "gigatoken":
+    if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
+        _announce_end(files[0], tokenizer, settings.eod)
+    tokenizer = _add_ends(tokenizer, settings.eod, settings.bos)
+    if settings.library == "gigatoken":
         with TemporaryDirectory() as folder:
             write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
-            open_encoder(path, library)
+            open_encoder(path, settings.library)
 
 
 def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
