@@ -169,7 +169,7 @@ class Local:
         changes, batch = recipe.train.change, recipe.batch_size.multiple
         now = max([last["samples"] if last else 0, *(change.at for change in changes)])
         drawn: dict[str, Any] = {"at": now + draw.randint(120, 600)}
-        ways = [
+        ways: list[dict[str, Any]] = [
             {"lr": draw.uniform(2e-4, 2e-3)},
             {"batch": batch * draw.randint(1, 4)},
             {"clip": draw.uniform(0.1, 1.0), "weight_decay": draw.uniform(0.0, 0.3)},
