@@ -74,7 +74,7 @@ class Norm(nn.Module):
         self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
         self.zero_centered = config.zero_centered_norm
         self.width = (width or config.hidden,)
-        self.weight = None if self.kind == "layer-no-weight" else nn.Parameter(torch.empty(self.width))
+        self.weight: Any = None if self.kind == "layer-no-weight" else nn.Parameter(torch.empty(self.width))
         self.bias = nn.Parameter(torch.empty(self.width)) if self.kind == "layer" else None
 
     def forward(self, x_H: Tensor) -> Tensor:

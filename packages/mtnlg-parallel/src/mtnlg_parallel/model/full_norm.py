@@ -32,9 +32,8 @@ class FullNorm(decoder.Norm):
 
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H of this rank] -> [..., H of this rank]."""
-        weight: Any = self.weight  # which this kind has
         first = self.slicing.rank // self.copies * x_H.shape[-1]
-        weight_H = weight[first : first + x_H.shape[-1]].float() + self.zero_centered
+        weight_H = self.weight[first : first + x_H.shape[-1]].float() + self.zero_centered
         exact_H = x_H.float()
         squares: Tensor = _Sum.apply(exact_H.square().sum(-1, keepdim=True) / self.copies, self.slicing.group)  # type: ignore[no-untyped-call]
         scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * weight_H
