@@ -1,340 +1,643 @@
-"""Split an HTML page into paragraphs as jusText 3 does, in one pass over the parser's events.
+"""Split an HTML page into paragraphs as jusText 3 does, in one pass over its bytes.
 
-The package parses a page into a tree, copies it, removes scripts, forms and the like from the copy, and turns the rest
-back into events. Here libxml2's own events drive the same rules, and no tree is built:
+The package parses a page into a tree with libxml2, copies it, removes scripts, forms and the like from the copy, and
+turns the rest back into events. Here one loop finds the tags that libxml2 2.14 finds, those that it implies, and where
+it ends them, and follows the package's rules as it goes; no tree is built and no text becomes a Python string:
 
     a paragraph begins and ends at every block tag and at the second of two <br>
     killed tags are removed with their content, dissolved tags without it; the text on both sides joins
     whitespace between two tags is not text
 
-Broken pages are read as the package reads them: a page that does not begin as a document is a fragment, made a tree by
-``lxml.html``, and nothing is read after the point where tags nest too deep for libxml2. Where the package
-fails, as on a control character beside a comment, the paragraphs are those that it would have found.
+Where the package fails, as on a control character beside a comment, the paragraphs are those that it would have found.
+A fragment is read as the document that libxml2 makes of it.
 
-The time for events is proportional to the page, whatever its content; that for a tree is not: libxml2 takes seconds to
-give one tag 50,000 attributes.
+The time is proportional to the page, whatever its content; that for a tree is not: libxml2 takes seconds to give one
+tag 50,000 attributes.
 """
 
 from __future__ import annotations
 
-import re
+import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lxml import etree
-from lxml.html import HTMLParser, fromstring
+import numpy as np
+
+from mtnlg_data.text.characters import (
+    SPACE,
+    character_table,
+    code_at,
+    code_before,
+    count_characters,
+    space_begin,
+)
+from mtnlg_data.text.compiled import jit
+
+from .html_tags import (
+    BLOCK,
+    BODY,
+    BREAK,
+    CLOSES,
+    DISSOLVE,
+    HASH_FACTOR,
+    HEAD,
+    HTML,
+    IMPLIES_HEAD,
+    IMPLIES_NOTHING,
+    IN_SELECT,
+    IS_EMPTY,
+    KILL,
+    LINK,
+    MARKS,
+    MARKUP,
+    MATH,
+    MINOR_HEADING,
+    MISSING,
+    MODES,
+    PLAIN,
+    PRE,
+    PRIORITIES,
+    ROLES,
+    SCRIPT,
+    STYLESHEET,
+    TAGS,
+    TEXT_TO_END,
+    TEXT_WITH_ENTITIES,
+    Lookup,
+    P,
+    entities,
+    find,
+    name_hash,
+    tag_numbers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from numpy.typing import NDArray
 
-BLOCK_TAGS = {"body", "blockquote", "caption", "center", "col", "colgroup", "dd", "div", "dl", "dt", "fieldset", "form"}
-BLOCK_TAGS |= {"h1", "h2", "h3", "h4", "h5", "h6", "legend", "li", "optgroup", "option", "p", "pre", "table", "td"}
-BLOCK_TAGS |= {"textarea", "tfoot", "th", "thead", "tr", "ul"}
-KILLED_TAGS = {"applet", "base", "button", "head", "input", "script", "select", "style", "textarea"}
-DISSOLVED_TAGS = {"embed", "form", "iframe", "layer", "object", "param"}
-HEADING = re.compile(r"\bh\d\b")
-DOCUMENT_START = re.compile(r"\s*<(?:html|!doctype)", re.IGNORECASE)
+    Bytes = NDArray[np.uint8]
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
 MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
-TAG_CACHE_SIZE = 1024
-PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
-OWN_ROLES = dict.fromkeys(BLOCK_TAGS, BLOCK) | {"br": BREAK, "a": LINK, "link": STYLESHEET}
-OWN_ROLES |= dict.fromkeys(DISSOLVED_TAGS, DISSOLVE) | dict.fromkeys(KILLED_TAGS, KILL)
-ROLES, HEADING_MARK, SELECT_MARK = 7, 8, 16
-WORD_CHARACTERS = 32
-
-
-class Paragraph(NamedTuple):
-    """A paragraph of a page."""
-
-    text: str
-    link_length: int  # characters inside links
-    is_heading: bool  # inside <h1> to <h9>
-    in_select: bool  # inside a tag with "select" in its name
-    preformatted: bool = False  # a <pre>, as it is written
+#: Columns of `Page.columns`: where the paragraph ends in the text; its characters, those inside links, and the last one;
+#: marks of the tags that are open where it begins, and at its first character; the block element of that character;
+#: whether it is a <pre>, as it is written.
+END, CHARACTERS, LINKED, LAST, MARKED, FIRST_MARKED, ELEMENT, PREFORMATTED = range(8)
+COLUMNS = PREFORMATTED + 1
+#: Kinds of bytes: of text; white space, and such that ends a line; "<"; "&"; of a longer character.
+LETTER, BLANK, LINE, LESS, AMPERSAND, WIDE = range(6)
+KINDS = np.array([LETTER] * 128 + [WIDE] * 128, np.uint8)
+KINDS[[*b"\t\v\f \x1c\x1d\x1e\x1f"]] = BLANK
+KINDS[[*b"\n\r"]] = LINE
+KINDS[[*b"<&"]] = LESS, AMPERSAND
+BLANKS = b"\t\n\f\r "  # of HTML
+IS_BLANK, ENDS_NAME, ENDS_ATTRIBUTE = np.zeros((3, 256), np.bool_)
+IS_BLANK[[*BLANKS]] = ENDS_NAME[[*BLANKS, *b"/>"]] = ENDS_ATTRIBUTE[[*BLANKS, *b"/>="]] = True
+LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
+IS_LETTER, IN_WORD = np.zeros((2, 256), np.bool_)
+IS_LETTER[[*string.ascii_letters.encode()]] = IN_WORD[[*f"{string.ascii_letters}{string.digits}_".encode()]] = True
+NO_DIGIT = 99
+DIGITS = np.full(256, NO_DIGIT, np.uint8)
+DIGITS[[*string.hexdigits.encode()]] = [int(digit, 16) for digit in string.hexdigits]
+MAX_CODE, REPLACEMENT = 0x110000, 0xFFFD
+C1_CODES = np.array([ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)) for byte in range(128, 160)])
+LONGEST_ENTITY, LONGEST_UNENDED = 32, 6
+REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT, HYPHENS, NO_NAME = (
+    np.frombuffer(name.encode(), np.uint8)
+    for name in "rel stylesheet encoding application/x-tex class katex-html annotation select -- ".split(" ")
+)
+COMMENT_BEGIN, COMMENT_END, OTHER_COMMENT_END = (np.frombuffer(each, np.uint8) for each in (b"<!--", b"-->", b"--!>"))
+TAG_HASHES = np.array([name_hash(name.encode()) for name in TAGS], np.uint64)
+HYPHEN, SLASH, SEMICOLON, EQUALS, GREATER, EXCLAMATION, LINE_FEED, RETURN, SPACE_BYTE, HASH_SIGN = b"-/;=>!\n\r #"
+QUOTE, APOSTROPHE, LESS_SIGN, LOWER_H, LOWER_X = b"\"'<hx"
+NOTHING_KILLED = MAX_DEPTH + 1
 
 
 class Page(NamedTuple):
-    """The paragraphs of a page."""
+    """The non-empty paragraphs of a page, in order."""
 
-    paragraphs: list[Paragraph]
+    text: Bytes  # of all of them, in UTF-8
+    columns: NDArray[np.int64]  # [COLUMNS, paragraphs]
+    parents: NDArray[np.int32]  # of block elements: the number of the one around it, -1 of the first
     truncated: bool  # tags nest too deep: nothing after that point was read
+    nodes: int  # tags and comments
+    attributes: int  # most of one tag
+
+    def texts(self) -> list[str]:
+        """The text of each paragraph."""
+        ends = self.columns[END].tolist()
+        return [self.text[begin:end].tobytes().decode() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def read_page(html: str, *, layout: bool = False) -> Page:
-    """The non-empty paragraphs of a page, in order; with ``layout`` those of `_LayoutBuilder`."""
-    builder = _LayoutBuilder() if layout else _ParagraphBuilder()
-    try:
-        _read(html, builder)
-    except TooDeepError:
-        return Page(builder.paragraphs(), truncated=True)
-    return Page(builder.paragraphs(), truncated=False)
+def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = ROLES) -> Page:
+    """The paragraphs of a page.
 
-
-def _read(html: str, builder: _ParagraphBuilder) -> None:
-    if DOCUMENT_START.match(html) or markup_excess(html):
-        _parse(html, etree.fromstring, target=builder)
-        return
-    try:
-        tree = _parse(html, fromstring)
-    except etree.ParserError:  # of nothing
-        return
-    builder.depth = -MAX_NODES  # the tree is within the limits, and what is behind its root, too, is text of the page
-    walk = etree.iterwalk(tree, ("start", "end", "comment", "pi")) if isinstance(tree.tag, str) else [("comment", tree)]
-    for event, node in walk:
-        if event == "start":
-            builder.start(node.tag, node.attrib)
-        elif event == "end":
-            builder.end(node.tag)
-        elif event == "pi":
-            builder.pi(node.target, None)
-        if text := node.text if event == "start" else node.tail:
-            builder.data(text)
-
-
-def _parse(html: str, read: Callable[..., Any], target: Any = None) -> Any:  # noqa: ANN401  (lxml has no types)
-    """Read a page into a tree; with a target, send it the events."""
-    parser = etree.HTMLParser(target=target) if target else HTMLParser()
-    try:
-        return read(html, parser=parser)
-    except ValueError:  # lxml reads XHTML that declares an encoding only as bytes; so does the package
-        return read(html.encode(errors="replace"), parser=parser)
-
-
-class TooDeepError(Exception):
-    """Tags nest deeper than ``MAX_DEPTH``."""
-
-
-class _ExcessError(Exception):
-    """Markup too large for a tree; the argument is the drop reason."""
-
-
-class _MarkupLimits:
-    """An lxml parser target that raises ``_ExcessError`` for markup beyond the limits."""
-
-    def __init__(self) -> None:
-        self._depth = self._nodes = 0
-
-    def start(self, _name: str, attributes: Mapping[str, str]) -> None:
-        self._depth += 1
-        self.comment()
-        if self._depth > MAX_DEPTH:
-            raise _ExcessError("too_deep")
-        if len(attributes) > MAX_ATTRIBUTES:
-            raise _ExcessError("too_many_attributes")
-
-    def end(self, _name: str) -> None:
-        self._depth -= 1
-
-    def comment(self, *_: str | None) -> None:
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise _ExcessError("too_many_tags")
-
-    pi = comment
-
-    def close(self) -> None:
-        """Do nothing; lxml requires it."""
+    ``layout`` keeps spaces and lines as a browser shows them, which jusText loses, and formulas once: whitespace
+    between two inline tags is a space; a <pre> is one paragraph as it is written, in which block tags begin lines; the
+    text of <math> is its TeX annotation, or its MathML where it has none; KaTeX's drawing of the formula is left out
+    where the page has <math> as well. ``roles`` are of tags by their numbers.
+    """
+    data = np.frombuffer(html.replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
+    return Page(*_read(data, layout, roles, tag_numbers(), entities(), character_table()))
 
 
 def markup_excess(html: str) -> str | None:
     """Why a page's markup is too large for a tree, whose cost has no bound; None where it is not."""
-    try:
-        _parse(html, etree.fromstring, target=_MarkupLimits())
-    except _ExcessError as excess:
-        return str(excess)
-    return None
+    page = read_page(html)
+    if page.truncated:
+        return "too_deep"
+    if page.attributes > MAX_ATTRIBUTES:
+        return "too_many_attributes"
+    return "too_many_tags" if page.nodes > MAX_NODES else None
 
 
-class _TagCache(dict[str, int]):
-    """Role and marks of tags by name, bounded, since a page may invent any number of names."""
-
-    def __missing__(self, name: str) -> int:
-        if len(self) == TAG_CACHE_SIZE:
-            self.clear()
-        self[name] = (
-            OWN_ROLES.get(name, PLAIN)
-            | HEADING_MARK * (HEADING.search(name) is not None)
-            | SELECT_MARK * ("select" in name)
+@jit
+def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
+    page: Bytes,
+    layout: bool,  # noqa: FBT001
+    roles: NDArray[np.uint32],
+    numbers: Lookup,
+    references: Lookup,
+    table: NDArray[np.uint8],
+) -> tuple[Any, ...]:
+    end, place = len(page), 0
+    text, size, begin = np.empty(end + end // 4 + 16, np.uint8), 0, 0
+    columns, count = np.empty((COLUMNS, 64), np.int64), 0
+    parents, elements = np.empty(64, np.int32), 0
+    nodes = most_attributes = misplaced = 0
+    # Open tags: hashes of their names, their numbers, the marks and the block element of what is inside the first k.
+    names, tags = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
+    marks, blocks = np.zeros(MAX_DEPTH + 1, np.int64), np.full(MAX_DEPTH + 1, -1, np.int32)
+    height, killed = 0, NOTHING_KILLED  # what is inside more than ``killed`` tags is left out
+    opening, opening_names, opening_marks = np.empty(3, np.int64), np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    mode, has_head, has_body = MARKUP, False, False
+    # White space before the next character: of the paragraph, of the run of text since the last tag.
+    gap = run_gap = 0
+    run_length, in_run = 0, False
+    linked, in_link, after_break = 0, False, False
+    marked = first_marked = 0
+    element = -1
+    pres, formula, formula_gap = 0, -1, 0
+    truncated = done = False
+    while not done:
+        stop = end
+        if mode != MARKUP:
+            stop = end if mode == TEXT_TO_END else _raw_end(page, place, names[height - 1], mode)
+            if height > killed:
+                place = stop
+        bare = mode == MARKUP and (
+            not height or tags[height - 1] == HEAD or (tags[height - 1] == HTML and not has_body)
         )
-        return self[name]
-
-
-TAGS = _TagCache()
-
-
-class _ParagraphBuilder:
-    """An lxml parser target that builds paragraphs from a document's events.
-
-    Pages have an event for every 20 bytes or so: what these methods do not do is what makes them fast.
-    """
-
-    __slots__ = (
-        *("depth", "_after_break", "_in_link", "_in_select", "_is_heading", "_killed_depth", "_link_length"),
-        *("_open_headings", "_open_selects", "_paragraphs", "_pieces", "_texts"),
-    )
-
-    _keeps_spaces = False  # between two tags
-    _open_pres = 0  # tags whose lines are kept
-
-    def __init__(self) -> None:
-        self._paragraphs: list[Paragraph] = []
-        self.depth = 0
-        self._killed_depth = 0  # open tags from the killed one inwards
-        self._pieces: list[str] = []  # text since the last tag
-        self._texts: list[str] = []  # of the current paragraph
-        self._link_length = 0
-        self._is_heading = self._in_select = False
-        self._open_headings = self._open_selects = 0
-        self._in_link = self._after_break = False
-
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:  # noqa: C901  (a call more is a tenth of it)
-        """Open a tag, written in the page or implied by another."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise TooDeepError
-        if self._killed_depth:
-            self._killed_depth += 1
-            return
-        tag = TAGS[name]
-        role = tag & ROLES
-        if role >= STYLESHEET:
-            if role == KILL or (role == STYLESHEET and "stylesheet" in attributes.get("rel", "").lower()):
-                self._killed_depth = 1
-                return
-            if role == DISSOLVE:
-                return
-        if self._pieces:
-            self._flush()
-        if tag > ROLES:
-            self._open_headings += tag & HEADING_MARK > 0
-            self._open_selects += tag & SELECT_MARK > 0
-        if role == BLOCK or (role == BREAK and self._after_break):
-            if self._texts:
-                self._end_paragraph()
-            self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
-        elif role == BREAK:
-            self._after_break = True
-            self._texts.append(" ")
+        implied = False
+        while place < stop:
+            byte = page[place]
+            kind, width, code, second = KINDS[byte], 1, 0, 0
+            if kind == LESS:
+                if mode == MARKUP and place + 1 < end:
+                    following = page[place + 1]
+                    if IS_LETTER[following] or following == EXCLAMATION or following == 63:
+                        break
+                    if following == SLASH and place + 2 < end:
+                        break
+                kind = LETTER
+            elif kind == AMPERSAND:
+                kind = LETTER
+                if mode == MARKUP or mode == TEXT_WITH_ENTITIES:
+                    code, second, width = _reference(page, place, references)
+                    if code:
+                        if code >= 128:
+                            kind = BLANK if table[code] & SPACE else WIDE
+                        elif KINDS[code] <= LINE:
+                            kind = KINDS[code]
+                    else:
+                        width = 1
+            elif kind == WIDE:
+                width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+                if (byte == 0xC2 or 0xE1 <= byte <= 0xE3) and table[code_at(page, place)[0]] & SPACE:
+                    kind = BLANK
+            if bare:
+                if not (IS_BLANK[code] if code and code < 128 else not code and IS_BLANK[byte]):
+                    implied = True
+                    break
+                place += width
+                continue
+            if height > killed:
+                place += width
+                continue
+            if kind == BLANK or kind == LINE:
+                run_gap = max(run_gap, kind)
+                if pres:
+                    if byte == LINE_FEED or (byte == RETURN and (place + 1 == end or page[place + 1] != LINE_FEED)):
+                        size = _end_line(text, begin, size, table)
+                    elif byte != RETURN:
+                        if code:
+                            size = _write(text, size, code)
+                        else:
+                            for k in range(place, place + width):
+                                text[size] = page[k]
+                                size += 1
+                place += width
+                continue
+            if run_gap:
+                run_length += 1
+                gap, run_gap = max(gap, run_gap), 0
+            if gap:
+                if size > begin and not pres:
+                    text[size] = LINE_FEED if gap == LINE else SPACE_BYTE
+                    size += 1
+                gap = 0
+            if not in_run:
+                in_run = True
+                if first_marked < 0:
+                    first_marked, element = marks[height], blocks[height]
+            if code:
+                size = _write(text, size, code)
+                if second:
+                    size = _write(text, size, second)
+                    run_length += 1
+                run_length += 1
+                place += width
+                continue
+            text[size] = byte
+            size, place = size + 1, place + 1
+            for _ in range(width - 1):
+                text[size] = page[place]
+                size, place = size + 1, place + 1
+            run_length += 1
+            if kind == LETTER:
+                while place < stop and KINDS[page[place]] == LETTER:
+                    text[size] = page[place]
+                    size, place, run_length = size + 1, place + 1, run_length + 1
+        # What the tag here, or the first character of a text without <body>, ends and begins.
+        closing, openings, is_void, is_last = height, 0, False, False
+        tag, name, name_end, hashed = -1, 0, 0, np.uint64(0)
+        if implied:
+            tag = P
+        elif place >= end:
+            closing, done = 0, True
+        elif mode != MARKUP:
+            mode = MARKUP
+            continue
         else:
-            self._after_break = False
-            if role == LINK:
-                self._in_link = True
+            following = page[place + 1]
+            is_end = following == SLASH
+            name = place + 2 if is_end else place + 1
+            if not IS_LETTER[page[name]]:
+                nodes += 1
+                if following == EXCLAMATION and _matches(page, place + 2, HYPHENS):
+                    place = _comment_end(page, place + 4)
+                else:
+                    place = _after(page, name, GREATER)
+                continue
+            hashed, name_end = _name(page, name)
+            number = max(find(numbers, hashed), 0)
+            place, attributes, _, _ = _attributes(page, name_end, NO_NAME)
+            is_cut = place >= end
+            is_void = not is_cut and page[place] == SLASH
+            place += 2 if is_void else 1
+            if is_end:
+                is_void = False
+                if misplaced and (number == HTML or number == HEAD or number == BODY):
+                    misplaced -= 1
+                elif not is_cut:
+                    closing = _closed_by(names, tags, height, hashed, number)
+            else:
+                tag = number
+        if tag >= 0:
+            while closing and CLOSES[tags[closing - 1], tag]:
+                closing -= 1
+            level, guess = closing, 0
+            in_head = in_body = False
+            for k in range(closing):
+                in_head, in_body = in_head or tags[k] == HEAD, in_body or tags[k] == BODY
+            if tag != HTML:
+                if not level:
+                    opening[0] = HTML
+                    level = openings = 1
+                if tag != HEAD and tag != BODY:
+                    if level == 1 and IMPLIES_HEAD[tag]:
+                        guess = 0 if has_head or has_body else HEAD
+                    elif not (IMPLIES_NOTHING[tag] or has_body or in_head or in_body):
+                        guess = BODY
+                if guess:
+                    opening[openings] = guess
+                    openings += 1
+            if not implied:
+                if (tag == HTML and level) or (tag == HEAD and level != 1) or (tag == BODY and in_body):
+                    misplaced += 1
+                    if not (is_cut or is_void):
+                        mode = MODES[tags[closing - 1]]
+                elif is_cut:
+                    openings += 0
+                else:
+                    opening[openings] = tag
+                    openings += 1
+                    most_attributes = max(most_attributes, attributes)
+                    is_void = is_void or IS_EMPTY[tag] > 0
+                    mode = MARKUP if is_void else MODES[tag]
+        step = 0
+        while not is_last:
+            role, starts, visible = KILL, False, False
+            tag = 0
+            if height > closing:
+                height -= 1
+                tag = tags[height]
+                visible = height < killed
+                if visible:
+                    role = PLAIN if roles[tag] == STYLESHEET else roles[tag]
+                    if not height:
+                        killed = -1
+                elif height == killed:
+                    killed = NOTHING_KILLED
+            elif step < openings and height == MAX_DEPTH:
+                truncated = done = True
+                closing, openings, is_void = height, 0, False
+                continue
+            elif step < openings:
+                tag, starts, visible = opening[step], True, height <= killed
+                is_own = step == openings - 1 and not implied and name > 0
+                names[height], tags[height] = TAG_HASHES[tag], tag
+                own_marks = MARKS[tag]
+                if is_own:
+                    names[height] = hashed
+                    if not tag:
+                        own_marks = _marks(page, name, name_end)
+                has_head, has_body = has_head or tag == HEAD, has_body or tag == BODY
+                marks[height + 1], blocks[height + 1] = marks[height] | own_marks, blocks[height]
+                nodes += 1
+                step += 1
+                if visible:
+                    role = roles[tag]
+                    if role == STYLESHEET:
+                        _, _, value, value_end = _attributes(page, name_end, REL)
+                        role = KILL if _contains(page, value, value_end, STYLE_SHEET) else PLAIN
+                    if role == BLOCK or not height:
+                        if elements == len(parents):
+                            parents = np.concatenate((parents, np.empty_like(parents)))
+                        parents[elements], blocks[height + 1] = blocks[height], elements
+                        elements += 1
+            elif is_void:
+                is_void, closing = False, height - 1
+                continue
+            elif done:
+                role, is_last = BLOCK, True
+            else:
+                break
+            if role < DISSOLVE or (layout and visible and starts):
+                if in_run:
+                    after_break = False
+                    run_length += run_gap > 0
+                    linked += run_length if in_link else 0
+                if in_run or layout:
+                    gap = max(gap, run_gap)
+                run_gap = run_length = 0
+                in_run = False
+            if layout and visible:
+                if pres and tag != PRE and (role == BLOCK or role == BREAK):
+                    role = PLAIN
+                    if starts:
+                        size = _end_line(text, begin, size, table)
+                if starts and tag == MATH:
+                    formula, formula_gap = size, gap
+                elif starts and formula >= 0 and name > 0:
+                    _, _, value, value_end = _attributes(page, name_end, ENCODING)
+                    if value_end - value == len(TEX) and _matches(page, value, TEX):
+                        if formula >= begin:
+                            size, gap = formula, formula_gap
+                    else:
+                        _, _, value, value_end = _attributes(page, name_end, CLASS)
+                        if _matches(page, name, ANNOTATION) or _contains(page, value, value_end, KATEX):
+                            role = KILL
+            if starts:
+                if visible and role == KILL:
+                    killed = height
+                closing = height = height + 1
+            if role == BLOCK or (role == BREAK and starts and after_break):
+                if pres:
+                    size = space_begin(text, begin, size, table)
+                if size > begin:
+                    if count == columns.shape[1]:
+                        columns = np.concatenate((columns, np.empty_like(columns)), 1)
+                    columns[END, count], columns[CHARACTERS, count] = size, count_characters(text, begin, size)
+                    columns[LINKED, count], columns[LAST, count] = linked, code_before(text, size)[0]
+                    columns[MARKED, count], columns[FIRST_MARKED, count] = marked, first_marked
+                    columns[ELEMENT, count], columns[PREFORMATTED, count] = element, pres > 0
+                    count += 1
+                begin, gap, linked = size, 0, 0
+                marked, first_marked = marks[height], -1
+            elif starts and role == BREAK:
+                after_break, gap = True, max(gap, BLANK)
+            elif starts and role < DISSOLVE:
+                after_break = False
+                in_link = in_link or role == LINK
+            elif role == LINK:
+                in_link = False
+            if layout and tag == PRE:
+                pres += 1 if starts else -1
+    return text[:size], columns[:, :count].copy(), parents[:elements], truncated, nodes, most_attributes
 
-    def end(self, name: str) -> None:
-        self.depth -= 1
-        if self._killed_depth:
-            self._killed_depth -= 1
-            return
-        if not self.depth:
-            self._killed_depth = 1  # nothing after </html> is part of the page
-        tag = TAGS[name]
-        role = tag & ROLES
-        if role == DISSOLVE:
-            return
-        if self._pieces:
-            self._flush()
-        if tag > ROLES:
-            self._open_headings -= tag & HEADING_MARK > 0
-            self._open_selects -= tag & SELECT_MARK > 0
-        if role == BLOCK:
-            if self._texts:
-                self._end_paragraph()
-            self._is_heading, self._in_select = self._open_headings > 0, self._open_selects > 0
-        elif role == LINK:
-            self._in_link = False
 
-    def data(self, text: str) -> None:
-        if self.depth and not self._killed_depth:
-            self._pieces.append(text)
-
-    def pi(self, target: str, data: str | None) -> None:
-        """End a run of text: unlike a comment, a processing instruction separates it from the next."""
-        del target, data
-        self._flush()
-
-    def close(self) -> None:
-        """Do nothing; lxml requires it."""
-
-    def paragraphs(self) -> list[Paragraph]:
-        """All paragraphs, after the page has ended."""
-        self._flush()
-        self._end_paragraph()
-        return self._paragraphs
-
-    def _flush(self) -> None:
-        pieces = self._pieces
-        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
-        pieces.clear()
-        if not text or text.isspace():
-            if self._keeps_spaces:
-                self._texts.append(text)
-            return
-        self._texts.append(text)
-        self._after_break = False
-        if self._in_link:
-            self._link_length += len(normalize_whitespace(text)) + text[0].isspace() + text[-1].isspace()
-
-    def _end_paragraph(self) -> None:
-        texts = self._texts
-        text = texts[0] if len(texts) == 1 else "".join(texts)
-        if text := strip_lines(text) if self._open_pres else normalize_whitespace(text):
-            preformatted = self._open_pres > 0
-            self._paragraphs.append(Paragraph(text, self._link_length, self._is_heading, self._in_select, preformatted))
-        texts.clear()
-        self._link_length = 0
+@jit
+def _name(page: Bytes, place: int) -> tuple[np.uint64, int]:
+    """Hash of the name that begins here, in lower case, and where it ends."""
+    hashed = np.uint64(0)
+    while place < len(page) and not ENDS_NAME[page[place]]:
+        hashed = (hashed + np.uint64(LOWER[page[place]])) * HASH_FACTOR
+        place += 1
+    return hashed, place
 
 
-class _LayoutBuilder(_ParagraphBuilder):
-    """Paragraphs with spaces and lines as a browser shows them, which jusText loses, and with formulas once.
-
-    Whitespace between two inline tags is a space. A <pre> is one paragraph as it is written, in which block tags begin
-    lines. The text of <math> is its TeX annotation, or its MathML where it has none. KaTeX's drawing of the formula is
-    left out where the page has <math> as well.
-    """
-
-    _keeps_spaces = True
-    _formula: int | None = None  # texts of the paragraph before the last <math>
-
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Open a tag; "script" stands for one that is left out."""
-        self._flush()
-        if name == "math":
-            self._formula = len(self._texts)
-        elif self._formula is not None:
-            if attributes.get("encoding") == "application/x-tex":
-                del self._texts[self._formula :]
-            elif name.startswith("annotation") or "katex-html" in attributes.get("class", ""):
-                name = "script"
-        inline = self._inline(name)
-        if inline != name:
-            self.data("\n")
-        super().start(inline, attributes)
-        self._open_pres += name == "pre"
-
-    def end(self, name: str) -> None:
-        super().end(self._inline(name))
-        self._open_pres -= name == "pre"
-
-    def _inline(self, name: str) -> str:
-        """The tag, or an inline one for those that would end a paragraph within <pre>."""
-        return "span" if self._open_pres and name != "pre" and TAGS[name] & ROLES in {BLOCK, BREAK} else name
-
-
-def strip_lines(text: str) -> str:
-    """Strip the ends of lines, and blank lines around the text."""
-    return "\n".join(map(str.rstrip, text.split("\n"))).strip("\n")
+@jit
+def _attributes(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int, int, int]:
+    """Where the tag whose attributes begin here ends, at ">" or "/>"; their number; bounds of the value of one."""
+    end, count, value, value_end = len(page), 0, 0, 0
+    while place < end:
+        byte = page[place]
+        if byte == GREATER or (byte == SLASH and place + 1 < end and page[place + 1] == GREATER):
+            return place, count, value, value_end
+        place += 1
+        if byte == SLASH or IS_BLANK[byte]:
+            continue
+        count += 1
+        name = place - 1
+        while place < end and not ENDS_ATTRIBUTE[page[place]]:
+            place += 1
+        is_wanted = len(wanted) > 0 and not value and place - name == len(wanted) and _matches(page, name, wanted)
+        while place < end and IS_BLANK[page[place]]:
+            place += 1
+        if place == end or page[place] != EQUALS:
+            continue
+        place += 1
+        while place < end and IS_BLANK[page[place]]:
+            place += 1
+        if place == end:
+            break
+        quote, begin = page[place], place
+        if quote == QUOTE or quote == APOSTROPHE:
+            begin += 1
+            place = _after(page, begin, quote)
+            last = place - 1 if page[place - 1] == quote else place
+        else:
+            while place < end and page[place] != GREATER and not IS_BLANK[page[place]]:
+                place += 1
+            last = place
+        if is_wanted:
+            value, value_end = begin, last
+    return place, count, value, value_end
 
 
-def normalize_whitespace(text: str) -> str:
-    """Strip the text and replace each run of whitespace by one character.
+@jit
+def _after(page: Bytes, place: int, byte: int) -> int:
+    """Where the first such byte from here on ends, or the page."""
+    while place < len(page) and page[place] != byte:
+        place += 1
+    return min(place + 1, len(page))
 
-    That is a line feed where the run contains a line feed or carriage return, else a space.
-    """
-    has_lines = "\n" in text or "\r" in text
-    if not has_lines or len(text) < WORD_CHARACTERS:
-        words = text.split()
-        if not has_lines or len(words) == 1:  # as in most menus
-            return " ".join(words)
-    lines = (" ".join(line.split()) for line in text.replace("\r", "\n").split("\n"))
-    return "\n".join(filter(None, lines))
+
+@jit
+def _matches(page: Bytes, place: int, word: Bytes) -> bool:
+    """Whether this word begins here, in any case."""
+    if place + len(word) > len(page):
+        return False
+    for k in range(len(word)):
+        if LOWER[page[place + k]] != word[k]:
+            return False
+    return True
+
+
+@jit
+def _contains(page: Bytes, place: int, end: int, word: Bytes) -> bool:
+    """Whether this word is in the page from here to there, in any case."""
+    for begin in range(place, end - len(word) + 1):
+        if _matches(page, begin, word):
+            return True
+    return False
+
+
+@jit
+def _marks(page: Bytes, name: int, end: int) -> int:
+    """Marks of a tag by what its name contains: the word h2, or select."""
+    marks = IN_SELECT if _contains(page, name, end, SELECT) else 0
+    for place in range(name, end - 1):
+        if LOWER[page[place]] == LOWER_H and DIGITS[page[place + 1]] < 10:
+            if not (place > name and IN_WORD[page[place - 1]]) and not (place + 2 < end and IN_WORD[page[place + 2]]):
+                marks |= MINOR_HEADING
+    return marks
+
+
+@jit
+def _comment_end(page: Bytes, place: int) -> int:
+    """Where the comment whose text begins here ends."""
+    if _matches(page, place, COMMENT_END[2:]):
+        return place + 1
+    if _matches(page, place, COMMENT_END[1:]):
+        return place + 2
+    while place < len(page):
+        if page[place] == HYPHEN:
+            if _matches(page, place, COMMENT_END):
+                return place + 3
+            if _matches(page, place, OTHER_COMMENT_END):
+                return place + 4
+        place += 1
+    return place
+
+
+@jit
+def _raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
+    """Where the end tag begins of a tag whose content is text; a <script> within a comment in a script has its own."""
+    in_comment = in_script = False
+    while place < len(page):
+        byte = page[place]
+        if byte == LESS_SIGN and place + 1 < len(page):
+            is_end = page[place + 1] == SLASH
+            if mode == SCRIPT and not in_comment and _matches(page, place, COMMENT_BEGIN):
+                in_comment = True
+                place += 1
+            elif is_end or (in_comment and not in_script):
+                other, name_end = _name(page, place + 2 if is_end else place + 1)
+                if other == hashed and name_end < len(page):
+                    if in_comment and not is_end:
+                        in_script = True
+                    elif in_script:
+                        in_script = False
+                    else:
+                        return place
+        elif byte == HYPHEN and in_comment and _matches(page, place, COMMENT_END):
+            in_comment = in_script = False
+        place += 1
+    return place
+
+
+@jit
+def _closed_by(names: NDArray[np.uint64], tags: NDArray[np.int64], height: int, hashed: np.uint64, tag: int) -> int:
+    """How many tags remain open after the end tag of this name."""
+    for k in range(height - 1, -1, -1):
+        if names[k] == hashed:
+            return k
+        if PRIORITIES[tags[k]] > PRIORITIES[tag]:
+            break
+    return height
+
+
+@jit
+def _reference(page: Bytes, place: int, references: Lookup) -> tuple[int, int, int]:
+    """Code points of the reference to characters that begins here, the second mostly 0, and its bytes; 0 for none."""
+    end, begin = len(page), place
+    place += 1
+    if place < end and page[place] == HASH_SIGN:
+        base, code = 10, 0
+        place += 1
+        if place < end and LOWER[page[place]] == LOWER_X:
+            base = 16
+            place += 1
+        first = place
+        while place < end and DIGITS[page[place]] < base:
+            code = min(code * base + DIGITS[page[place]], MAX_CODE)
+            place += 1
+        if place == first:
+            return 0, 0, 0
+        if 0x80 <= code < 0xA0:
+            code = C1_CODES[code - 0x80]
+        elif not code or 0xD800 <= code < 0xE000 or code == MAX_CODE:
+            code = REPLACEMENT
+        return code, 0, place - begin + (place < end and page[place] == SEMICOLON)
+    hashed, value, length = np.uint64(0), MISSING, 0
+    while place < end and place - begin <= LONGEST_ENTITY and IN_WORD[page[place]]:
+        hashed = (hashed + np.uint64(page[place])) * HASH_FACTOR
+        place += 1
+        if place - begin <= LONGEST_UNENDED + 1:
+            found = find(references, hashed)
+            if found != MISSING:
+                value, length = found, place - begin
+    if place < end and page[place] == SEMICOLON:
+        found = find(references, (hashed + np.uint64(SEMICOLON)) * HASH_FACTOR)
+        if found != MISSING:
+            value, length = found, place + 1 - begin
+    if value == MISSING:
+        return 0, 0, 0
+    return value & 0xFFFFFFFF, value >> 32, length
+
+
+@jit
+def _write(text: Bytes, size: int, code: int) -> int:
+    """Write a character; where the text ends then."""
+    if code < 0x80:
+        text[size] = code
+        return size + 1
+    width = 2 if code < 0x800 else 3 if code < 0x10000 else 4
+    text[size] = (0xF00 >> width) & 0xFF | code >> 6 * (width - 1)
+    for k in range(1, width):
+        text[size + k] = 0x80 | code >> 6 * (width - 1 - k) & 0x3F
+    return size + width
+
+
+@jit
+def _end_line(text: Bytes, begin: int, size: int, table: NDArray[np.uint8]) -> int:
+    """End a line of a paragraph that begins here, unless it is the first and blank; where the text ends then."""
+    while size > begin and text[size - 1] != LINE_FEED:
+        code, width = code_before(text, size)
+        if not table[code] & SPACE:
+            break
+        size -= width
+    if size > begin:
+        text[size] = LINE_FEED
+        size += 1
+    return size
