@@ -19,24 +19,29 @@ pages of many short paragraphs. Here one sweep in each direction finds all neigh
 from __future__ import annotations
 
 from functools import cache
-from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import justext
+import numpy as np
 import pycld2
 
 from mtnlg_data.settings import Settings, setting
+from mtnlg_data.text.characters import SPACE, character_table, code_at, code_points, fold_case
+from mtnlg_data.text.compiled import jit
 
+from .html_tags import HASH_FACTOR, IN_SELECT, IS_HEADING, Lookup, find, lookup_of
 from .language import ENGLISH, text_length
+from .paragraphs import CHARACTERS, END, LINKED, MARKED, PREFORMATTED, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from numpy.typing import NDArray
 
-    from .paragraphs import Paragraph
+    from .paragraphs import Page
 
-ParagraphClass = Literal["good", "neargood", "short", "bad"]
-FINAL: frozenset[ParagraphClass] = frozenset({"good", "bad"})
-FINAL_OR_NEAR: frozenset[ParagraphClass] = frozenset({"good", "bad", "neargood"})
+    Classes = NDArray[np.uint8]
+
+BAD, SHORT, NEAR_GOOD, GOOD = range(4)  # classes of paragraphs
 #: JusText's names of languages that CLD2 calls otherwise, by CLD2's code.
 STOP_LISTS = {
     "no": "Norwegian_Bokmal",
@@ -45,7 +50,10 @@ STOP_LISTS = {
     "fy": "West_Frisian",
     "war": "Waray_Waray",
 }
-COPYRIGHT_SIGN = "\N{COPYRIGHT SIGN}"
+COPYRIGHT_SIGN, DOTTED_I, COMBINING_DOT = map(ord, "\N{COPYRIGHT SIGN}İ\u0307")
+COPYRIGHT_NAME = np.frombuffer(b"&copy", np.uint8)
+AMPERSAND, LINE_FEED = b"&\n"
+CASED = 0x20000  # code points from here on have no lower case
 LENGTH_LOW = 70  # of English, as the next
 LENGTH_HIGH = 200
 
@@ -80,114 +88,166 @@ class BoilerplateSettings(Settings):
     )
 
 
-def main_text(paragraphs: Sequence[Paragraph], settings: BoilerplateSettings, language: str = ENGLISH) -> str:
+def main_text(page: Page, settings: BoilerplateSettings, language: str = ENGLISH) -> str:
     """The good paragraphs of a page, separated by blank lines; ``language`` is a code of CLD2's."""
-    classes = revise_classes(paragraphs, classify(paragraphs, settings, language), settings)
-    return "\n\n".join(paragraph.text for paragraph, kind in zip(paragraphs, classes, strict=True) if kind == "good")
+    return join(page, revise_classes(page, classify(page, settings, language), settings) == GOOD)
 
 
-@cache
+def join(page: Page, kept: NDArray[np.bool_]) -> str:
+    """These paragraphs of a page, separated by blank lines."""
+    return str(_join(page.text, page.columns[END], kept).tobytes(), "utf-8")
+
+
 def stop_words(language: str = ENGLISH) -> frozenset[str]:
     """JusText's stop list for a language, empty where it has none.
 
     It is read from the package since it is data under its own licence.
     """
     names = {code: name.title() for name, code in pycld2.LANGUAGES} | STOP_LISTS
-    name = names.get(language)
-    return frozenset(justext.get_stoplist(name)) if name in justext.get_stoplists() else frozenset()
+    spec = find_spec("justext")  # which is not imported
+    path = Path(spec.origin or "").parent / "stoplists" / f"{names.get(language)}.txt" if spec else Path()
+    return frozenset(path.read_text("utf-8").lower().splitlines()) if path.is_file() else frozenset()
 
 
-def classify(
-    paragraphs: Sequence[Paragraph], settings: BoilerplateSettings, language: str = ENGLISH
-) -> list[ParagraphClass]:
+@cache
+def _stop_table(language: str) -> Lookup:
+    return lookup_of({tuple(map(ord, fold_case(word))): 1 for word in stop_words(language)})
+
+
+@cache
+def _lower_case() -> NDArray[np.uint32]:
+    """The lower case of code points; words that differ in it alone have the same hash."""
+    return code_points(fold_case("".join(map(chr, range(CASED)))))
+
+
+def classify(page: Page, settings: BoilerplateSettings, language: str = ENGLISH) -> Classes:
     """Classify each paragraph by itself (jusText's context-free step).
 
     Without a stop list all that counts is length and links, the package's mode for any language; then a paragraph that
     is not short is good, unless ``length_high`` is given.
     """
-    stop = stop_words(language)
+    stops = _stop_table(language)
+    has_stops = stops.keys.any()
     low = text_length(settings.length_low, LENGTH_LOW, language)
-    high = text_length(settings.length_high, LENGTH_HIGH if stop else LENGTH_LOW, language)
-    if not stop:
-        settings = settings.model_copy(update={"stop_low": 0.0, "stop_high": 0.0})
-    most_linked = settings.most_linked
-    classes: list[ParagraphClass] = []
-    for text, link_length, _, in_select, preformatted in paragraphs:
-        length = len(text)
-        if link_length / length > most_linked or in_select or COPYRIGHT_SIGN in text or "&copy" in text:
-            classes.append("bad")
-        elif length < low:
-            classes.append("bad" if link_length else "short")
-        else:
-            words = text.lower().split()
-            density = sum(map(stop.__contains__, words)) / len(words)
-            if density >= settings.stop_high:
-                classes.append("good" if length > high else "neargood")
-            else:
-                classes.append("neargood" if density >= settings.stop_low else "short" if preformatted else "bad")
-    return classes
+    high = text_length(settings.length_high, LENGTH_HIGH if has_stops else LENGTH_LOW, language)
+    least = (settings.stop_low, settings.stop_high) if has_stops else (0.0, 0.0)
+    tables = character_table(), _lower_case(), stops
+    return _classify(page.text, page.columns, low, high, settings.most_linked, least, tables)
 
 
-def revise_classes(
-    paragraphs: Sequence[Paragraph], context_free: Sequence[ParagraphClass], settings: BoilerplateSettings
-) -> list[ParagraphClass]:
+def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSettings) -> Classes:
     """The final class of each paragraph, good or bad, by its neighbours (jusText's context-sensitive step)."""
-    classes = list(context_free)
-    if settings.headings_first:
-        for i in _headings(paragraphs, classes, settings.heading_distance):
-            classes[i] = "neargood" if classes[i] == "short" else classes[i]
-    if "short" in classes:
-        classes = _resolve_short(classes)
-    following = _next_class(classes, FINAL)
-    for i, kind in enumerate(classes):
-        if kind == "neargood":
-            previous = classes[i - 1] if i else "bad"
-            classes[i] = "bad" if previous == following[i] == "bad" else "good"
-    for i in _headings(paragraphs, classes, settings.heading_distance):
-        classes[i] = "good" if context_free[i] != "bad" else "bad"
+    return _revise(page.columns, context_free, settings.heading_distance, settings.headings_first)
+
+
+@jit
+def _classify(
+    text: NDArray[np.uint8],
+    columns: NDArray[np.int64],
+    low: int,
+    high: int,
+    most_linked: float,
+    least: tuple[float, float],
+    tables: tuple[NDArray[np.uint8], NDArray[np.uint32], Lookup],
+) -> Classes:
+    table, lower, stops = tables
+    classes, place = np.empty(columns.shape[1], np.uint8), 0
+    for i in range(len(classes)):
+        begin, end = place, columns[END, i]
+        words = stopped = 0
+        in_word, has_sign = False, False
+        hashed = np.uint64(0)
+        while place < end:
+            code, size = code_at(text, place)
+            if table[code] & SPACE:
+                stopped += in_word and find(stops, hashed) == 1
+                in_word, hashed = False, np.uint64(0)
+            else:
+                words += not in_word
+                in_word = True
+                has_sign = has_sign or code == COPYRIGHT_SIGN
+                has_sign = has_sign or (code == AMPERSAND and matches(text[:end], place, COPYRIGHT_NAME))
+                hashed = (hashed + np.uint64(lower[code] if code < CASED else code)) * HASH_FACTOR
+                if code == DOTTED_I:
+                    hashed = (hashed + np.uint64(COMBINING_DOT)) * HASH_FACTOR
+            place += size
+        stopped += in_word and find(stops, hashed) == 1
+        characters, linked = columns[CHARACTERS, i], columns[LINKED, i]
+        density = stopped / max(words, 1)
+        if has_sign or columns[MARKED, i] & IN_SELECT or linked / characters > most_linked:
+            classes[i] = BAD
+        elif characters < low:
+            classes[i] = BAD if linked else SHORT
+        elif density >= least[1]:
+            classes[i] = GOOD if characters > high else NEAR_GOOD
+        elif density >= least[0]:
+            classes[i] = NEAR_GOOD
+        else:
+            classes[i] = SHORT if columns[PREFORMATTED, i] else BAD
     return classes
 
 
-def _headings(paragraphs: Sequence[Paragraph], classes: Sequence[ParagraphClass], distance: int) -> list[int]:
-    """Indices of the headings that are not good, at most ``distance`` characters before a good paragraph."""
-    if not any(paragraph.is_heading for paragraph in paragraphs):
-        return []
-    starts = [0, *accumulate(len(paragraph.text) for paragraph in paragraphs)]
-    next_good, headings = None, []
-    for i in reversed(range(len(classes))):
-        if classes[i] == "good":
-            next_good = i
-        elif next_good is not None and paragraphs[i].is_heading and starts[next_good] - starts[i + 1] <= distance:
-            headings.append(i)
-    return headings
+@jit
+def _revise(
+    columns: NDArray[np.int64],
+    context_free: Classes,
+    distance: int,
+    headings_first: bool,  # noqa: FBT001
+) -> Classes:
+    classes, count = context_free.copy(), len(context_free)
+    if headings_first:
+        classes[_headings(columns, classes, distance) & (classes == SHORT)] = NEAR_GOOD
+    before, after = _neighbours(classes, GOOD)
+    near_before, near_after = _neighbours(classes, NEAR_GOOD)
+    for i in range(count):
+        if classes[i] == SHORT:
+            nearest = near_before[i] if before[i] == BAD else near_after[i]
+            classes[i] = before[i] if before[i] == after[i] else GOOD if nearest == NEAR_GOOD else BAD
+    _, after = _neighbours(classes, GOOD)
+    for i in range(count):
+        if classes[i] == NEAR_GOOD:
+            classes[i] = BAD if (not i or classes[i - 1] == BAD) and after[i] == BAD else GOOD
+    is_heading = _headings(columns, classes, distance)
+    for i in range(count):
+        if is_heading[i]:
+            classes[i] = GOOD if context_free[i] != BAD else BAD
+    return classes
 
 
-def _resolve_short(classes: Sequence[ParagraphClass]) -> list[ParagraphClass]:
-    previous, following = _previous_class(classes, FINAL), _next_class(classes, FINAL)
-    previous_or_near, following_or_near = _previous_class(classes, FINAL_OR_NEAR), _next_class(classes, FINAL_OR_NEAR)
-    resolved = list(classes)
-    for i, kind in enumerate(classes):
-        if kind != "short":
-            continue
-        if previous[i] == following[i]:
-            resolved[i] = previous[i]
+@jit
+def _neighbours(classes: Classes, least: int) -> tuple[Classes, Classes]:
+    """The class before and after each that is bad or at least this; bad where there is none."""
+    count = len(classes)
+    before, after = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+    for i in range(1, count):
+        k = count - i
+        before[i] = classes[i - 1] if classes[i - 1] == BAD or classes[i - 1] >= least else before[i - 1]
+        after[k - 1] = classes[k] if classes[k] == BAD or classes[k] >= least else after[k]
+    return before, after
+
+
+@jit
+def _headings(columns: NDArray[np.int64], classes: Classes, distance: int) -> NDArray[np.bool_]:
+    """Whether each is a heading that is not good, at most so many characters before a good paragraph."""
+    found, away = np.zeros(len(classes), np.bool_), distance + 1
+    for i in range(len(classes) - 1, -1, -1):
+        if classes[i] == GOOD:
+            away = 0
         else:
-            nearest = previous_or_near if previous[i] == "bad" else following_or_near
-            resolved[i] = "good" if nearest[i] == "neargood" else "bad"
-    return resolved
+            found[i] = columns[MARKED, i] & IS_HEADING and away <= distance
+            away += columns[CHARACTERS, i]
+    return found
 
 
-def _previous_class(classes: Iterable[ParagraphClass], kinds: frozenset[ParagraphClass]) -> list[ParagraphClass]:
-    """For each index, the last class before it that is one of ``kinds``; bad where there is none."""
-    last: ParagraphClass = "bad"
-    previous = []
-    for kind in classes:
-        previous.append(last)
-        if kind in kinds:
-            last = kind
-    return previous
-
-
-def _next_class(classes: Sequence[ParagraphClass], kinds: frozenset[ParagraphClass]) -> list[ParagraphClass]:
-    """For each index, the next class after it that is one of ``kinds``; bad where there is none."""
-    return _previous_class(reversed(classes), kinds)[::-1]
+@jit
+def _join(text: NDArray[np.uint8], ends: NDArray[np.int64], kept: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    joined, size, begin = np.empty(len(text) + 2 * len(ends), np.uint8), 0, 0
+    for i in range(len(ends)):
+        if kept[i]:
+            if size:
+                joined[size : size + 2] = LINE_FEED
+                size += 2
+            joined[size : size + ends[i] - begin] = text[begin : ends[i]]
+            size += ends[i] - begin
+        begin = ends[i]
+    return joined[:size]

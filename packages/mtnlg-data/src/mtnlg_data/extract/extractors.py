@@ -21,7 +21,7 @@ def extract_text(method: Method, html: str, settings: BoilerplateSettings, langu
     """The main text of a page in this language of CLD2's, and the reason to drop the page or None."""
     if method == "justext":
         page = read_page(html, layout=settings.layout)
-        text, reason = ("", "too_deep") if page.truncated else (main_text(page.paragraphs, settings, language), None)
+        text, reason = ("", "too_deep") if page.truncated else (main_text(page, settings, language), None)
     else:
         text, reason = _extract_with_library(_LIBRARIES[method], html)
     return text, reason if reason or text else "empty"

@@ -14,7 +14,7 @@ import numpy as np
 from mtnlg_data.text.compiled import jit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -103,15 +103,15 @@ class Lookup(NamedTuple):
 MISSING = -1
 
 
-def name_hash(name: bytes) -> int:
-    """Hash of a name, as `hash_on` makes it of its bytes."""
+def name_hash(name: Iterable[int]) -> int:
+    """Hash of a name's bytes or code points, the same as that of compiled loops."""
     total = 0
-    for byte in name:
-        total = (total + byte) * int(HASH_FACTOR) % (1 << 64)
+    for code in name:
+        total = (total + code) * int(HASH_FACTOR) % (1 << 64)
     return total
 
 
-def lookup_of(values: Mapping[bytes, int]) -> Lookup:
+def lookup_of(values: Mapping[bytes, int] | Mapping[tuple[int, ...], int]) -> Lookup:
     """A table of names."""
     size = 1 << (4 * len(values)).bit_length()
     table = Lookup(np.zeros(size, np.uint64), np.full(size, MISSING))

@@ -282,7 +282,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             name = place + 2 if is_end else place + 1
             if not IS_LETTER[page[name]]:
                 nodes += 1
-                if following == EXCLAMATION and _matches(page, place + 2, HYPHENS):
+                if following == EXCLAMATION and matches(page, place + 2, HYPHENS):
                     place = _comment_end(page, place + 4)
                 else:
                     place = _after(page, name, GREATER)
@@ -399,12 +399,12 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                     formula, formula_gap = size, gap
                 elif starts and formula >= 0 and name > 0:
                     _, _, value, value_end = _attributes(page, name_end, ENCODING)
-                    if value_end - value == len(TEX) and _matches(page, value, TEX):
+                    if value_end - value == len(TEX) and matches(page, value, TEX):
                         if formula >= begin:
                             size, gap = formula, formula_gap
                     else:
                         _, _, value, value_end = _attributes(page, name_end, CLASS)
-                        if _matches(page, name, ANNOTATION) or _contains(page, value, value_end, KATEX):
+                        if matches(page, name, ANNOTATION) or _contains(page, value, value_end, KATEX):
                             role = KILL
             if starts:
                 if visible and role == KILL:
@@ -460,7 +460,7 @@ def _attributes(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int, int, 
         name = place - 1
         while place < end and not ENDS_ATTRIBUTE[page[place]]:
             place += 1
-        is_wanted = len(wanted) > 0 and not value and place - name == len(wanted) and _matches(page, name, wanted)
+        is_wanted = len(wanted) > 0 and not value and place - name == len(wanted) and matches(page, name, wanted)
         while place < end and IS_BLANK[page[place]]:
             place += 1
         if place == end or page[place] != EQUALS:
@@ -493,7 +493,7 @@ def _after(page: Bytes, place: int, byte: int) -> int:
 
 
 @jit
-def _matches(page: Bytes, place: int, word: Bytes) -> bool:
+def matches(page: Bytes, place: int, word: Bytes) -> bool:
     """Whether this word begins here, in any case."""
     if place + len(word) > len(page):
         return False
@@ -507,7 +507,7 @@ def _matches(page: Bytes, place: int, word: Bytes) -> bool:
 def _contains(page: Bytes, place: int, end: int, word: Bytes) -> bool:
     """Whether this word is in the page from here to there, in any case."""
     for begin in range(place, end - len(word) + 1):
-        if _matches(page, begin, word):
+        if matches(page, begin, word):
             return True
     return False
 
@@ -526,15 +526,15 @@ def _marks(page: Bytes, name: int, end: int) -> int:
 @jit
 def _comment_end(page: Bytes, place: int) -> int:
     """Where the comment whose text begins here ends."""
-    if _matches(page, place, COMMENT_END[2:]):
+    if matches(page, place, COMMENT_END[2:]):
         return place + 1
-    if _matches(page, place, COMMENT_END[1:]):
+    if matches(page, place, COMMENT_END[1:]):
         return place + 2
     while place < len(page):
         if page[place] == HYPHEN:
-            if _matches(page, place, COMMENT_END):
+            if matches(page, place, COMMENT_END):
                 return place + 3
-            if _matches(page, place, OTHER_COMMENT_END):
+            if matches(page, place, OTHER_COMMENT_END):
                 return place + 4
         place += 1
     return place
@@ -548,7 +548,7 @@ def _raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
         byte = page[place]
         if byte == LESS_SIGN and place + 1 < len(page):
             is_end = page[place + 1] == SLASH
-            if mode == SCRIPT and not in_comment and _matches(page, place, COMMENT_BEGIN):
+            if mode == SCRIPT and not in_comment and matches(page, place, COMMENT_BEGIN):
                 in_comment = True
                 place += 1
             elif is_end or (in_comment and not in_script):
@@ -560,7 +560,7 @@ def _raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
                         in_script = False
                     else:
                         return place
-        elif byte == HYPHEN and in_comment and _matches(page, place, COMMENT_END):
+        elif byte == HYPHEN and in_comment and matches(page, place, COMMENT_END):
             in_comment = in_script = False
         place += 1
     return place

@@ -14,7 +14,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-import lxml.etree
 from pydantic import field_validator
 
 from mtnlg_data.settings import setting
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from mtnlg_data.sources import Record
 
 #: What extracting a broken page may raise.
-PARSE_ERRORS = (ValueError, RecursionError, lxml.etree.LxmlError)
+PARSE_ERRORS = (ValueError, RecursionError)
 CONTROL_BYTES = bytes([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
 SAMPLE_CHARACTERS = 1 << 16
 MAX_BINARY_SHARE = 0.01
