@@ -34,7 +34,7 @@ def read_corpora(data: Path) -> dict[str, list[str]]:
     lines = gzip.decompress((data / "web" / "cc_en_head-0091.jsonl.gz").read_bytes()).splitlines()
     crawl = [json.loads(line)["text"] for line in lines]
     pages = (gzip.decompress(path.read_bytes()).decode() for path in sorted(data.glob("extraction/html/*.html.gz")))
-    extracted = [main_text(read_page(page).paragraphs, BoilerplateSettings()) for page in pages]
+    extracted = [main_text(read_page(page), BoilerplateSettings()) for page in pages]
     articles = next(iter(data.glob("near_duplicates/*.train"))).read_text(encoding="utf-8").splitlines()
     return {
         "crawl": crawl,

@@ -98,6 +98,7 @@ def join(page: Page, kept: NDArray[np.bool_]) -> str:
     return str(_join(page.text, page.columns[END], kept).tobytes(), "utf-8")
 
 
+@cache
 def stop_words(language: str = ENGLISH) -> frozenset[str]:
     """JusText's stop list for a language, empty where it has none.
 

@@ -100,9 +100,9 @@ DIGITS[[*string.hexdigits.encode()]] = [int(digit, 16) for digit in string.hexdi
 MAX_CODE, REPLACEMENT = 0x110000, 0xFFFD
 C1_CODES = np.array([ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)) for byte in range(128, 160)])
 LONGEST_ENTITY, LONGEST_UNENDED = 32, 6
-REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT, HYPHENS, NO_NAME = (
+REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT, HYPHENS = (
     np.frombuffer(name.encode(), np.uint8)
-    for name in "rel stylesheet encoding application/x-tex class katex-html annotation select -- ".split(" ")
+    for name in "rel stylesheet encoding application/x-tex class katex-html annotation select --".split()
 )
 COMMENT_BEGIN, COMMENT_END, OTHER_COMMENT_END = (np.frombuffer(each, np.uint8) for each in (b"<!--", b"-->", b"--!>"))
 TAG_HASHES = np.array([name_hash(name.encode()) for name in TAGS], np.uint64)
@@ -135,7 +135,7 @@ def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = RO
     text of <math> is its TeX annotation, or its MathML where it has none; KaTeX's drawing of the formula is left out
     where the page has <math> as well. ``roles`` are of tags by their numbers.
     """
-    data = np.frombuffer(html.replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
+    data = np.frombuffer(html.removeprefix("\ufeff").replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
     return Page(*_read(data, layout, roles, tag_numbers(), entities(), character_table()))
 
 
@@ -160,14 +160,17 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
 ) -> tuple[Any, ...]:
     end, place = len(page), 0
     text, size, begin = np.empty(end + end // 4 + 16, np.uint8), 0, 0
-    columns, count = np.empty((COLUMNS, 64), np.int64), 0
-    parents, elements = np.empty(64, np.int32), 0
+    most = 3  # paragraphs or elements: those implied, and one for each tag
+    for k in range(end):
+        most += page[k] == LESS_SIGN
+    columns, count = np.empty((COLUMNS, most), np.int64), 0
+    parents, elements = np.empty(most, np.int32), 0
     nodes = most_attributes = misplaced = 0
     # Open tags: hashes of their names, their numbers, the marks and the block element of what is inside the first k.
     names, tags = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
     marks, blocks = np.zeros(MAX_DEPTH + 1, np.int64), np.full(MAX_DEPTH + 1, -1, np.int32)
     height, killed = 0, NOTHING_KILLED  # what is inside more than ``killed`` tags is left out
-    opening, opening_names, opening_marks = np.empty(3, np.int64), np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    opening = np.empty(3, np.int64)
     mode, has_head, has_body = MARKUP, False, False
     # White space before the next character: of the paragraph, of the run of text since the last tag.
     gap = run_gap = 0
@@ -188,11 +191,11 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
         )
         implied = False
         while place < stop:
-            byte = page[place]
+            byte = page[np.uint64(place)]
             kind, width, code, second = KINDS[byte], 1, 0, 0
             if kind == LESS:
                 if mode == MARKUP and place + 1 < end:
-                    following = page[place + 1]
+                    following = page[np.uint64(place + 1)]
                     if IS_LETTER[following] or following == EXCLAMATION or following == 63:
                         break
                     if following == SLASH and place + 2 < end:
@@ -225,14 +228,14 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             if kind == BLANK or kind == LINE:
                 run_gap = max(run_gap, kind)
                 if pres:
-                    if byte == LINE_FEED or (byte == RETURN and (place + 1 == end or page[place + 1] != LINE_FEED)):
+                    if byte == LINE_FEED or (byte == RETURN and (place + 1 == end or page[np.uint64(place + 1)] != LINE_FEED)):
                         size = _end_line(text, begin, size, table)
                     elif byte != RETURN:
                         if code:
                             size = _write(text, size, code)
                         else:
                             for k in range(place, place + width):
-                                text[size] = page[k]
+                                text[np.uint64(size)] = page[k]
                                 size += 1
                 place += width
                 continue
@@ -241,7 +244,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 gap, run_gap = max(gap, run_gap), 0
             if gap:
                 if size > begin and not pres:
-                    text[size] = LINE_FEED if gap == LINE else SPACE_BYTE
+                    text[np.uint64(size)] = LINE_FEED if gap == LINE else SPACE_BYTE
                     size += 1
                 gap = 0
             if not in_run:
@@ -256,15 +259,15 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 run_length += 1
                 place += width
                 continue
-            text[size] = byte
+            text[np.uint64(size)] = byte
             size, place = size + 1, place + 1
             for _ in range(width - 1):
-                text[size] = page[place]
+                text[np.uint64(size)] = page[np.uint64(place)]
                 size, place = size + 1, place + 1
             run_length += 1
             if kind == LETTER:
-                while place < stop and KINDS[page[place]] == LETTER:
-                    text[size] = page[place]
+                while place < stop and KINDS[page[np.uint64(place)]] == LETTER:
+                    text[np.uint64(size)] = page[np.uint64(place)]
                     size, place, run_length = size + 1, place + 1, run_length + 1
         # What the tag here, or the first character of a text without <body>, ends and begins.
         closing, openings, is_void, is_last = height, 0, False, False
@@ -277,10 +280,10 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             mode = MARKUP
             continue
         else:
-            following = page[place + 1]
+            following = page[np.uint64(place + 1)]
             is_end = following == SLASH
             name = place + 2 if is_end else place + 1
-            if not IS_LETTER[page[name]]:
+            if not IS_LETTER[page[np.uint64(name)]]:
                 nodes += 1
                 if following == EXCLAMATION and matches(page, place + 2, HYPHENS):
                     place = _comment_end(page, place + 4)
@@ -289,9 +292,12 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 continue
             hashed, name_end = _name(page, name)
             number = max(find(numbers, hashed), 0)
-            place, attributes, _, _ = _attributes(page, name_end, NO_NAME)
+            place, attributes = _next_attribute(page, name_end), 0
+            while not _ends_tag(page, place):
+                place = _next_attribute(page, _attribute(page, place)[0])
+                attributes += 1
             is_cut = place >= end
-            is_void = not is_cut and page[place] == SLASH
+            is_void = not is_cut and page[np.uint64(place)] == SLASH
             place += 2 if is_void else 1
             if is_end:
                 is_void = False
@@ -306,7 +312,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 closing -= 1
             level, guess = closing, 0
             in_head = in_body = False
-            for k in range(closing):
+            for k in range(0 if has_body and tag != BODY else closing):
                 in_head, in_body = in_head or tags[k] == HEAD, in_body or tags[k] == BODY
             if tag != HTML:
                 if not level:
@@ -325,9 +331,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                     misplaced += 1
                     if not (is_cut or is_void):
                         mode = MODES[tags[closing - 1]]
-                elif is_cut:
-                    openings += 0
-                else:
+                elif not is_cut:
                     opening[openings] = tag
                     openings += 1
                     most_attributes = max(most_attributes, attributes)
@@ -367,11 +371,9 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 if visible:
                     role = roles[tag]
                     if role == STYLESHEET:
-                        _, _, value, value_end = _attributes(page, name_end, REL)
+                        value, value_end = _value(page, name_end, REL)
                         role = KILL if _contains(page, value, value_end, STYLE_SHEET) else PLAIN
                     if role == BLOCK or not height:
-                        if elements == len(parents):
-                            parents = np.concatenate((parents, np.empty_like(parents)))
                         parents[elements], blocks[height + 1] = blocks[height], elements
                         elements += 1
             elif is_void:
@@ -398,12 +400,12 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 if starts and tag == MATH:
                     formula, formula_gap = size, gap
                 elif starts and formula >= 0 and name > 0:
-                    _, _, value, value_end = _attributes(page, name_end, ENCODING)
+                    value, value_end = _value(page, name_end, ENCODING)
                     if value_end - value == len(TEX) and matches(page, value, TEX):
                         if formula >= begin:
                             size, gap = formula, formula_gap
                     else:
-                        _, _, value, value_end = _attributes(page, name_end, CLASS)
+                        value, value_end = _value(page, name_end, CLASS)
                         if matches(page, name, ANNOTATION) or _contains(page, value, value_end, KATEX):
                             role = KILL
             if starts:
@@ -414,8 +416,6 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 if pres:
                     size = space_begin(text, begin, size, table)
                 if size > begin:
-                    if count == columns.shape[1]:
-                        columns = np.concatenate((columns, np.empty_like(columns)), 1)
                     columns[END, count], columns[CHARACTERS, count] = size, count_characters(text, begin, size)
                     columns[LINKED, count], columns[LAST, count] = linked, code_before(text, size)[0]
                     columns[MARKED, count], columns[FIRST_MARKED, count] = marked, first_marked
@@ -439,55 +439,72 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
 def _name(page: Bytes, place: int) -> tuple[np.uint64, int]:
     """Hash of the name that begins here, in lower case, and where it ends."""
     hashed = np.uint64(0)
-    while place < len(page) and not ENDS_NAME[page[place]]:
-        hashed = (hashed + np.uint64(LOWER[page[place]])) * HASH_FACTOR
+    while place < len(page) and not ENDS_NAME[page[np.uint64(place)]]:
+        hashed = (hashed + np.uint64(LOWER[page[np.uint64(place)]])) * HASH_FACTOR
         place += 1
     return hashed, place
 
 
 @jit
-def _attributes(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int, int, int]:
-    """Where the tag whose attributes begin here ends, at ">" or "/>"; their number; bounds of the value of one."""
-    end, count, value, value_end = len(page), 0, 0, 0
-    while place < end:
-        byte = page[place]
-        if byte == GREATER or (byte == SLASH and place + 1 < end and page[place + 1] == GREATER):
-            return place, count, value, value_end
+def _attribute(page: Bytes, place: int) -> tuple[int, int, int, int]:
+    """Where the attribute that begins here and its name end, and the bounds of its value."""
+    end = len(page)
+    place += 1
+    while place < end and not ENDS_ATTRIBUTE[page[np.uint64(place)]]:
         place += 1
-        if byte == SLASH or IS_BLANK[byte]:
-            continue
-        count += 1
-        name = place - 1
-        while place < end and not ENDS_ATTRIBUTE[page[place]]:
-            place += 1
-        is_wanted = len(wanted) > 0 and not value and place - name == len(wanted) and matches(page, name, wanted)
-        while place < end and IS_BLANK[page[place]]:
-            place += 1
-        if place == end or page[place] != EQUALS:
-            continue
+    name_end = place
+    while place < end and IS_BLANK[page[np.uint64(place)]]:
         place += 1
-        while place < end and IS_BLANK[page[place]]:
+    if place == end or page[np.uint64(place)] != EQUALS:
+        return place, name_end, place, place
+    place += 1
+    while place < end and IS_BLANK[page[np.uint64(place)]]:
+        place += 1
+    quote, begin = page[np.uint64(place)] if place < end else 0, place
+    if quote == QUOTE or quote == APOSTROPHE:
+        begin += 1
+        place = begin
+        while place < end and page[np.uint64(place)] != quote:
             place += 1
-        if place == end:
-            break
-        quote, begin = page[place], place
-        if quote == QUOTE or quote == APOSTROPHE:
-            begin += 1
-            place = _after(page, begin, quote)
-            last = place - 1 if page[place - 1] == quote else place
-        else:
-            while place < end and page[place] != GREATER and not IS_BLANK[page[place]]:
-                place += 1
-            last = place
-        if is_wanted:
-            value, value_end = begin, last
-    return place, count, value, value_end
+        return min(place + 1, end), name_end, begin, place
+    while place < end and page[np.uint64(place)] != GREATER and not IS_BLANK[page[np.uint64(place)]]:
+        place += 1
+    return place, name_end, begin, place
+
+
+@jit
+def _next_attribute(page: Bytes, place: int) -> int:
+    """Where the next attribute of a tag begins, or its end at ">" or "/>"."""
+    end = len(page)
+    while place < end and (
+        IS_BLANK[page[np.uint64(place)]] or (page[np.uint64(place)] == SLASH and not (place + 1 < end and page[np.uint64(place + 1)] == GREATER))
+    ):
+        place += 1
+    return place
+
+
+@jit
+def _ends_tag(page: Bytes, place: int) -> bool:
+    return place == len(page) or page[np.uint64(place)] == GREATER or page[np.uint64(place)] == SLASH
+
+
+@jit
+def _value(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int]:
+    """Bounds of the value of the first attribute of this name; equal ones where there is none."""
+    place = _next_attribute(page, place)
+    while not _ends_tag(page, place):
+        name = place
+        place, name_end, value, value_end = _attribute(page, name)
+        if name_end - name == len(wanted) and matches(page, name, wanted):
+            return value, value_end
+        place = _next_attribute(page, place)
+    return 0, 0
 
 
 @jit
 def _after(page: Bytes, place: int, byte: int) -> int:
     """Where the first such byte from here on ends, or the page."""
-    while place < len(page) and page[place] != byte:
+    while place < len(page) and page[np.uint64(place)] != byte:
         place += 1
     return min(place + 1, len(page))
 
@@ -517,8 +534,8 @@ def _marks(page: Bytes, name: int, end: int) -> int:
     """Marks of a tag by what its name contains: the word h2, or select."""
     marks = IN_SELECT if _contains(page, name, end, SELECT) else 0
     for place in range(name, end - 1):
-        if LOWER[page[place]] == LOWER_H and DIGITS[page[place + 1]] < 10:
-            if not (place > name and IN_WORD[page[place - 1]]) and not (place + 2 < end and IN_WORD[page[place + 2]]):
+        if LOWER[page[np.uint64(place)]] == LOWER_H and DIGITS[page[np.uint64(place + 1)]] < 10:
+            if not (place > name and IN_WORD[page[place - 1]]) and not (place + 2 < end and IN_WORD[page[np.uint64(place + 2)]]):
                 marks |= MINOR_HEADING
     return marks
 
@@ -531,7 +548,7 @@ def _comment_end(page: Bytes, place: int) -> int:
     if matches(page, place, COMMENT_END[1:]):
         return place + 2
     while place < len(page):
-        if page[place] == HYPHEN:
+        if page[np.uint64(place)] == HYPHEN:
             if matches(page, place, COMMENT_END):
                 return place + 3
             if matches(page, place, OTHER_COMMENT_END):
@@ -545,9 +562,9 @@ def _raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
     """Where the end tag begins of a tag whose content is text; a <script> within a comment in a script has its own."""
     in_comment = in_script = False
     while place < len(page):
-        byte = page[place]
+        byte = page[np.uint64(place)]
         if byte == LESS_SIGN and place + 1 < len(page):
-            is_end = page[place + 1] == SLASH
+            is_end = page[np.uint64(place + 1)] == SLASH
             if mode == SCRIPT and not in_comment and matches(page, place, COMMENT_BEGIN):
                 in_comment = True
                 place += 1
@@ -582,15 +599,15 @@ def _reference(page: Bytes, place: int, references: Lookup) -> tuple[int, int, i
     """Code points of the reference to characters that begins here, the second mostly 0, and its bytes; 0 for none."""
     end, begin = len(page), place
     place += 1
-    if place < end and page[place] == HASH_SIGN:
+    if place < end and page[np.uint64(place)] == HASH_SIGN:
         base, code = 10, 0
         place += 1
-        if place < end and LOWER[page[place]] == LOWER_X:
+        if place < end and LOWER[page[np.uint64(place)]] == LOWER_X:
             base = 16
             place += 1
         first = place
-        while place < end and DIGITS[page[place]] < base:
-            code = min(code * base + DIGITS[page[place]], MAX_CODE)
+        while place < end and DIGITS[page[np.uint64(place)]] < base:
+            code = min(code * base + DIGITS[page[np.uint64(place)]], MAX_CODE)
             place += 1
         if place == first:
             return 0, 0, 0
@@ -598,16 +615,16 @@ def _reference(page: Bytes, place: int, references: Lookup) -> tuple[int, int, i
             code = C1_CODES[code - 0x80]
         elif not code or 0xD800 <= code < 0xE000 or code == MAX_CODE:
             code = REPLACEMENT
-        return code, 0, place - begin + (place < end and page[place] == SEMICOLON)
+        return code, 0, place - begin + (place < end and page[np.uint64(place)] == SEMICOLON)
     hashed, value, length = np.uint64(0), MISSING, 0
-    while place < end and place - begin <= LONGEST_ENTITY and IN_WORD[page[place]]:
-        hashed = (hashed + np.uint64(page[place])) * HASH_FACTOR
+    while place < end and place - begin <= LONGEST_ENTITY and IN_WORD[page[np.uint64(place)]]:
+        hashed = (hashed + np.uint64(page[np.uint64(place)])) * HASH_FACTOR
         place += 1
         if place - begin <= LONGEST_UNENDED + 1:
             found = find(references, hashed)
             if found != MISSING:
                 value, length = found, place - begin
-    if place < end and page[place] == SEMICOLON:
+    if place < end and page[np.uint64(place)] == SEMICOLON:
         found = find(references, (hashed + np.uint64(SEMICOLON)) * HASH_FACTOR)
         if found != MISSING:
             value, length = found, place + 1 - begin
@@ -620,10 +637,10 @@ def _reference(page: Bytes, place: int, references: Lookup) -> tuple[int, int, i
 def _write(text: Bytes, size: int, code: int) -> int:
     """Write a character; where the text ends then."""
     if code < 0x80:
-        text[size] = code
+        text[np.uint64(size)] = code
         return size + 1
     width = 2 if code < 0x800 else 3 if code < 0x10000 else 4
-    text[size] = (0xF00 >> width) & 0xFF | code >> 6 * (width - 1)
+    text[np.uint64(size)] = (0xF00 >> width) & 0xFF | code >> 6 * (width - 1)
     for k in range(1, width):
         text[size + k] = 0x80 | code >> 6 * (width - 1 - k) & 0x3F
     return size + width
@@ -638,6 +655,6 @@ def _end_line(text: Bytes, begin: int, size: int, table: NDArray[np.uint8]) -> i
             break
         size -= width
     if size > begin:
-        text[size] = LINE_FEED
+        text[np.uint64(size)] = LINE_FEED
         size += 1
     return size
