@@ -32,7 +32,8 @@ from mtnlg_data.text.compiled import jit
 
 from .html_tags import HASH_FACTOR, IN_SELECT, IS_HEADING, Lookup, find, lookup_of
 from .language import ENGLISH, text_length
-from .paragraphs import CHARACTERS, END, LINKED, MARKED, PREFORMATTED, matches
+from .markup import matches
+from .paragraphs import CHARACTERS, END, LINKED, MARKED, PREFORMATTED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,12 +129,11 @@ def classify(page: Page, settings: BoilerplateSettings, language: str = ENGLISH)
     is not short is good, unless ``length_high`` is given.
     """
     stops = _stop_table(language)
-    has_stops = stops.keys.any()
+    has_stops = bool(stops.keys.any())
     low = text_length(settings.length_low, LENGTH_LOW, language)
     high = text_length(settings.length_high, LENGTH_HIGH if has_stops else LENGTH_LOW, language)
-    least = (settings.stop_low, settings.stop_high) if has_stops else (0.0, 0.0)
-    tables = character_table(), _lower_case(), stops
-    return _classify(page.text, page.columns, low, high, settings.most_linked, least, tables)
+    shares = settings.most_linked, settings.stop_low * has_stops, settings.stop_high * has_stops
+    return _classify(page.text, page.columns, (low, high), shares, (character_table(), _lower_case(), stops))
 
 
 def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSettings) -> Classes:
@@ -145,16 +145,14 @@ def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSetti
 def _classify(
     text: NDArray[np.uint8],
     columns: NDArray[np.int64],
-    low: int,
-    high: int,
-    most_linked: float,
-    least: tuple[float, float],
+    lengths: tuple[int, int],
+    shares: tuple[float, float, float],
     tables: tuple[NDArray[np.uint8], NDArray[np.uint32], Lookup],
 ) -> Classes:
-    table, lower, stops = tables
+    (low, high), (most_linked, stop_low, stop_high), (table, lower, stops) = lengths, shares, tables
     classes, place = np.empty(columns.shape[1], np.uint8), 0
     for i in range(len(classes)):
-        begin, end = place, columns[END, i]
+        end = columns[END, i]
         words = stopped = 0
         in_word, has_sign = False, False
         hashed = np.uint64(0)
@@ -179,9 +177,9 @@ def _classify(
             classes[i] = BAD
         elif characters < low:
             classes[i] = BAD if linked else SHORT
-        elif density >= least[1]:
+        elif density >= stop_high:
             classes[i] = GOOD if characters > high else NEAR_GOOD
-        elif density >= least[0]:
+        elif density >= stop_low:
             classes[i] = NEAR_GOOD
         else:
             classes[i] = SHORT if columns[PREFORMATTED, i] else BAD
@@ -193,7 +191,7 @@ def _revise(
     columns: NDArray[np.int64],
     context_free: Classes,
     distance: int,
-    headings_first: bool,  # noqa: FBT001
+    headings_first: bool,
 ) -> Classes:
     classes, count = context_free.copy(), len(context_free)
     if headings_first:

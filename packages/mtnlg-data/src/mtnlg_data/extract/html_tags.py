@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: remove it with its content if it is a style sheet, remove the tag, remove it with its content.
 PLAIN, BLOCK, BREAK, LINK, STYLESHEET, DISSOLVE, KILL = range(7)
 ROLE_TAGS = {
-    BLOCK: "body blockquote caption center col colgroup dd div dl dt fieldset form h1 h2 h3 h4 h5 h6 legend li optgroup "
-    "option p pre table td tfoot th thead tr ul",
+    BLOCK: "body blockquote caption center col colgroup dd div dl dt fieldset form h1 h2 h3 h4 h5 h6 legend li "
+    "optgroup option p pre table td tfoot th thead tr ul",
     BREAK: "br",
     LINK: "a",
     STYLESHEET: "link",
@@ -60,15 +60,15 @@ CLOSED_BY = {
     "font": "center td th",
     "form ol": "form",
     "h1 h2 h3 h4 h5 h6": "fieldset form li p table",
-    "head": "a abbr acronym address b bdo big blockquote body br center cite code dd dfn dir div dl dt em fieldset font "
-    "form frameset h1 h2 h3 h4 h5 h6 hr i iframe img kbd li listing map menu ol p pre q s samp small span strike "
+    "head": "a abbr acronym address b bdo big blockquote body br center cite code dd dfn dir div dl dt em fieldset "
+    "font form frameset h1 h2 h3 h4 h5 h6 hr i iframe img kbd li listing map menu ol p pre q s samp small span strike "
     "strong sub sup table tt u ul var xmp",
     "legend": "fieldset",
     "li": "li",
     "listing pre": "dd dl dt fieldset form li table ul",
     "option": "optgroup option",
-    "p": "address blockquote body caption center col colgroup dd dir div dl dt fieldset form frameset h1 h2 h3 h4 h5 h6 "
-    "head hr li listing menu ol p pre table tbody td tfoot th title tr ul xmp",
+    "p": "address blockquote body caption center col colgroup dd dir div dl dt fieldset form frameset h1 h2 h3 h4 h5 "
+    "h6 head hr li listing menu ol p pre table tbody td tfoot th title tr ul xmp",
     "span": "td th",
     "tbody": "tbody tfoot",
     "td th": "tbody td tfoot th tr",

@@ -17,19 +17,11 @@ tag 50,000 attributes.
 
 from __future__ import annotations
 
-import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.text.characters import (
-    SPACE,
-    character_table,
-    code_at,
-    code_before,
-    count_characters,
-    space_begin,
-)
+from mtnlg_data.text.characters import SPACE, character_table, code_at, code_before, count_characters, space_begin
 from mtnlg_data.text.compiled import jit
 
 from .html_tags import (
@@ -38,7 +30,6 @@ from .html_tags import (
     BREAK,
     CLOSES,
     DISSOLVE,
-    HASH_FACTOR,
     HEAD,
     HTML,
     IMPLIES_HEAD,
@@ -51,13 +42,11 @@ from .html_tags import (
     MARKUP,
     MATH,
     MINOR_HEADING,
-    MISSING,
     MODES,
     PLAIN,
     PRE,
     PRIORITIES,
     ROLES,
-    SCRIPT,
     STYLESHEET,
     TAGS,
     TEXT_TO_END,
@@ -69,6 +58,37 @@ from .html_tags import (
     name_hash,
     tag_numbers,
 )
+from .markup import (
+    AMPERSAND,
+    BLANK,
+    DECLARATIONS,
+    DIGITS,
+    EXCLAMATION,
+    GREATER,
+    HYPHENS,
+    IN_WORD,
+    IS_BLANK,
+    IS_LETTER,
+    KINDS,
+    LESS,
+    LESS_SIGN,
+    LETTER,
+    LINE,
+    LOWER,
+    SLASH,
+    WIDE,
+    attribute_at,
+    attribute_value,
+    comment_end,
+    contains,
+    end_after,
+    ends_tag,
+    matches,
+    name_at,
+    next_attribute,
+    raw_end,
+    reference_at,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,38 +97,18 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
 MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
-#: Columns of `Page.columns`: where the paragraph ends in the text; its characters, those inside links, and the last one;
-#: marks of the tags that are open where it begins, and at its first character; the block element of that character;
-#: whether it is a <pre>, as it is written.
+#: Columns of a page: where the paragraph ends in the text; its characters, those inside links, the last one; marks of
+#: the tags that are open where it begins, and at its first character; the block element of that character; whether it
+#: is a <pre>, as it is written.
 END, CHARACTERS, LINKED, LAST, MARKED, FIRST_MARKED, ELEMENT, PREFORMATTED = range(8)
 COLUMNS = PREFORMATTED + 1
-#: Kinds of bytes: of text; white space, and such that ends a line; "<"; "&"; of a longer character.
-LETTER, BLANK, LINE, LESS, AMPERSAND, WIDE = range(6)
-KINDS = np.array([LETTER] * 128 + [WIDE] * 128, np.uint8)
-KINDS[[*b"\t\v\f \x1c\x1d\x1e\x1f"]] = BLANK
-KINDS[[*b"\n\r"]] = LINE
-KINDS[[*b"<&"]] = LESS, AMPERSAND
-BLANKS = b"\t\n\f\r "  # of HTML
-IS_BLANK, ENDS_NAME, ENDS_ATTRIBUTE = np.zeros((3, 256), np.bool_)
-IS_BLANK[[*BLANKS]] = ENDS_NAME[[*BLANKS, *b"/>"]] = ENDS_ATTRIBUTE[[*BLANKS, *b"/>="]] = True
-LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
-IS_LETTER, IN_WORD = np.zeros((2, 256), np.bool_)
-IS_LETTER[[*string.ascii_letters.encode()]] = IN_WORD[[*f"{string.ascii_letters}{string.digits}_".encode()]] = True
-NO_DIGIT = 99
-DIGITS = np.full(256, NO_DIGIT, np.uint8)
-DIGITS[[*string.hexdigits.encode()]] = [int(digit, 16) for digit in string.hexdigits]
-MAX_CODE, REPLACEMENT = 0x110000, 0xFFFD
-C1_CODES = np.array([ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)) for byte in range(128, 160)])
-LONGEST_ENTITY, LONGEST_UNENDED = 32, 6
-REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT, HYPHENS = (
-    np.frombuffer(name.encode(), np.uint8)
-    for name in "rel stylesheet encoding application/x-tex class katex-html annotation select --".split()
-)
-COMMENT_BEGIN, COMMENT_END, OTHER_COMMENT_END = (np.frombuffer(each, np.uint8) for each in (b"<!--", b"-->", b"--!>"))
-TAG_HASHES = np.array([name_hash(name.encode()) for name in TAGS], np.uint64)
-HYPHEN, SLASH, SEMICOLON, EQUALS, GREATER, EXCLAMATION, LINE_FEED, RETURN, SPACE_BYTE, HASH_SIGN = b"-/;=>!\n\r #"
-QUOTE, APOSTROPHE, LESS_SIGN, LOWER_H, LOWER_X = b"\"'<hx"
 NOTHING_KILLED = MAX_DEPTH + 1
+TAG_HASHES = np.array([name_hash(name.encode()) for name in TAGS], np.uint64)
+REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT = (
+    np.frombuffer(name.encode(), np.uint8)
+    for name in ["rel", "stylesheet", "encoding", "application/x-tex", "class", "katex-html", "annotation", "select"]
+)
+LINE_FEED, RETURN, SPACE_BYTE, LOWER_H = b"\n\r h"
 
 
 class Page(NamedTuple):
@@ -136,7 +136,7 @@ def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = RO
     where the page has <math> as well. ``roles`` are of tags by their numbers.
     """
     data = np.frombuffer(html.removeprefix("\ufeff").replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
-    return Page(*_read(data, layout, roles, tag_numbers(), entities(), character_table()))
+    return Page(*_read(data, layout, roles, (tag_numbers(), entities(), character_table())))
 
 
 def markup_excess(html: str) -> str | None:
@@ -152,12 +152,11 @@ def markup_excess(html: str) -> str | None:
 @jit
 def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
     page: Bytes,
-    layout: bool,  # noqa: FBT001
+    layout: bool,
     roles: NDArray[np.uint32],
-    numbers: Lookup,
-    references: Lookup,
-    table: NDArray[np.uint8],
+    tables: tuple[Lookup, Lookup, NDArray[np.uint8]],
 ) -> tuple[Any, ...]:
+    numbers, references, table = tables
     end, place = len(page), 0
     text, size, begin = np.empty(end + end // 4 + 16, np.uint8), 0, 0
     most = 3  # paragraphs or elements: those implied, and one for each tag
@@ -183,7 +182,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
     while not done:
         stop = end
         if mode != MARKUP:
-            stop = end if mode == TEXT_TO_END else _raw_end(page, place, names[height - 1], mode)
+            stop = end if mode == TEXT_TO_END else raw_end(page, place, names[height - 1], mode)
             if height > killed:
                 place = stop
         bare = mode == MARKUP and (
@@ -192,52 +191,35 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
         implied = False
         while place < stop:
             byte = page[np.uint64(place)]
-            kind, width, code, second = KINDS[byte], 1, 0, 0
+            kind, code, second, width = KINDS[byte], int(byte), 0, 1
             if kind == LESS:
                 if mode == MARKUP and place + 1 < end:
                     following = page[np.uint64(place + 1)]
-                    if IS_LETTER[following] or following == EXCLAMATION or following == 63:
-                        break
-                    if following == SLASH and place + 2 < end:
+                    if IS_LETTER[following] or following in DECLARATIONS or (following == SLASH and place + 2 < end):
                         break
                 kind = LETTER
-            elif kind == AMPERSAND:
-                kind = LETTER
-                if mode == MARKUP or mode == TEXT_WITH_ENTITIES:
-                    code, second, width = _reference(page, place, references)
-                    if code:
-                        if code >= 128:
-                            kind = BLANK if table[code] & SPACE else WIDE
-                        elif KINDS[code] <= LINE:
-                            kind = KINDS[code]
-                    else:
-                        width = 1
-            elif kind == WIDE:
-                width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-                if (byte == 0xC2 or 0xE1 <= byte <= 0xE3) and table[code_at(page, place)[0]] & SPACE:
-                    kind = BLANK
-            if bare:
-                if not (IS_BLANK[code] if code and code < 128 else not code and IS_BLANK[byte]):
-                    implied = True
-                    break
+            elif kind >= AMPERSAND:
+                if kind == WIDE:
+                    code, width = code_at(page, place)
+                elif mode in (MARKUP, TEXT_WITH_ENTITIES):
+                    code, second, width = reference_at(page, place, references)
+                kind = BLANK if table[code] & SPACE else LETTER
+                if code in (LINE_FEED, RETURN):
+                    kind = LINE
+            if bare and not (code < 128 and IS_BLANK[code]):
+                implied = True
+                break
+            if bare or height > killed:
                 place += width
                 continue
-            if height > killed:
-                place += width
-                continue
-            if kind == BLANK or kind == LINE:
+            if kind != LETTER:
                 run_gap = max(run_gap, kind)
-                if pres:
-                    if byte == LINE_FEED or (byte == RETURN and (place + 1 == end or page[np.uint64(place + 1)] != LINE_FEED)):
-                        size = _end_line(text, begin, size, table)
-                    elif byte != RETURN:
-                        if code:
-                            size = _write(text, size, code)
-                        else:
-                            for k in range(place, place + width):
-                                text[np.uint64(size)] = page[k]
-                                size += 1
                 place += width
+                if pres:
+                    if kind == BLANK:
+                        size = _write(text, size, code)
+                    elif code == LINE_FEED or place == end or page[place] != LINE_FEED:
+                        size = _end_line(text, begin, size, table)
                 continue
             if run_gap:
                 run_length += 1
@@ -251,24 +233,12 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 in_run = True
                 if first_marked < 0:
                     first_marked, element = marks[height], blocks[height]
-            if code:
-                size = _write(text, size, code)
-                if second:
-                    size = _write(text, size, second)
-                    run_length += 1
-                run_length += 1
-                place += width
-                continue
-            text[np.uint64(size)] = byte
-            size, place = size + 1, place + 1
-            for _ in range(width - 1):
+            size, place, run_length = _write(text, size, code), place + width, run_length + 1
+            if second:
+                size, run_length = _write(text, size, second), run_length + 1
+            while place < stop and KINDS[page[np.uint64(place)]] == LETTER:
                 text[np.uint64(size)] = page[np.uint64(place)]
-                size, place = size + 1, place + 1
-            run_length += 1
-            if kind == LETTER:
-                while place < stop and KINDS[page[np.uint64(place)]] == LETTER:
-                    text[np.uint64(size)] = page[np.uint64(place)]
-                    size, place, run_length = size + 1, place + 1, run_length + 1
+                size, place, run_length = size + 1, place + 1, run_length + 1
         # What the tag here, or the first character of a text without <body>, ends and begins.
         closing, openings, is_void, is_last = height, 0, False, False
         tag, name, name_end, hashed = -1, 0, 0, np.uint64(0)
@@ -280,28 +250,28 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             mode = MARKUP
             continue
         else:
-            following = page[np.uint64(place + 1)]
+            following = page[place + 1]
             is_end = following == SLASH
             name = place + 2 if is_end else place + 1
-            if not IS_LETTER[page[np.uint64(name)]]:
+            if not IS_LETTER[page[name]]:
                 nodes += 1
                 if following == EXCLAMATION and matches(page, place + 2, HYPHENS):
-                    place = _comment_end(page, place + 4)
+                    place = comment_end(page, place + 4)
                 else:
-                    place = _after(page, name, GREATER)
+                    place = end_after(page, name, GREATER)
                 continue
-            hashed, name_end = _name(page, name)
+            hashed, name_end = name_at(page, name)
             number = max(find(numbers, hashed), 0)
-            place, attributes = _next_attribute(page, name_end), 0
-            while not _ends_tag(page, place):
-                place = _next_attribute(page, _attribute(page, place)[0])
+            place, attributes = next_attribute(page, name_end), 0
+            while not ends_tag(page, place):
+                place = next_attribute(page, attribute_at(page, place)[0])
                 attributes += 1
             is_cut = place >= end
-            is_void = not is_cut and page[np.uint64(place)] == SLASH
+            is_void = not is_cut and page[place] == SLASH
             place += 2 if is_void else 1
             if is_end:
                 is_void = False
-                if misplaced and (number == HTML or number == HEAD or number == BODY):
+                if misplaced and (number in (HTML, HEAD, BODY)):
                     misplaced -= 1
                 elif not is_cut:
                     closing = _closed_by(names, tags, height, hashed, number)
@@ -318,7 +288,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 if not level:
                     opening[0] = HTML
                     level = openings = 1
-                if tag != HEAD and tag != BODY:
+                if tag not in (HEAD, BODY):
                     if level == 1 and IMPLIES_HEAD[tag]:
                         guess = 0 if has_head or has_body else HEAD
                     elif not (IMPLIES_NOTHING[tag] or has_body or in_head or in_body):
@@ -357,7 +327,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 continue
             elif step < openings:
                 tag, starts, visible = opening[step], True, height <= killed
-                is_own = step == openings - 1 and not implied and name > 0
+                is_own = step == openings - 1 and name > 0
                 names[height], tags[height] = TAG_HASHES[tag], tag
                 own_marks = MARKS[tag]
                 if is_own:
@@ -371,8 +341,8 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 if visible:
                     role = roles[tag]
                     if role == STYLESHEET:
-                        value, value_end = _value(page, name_end, REL)
-                        role = KILL if _contains(page, value, value_end, STYLE_SHEET) else PLAIN
+                        value, value_end = attribute_value(page, name_end, REL)
+                        role = KILL if contains(page, value, value_end, STYLE_SHEET) else PLAIN
                     if role == BLOCK or not height:
                         parents[elements], blocks[height + 1] = blocks[height], elements
                         elements += 1
@@ -393,20 +363,20 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 run_gap = run_length = 0
                 in_run = False
             if layout and visible:
-                if pres and tag != PRE and (role == BLOCK or role == BREAK):
+                if pres and tag != PRE and (role in (BLOCK, BREAK)):
                     role = PLAIN
                     if starts:
                         size = _end_line(text, begin, size, table)
                 if starts and tag == MATH:
                     formula, formula_gap = size, gap
                 elif starts and formula >= 0 and name > 0:
-                    value, value_end = _value(page, name_end, ENCODING)
+                    value, value_end = attribute_value(page, name_end, ENCODING)
                     if value_end - value == len(TEX) and matches(page, value, TEX):
                         if formula >= begin:
                             size, gap = formula, formula_gap
                     else:
-                        value, value_end = _value(page, name_end, CLASS)
-                        if matches(page, name, ANNOTATION) or _contains(page, value, value_end, KATEX):
+                        value, value_end = attribute_value(page, name_end, CLASS)
+                        if matches(page, name, ANNOTATION) or contains(page, value, value_end, KATEX):
                             role = KILL
             if starts:
                 if visible and role == KILL:
@@ -436,151 +406,14 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
 
 
 @jit
-def _name(page: Bytes, place: int) -> tuple[np.uint64, int]:
-    """Hash of the name that begins here, in lower case, and where it ends."""
-    hashed = np.uint64(0)
-    while place < len(page) and not ENDS_NAME[page[np.uint64(place)]]:
-        hashed = (hashed + np.uint64(LOWER[page[np.uint64(place)]])) * HASH_FACTOR
-        place += 1
-    return hashed, place
-
-
-@jit
-def _attribute(page: Bytes, place: int) -> tuple[int, int, int, int]:
-    """Where the attribute that begins here and its name end, and the bounds of its value."""
-    end = len(page)
-    place += 1
-    while place < end and not ENDS_ATTRIBUTE[page[np.uint64(place)]]:
-        place += 1
-    name_end = place
-    while place < end and IS_BLANK[page[np.uint64(place)]]:
-        place += 1
-    if place == end or page[np.uint64(place)] != EQUALS:
-        return place, name_end, place, place
-    place += 1
-    while place < end and IS_BLANK[page[np.uint64(place)]]:
-        place += 1
-    quote, begin = page[np.uint64(place)] if place < end else 0, place
-    if quote == QUOTE or quote == APOSTROPHE:
-        begin += 1
-        place = begin
-        while place < end and page[np.uint64(place)] != quote:
-            place += 1
-        return min(place + 1, end), name_end, begin, place
-    while place < end and page[np.uint64(place)] != GREATER and not IS_BLANK[page[np.uint64(place)]]:
-        place += 1
-    return place, name_end, begin, place
-
-
-@jit
-def _next_attribute(page: Bytes, place: int) -> int:
-    """Where the next attribute of a tag begins, or its end at ">" or "/>"."""
-    end = len(page)
-    while place < end and (
-        IS_BLANK[page[np.uint64(place)]] or (page[np.uint64(place)] == SLASH and not (place + 1 < end and page[np.uint64(place + 1)] == GREATER))
-    ):
-        place += 1
-    return place
-
-
-@jit
-def _ends_tag(page: Bytes, place: int) -> bool:
-    return place == len(page) or page[np.uint64(place)] == GREATER or page[np.uint64(place)] == SLASH
-
-
-@jit
-def _value(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int]:
-    """Bounds of the value of the first attribute of this name; equal ones where there is none."""
-    place = _next_attribute(page, place)
-    while not _ends_tag(page, place):
-        name = place
-        place, name_end, value, value_end = _attribute(page, name)
-        if name_end - name == len(wanted) and matches(page, name, wanted):
-            return value, value_end
-        place = _next_attribute(page, place)
-    return 0, 0
-
-
-@jit
-def _after(page: Bytes, place: int, byte: int) -> int:
-    """Where the first such byte from here on ends, or the page."""
-    while place < len(page) and page[np.uint64(place)] != byte:
-        place += 1
-    return min(place + 1, len(page))
-
-
-@jit
-def matches(page: Bytes, place: int, word: Bytes) -> bool:
-    """Whether this word begins here, in any case."""
-    if place + len(word) > len(page):
-        return False
-    for k in range(len(word)):
-        if LOWER[page[place + k]] != word[k]:
-            return False
-    return True
-
-
-@jit
-def _contains(page: Bytes, place: int, end: int, word: Bytes) -> bool:
-    """Whether this word is in the page from here to there, in any case."""
-    for begin in range(place, end - len(word) + 1):
-        if matches(page, begin, word):
-            return True
-    return False
-
-
-@jit
 def _marks(page: Bytes, name: int, end: int) -> int:
     """Marks of a tag by what its name contains: the word h2, or select."""
-    marks = IN_SELECT if _contains(page, name, end, SELECT) else 0
+    marks = IN_SELECT if contains(page, name, end, SELECT) else 0
     for place in range(name, end - 1):
-        if LOWER[page[np.uint64(place)]] == LOWER_H and DIGITS[page[np.uint64(place + 1)]] < 10:
-            if not (place > name and IN_WORD[page[place - 1]]) and not (place + 2 < end and IN_WORD[page[np.uint64(place + 2)]]):
-                marks |= MINOR_HEADING
+        is_inside = (place > name and IN_WORD[page[place - 1]]) or (place + 2 < end and IN_WORD[page[place + 2]])
+        if LOWER[page[place]] == LOWER_H and DIGITS[page[place + 1]] < 10 and not is_inside:
+            marks |= MINOR_HEADING
     return marks
-
-
-@jit
-def _comment_end(page: Bytes, place: int) -> int:
-    """Where the comment whose text begins here ends."""
-    if matches(page, place, COMMENT_END[2:]):
-        return place + 1
-    if matches(page, place, COMMENT_END[1:]):
-        return place + 2
-    while place < len(page):
-        if page[np.uint64(place)] == HYPHEN:
-            if matches(page, place, COMMENT_END):
-                return place + 3
-            if matches(page, place, OTHER_COMMENT_END):
-                return place + 4
-        place += 1
-    return place
-
-
-@jit
-def _raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
-    """Where the end tag begins of a tag whose content is text; a <script> within a comment in a script has its own."""
-    in_comment = in_script = False
-    while place < len(page):
-        byte = page[np.uint64(place)]
-        if byte == LESS_SIGN and place + 1 < len(page):
-            is_end = page[np.uint64(place + 1)] == SLASH
-            if mode == SCRIPT and not in_comment and matches(page, place, COMMENT_BEGIN):
-                in_comment = True
-                place += 1
-            elif is_end or (in_comment and not in_script):
-                other, name_end = _name(page, place + 2 if is_end else place + 1)
-                if other == hashed and name_end < len(page):
-                    if in_comment and not is_end:
-                        in_script = True
-                    elif in_script:
-                        in_script = False
-                    else:
-                        return place
-        elif byte == HYPHEN and in_comment and matches(page, place, COMMENT_END):
-            in_comment = in_script = False
-        place += 1
-    return place
 
 
 @jit
@@ -595,52 +428,13 @@ def _closed_by(names: NDArray[np.uint64], tags: NDArray[np.int64], height: int, 
 
 
 @jit
-def _reference(page: Bytes, place: int, references: Lookup) -> tuple[int, int, int]:
-    """Code points of the reference to characters that begins here, the second mostly 0, and its bytes; 0 for none."""
-    end, begin = len(page), place
-    place += 1
-    if place < end and page[np.uint64(place)] == HASH_SIGN:
-        base, code = 10, 0
-        place += 1
-        if place < end and LOWER[page[np.uint64(place)]] == LOWER_X:
-            base = 16
-            place += 1
-        first = place
-        while place < end and DIGITS[page[np.uint64(place)]] < base:
-            code = min(code * base + DIGITS[page[np.uint64(place)]], MAX_CODE)
-            place += 1
-        if place == first:
-            return 0, 0, 0
-        if 0x80 <= code < 0xA0:
-            code = C1_CODES[code - 0x80]
-        elif not code or 0xD800 <= code < 0xE000 or code == MAX_CODE:
-            code = REPLACEMENT
-        return code, 0, place - begin + (place < end and page[np.uint64(place)] == SEMICOLON)
-    hashed, value, length = np.uint64(0), MISSING, 0
-    while place < end and place - begin <= LONGEST_ENTITY and IN_WORD[page[np.uint64(place)]]:
-        hashed = (hashed + np.uint64(page[np.uint64(place)])) * HASH_FACTOR
-        place += 1
-        if place - begin <= LONGEST_UNENDED + 1:
-            found = find(references, hashed)
-            if found != MISSING:
-                value, length = found, place - begin
-    if place < end and page[np.uint64(place)] == SEMICOLON:
-        found = find(references, (hashed + np.uint64(SEMICOLON)) * HASH_FACTOR)
-        if found != MISSING:
-            value, length = found, place + 1 - begin
-    if value == MISSING:
-        return 0, 0, 0
-    return value & 0xFFFFFFFF, value >> 32, length
-
-
-@jit
 def _write(text: Bytes, size: int, code: int) -> int:
     """Write a character; where the text ends then."""
     if code < 0x80:
-        text[np.uint64(size)] = code
+        text[size] = code
         return size + 1
     width = 2 if code < 0x800 else 3 if code < 0x10000 else 4
-    text[np.uint64(size)] = (0xF00 >> width) & 0xFF | code >> 6 * (width - 1)
+    text[size] = (0xF00 >> width) & 0xFF | code >> 6 * (width - 1)
     for k in range(1, width):
         text[size + k] = 0x80 | code >> 6 * (width - 1 - k) & 0x3F
     return size + width
@@ -655,6 +449,6 @@ def _end_line(text: Bytes, begin: int, size: int, table: NDArray[np.uint8]) -> i
             break
         size -= width
     if size > begin:
-        text[np.uint64(size)] = LINE_FEED
+        text[size] = LINE_FEED
         size += 1
     return size
