@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Extract(Step[ExtractSettings, Settings]):
     """Source files to shards of documents."""
 
-    number, version = 1, 2
+    number, version = 1, 3
     varies = ("justext", "method")
     takes: ClassVar[Kind] = "files"
     kept = ("jusText", "lxml", "pycld2", "resiliparse", "webencodings", "fasttext-predict")
