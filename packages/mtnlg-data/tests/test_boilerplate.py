@@ -43,7 +43,9 @@ class Classified(NamedTuple):
 def ours(html: str, settings: BoilerplateSettings = DEFAULTS) -> list[Classified]:
     page = read_page(html)
     context_free = classify(page, settings)
-    classes = ([CLASSES[kind] for kind in kinds] for kinds in (context_free, revise_classes(page, context_free, settings)))
+    classes = (
+        [CLASSES[kind] for kind in kinds] for kinds in (context_free, revise_classes(page, context_free, settings))
+    )
     headings = (page.columns[MARKED] & IS_HEADING > 0).tolist()
     return [*map(Classified, page.texts(), page.columns[LINKED].tolist(), headings, *classes)]
 
@@ -165,7 +167,10 @@ settings_of = st.builds(
 
 #: Read otherwise: what follows the body of a fragment, which lxml.html leaves out, and a "<" as text in a frameset,
 #: where libxml2 begins a body.
-OTHERWISE = re.compile(r"(?!\s*<(?:html|!doctype)).*(?:</?body|</html|<frameset|<noframes)|.*<(?:frameset|noframes)", re.I | re.S)
+OTHERWISE = re.compile(
+    r"(?!\s*<(?:html|!doctype)).*(?:</?body|</html|<frameset|<noframes)|.*<(?:frameset|noframes)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @given(html=pages, settings=st.one_of(st.just(DEFAULTS), settings_of))

@@ -27,12 +27,12 @@ import numpy as np
 import pycld2
 
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.text.characters import SPACE, character_table, code_at, code_points, fold_case
+from mtnlg_data.text.characters import SPACE, code_at, code_points, fold_case
 from mtnlg_data.text.compiled import jit
 
 from .html_tags import HASH_FACTOR, IN_SELECT, IS_HEADING, Lookup, find, lookup_of
 from .language import ENGLISH, text_length
-from .markup import matches
+from .markup import matches, space_table
 from .paragraphs import CHARACTERS, END, LINKED, MARKED, PREFORMATTED
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def classify(page: Page, settings: BoilerplateSettings, language: str = ENGLISH)
     low = text_length(settings.length_low, LENGTH_LOW, language)
     high = text_length(settings.length_high, LENGTH_HIGH if has_stops else LENGTH_LOW, language)
     shares = settings.most_linked, settings.stop_low * has_stops, settings.stop_high * has_stops
-    return _classify(page.text, page.columns, (low, high), shares, (character_table(), _lower_case(), stops))
+    return _classify(page.text, page.columns, (low, high), shares, (space_table(), _lower_case(), stops))
 
 
 def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSettings) -> Classes:

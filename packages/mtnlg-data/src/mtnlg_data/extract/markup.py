@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import string
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mtnlg_data.text.characters import SPACE
 from mtnlg_data.text.compiled import jit
 
 from .html_tags import HASH_FACTOR, MISSING, SCRIPT, Lookup, find
@@ -31,7 +33,7 @@ IS_LETTER[[*string.ascii_letters.encode()]] = IN_WORD[[*f"{string.ascii_letters}
 NO_DIGIT = 99
 DIGITS = np.full(256, NO_DIGIT, np.uint8)
 DIGITS[[*string.hexdigits.encode()]] = [int(digit, 16) for digit in string.hexdigits]
-MAX_CODE, REPLACEMENT = 0x110000, 0xFFFD
+MAX_CODE, REPLACEMENT, LAST_SPACE = 0x110000, 0xFFFD, 0x3000
 C1_CODES = np.array([ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)) for byte in range(128, 160)])
 LONGEST_ENTITY, LONGEST_UNENDED = 32, 6
 HYPHENS, COMMENT_BEGIN, COMMENT_END, OTHER_COMMENT_END = (
@@ -39,6 +41,14 @@ HYPHENS, COMMENT_BEGIN, COMMENT_END, OTHER_COMMENT_END = (
 )
 LESS_SIGN, SLASH, GREATER, EXCLAMATION, HYPHEN, EQUALS, SEMICOLON, HASH_SIGN, AMPERSAND_SIGN = b"</>!-=;#&"
 LOWER_X, QUOTES, DECLARATIONS = ord("x"), tuple(b"\"'"), tuple(b"!?")
+
+
+@cache
+def space_table() -> NDArray[np.uint8]:
+    """Which code points are white space, as `character_table` has it, at once."""
+    table = np.zeros(MAX_CODE, np.uint8)
+    table[[code for code in range(LAST_SPACE + 1) if chr(code).isspace()]] = SPACE
+    return table
 
 
 @jit

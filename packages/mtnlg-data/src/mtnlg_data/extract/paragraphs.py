@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.text.characters import SPACE, character_table, code_at, code_before, count_characters, space_begin
+from mtnlg_data.text.characters import SPACE, code_at, code_before, count_characters, space_begin
 from mtnlg_data.text.compiled import jit
 
 from .html_tags import (
@@ -88,6 +88,7 @@ from .markup import (
     next_attribute,
     raw_end,
     reference_at,
+    space_table,
 )
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = RO
     where the page has <math> as well. ``roles`` are of tags by their numbers.
     """
     data = np.frombuffer(html.removeprefix("\ufeff").replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
-    return Page(*_read(data, layout, roles, (tag_numbers(), entities(), character_table())))
+    return Page(*_read(data, layout, roles, (tag_numbers(), entities(), space_table())))
 
 
 def markup_excess(html: str) -> str | None:

@@ -43,7 +43,7 @@ class Extract(Step[ExtractSettings, Settings]):
         page = 8 * min(corpus.longest, self.settings.largest_page)
         model = self.settings.language_model.stat().st_size if self.settings.language_model else 0
         return Cost(
-            of_web * corpus.text / 1e6, 160_000_000 + page + len(self.sources) * corpus.group // 2 + model, corpus.disk
+            of_web * corpus.text / 1e6, 340_000_000 + page + len(self.sources) * corpus.group // 2 + model, corpus.disk
         )
 
     def fingerprint(self, source: str) -> object:
