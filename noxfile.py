@@ -196,14 +196,6 @@ def tests(session: nox.Session) -> None:
     run_slow_tests(session, due, "tests", *(f"--ignore={name}" for name in unchanged))
 
 
-@nox.session(venv_backend="none", default=False)
-def nightly(session: nox.Session) -> None:
-    """Run all slow tests, whatever has changed."""
-    install_house(session)
-    due = due_checks(everything=True)
-    run_slow_tests(session, due, *(name for name in due if name.endswith(".py")))
-
-
 def due_checks(*, everything: bool = False) -> dict[str, str]:
     """Return the slow checks that must run, each with the digest of what it depends on, itself included."""
     due = {}
@@ -256,8 +248,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def nightly(session: nox.Session) -> None:
-    """Fuzz every reader for an hour, and kill 1,000 curations and 300 trainings; the results are in runs/nightly."""
+    """Run all slow tests, whatever has changed; fuzz every reader for an hour; kill 1,000 curations and 300 trainings.
+
+    The results are in runs/nightly.
+    """
     install_house(session)
+    due = due_checks(everything=True)
+    run_slow_tests(session, due, *(name for name in due if name.endswith(".py")))
     out = Path("runs/nightly")
     fuzzing = ("tests/fuzz/harness.py", "--minutes-each", "60", "--out", str(out / "fuzz"))
     run_in_house(session, "python", *fuzzing, *session.posargs)
