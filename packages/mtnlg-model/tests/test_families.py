@@ -372,6 +372,10 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
             "rope_parameters: full_attention: missing",
         ),
         (GPT_NEO | {"model_type": "gpt_neo", "attention_types": ["local", "global"]}, "not what GPTNeoForCausalLM"),
+        ({"model_type": "gpt2", **GPT2, "num_attention_heads": 3}, "config.json: n_head = 6 and 3: programs differ in"),
+        ({"model_type": "olmo3", "rope_theta": 1e4}, "config.json: rope_theta = 10000.0: only 500000.0 is supported"),
+        ({"model_type": "gptj", **GPT2, "rotary_dim": 7}, "rotary positions turn pairs; 7 of 8 values are none"),
+        ({"model_type": "phi", "tie_word_embeddings": True}, "tie_word_embeddings = True: only False is supported"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar = -1: not positive"),
         ({"model_type": "opt", "ffn_dim": 80, "word_embed_proj_dim": 24}, "word_embed_proj_dim = 24: only 48 is"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor: missing"),
@@ -393,6 +397,14 @@ def test_what_is_not_supported_is_named_in_one_line(changed: dict[str, Any], mes
         from_config_json({**LLAMA, **changed}, "config.json")
     assert "\n" not in str(failure.value)
     assert len(str(failure.value)) < 350
+
+
+def test_other_names_of_a_field_mean_the_same() -> None:
+    named = {"model_type": "gpt2", **GPT2}
+    other = {**named, "num_attention_heads": 6, "n_head": None, "num_hidden_layers": 2}
+    assert from_config_json(named, "")[1] == from_config_json(other, "")[1]
+    bloom = {"model_type": "bloom", "vocab_size": 307, "n_layer": 2, "n_head": 6}
+    assert from_config_json({**bloom, "n_embed": 48}, "")[1] == from_config_json({**bloom, "hidden_size": 48}, "")[1]
 
 
 def test_longrope_is_that_of_short_texts_where_the_sequence_is() -> None:

@@ -247,6 +247,8 @@ def _by_layer(
         layers = [dict(rule.settings(values, n, slides[n] if any(slides) else None)) for n in numbers]
     except (TypeError, LookupError, ValueError):
         raise contradiction from None
+    except Failure as error:
+        raise Failure(f"{place}: {error}") from None
     if not agree:
         raise contradiction
     if window is not None and window < config.sequence:
