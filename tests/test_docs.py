@@ -212,7 +212,9 @@ def check_commands(text: str, page: str) -> None:
         if not words or words[0] not in {f"mtnlg-{name}" for name in PACKAGES} or words[1] == "lm-eval":
             continue  # lm-eval's options are its own
         app = importlib.import_module(f"{words[0].replace('-', '_')}.cli").app
-        known = options_of(get_command(app).commands[words[1]])  # type: ignore[attr-defined]
+        commands = get_command(app).commands  # type: ignore[attr-defined]
+        takes = [words[1], *(["run"] if words[1] == "watch" else [])]  # which passes them on
+        known = {option for name in takes for option in options_of(commands[name])}
         used = {word.partition("=")[0] for word in words[2:] if word.startswith("-")}
         assert used <= known, f"{page}: {line}: no such option: {used - known}"
 
