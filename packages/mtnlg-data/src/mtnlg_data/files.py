@@ -40,6 +40,8 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if str(error).endswith(" written"):  # numpy reports how much was written, not the cause
+            error.errno, error.strerror = errno.ENOSPC, os.strerror(errno.ENOSPC)
         error.filename = error.filename or str(path)
         raise
 
@@ -132,9 +134,9 @@ def _bounded(content: bytes, limit: int, path: Path) -> bytes:
     return content
 
 
-def sync_directory(directory: Path) -> None:
-    """Fsync a directory, so that its entries survive a power loss."""
-    handle = os.open(directory, os.O_RDONLY)
+def sync_directory(path: Path, flags: int = os.O_RDONLY) -> None:
+    """Fsync a directory, so that its entries survive a power loss; with ``os.O_RDWR`` a file."""
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:
@@ -156,21 +158,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     new_or_regular(path).parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))
-        yield partial
-        handle = os.open(partial, os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        partial.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        short_write = str(error).endswith(" written")  # numpy reports how much was written, not the cause
-        number = error.errno or (errno.ENOSPC if short_write else None)
-        if error.filename is None and number:
-            raise OSError(number, os.strerror(number), str(path)) from error
-        raise
+        with naming(path):
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))
+            yield partial
+            sync_directory(partial, os.O_RDWR)
+            partial.replace(path)
+            sync_directory(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -20,8 +20,9 @@ from mtnlg_data.console import Failure, UsageFailure
 from .ray_cluster import OBJECT_STORE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+Options = dict[str, str | None]
 #: One task a node, on all of it; one job at a time of a name, which is the output's; the signal comes two minutes
 #: before the time limit.
 OURS: Final = {
@@ -113,19 +114,15 @@ def job_script(
 
     A job waits for another one of the same ``out``. ``setup`` are lines of bash that come first. ``sbatch`` has options
     of sbatch that are added to ours or replace them; "--NAME=false" removes one; ``srun`` options of the steps that run
-    Ray and the command. ``interface`` is the network interface
-    of Ray's head, by default that of the machine's first address. Raises ``UsageFailure`` where a value cannot stand in
-    a script.
+    Ray and the command. ``interface`` is the network interface of Ray's head, by default that of the machine's first
+    address. Raises ``UsageFailure`` where a value cannot stand in a script.
     """
-    for text in (*arguments, *sbatch, *srun, *setup, interface or ""):
-        if not text.isprintable():  # a line break would start another line of the script
-            raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
-    options = {"job-name": f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}", **OURS}
-    options |= _options("sbatch", sbatch, "nodes=16")
-    site = _options("srun", srun, "container-image=/images/mtnlg.sqsh")
+    refuse_controls(*arguments, *setup, interface or "")
+    name = f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
+    options = {"job-name": name, **OURS, **slurm_options("sbatch", sbatch, "nodes=16")}
+    site = slurm_options("srun", srun, "container-image=/images/mtnlg.sqsh")
     inside = f"{INSIDE} {shlex.join(srun)} " if site else ""
-    # A container has a Python of its own.
-    python = "python3" if any(name.startswith("container") for name in site) else sys.executable
+    python = python_in(site)
     address = "hostname -I | cut -d ' ' -f 1"
     if interface is not None:
         first = """awk '{sub("/.*", "", $4); print $4; exit}'"""
@@ -133,7 +130,7 @@ def job_script(
     ray = f"{shlex.quote(python)} -m ray.scripts.scripts"
     node = NODE.format(inside=inside, ray=ray, object_store=OBJECT_STORE_BYTES)
     return TEMPLATE.format(
-        header=directives({name: value for name, value in options.items() if value != "false"}),
+        header=directives(options),
         setup="\n".join(setup),
         address=address,
         node=shlex.quote(node),
@@ -142,21 +139,39 @@ def job_script(
     )
 
 
-def _options(command: str, words: Sequence[str], example: str) -> dict[str, str]:
-    """Options of a Slurm command by name. Raises ``UsageFailure`` for a word that is none."""
-    options: dict[str, str] = {}
+def refuse_controls(*texts: str) -> None:
+    """Raise ``UsageFailure`` for a line break, which would start another line of a script, or what could hide one."""
+    for text in texts:
+        if not text.isprintable():
+            raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
+
+
+def slurm_options(command: str, words: Iterable[str], example: str) -> Options:
+    """Options of a Slurm command by name: "" is a flag, None, of "=false" or "=", takes one of ours away.
+
+    Raises ``UsageFailure`` for a word that is none.
+    """
+    options: Options = {}
     for word in words:
+        refuse_controls(word)
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", word)
         if match is None:
             raise UsageFailure(f"--{command} {word}: write an option of {command}, such as --{command}=--{example}")
-        options[match[1]] = match[2] or ""
+        options[match[1]] = None if match[2] in {"", "false"} else match[2] or ""
     return options
 
 
-def directives(options: Mapping[str, str]) -> str:
+def python_in(site: Options) -> str:
+    """The Python of a step with these options of srun: a container has one of its own."""
+    return "python3" if any(name.startswith("container") for name in site) else sys.executable
+
+
+def directives(options: Options) -> str:
     """Lines of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
     lines = []
     for name, value in options.items():
+        if value is None:
+            continue
         is_word = re.fullmatch(r"[\w@%+=:,./-]*", value, re.ASCII)
         text = value if is_word else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
         lines.append(f"#SBATCH --{name}={text}" if value else f"#SBATCH --{name}")

@@ -16,9 +16,7 @@ on. With a container the package exists only inside it, so the script itself is 
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
-import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_data.engine import slurm
@@ -43,9 +41,6 @@ REQUEUE_TRIES: Final = 60
 
 FIXED: Final = {"nodes", "ntasks", "ntasks-per-node"}
 """Options of sbatch that follow from the layout and the ranks per node."""
-
-Options = dict[str, str | None]
-"""Options of a Slurm command by name: "" is a flag, None takes one of ours away."""
 
 TEMPLATE: Final = """#!/bin/bash
 {header}
@@ -119,18 +114,15 @@ def submit(job: Job) -> str:
 def script(job: Job) -> str:
     """The sbatch script. Raises ``UsageFailure`` where a value cannot stand in one."""
     recipe, out = job.recipe, job.out
-    for text in (str(out), *job.arguments, *recipe.slurm.setup):
-        _refuse_controls(text)
+    slurm.refuse_controls(str(out), *job.arguments, *recipe.slurm.setup)
     header = _sbatch_options(job)
-    site = _without_removed(_replacements(recipe.slurm.srun))
+    site = slurm.slurm_options("srun", _options(recipe.slurm.srun), "wait=300")
     one_task = {"ntasks-per-node": "1", **site}
     nodes = str(recipe.layout.world // job.tasks_per_node)
     agents = {"label": "", "nodes": nodes, "ntasks": nodes, "kill-on-bad-exit": "1", "wait": "60", **one_task}
     # On the node of this script, and without waiting for what a failed step still holds.
     one = {"overlap": "", "nodes": "1", "ntasks": "1", **one_task}
-    # A container has a Python of its own.
-    python = "python3" if any(name.startswith("container") for name in site) else sys.executable
-    command = [python, "-m", "mtnlg_parallel.cli"]
+    command = [slurm.python_in(site), "-m", "mtnlg_parallel.cli"]
     return TEMPLATE.format(
         header=slurm.directives(header),
         tasks=job.tasks_per_node,
@@ -142,24 +134,20 @@ def script(job: Job) -> str:
         stopped=int(Exit.STOPPED),
         one=f'{_words(one)} --nodelist="$SLURMD_NODENAME"',
         restart=shlex.join([*command, "restart", str(out), "--max-restarts", str(job.max_restarts)]),
-        excluded=shlex.quote(f",{header['exclude']}") if "exclude" in header else "",
+        excluded=shlex.quote(f",{header['exclude']}") if header.get("exclude") else "",
         tries=REQUEUE_TRIES,
     )
 
 
-def _sbatch_options(job: Job) -> dict[str, str]:
+def _sbatch_options(job: Job) -> slurm.Options:
     layout, tasks = job.recipe.layout, job.tasks_per_node
     if layout.world % tasks:
         raise UsageFailure(f"--ranks-a-node {job.ranks_per_node} does not divide the {layout.world} ranks of {layout}")
-    replacements = _replacements(job.recipe.slurm.sbatch)
-    for option in job.sbatch:
-        name, equals, value = option.removeprefix("--").partition("=")
-        if not option.startswith("--"):
-            raise UsageFailure(f"--sbatch {option}: write an option of sbatch, such as --sbatch=--partition=batch")
-        replacements |= _replacements({name: value if equals else True})
+    words = [*_options(job.recipe.slurm.sbatch), *job.sbatch]
+    replacements = slurm.slurm_options("sbatch", words, "partition=batch")
     if fixed := sorted(FIXED & replacements.keys()):
         raise UsageFailure(f"--{fixed[0]} of sbatch follows from layout {layout} and --ranks-a-node; leave it out")
-    ours: Options = {
+    ours: slurm.Options = {
         "job-name": f"mtnlg-{job.out.name}-{hashlib.sha256(bytes(job.out.resolve())).hexdigest()[:8]}",
         "dependency": "singleton",  # no two jobs train in one folder at once
         "nodes": str(layout.world // tasks),
@@ -174,31 +162,17 @@ def _sbatch_options(job: Job) -> dict[str, str]:
         "open-mode": "append",
         "output": f"{str(job.out).replace('%', '%%')}/slurm-%j.log",
     }
-    return _without_removed({**ours, **replacements})
+    return {**ours, **replacements}
 
 
-def _replacements(values: Mapping[str, str | int | bool]) -> Options:
-    """Options as a recipe or a command line gives them: True is a flag; False, "false" and "" remove an option."""
-    for name, value in values.items():
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise UsageFailure(f"{name!r} is no option of Slurm; write its long name, such as partition")
-        _refuse_controls(str(value))
-    return {
-        name: "" if value is True else None if value is False or value in {"", "false"} else str(value)
+def _options(values: Mapping[str, str | int | bool]) -> list[str]:
+    """A recipe's options of a Slurm command as words: True is a flag."""
+    return [
+        f"--{name}" if value is True else f"--{name}={'' if value is False else value}"
         for name, value in values.items()
-    }
+    ]
 
 
-def _without_removed(options: Options) -> dict[str, str]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _refuse_controls(text: str) -> None:
-    """A line break would start another line of the script, and a control character could hide one."""
-    if not text.isprintable():
-        raise UsageFailure(f"{text!r}: a control character or line break cannot stand in {SCRIPT}; take it out")
-
-
-def _words(options: dict[str, str]) -> str:
+def _words(options: slurm.Options) -> str:
     """Options as words of a bash command."""
-    return shlex.join(f"--{name}={value}" if value else f"--{name}" for name, value in options.items())
+    return shlex.join(f"--{name}={v}" if v else f"--{name}" for name, v in options.items() if v is not None)
