@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 
 import numpy as np
@@ -18,7 +19,9 @@ from mtnlg_data.text.characters import (
     EAST_ASIAN,
     EXTEND,
     LETTER,
+    LETTERED,
     NO_WORD,
+    SIGNS,
     SOUTHEAST_ASIAN,
     character_kinds,
     fold_case,
@@ -141,3 +144,11 @@ def test_folding_a_character_does_not_look_at_its_neighbours(one: str, other: st
     assert fold_case(one + other) == fold_case(one) + fold_case(other)
     assert len(fold_case(one)) == len(one)
     assert fold_case("ΟΔΟΣ") == fold_case("οδος")
+
+
+def test_beyond_the_lettered_planes_there_are_signs_alone() -> None:
+    beyond = "".join(map(chr, range(LETTERED.stop, sys.maxunicode + 1)))
+    assert not re.search(r"[\w\s]", beyond)
+    assert fold_case(beyond) == beyond
+    signs = [unicodedata.category(character) in {*SIGNS, "Cf"} for character in beyond]
+    assert (character_kinds()[LETTERED.stop :] == np.where(signs, EXTEND, NO_WORD)).all()
