@@ -126,6 +126,7 @@ WITHOUT = {
     "curation_scale": "hours; the peer is the plan",
     "curation_kills": "bytes after kills: equal or not",
     "training_kills": "as curation_kills",
+    "extraction_quality": "word F1, a table",
     "failures": "a simulation",
     "filter_languages": "shares kept, on texts of packages that may not be there",
     "conformance": "engines: as a plain loop or not",

@@ -1,4 +1,4 @@
-"""Extract a page's main text by one of three methods: our jusText, resiliparse or trafilatura.
+"""Extract a page's main text by one of four methods: our jusText, our main content, resiliparse or trafilatura.
 
 The two libraries build trees and guarantee no bound on their time, so they get only pages whose markup is of ordinary
 size; our own reader needs no such limit.
@@ -9,21 +9,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from .boilerplate import BoilerplateSettings, main_text
-from .paragraphs import markup_excess, read_page
+from .main_content import ROLES, main_content
+from .paragraphs import read_page
+from .tree_limits import markup_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Method = Literal["justext", "resiliparse", "trafilatura"]
+Method = Literal["justext", "main", "resiliparse", "trafilatura"]
 
 
 def extract_text(method: Method, html: str, settings: BoilerplateSettings, language: str) -> tuple[str, str | None]:
     """The main text of a page in this language of CLD2's, and the reason to drop the page or None."""
-    if method == "justext":
-        page = read_page(html, layout=settings.layout)
-        text, reason = ("", "too_deep") if page.truncated else (main_text(page, settings, language), None)
-    else:
+    if method in _LIBRARIES:
         text, reason = _extract_with_library(_LIBRARIES[method], html)
+    else:
+        is_main = method == "main"
+        page = read_page(html, layout=True, roles=ROLES) if is_main else read_page(html, layout=settings.layout)
+        if page.truncated:
+            return "", "too_deep"
+        text = main_content(page, language) if is_main else main_text(page, settings, language)
+        reason = None
     return text, reason if reason or text else "empty"
 
 
@@ -47,4 +53,4 @@ def _trafilatura(html: str) -> str:
     return trafilatura.extract(html, fast=True) or ""
 
 
-_LIBRARIES: dict[str, Callable[[str], str]] = {"resiliparse": _resiliparse, "trafilatura": _trafilatura}
+_LIBRARIES: dict[Method, Callable[[str], str]] = {"resiliparse": _resiliparse, "trafilatura": _trafilatura}

@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
-MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page that is made a tree; of one tag
 #: Columns of a page: where the paragraph ends in the text; its characters, those inside links, the last one; marks of
 #: the tags that are open where it begins, and at its first character; the block element of that character; whether it
 #: is a <pre>, as it is written.
@@ -119,8 +118,6 @@ class Page(NamedTuple):
     columns: NDArray[np.int64]  # [COLUMNS, paragraphs]
     parents: NDArray[np.int32]  # of block elements: the number of the one around it, -1 of the first
     truncated: bool  # tags nest too deep: nothing after that point was read
-    nodes: int  # tags and comments
-    attributes: int  # most of one tag
 
     def texts(self) -> list[str]:
         """The text of each paragraph."""
@@ -140,16 +137,6 @@ def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = RO
     return Page(*_read(data, layout, roles, (tag_numbers(), entities(), space_table())))
 
 
-def markup_excess(html: str) -> str | None:
-    """Why a page's markup is too large for a tree, whose cost has no bound; None where it is not."""
-    page = read_page(html)
-    if page.truncated:
-        return "too_deep"
-    if page.attributes > MAX_ATTRIBUTES:
-        return "too_many_attributes"
-    return "too_many_tags" if page.nodes > MAX_NODES else None
-
-
 @jit
 def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
     page: Bytes,
@@ -165,7 +152,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
         most += page[k] == LESS_SIGN
     columns, count = np.empty((COLUMNS, most), np.int64), 0
     parents, elements = np.empty(most, np.int32), 0
-    nodes = most_attributes = misplaced = 0
+    misplaced = 0
     # Open tags: hashes of their names, their numbers, the marks and the block element of what is inside the first k.
     names, tags = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
     marks, blocks = np.zeros(MAX_DEPTH + 1, np.int64), np.full(MAX_DEPTH + 1, -1, np.int32)
@@ -255,7 +242,6 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             is_end = following == SLASH
             name = place + 2 if is_end else place + 1
             if not IS_LETTER[page[name]]:
-                nodes += 1
                 if following == EXCLAMATION and matches(page, place + 2, HYPHENS):
                     place = comment_end(page, place + 4)
                 else:
@@ -263,10 +249,9 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 continue
             hashed, name_end = name_at(page, name)
             number = max(find(numbers, hashed), 0)
-            place, attributes = next_attribute(page, name_end), 0
+            place = next_attribute(page, name_end)
             while not ends_tag(page, place):
                 place = next_attribute(page, attribute_at(page, place)[0])
-                attributes += 1
             is_cut = place >= end
             is_void = not is_cut and page[place] == SLASH
             place += 2 if is_void else 1
@@ -305,7 +290,6 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 elif not is_cut:
                     opening[openings] = tag
                     openings += 1
-                    most_attributes = max(most_attributes, attributes)
                     is_void = is_void or IS_EMPTY[tag] > 0
                     mode = MARKUP if is_void else MODES[tag]
         step = 0
@@ -337,7 +321,6 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                         own_marks = _marks(page, name, name_end)
                 has_head, has_body = has_head or tag == HEAD, has_body or tag == BODY
                 marks[height + 1], blocks[height + 1] = marks[height] | own_marks, blocks[height]
-                nodes += 1
                 step += 1
                 if visible:
                     role = roles[tag]
@@ -403,7 +386,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 in_link = False
             if layout and tag == PRE:
                 pres += 1 if starts else -1
-    return text[:size], columns[:, :count].copy(), parents[:elements], truncated, nodes, most_attributes
+    return text[:size], columns[:, :count].copy(), parents[:elements], truncated
 
 
 @jit

@@ -41,7 +41,8 @@ class ExtractSettings(LanguageSettings):
 
     method: Method = setting(
         "justext",
-        "What removes the boilerplate of a page; trafilatura needs the extra of its name.",
+        "What removes the boilerplate of a page: jusText, our main, which finds more of the true text, or a library; "
+        "trafilatura needs the extra of its name.",
         paper="justext",
     )
     justext: BoilerplateSettings = BoilerplateSettings()
@@ -65,7 +66,7 @@ class ExtractSettings(LanguageSettings):
     @field_validator("method")
     @classmethod
     def _is_installed(cls, method: Method) -> Method:
-        if find_spec(method) is None:
+        if method != "main" and find_spec(method) is None:
             raise ValueError(f"{method} is not installed; install it with: pip install 'mtnlg-data[{method}]'")
         return method
 

@@ -1,0 +1,220 @@
+"""Whether a page's markup is too large for libraries that make it a tree, by one scan of its bytes.
+
+Their cost has no bound: libxml2 takes seconds to give one tag 50,000 attributes; in resiliparse's tree each level costs
+as much as all above it, and of 5,000 tags that are not closed, <p><b id=N>x</p>, it makes 12 million, as each block
+opens them all again (html.spec.whatwg.org, "reconstruct the active formatting elements").
+
+The scan keeps the open tags as a parser of HTML 5 does, or more of them: an end tag closes nothing outside of a tag
+that might hide it, and the ends that are implied are those that pages leave out.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtnlg_data.text.compiled import jit
+
+from .html_tags import SCRIPT, Lookup, find, lookup_of, name_hash
+from .markup import (
+    COMMENT_BEGIN,
+    EXCLAMATION,
+    GREATER,
+    IS_LETTER,
+    LESS_SIGN,
+    SLASH,
+    attribute_at,
+    comment_end,
+    end_after,
+    ends_tag,
+    matches,
+    name_at,
+    next_attribute,
+    raw_end,
+)
+from .paragraphs import MAX_DEPTH
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .markup import Bytes
+
+MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page; of one tag
+REASONS = (None, "too_deep", "too_many_attributes", "too_many_tags")
+#: What is known of a tag: it has no content; it is opened again in later blocks; it ends at a later tag of its name; an
+#: end tag of other kinds does not reach beyond it; none does, but of a table; that of its own kind only; its content is
+#: text; in it are other rules of what is text and what is empty.
+EMPTY, FORMATTING, SINGLE, SPECIAL, BOUNDARY, TABLE, RAW, FOREIGN = (1 << bit for bit in range(8))
+KIND_TAGS = {
+    EMPTY: "area base basefont bgsound body br col embed form frame head hr html img image input keygen link meta "
+    "param source track wbr",
+    FORMATTING: "a b big code em font i nobr s small strike strong tt u",
+    SINGLE: "a nobr",
+    SPECIAL: "address applet article aside blockquote button caption center colgroup dd details dialog dir div dl dt "
+    "fieldset figcaption figure footer frameset h1 h2 h3 h4 h5 h6 header hgroup li listing main marquee menu nav "
+    "object ol p pre search section summary table tbody td template tfoot th thead tr ul",
+    BOUNDARY: "applet button caption desc foreignobject frameset marquee math noscript object select svg table td "
+    "template th",
+    TABLE: "caption colgroup table tbody td tfoot th thead tr",
+    RAW: "iframe noembed noframes plaintext script style textarea title xmp",
+    FOREIGN: "frameset math select svg template",
+}
+#: Tags whose end is implied at a start tag of the same group or of those named after it.
+ENDED_BY = {
+    "p": "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption figure footer h1 "
+    "h2 h3 h4 h5 h6 header hgroup li listing main menu nav ol p pre search section summary table td th tr ul",
+    "li": "li",
+    "dd dt": "dd dt",
+    "option": "optgroup option",
+    "td th": "tbody td tfoot th thead tr",
+    "tr": "tbody tfoot thead tr",
+    "tbody tfoot thead": "tbody tfoot thead",
+}
+GROUP_SHIFT, ENDS_SHIFT = 8, 16
+SCRIPT_HASH = np.uint64(name_hash(b"script"))
+CDATA, CDATA_END = (np.frombuffer(each, np.uint8) for each in (b"<![cdata[", b"]]>"))
+QUESTION = ord("?")
+WORD = 8  # bytes
+LOW_BITS, HIGH_BITS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+
+
+def markup_excess(html: str) -> str | None:
+    """Why a page's markup is too large to be made a tree; None where it is not."""
+    data = html.encode(errors="replace")
+    words = np.frombuffer(data, np.uint64, len(data) // WORD)
+    return REASONS[_scan(np.frombuffer(data, np.uint8), words, _kinds())]
+
+
+@cache
+def _kinds() -> Lookup:
+    kinds: dict[bytes, int] = {}
+    tables = [*KIND_TAGS.items()]
+    for group, (names, ending) in enumerate(ENDED_BY.items()):
+        tables += [(1 << GROUP_SHIFT + group, names), (1 << ENDS_SHIFT + group, ending)]
+    for kind, names in tables:
+        for name in names.split():
+            kinds[name.encode()] = kinds.get(name.encode(), 0) | kind
+    return lookup_of(kinds)
+
+
+@jit
+def _scan(page: Bytes, words: NDArray[np.uint64], known: Lookup) -> int:  # noqa: C901, PLR0912, PLR0915  (one loop)
+    names, kinds = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
+    height = formatting = nodes = hidden = place = 0
+    has_mixed = False  # HTML inside of SVG, which may have ended it
+    while True:
+        place = _next_tag(page, words, place)
+        if place + 2 >= len(page):
+            return 0
+        following = page[np.uint64(place + 1)]
+        is_end = following == SLASH
+        name = place + 1 + is_end
+        nodes += 1
+        if not IS_LETTER[page[np.uint64(name)]]:
+            if matches(page, place, COMMENT_BEGIN):
+                place = comment_end(page, place + 4)
+            elif is_end or following in (EXCLAMATION, QUESTION):
+                if matches(page, place, CDATA) and _holds(kinds, height, FOREIGN):
+                    hidden = place
+                    while hidden < len(page) and not matches(page, hidden, CDATA_END):
+                        hidden += 1
+                place = end_after(page, name, GREATER)
+            else:
+                place += 1
+            continue
+        begin, attributes = place, 0
+        hashed, place = name_at(page, name)
+        place = next_attribute(page, place)
+        while not ends_tag(page, place):
+            place = next_attribute(page, attribute_at(page, place)[0])
+            attributes += 1
+        kind = max(find(known, hashed), 0)
+        nodes += formatting if kind & SPECIAL else 0
+        if attributes > MAX_ATTRIBUTES:
+            return 2
+        if nodes > MAX_NODES:
+            return 3
+        if kind & EMPTY:
+            continue
+        if is_end or kind & SINGLE:
+            if begin >= hidden:
+                height, formatting = _close(names, kinds, height, formatting, hashed, kind)
+            if is_end:
+                continue
+        if kind & RAW and not _holds(kinds, height, FOREIGN):
+            place = _next_tag(page, words, place)
+            while place + 2 < len(page) and (page[place + 1] != SLASH or name_at(page, place + 2)[0] != hashed):
+                if hashed == SCRIPT_HASH and matches(page, place, COMMENT_BEGIN):
+                    place = raw_end(page, place, hashed, SCRIPT)
+                    break
+                place = _next_tag(page, words, place + 1)
+            continue
+        if (
+            place < len(page)
+            and page[np.uint64(place)] == SLASH
+            and not kind
+            and not has_mixed
+            and _holds(kinds, height, FOREIGN)
+        ):
+            continue
+        has_mixed = has_mixed or (kind & SPECIAL > 0 and _holds(kinds, height, FOREIGN))
+        while height and (kinds[height - 1] >> GROUP_SHIFT) & 0xFF & (kind >> ENDS_SHIFT):
+            height -= 1
+        if height == MAX_DEPTH:
+            return 1
+        names[height], kinds[height] = hashed, kind | BOUNDARY if kind & RAW else kind
+        height += 1
+        formatting += kind & FORMATTING > 0
+
+
+@jit
+def _next_tag(page: Bytes, words: NDArray[np.uint64], place: int) -> int:
+    """Where the next "<" is, or the end; eight bytes at a time, of which one is 0 once "<" is."""
+    word = place // WORD + 1
+    while place < min(word * WORD, len(page)):
+        if page[np.uint64(place)] == LESS_SIGN:
+            return place
+        place += 1
+    while word < len(words):
+        differing = words[np.uint64(word)] ^ (LOW_BITS * np.uint64(LESS_SIGN))
+        if (differing - LOW_BITS) & ~differing & HIGH_BITS:
+            break
+        word += 1
+    place = max(place, min(word, len(words)) * WORD)
+    while place < len(page) and page[np.uint64(place)] != LESS_SIGN:
+        place += 1
+    return place
+
+
+@jit
+def _holds(kinds: NDArray[np.int64], height: int, kind: int) -> bool:
+    """Whether a tag of this kind is open."""
+    for k in range(height):  # noqa: SIM110  (numba)
+        if kinds[np.uint64(k)] & kind:
+            return True
+    return False
+
+
+@jit
+def _close(  # noqa: PLR0917  (the stack)
+    names: NDArray[np.uint64], kinds: NDArray[np.int64], height: int, formatting: int, hashed: np.uint64, kind: int
+) -> tuple[int, int]:
+    """Close a tag: how many are open then, and how many of them are formatting."""
+    barrier = FOREIGN if kind & TABLE else BOUNDARY if kind & (SPECIAL | FORMATTING) else BOUNDARY | SPECIAL
+    closed = height - 1
+    while closed >= 0 and names[np.uint64(closed)] != hashed:
+        if kinds[np.uint64(closed)] & barrier:
+            return height, formatting
+        closed -= 1
+    if closed < 0:
+        return height, formatting
+    kept = closed
+    for k in range(closed + 1, height):
+        if kind & FORMATTING or (kinds[k] & FORMATTING and not kind & BOUNDARY):
+            names[kept], kinds[kept] = names[k], kinds[k]
+            kept += 1
+        else:
+            formatting -= kinds[k] & FORMATTING > 0
+    return kept, formatting - (kind & FORMATTING > 0)
