@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
 
-from mtnlg_parallel import rendezvous
+from mtnlg_parallel import rendezvous, shared_memory
 from mtnlg_parallel.environment import this_rank
 
 if TYPE_CHECKING:
@@ -59,8 +59,13 @@ def set_timeouts(timeout: timedelta) -> None:
 
 
 def new_group(ranks: Sequence[int]) -> Any:  # noqa: ANN401  (a ProcessGroup, of which torch has no public name)
-    """A process group, made by its own ranks alone. torch names it by how many groups they have made before."""
-    return distributed.new_group(list(ranks), use_local_synchronization=True)
+    """A process group, made by its own ranks alone. torch names it by how many groups they have made before.
+
+    On CPUs its ranks meet in shared memory if they are all on one machine.
+    """
+    shared_memory.register()
+    backend = shared_memory.BACKEND if distributed.get_backend() == "gloo" else None
+    return distributed.new_group(list(ranks), backend=backend, use_local_synchronization=True)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 The recorder keeps each rank's last collectives, NCCL's and gloo's, numbered alike within their process group. Of a
 group whose ranks wait in collective n, those that last entered n - 1 hold them up; a rank that others wait for and that
-waits for nobody is the origin. gloo records no sends and receives; NCCL does.
+waits for nobody is the origin. gloo records no sends and receives; NCCL does. Groups in shared memory count their own
+collectives (`shared_memory`), beside those that gloo does for them.
 """
 
 from __future__ import annotations
@@ -35,13 +36,21 @@ def local_trace() -> Trace | None:
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415  (the launcher imports this without torch)
     from torch.distributed import distributed_c10d  # noqa: PLC0415  (as above)
 
+    from mtnlg_parallel.shared_memory import SharedMemoryGroup  # noqa: PLC0415  (as above)
+
     entries: list[dict[str, Any]] = []
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # the first only where torch is built with NCCL
         if dump := getattr(c10d, name, None):
             entries += json.loads(dump(True, False)).get("entries") or ()  # with collectives, also those that ended
     world = distributed_c10d._world  # noqa: SLF001  (nothing public lists the groups)
-    groups = {str(name): sorted(world.pg_group_ranks.get(group, ())) for group, name in list(world.pg_names.items())}
-    return summarize(entries, groups) if entries else None
+    names = {group: str(name) for group, name in list(world.pg_names.items())}
+    trace = summarize(entries, {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in names.items()})
+    trace.groups.update(
+        (f"{name} in shared memory", group.last)
+        for group, name in names.items()
+        if isinstance(group, SharedMemoryGroup)
+    )
+    return trace if entries else None
 
 
 def summarize(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]) -> Trace:
