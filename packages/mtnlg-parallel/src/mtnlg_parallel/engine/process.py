@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import warnings
@@ -34,6 +35,10 @@ for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 
+MALLOC: Final = {-1: (1 << 31) - 1, -3: 1 << 25}
+"""glibc's M_TRIM_THRESHOLD, its most, and M_MMAP_THRESHOLD, the most that every release takes (mallopt(3))."""
+
+
 class UnfitNode(Failure):
     """A rank's node cannot take part in the run. The launcher may leave the node out."""
 
@@ -53,7 +58,19 @@ def init_distributed(
         from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import, and prints)
 
         slicing.init_process_group(chosen, collective_timeout(guard))
+    if chosen.type == "cpu":
+        keep_freed_memory()
     return chosen
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what tensors have freed for the next: returned, it would be zeroed page by page in each step.
+
+    That costs 13 % of a small decoder's step. Resident memory then stays at its peak.
+    """
+    with contextlib.suppress(AttributeError):  # not glibc
+        for option, size in MALLOC.items():
+            ctypes.CDLL(None).mallopt(option, size)
 
 
 def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:

@@ -28,6 +28,7 @@ from mtnlg_parallel.waiting import wait_for
 from . import sequence_parallel
 from .attention_masks import attention_of_rank
 from .eight_bit import Rounding
+from .products import add_matmul, matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +180,7 @@ class _ChunkedLoss:
         for start in range(0, tokens, rows):
             chunk = slice(start, start + rows)
             x_NH, targets_N = self.x[chunk], self.targets[chunk]
-            logits_NV = torch.mm(x_NH, self.weight.t(), out=buffer_NV[: len(x_NH)])
+            logits_NV = matmul(x_NH, self.weight.t(), buffer_NV[: len(x_NH)])
             slope_NV = None if self.cap is None else _cap(logits_NV, self.cap)
             logits_NV[:, real:] = -torch.inf
             logsumexp_N, target_N = self._combine_slices(self.ops.statistics(logits_NV, targets_N, first))
@@ -189,9 +190,9 @@ class _ChunkedLoss:
                 if slope_NV is not None:
                     logits_NV.mul_(slope_NV)
                 dx_NH, dw_VH = gradients[0][chunk], gradients[1]
-                torch.mm(logits_NV, self.weight, out=dx_NH)
+                dx_NH.copy_(matmul(logits_NV, self.weight, dx_NH))
                 reductions += self._start_all_reduce(dx_NH)
-                dw_VH.addmm_(logits_NV.t(), x_NH, beta=int(start > 0), alpha=1 / HEADROOM)
+                add_matmul(dw_VH, logits_NV.t(), x_NH, first=start == 0, scale=1 / HEADROOM)
         for reduction in reductions:
             wait_for(reduction)
         losses_N = torch.cat(losses)

@@ -50,6 +50,32 @@ def adds_in_fp32(device: torch.device) -> bool:
     return True
 
 
+@cache
+def _has_onednn() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """[..., K] x [K, N], outside autograd, perhaps in ``out``; in fp32 on a CPU by oneDNN, which makes a new tensor.
+
+    torch has MKL for these, which uses half of the width of AMD's vectors: 95 GFLOP/s per core against 230 on an EPYC
+    9005.
+    """
+    if not (left.is_cpu and left.dtype == torch.float32 and left.numel() and _has_onednn()):
+        return torch.matmul(left, right, out=out)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")  # noqa: SLF001  (as Inductor calls it)
+    return product
+
+
+def add_matmul(total: Tensor, left: Tensor, right: Tensor, first: bool, scale: float = 1.0) -> None:
+    """Add the scaled product to ``total``, or with ``first`` overwrite it."""
+    if left.is_cpu and left.dtype == torch.float32:
+        product = matmul(left, right)
+        torch.mul(product, scale, out=total) if first else total.add_(product, alpha=scale)
+    else:
+        total.addmm_(left, right, beta=int(not first), alpha=scale)
+
+
 class GradientSink(Protocol):
     """Takes a weight's gradient in place of autograd."""
 
@@ -88,20 +114,18 @@ def row(x: Tensor, layer: SlicedWeight) -> Tensor:
 @torch.no_grad()
 def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor, *, first: bool) -> None:
     """Add dy xᵀ to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
-    if not (isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor)):
-        dw_OI = _weight_product(dy_ON, x_IN, total_OI.dtype)
-        total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
-        return
-    factors, beta = (dy_ON, x_IN.t()), int(not first)
-    if x_IN.dtype == total_OI.dtype:
-        torch.addmm(total_OI, *factors, beta=beta, out=total_OI)
-    elif total_OI.is_cuda and not adds_in_fp32(total_OI.device):
-        dw_OI = torch.mm(*factors, out_dtype=total_OI.dtype)
-        total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
-    elif total_OI.is_cuda:
-        torch.addmm(total_OI, *factors, beta=beta, out_dtype=total_OI.dtype, out=total_OI)
+    dtype = total_OI.dtype
+    if isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor):
+        if not total_OI.is_cuda or x_IN.dtype == dtype:
+            add_matmul(total_OI, dy_ON.to(dtype), x_IN.t().to(dtype), first)
+            return
+        if adds_in_fp32(total_OI.device):
+            torch.addmm(total_OI, dy_ON, x_IN.t(), beta=int(not first), out_dtype=dtype, out=total_OI)
+            return
+        dw_OI = torch.mm(dy_ON, x_IN.t(), out_dtype=dtype)
     else:
-        torch.addmm(total_OI, *(factor.to(total_OI.dtype) for factor in factors), beta=beta, out=total_OI)
+        dw_OI = _weight_product(dy_ON, x_IN, dtype)
+    total_OI.copy_(dw_OI) if first else total_OI.add_(dw_OI)
 
 
 class _Columns(Function):
@@ -197,7 +221,7 @@ def _matrix(x: Tensor) -> Tensor:
 def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
     """X Wᵀ, of 8-bit factors where x has one."""
     if x_NI is None or slicing.eight_bit is None:
-        return x @ weight.t()
+        return matmul(x, weight.t())
     w_OI, _ = slicing.eight_bit.weight(weight)
     return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
 
@@ -205,7 +229,7 @@ def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -
 def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor | Factor]:
     """Dy W, and dy as a factor of dW, [O, N]."""
     if slicing.eight_bit is None:
-        return dy @ weight, _matrix(dy).t()
+        return matmul(dy, weight), _matrix(dy).t()
     dy_NO, dy_ON = slicing.eight_bit.rounded(_matrix(dy), BACKWARD, True)
     _, w_IO = slicing.eight_bit.weight(weight)
     return eight_bit.product(dy_NO, w_IO, dy.dtype).view(*dy.shape[:-1], -1), dy_ON
@@ -221,7 +245,7 @@ def _weight_gradient(layer: SlicedWeight, dy_ON: Tensor | Factor, x_IN: Tensor |
 def _weight_product(dy_ON: Tensor | Factor, x_IN: Tensor | Factor, dtype: torch.dtype) -> Tensor:
     """Dy xᵀ."""
     if isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor):
-        return dy_ON @ x_IN.t()
+        return matmul(dy_ON, x_IN.t())
     return eight_bit.product(dy_ON, x_IN, dtype)  # type: ignore[arg-type]  # both are of one kind
 
 
