@@ -123,7 +123,7 @@ def test_a_rank_that_hangs_in_its_data_is_named_with_what_waits_for_it_though_it
     recipe = recipe_of(layout, guard=GUARD)
     errors = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults={"hang": 4, "ahead": 3600}, fails=True)
     # A rank may notice that another has gone before it reads the line.
-    lines = {re.sub(r"reduce_scatter \d+", "reduce_scatter N", error) for error in errors if not error.startswith("Traceback")}
+    lines = {re.sub(r"scatter \d+", "scatter N", error) for error in errors if not error.startswith("Traceback")}
     missed = f"has not entered reduce_scatter N, which ranks wait for: {waiting}"
     assert lines == {f"step 4 has not ended within 3 s: {last} and {missed}"}
 

@@ -40,6 +40,12 @@ def micro_batch(number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (torch.randn(ROWS, 2, width, generator=draw).to(dtype) for width in (INPUTS, OUTPUTS))  # type: ignore[return-value]
 
 
+@pytest.fixture(autouse=True)
+def _torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(products, "HAS_ONEDNN", False)
+
+
 def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     """Reads and writes of the fp32 total, none of a gradient of its own: 28 bytes where DeepSpeed's engine adds it."""
     total = torch.empty(OUTPUTS, INPUTS)

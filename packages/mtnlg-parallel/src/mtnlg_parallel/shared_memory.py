@@ -1,7 +1,7 @@
 """Process groups whose CPU tensors meet in memory that the ranks of one machine share: gloo's sums without its sockets.
 
-    publish    copy a piece of this rank's tensor to its slot; post a semaphore for each peer
-    wait       for the semaphore of each peer
+    publish    copy a piece of this rank's tensor to its slot; write a byte to each peer's pipe
+    wait       for a byte of each peer
     read       sum or copy the slots of all ranks into the result
 
 A rank has two slots, used in turn, and reads a piece before it publishes the next. So once all have published a piece,
@@ -11,35 +11,31 @@ the rest when it is waited for, or when the next of its group begins. What is ne
 Sums have the bits of gloo's ring (gloo/allreduce.cc), which adds chunk c in the order of ranks c - 1, c - 2, …, c;
 torch's reduce-scatter over gloo is a part of that all-reduce.
 
-POSIX semaphores order memory on every processor (POSIX.1-2017, 4.12) and call the kernel only where a rank sleeps. The
-memory is a memfd, which has no name that another user could open or a killed rank leave behind: its path in /proc opens
-for processes of the same user alone, and the group's store holds it.
+A pipe's lock in the kernel orders a writer's memory before its reader's on every processor, a rank that waits takes no
+processor time, and the pipe ends with the rank that writes it. Memory and pipes have no names that another user could
+open or a killed rank leave behind: their paths in /proc, which the group's store holds, open for the same user alone.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import mmap
 import os
 import secrets
 import select
-import time
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.distributed import Backend, DistBackendError, ProcessGroup, ProcessGroupGloo, ReduceOp, Work
 
-from .environment import this_rank
 from .waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
-
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
     Read = Callable[[list[Tensor], int], None]  # of each rank's elements, and the number of the first
 
@@ -49,71 +45,49 @@ SLOT_BYTES: Final = 1 << 20
 RING_BYTES: Final = 1 << 20
 """Bytes of the longest segment of gloo's ring, in which a rank's chunk has two at least."""
 
-SPINS: Final = 100
-"""Looks at a semaphore, some 30 µs in all, before a rank sleeps; none where ranks outnumber cores."""
-
-SLEEP_SECONDS: Final = 0.25
-"""How long a rank sleeps before it looks whether its peers live."""
-
-SEMAPHORE_BYTES: Final = 64
-"""A cache line; a semaphore has 32 at most."""
-
-_libc, _spinning = ctypes.CDLL(None), ctypes.PyDLL(None)  # the second keeps the interpreter's lock
-
 
 class SharedMemoryGroup(ProcessGroup):
-    """A process group whose ranks have all mapped ``memory``; ``pids`` are theirs.
+    """A process group whose ranks have all mapped ``memory``, two slots for each. Only what is written takes memory.
 
-    The memory has a semaphore for each pair of ranks, then two slots for each rank. Only what is written takes memory.
+    ``pipes`` are, by peer, the one that it writes and the one that it reads.
     """
 
-    def __init__(self, gloo: ProcessGroupGloo, memory: mmap.mmap, pids: list[int]) -> None:
-        rank, ranks = gloo.rank(), gloo.size()
-        super().__init__(rank, ranks)  # type: ignore[call-arg] # what Python's subclasses have
+    def __init__(self, gloo: ProcessGroupGloo, memory: mmap.mmap, pipes: dict[int, tuple[int, int]]) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg] # what Python's subclasses have
         self._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self._gloo: Any = gloo  # whose collectives have no types
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
-        self._peers = {
-            peer: (_semaphore(self._bytes, rank, peer, ranks), _semaphore(self._bytes, peer, rank, ranks))
-            for peer in range(ranks)
-            if peer != rank
-        }
-        self._exits = {peer: os.pidfd_open(pids[peer]) for peer in self._peers}
-        self._spins = SPINS if this_rank().local_world <= len(os.sched_getaffinity(0)) else 0
+        self._pipes, self._bytes = pipes, torch.frombuffer(memory, dtype=torch.uint8)
         self._pieces, self._pending = 0, Collective(iter(()))
         self._entered, self._operation = 0, ""
 
     def __del__(self) -> None:
-        """Close what tells of peers' ends."""
-        for file in self._exits.values():
-            os.close(file)
+        """Close the pipes."""
+        for files in self._pipes.values():
+            list(map(os.close, files))
 
     @property
     def last(self) -> tuple[int, int, str]:
         """As a flight recorder's `Trace` has it: collectives entered, the one that has not ended or 0, and its name."""
         return self._entered, 0 if self._pending.is_completed() else self._entered, self._operation
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> Work:  # type: ignore[override] # noqa: ANN401  (torch's options)
+    def allreduce(self, tensors: list[Tensor], options: Any) -> Any:  # type: ignore[override] # noqa: ANN401  (torch's)
         """Sum over the ranks, in place."""
         (tensor,) = tensors
-        if not _sums(options, tensor):
-            return cast("Work", self._gloo.allreduce(tensors, options))
-        flat = tensor.data.view(-1)
-        return self._begin("all_reduce", flat, lambda slots, start: _sum(slots, start, flat, 0, len(flat)))
+        if not _can_sum(options, tensor, tensor):
+            return self._gloo.allreduce(tensors, options)
+        return self._reduce("all_reduce", tensor, tensor, 0)
 
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, options: Any) -> Work:  # noqa: ANN401  (as above)
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, options: Any) -> Any:  # noqa: ANN401  (as above)
         """Sum over the ranks; ``output`` is this rank's part."""
-        if not _sums(options, output, source) or len(self._exits) + 1 != source.numel() / output.numel():
-            return cast("Work", self._gloo._reduce_scatter_base(output, source, options))  # noqa: SLF001  (both versions' name)
-        flat, total = output.data.view(-1), source.data.view(-1)
-        first = self.rank() * len(flat)
-        return self._begin("reduce_scatter", total, lambda slots, start: _sum(slots, start, flat, first, len(total)))
+        if not _can_sum(options, source, output, self.size()):
+            return self._gloo._reduce_scatter_base(output, source, options)  # noqa: SLF001  (in all versions)
+        return self._reduce("reduce_scatter", source, output, self.rank() * output.numel())
 
-    def all_gather_single(self, output: Tensor, source: Tensor, options: Any) -> Work:  # type: ignore[override] # noqa: ANN401  (as above)
+    def all_gather_single(self, output: Tensor, source: Tensor, options: Any) -> Any:  # type: ignore[override] # noqa: ANN401  (as above)
         """Every rank's ``source``, in rank order."""
-        if not _is_shareable(output, source) or output.numel() != self.size() * source.numel():
-            return cast("Work", self._gloo._allgather_base(output, source, options))  # noqa: SLF001  (as above)
+        if not _can_share(output, source, self.size()):
+            return self._gloo._allgather_base(output, source, options)  # noqa: SLF001  (as above)
         rows = output.data.view(self.size(), -1)
 
         def read(slots: list[Tensor], start: int) -> None:
@@ -122,7 +96,11 @@ class SharedMemoryGroup(ProcessGroup):
 
         return self._begin("all_gather", source.data.view(-1), read)
 
-    _reduce_scatter_base, _allgather_base = reduce_scatter_single, all_gather_single  # type: ignore[assignment] # before torch 2.13
+    _reduce_scatter_base, _allgather_base = reduce_scatter_single, all_gather_single  # type: ignore[assignment] # torch 2.12
+
+    def _reduce(self, operation: str, source: Tensor, output: Tensor, first: int) -> Work:
+        whole, part = source.data.view(-1), output.data.view(-1)
+        return self._begin(operation, whole, lambda slots, start: _sum(slots, start, part, first, len(whole)))
 
     def _begin(self, operation: str, source: Tensor, read: Read) -> Work:
         wait_for(self._pending)
@@ -134,36 +112,27 @@ class SharedMemoryGroup(ProcessGroup):
         """Yields once it has published the first piece."""
         for start in range(0, len(source), width := SLOT_BYTES // source.element_size()):
             piece = source[start : start + width]
-            slots = self._slots(piece)
+            self._pieces += 1
+            places = (SLOT_BYTES * (2 * rank + self._pieces % 2) for rank in range(self.size()))
+            slots = [self._bytes[place : place + piece.nbytes].view(piece.dtype) for place in places]
             slots[self.rank()].copy_(piece)
-            for post, _ in self._peers.values():
-                _libc.sem_post(post)
+            for _, theirs in self._pipes.values():
+                os.write(theirs, b".")
             if start == 0:
                 yield
-            for peer in self._peers:
+            for peer in self._pipes:
                 self._wait(peer)
             read(slots, start)
 
-    def _slots(self, piece: Tensor) -> list[Tensor]:
-        """The next slot of each rank, as long as the piece."""
-        self._pieces += 1
-        header, ranks = SEMAPHORE_BYTES * self.size() ** 2, range(self.size())
-        starts = (header + SLOT_BYTES * (2 * rank + self._pieces % 2) for rank in ranks)
-        return [self._bytes[start : start + piece.nbytes].view(piece.dtype) for start in starts]
-
     def _wait(self, peer: int) -> None:
         """Return when the peer has published as many pieces. Raises ``DistBackendError`` if it ends, or too late."""
-        semaphore, exit_ = self._peers[peer][1], select.poll()
-        if any(_spinning.sem_trywait(semaphore) == 0 for _ in range(self._spins)):
-            return
-        deadline = time.monotonic() + self._gloo.options._timeout.total_seconds()  # noqa: SLF001  (torch has no other)
-        exit_.register(self._exits[peer], select.POLLIN)
-        has_ended: object = False
-        while _libc.sem_clockwait(semaphore, time.CLOCK_MONOTONIC, ctypes.byref(_until(SLEEP_SECONDS))):
-            if has_ended or time.monotonic() > deadline:
-                what = "terminated" if has_ended else "did not come before the timeout"
-                raise DistBackendError(f"peer {peer} of process group {self.group_name} {what}")
-            has_ended = exit_.poll(0)
+        ours, poll = self._pipes[peer][0], select.poll()
+        poll.register(ours, select.POLLIN)
+        timeout = self._gloo.options._timeout.total_seconds()  # noqa: SLF001  (torch shows it nowhere else)
+        if not poll.poll(1000 * timeout):
+            raise DistBackendError(f"timed out after {timeout} s waiting for peer {peer} in {self._operation}")
+        if not os.read(ours, 1):
+            raise DistBackendError(f"peer {peer} terminated before it entered {self._operation}")
 
 
 class Collective(Work):
@@ -171,22 +140,18 @@ class Collective(Work):
 
     def __init__(self, steps: Iterator[None]) -> None:
         super().__init__()
-        self._steps: Iterator[None] | None = steps
-        self._advance()
-
-    def _advance(self) -> None:
-        with torch.no_grad():
-            if next(self._steps or iter(()), self) is self:
-                self._steps = None
+        self._steps, self._is_completed = steps, False
+        self.wait()
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (the group's counts, as gloo's does)
         """Return when the result is there."""
-        self._advance()
+        with torch.no_grad():
+            self._is_completed = next(self._steps, self) is self
         return True
 
     def is_completed(self) -> bool:
         """Whether the result is there."""
-        return self._steps is None
+        return self._is_completed
 
 
 def register() -> None:
@@ -201,70 +166,54 @@ def _create(options: Any, _: object) -> ProcessGroup | ProcessGroupGloo:  # noqa
     gloo = ProcessGroupGloo(store, rank, ranks, timeout=options.timeout)
     gloo.options.global_ranks_in_group, gloo.options.group_name = options.global_ranks_in_group, options.group_id
     gloo._set_sequence_number_for_group()  # noqa: SLF001  (as torch does)
-    if ranks == 1:
-        return gloo
-    file = memory = None
+
+    def exchange(value: object) -> list[Any]:
+        key = f"{type(value).__name__} of"
+        store.set(f"{key} {rank}", json.dumps(value))
+        return [json.loads(store.get(f"{key} {each}")) for each in range(ranks)]
+
+    files, paths, pipes, memory = [], [], {}, None
     try:
-        file = _open(store, rank, ranks)
-        os.close(os.pidfd_open(os.getpid()))
-        memory = mmap.mmap(file, 0)
-    except (OSError, AttributeError):  # another machine, user or system
-        pass
-    store.set(f"rank {rank}", str(os.getpid() if memory else 0))
-    pids = [int(store.get(f"rank {each}")) for each in range(ranks)]
-    if file is not None:
-        os.close(file)
-    return SharedMemoryGroup(gloo, memory, pids) if memory and all(pids) else gloo
-
-
-def _open(store: Store, rank: int, ranks: int) -> int:
-    """The file of the group's memory, which rank 0 makes."""
-    if rank:
-        path, name = store.get("memory").decode().split()
-        if str(Path(path).readlink()) != f"/memfd:{name} (deleted)":
-            raise OSError(path)
-        return os.open(path, os.O_RDWR)
-    name, file = secrets.token_hex(16), -1
+        for peer in range(ranks):  # what each opens: a pipe to this rank, and of rank 0 the memory
+            ours, theirs = (-1, os.memfd_create(secrets.token_hex(16))) if peer == rank else os.pipe()
+            files.append((ours, theirs))
+            paths.append((path := f"/proc/{os.getpid()}/fd/{theirs}", str(Path(path).readlink())))
+        os.ftruncate(files[rank][1], ranks * 2 * SLOT_BYTES)
+    except (OSError, AttributeError):  # not Linux, or too many files
+        paths = []
+    everyone = exchange(paths)
     try:
-        _libc.sem_clockwait  # noqa: B018
-        file = os.memfd_create(name)
-        os.ftruncate(file, SEMAPHORE_BYTES * ranks**2 + 2 * SLOT_BYTES * ranks)
-        semaphores = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
-        for sender in range(ranks):
-            for receiver in range(ranks):
-                _libc.sem_init(_semaphore(semaphores, sender, receiver, ranks), 1, 0)
-    finally:
-        store.set("memory", f"/proc/{os.getpid()}/fd/{file} {name}")
-    return file
+        memory = mmap.mmap(_open(*everyone[0][0]), 0)
+        pipes = {peer: (files[peer][0], _open(*everyone[peer][rank])) for peer in range(ranks) if peer != rank}
+    except (OSError, IndexError):  # another machine or user
+        memory = None
+    shares = all(exchange(memory is not None))
+    for _, theirs in files:
+        os.close(theirs)
+    return SharedMemoryGroup(gloo, memory, pipes) if memory and shares and ranks > 1 else gloo
 
 
-def _semaphore(memory: Tensor, sender: int, receiver: int, ranks: int) -> ctypes.c_void_p:
-    """What a sender posts and a receiver waits for."""
-    return ctypes.c_void_p(memory.data_ptr() + SEMAPHORE_BYTES * (sender * ranks + receiver))
+def _open(path: str, name: str) -> int:
+    """The file at a path in /proc, if it has this name there."""
+    if str(Path(path).readlink()) != name:
+        raise OSError(path)
+    return os.open(path, os.O_RDWR)
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+def _can_share(whole: Tensor, part: Tensor, ranks: int = 1) -> bool:
+    fits = whole.numel() == ranks * part.numel() > 0 and whole.dtype == part.dtype
+    return fits and all(tensor.is_cpu and tensor.is_contiguous() for tensor in (whole, part))
 
 
-def _until(seconds: float) -> _Timespec:
-    whole, nanoseconds = divmod(time.monotonic_ns() + int(seconds * 1e9), 10**9)
-    return _Timespec(whole, nanoseconds)
-
-
-def _is_shareable(*tensors: Tensor) -> bool:
-    return len({tensor.dtype for tensor in tensors}) == 1 and all(
-        tensor.is_cpu and tensor.is_contiguous() and tensor.numel() for tensor in tensors
-    )
-
-
-def _sums(options: Any, *tensors: Tensor) -> bool:  # noqa: ANN401  (torch's options)
-    return options.reduceOp == ReduceOp.SUM and tensors[0].dtype in SUMMED and _is_shareable(*tensors)
+def _can_sum(options: Any, whole: Tensor, part: Tensor, ranks: int = 1) -> bool:  # noqa: ANN401  (torch's options)
+    return options.reduceOp == ReduceOp.SUM and whole.dtype in SUMMED and _can_share(whole, part, ranks)
 
 
 def _sum(slots: list[Tensor], start: int, out: Tensor, first: int, total: int) -> None:
     """Sum the slots, elements [start, ...) of ``total``, into ``out``, which has elements [first, ...)."""
-    ranks, width = len(slots), _ring_chunk(total, out.element_size(), len(slots))
+    ranks, size = len(slots), out.element_size()
+    segments = ceil(max(ceil(total * size / RING_BYTES), 2 * ranks) / ranks)
+    width = segments * ceil(ceil(total * size / (segments * ranks)) / size)  # of gloo's chunks
     low, last = max(start, first), min(start + len(slots[0]), first + len(out))
     while low < last:
         chunk, high = low // width, min(last, (low // width + 1) * width)
@@ -273,9 +222,3 @@ def _sum(slots: list[Tensor], start: int, out: Tensor, first: int, total: int) -
         for term in more:
             result += term
         low = high
-
-
-def _ring_chunk(elements: int, size: int, ranks: int) -> int:
-    """Elements that gloo's ring sums in one order; ``size`` is an element's."""
-    per_rank = ceil(max(ceil(elements * size / RING_BYTES), 2 * ranks) / ranks)
-    return per_rank * ceil(ceil(elements * size / (per_rank * ranks)) / size)
