@@ -121,6 +121,7 @@ WITHOUT = {
     "charsets": "encodings named rightly, a table",
     "checkpoint_manifest": "the peer is an older version",
     "checkpoint_stall": "a share of our own steps",
+    "collectives": "cores for the ranks alone, or ratios of waiting",
     "curation": "the peer is one worker, beside which two need two idle cores",
     "curation_peer": "minutes, and its peer reads WARC by libraries of its own",
     "curation_scale": "hours; the peer is the plan",
