@@ -54,6 +54,8 @@ from mtnlg_data.steps.exact import Exact
 from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mtnlg_data.schema import Document
 
 KINDS = ("documents", "lines", "substrings")
@@ -134,7 +136,7 @@ def duck(kind: str, shard: Path, out: Path, *, query: str) -> Path:
 
 
 SIDES = {"mtnlg_data": ours, "datatrove": theirs}
-DOCUMENT_SIDES = {
+DOCUMENT_SIDES: dict[str, Callable[[str, Path, Path], Path]] = {
     "polars": polars,
     "duckdb_distinct": partial(duck, query=DISTINCT),
     "duckdb_by_hash": partial(duck, query=BY_HASH),
