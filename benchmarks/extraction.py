@@ -31,7 +31,7 @@ from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.extract.text import ExtractSettings, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
-from record import claimed_ratio, conditions, option_parser, rates, ratios, spread, time_rounds, write_result
+from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ def main() -> None:
         **claimed_ratio(to_justext["mtnlg_data"], 2),
         "ratios_to_justext": {name: round(statistics.median(each), 2) for name, each in to_justext.items()},
         "megabytes_per_second": rates(megabytes, seconds),
-        "step_to_resiliparse": spread(ratios(seconds["resiliparse"], seconds["step"]), 2),
+        "step_against_resiliparse": claimed_ratio(ratios(seconds["resiliparse"], seconds["step"]), 2),
         "pages_equal_to_justext": len(pages) - sum(map(len, differing.values())),
         "pages": len(pages),
         "pages_by_origin": {origin: len(pages) for origin, pages in by_origin.items()},

@@ -105,6 +105,12 @@ ROWS = (
     ),
     Row("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots",)),
     Row("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
+    Row(
+        "charset, language and extraction",
+        "resiliparse's extraction alone",
+        "extraction",
+        ("step_against_resiliparse",),
+    ),
 )
 WIDTH, ROW, HISTORY_ROW = 420, 30, 44
 PICTURE = Path(__file__).parents[1] / "measurements.svg"
