@@ -170,7 +170,7 @@ def main() -> None:
                 cpu[name].append(cpu_seconds() - before)
                 print(f"round {number}, {name}: {cpu[name][-1]:.2f} CPU seconds", flush=True)
     result = {
-        **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
+        **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"]), 2),
         "megabytes_per_second": rates(size / 1e6, cpu),
         "left": left,
         "method": options.method,

@@ -135,7 +135,7 @@ def duck(kind: str, shard: Path, out: Path, *, query: str) -> Path:
     return out
 
 
-SIDES = {"mtnlg_data": ours, "datatrove": theirs}
+SIDES: dict[str, Callable[[str, Path, Path], Path]] = {"mtnlg_data": ours, "datatrove": theirs}
 DOCUMENT_SIDES: dict[str, Callable[[str, Path, Path], Path]] = {
     "polars": polars,
     "duckdb_distinct": partial(duck, query=DISTINCT),

@@ -44,10 +44,7 @@ LEDGER = "ours verifies each pair, writes a ledger, syncs and sums its files"
 RENSA = "theirs writes nothing and estimates the similarity"
 SUMS = "ours records what it drops, syncs and sums its files"
 ROWS = (
-    Row(
-        "WARC to token ids", "datatrove, both by Trafilatura", "curation-peer", differs=f"{LEDGER}; words of str.split"
-    ),
-    Row("WARC to token ids, our extractor", "datatrove, Trafilatura", "curation-peer-justext", differs="the extractor"),
+    Row("WARC to token ids, our jusText", "datatrove, Trafilatura", "curation-peer-justext", differs="the extractor"),
     Row("fuzzy deduplication", "datatrove, spaCy's words", "deduplication", differs=LEDGER),
     Row(
         "fuzzy deduplication",
@@ -63,7 +60,6 @@ ROWS = (
             ("", "rensa", "40 MB, start included", ("rensa", "with_start")),
             ("", "rensa, str.split", "40 MB", ("rensa_str_split",)),
             ("-large", "rensa", "400 MB", ("rensa",)),
-            ("-large", "rensa", "400 MB, start included", ("rensa", "with_start")),
         )
     ),
     Row("MinHash signatures", "datasketch", "signatures"),
