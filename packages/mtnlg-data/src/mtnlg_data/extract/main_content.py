@@ -101,7 +101,8 @@ def best_expected_f1(probabilities: Features, lengths: NDArray[np.int64]) -> NDA
     order = np.argsort(-probabilities, kind="stable")
     expected = np.cumsum((probabilities * lengths)[order])
     best = np.argmax(expected / (np.cumsum(lengths[order]) + expected[-1]))
-    return probabilities >= probabilities[order[best]]
+    kept: NDArray[np.bool_] = probabilities >= probabilities[order[best]]
+    return kept
 
 
 @jit
