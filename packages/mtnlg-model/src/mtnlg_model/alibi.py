@@ -37,8 +37,10 @@ def extended(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with `ALIBI_COLUMNS` values more per head, whose scores have the slopes; those of v are zeros."""
     figures = tuple(slope / scale for slope in slopes), q_BNSD.dtype, q_BNSD.device
-    compiling, inference = torch.compiler.is_compiling(), torch.is_inference_mode_enabled()
-    q_N18 = _of_queries(*figures) if compiling else _kept_of_queries(*figures, inference)
+    if torch.compiler.is_compiling():
+        q_N18 = _of_queries(*figures)
+    else:
+        q_N18 = _kept_of_queries(*figures, torch.is_inference_mode_enabled())
     j_T = torch.arange(k_BGTD.shape[2], device=k_BGTD.device)
     high_T, low_T = j_T // RADIX, j_T % RADIX
     k_T8 = F.pad(torch.stack((high_T, high_T, low_T, low_T), -1), (0, ALIBI_COLUMNS - 4)).to(k_BGTD.dtype)
@@ -49,7 +51,7 @@ def extended(
 
 
 def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device, *_: bool) -> Tensor:
-    slopes_N = torch.tensor(slopes, dtype=torch.float64)
+    slopes_N = torch.tensor(slopes, dtype=torch.float64, device="cpu")
     first_N = slopes_N.to(dtype)
     rest_N = (slopes_N - first_N).to(dtype)
     columns = (first_N * RADIX, rest_N * RADIX, first_N, rest_N)
