@@ -43,9 +43,9 @@ from mtnlg_eval.report.samples import write_samples
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.studies.hans import read_verdicts
-from mtnlg_eval.tasks.chat_template import Chat
 from mtnlg_eval.tasks.formats import read_raw_rows
 from mtnlg_eval.tasks.lm_eval_tasks import _read_config as read_task
+from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import FileEntry, check_file, file_checksum, read_manifest
 from mtnlg_model.checkpoint.tensor_file import TensorFile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mtnlg_eval.tasks.chat_template import Chat
+from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:

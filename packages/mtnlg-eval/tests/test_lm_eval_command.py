@@ -249,8 +249,8 @@ def test_a_chat_model_ends_its_answers_and_what_it_thought_is_left_out(hf: Path)
 @pytest.mark.parametrize(
     ("word", "template", "message"),
     [
-        ((), None, "--apply_chat_template: the model has no chat template; put chat_template.jinja or"),
-        (("rag",), TEMPLATE, "--apply_chat_template: no template rag; there are default"),
+        ((), None, "the model has no chat template; put chat_template.jinja or"),
+        (("rag",), TEMPLATE, "no chat template rag; there are default"),
         ((), "{% for %}", "chat_template.jinja: not a Jinja template: "),
     ],
 )

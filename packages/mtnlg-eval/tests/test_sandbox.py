@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jinja2.exceptions import SecurityError
 
-from mtnlg_eval.tasks.chat_template import Chat
 from mtnlg_eval.tasks.lm_eval_tasks import load_lm_eval_tasks, with_shots
 from mtnlg_eval.tasks.sandbox import PROMPTS
+from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 from mtnlg_model import cli
-from mtnlg_model.chat import chat_prompt
+from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import sampling_defaults
 from mtnlg_model.checkpoint.manifest import CHAT_FILES, CheckpointError, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -182,7 +182,7 @@ def test_generate_answers_a_chat(
     tokenizer = Tokenizer(checkpoint.tokenizer_path)
     template = AutoTokenizer.from_pretrained(folder).apply_chat_template
     texts = [template(chat, tokenize=False, add_generation_prompt=True) for chat in (CHAT, CHAT[1:])]
-    assert [chat_prompt(imported, chat) for chat in (CHAT, CHAT[1:])] == texts
+    assert [Chat.read([imported]).render(chat) for chat in (CHAT, CHAT[1:])] == texts
     fits = len(tokenizer.encode(texts[0])) < checkpoint.config.sequence
     prompt = tokenizer.encode(texts[0] if fits else texts[1])
     (expected,) = complete(checkpoint.decoder(), tokenizer, [prompt], 9, Sampling(repetition_penalty=1.7))
@@ -226,8 +226,8 @@ BOMBS: Final = (
 def test_a_template_that_cannot_render_is_one_line(template: str | None, tmp_path: Path) -> None:
     if template:
         (tmp_path / "chat_template.jinja").write_text(template)
-    with pytest.raises(Failure, match=r"cannot render a prompt: |no chat template"):
-        chat_prompt(tmp_path, CHAT)
+    with pytest.raises(Failure, match=r"cannot render a prompt: |not a Jinja template|no chat template"):
+        Chat.read([tmp_path]).render(CHAT)
 
 
 def test_the_files_are_listed_and_verified(imported: Path, tmp_path: Path) -> None:

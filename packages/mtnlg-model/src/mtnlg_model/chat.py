@@ -1,7 +1,7 @@
-"""Chats as prompts: a model's chat template, rendered as transformers renders it.
+"""Chat templates beside a tokenizer, rendered as transformers renders them.
 
-    chat_template.jinja       the template
-    tokenizer_config.json     "chat_template" where there is no such file, and the special tokens that templates name
+    chat_template.jinja, chat_templates/NAME.jinja      templates of their own files
+    tokenizer_config.json                               "chat_template" and the special tokens that templates name
 
 A template is a program of a stranger: it runs in `Sandbox` and sees messages and special tokens alone.
 """
@@ -9,25 +9,34 @@ A template is a program of a stranger: it runs in `Sandbox` and sees messages an
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
 from pydantic import ConfigDict
 
-from .checkpoint.chat_files import CONFIG, TEMPLATE, read_chat_files
+from .checkpoint.chat_files import own_file
 from .checkpoint.manifest import parse_json
-from .console import Failure
+from .console import Failure, UsageFailure
+from .files import read_small
 from .sandbox import Sandbox
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from jinja2 import Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
+
+FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
+DEFAULT = "default"
+END = "THE-LAST-MESSAGE-GOES-ON-HERE "
+"""Marks where to cut a rendered chat whose last message the model shall continue; its space tells a trimmed message."""
 
 
 class _Named(Settings):
@@ -45,37 +54,117 @@ class _Config(Settings):
         """Special tokens by their keys."""
         keys = {key: value for key, value in (self.model_extra or {}).items() if key.endswith("_token")}
         texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in keys.items()}
-        return {key: text for key, text in texts.items() if isinstance(text, str)}
+        return {key: text for key, text in texts.items() if text and isinstance(text, str)}
 
     @property
-    def template(self) -> str | None:
-        """The template, of several the one named default."""
+    def templates(self) -> dict[str, str]:
+        """Templates by their names."""
         if isinstance(self.chat_template, tuple):
-            return next((each.template for each in self.chat_template if each.name == "default"), None)
-        return self.chat_template
+            return {each.name: each.template for each in self.chat_template}
+        return {} if self.chat_template is None else {DEFAULT: self.chat_template}
 
 
-def chat_prompt(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
-    """The text of a chat up to where the answer begins, by the template of a checkpoint's folder.
+@dataclass
+class Chat:
+    """The templates of a model by name, each with its file, and what answers and texts begin and end with.
 
-    Messages have a ``role`` and ``content``. Raises ``Failure`` without a template, or if it cannot render them.
+    ``begin`` is the token that begins texts, or where there is none, ends them, "" if no file names one; ``think_end``
+    ends what a model thinks, "" if it does not. ``text`` is the template that is chosen, read at ``place``.
     """
-    files = read_chat_files(folder)
-    config = parse_json(files.get(CONFIG, b"{}"), _Config, folder / CONFIG)
-    place = folder / (TEMPLATE if TEMPLATE in files else CONFIG)
+
+    templates: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
+    begin: str = ""
+    think_end: str = ""
+    text: str = ""
+    _chosen: Template | None = None
+
+    @classmethod
+    def read(
+        cls,
+        folders: Iterable[Path],
+        variables: Mapping[str, object] = MappingProxyType({}),
+        thinking: bool | None = None,
+        think_end: str | None = None,
+    ) -> Chat:
+        """The templates of the first folder that has any, and the special tokens of the first that names any.
+
+        ``variables`` and ``thinking`` (as ``enable_thinking``) are passed to templates. Raises ``Failure`` for a file
+        that is malformed.
+        """
+        templates: dict[str, tuple[str, Path]] = {}
+        tokens: dict[str, str] = {}
+        for folder in folders:
+            path = folder / CONFIG
+            config = parse_json(_read(path), _Config, path) if path.is_file() else _Config()
+            tokens = tokens or config.tokens
+            if not templates:
+                files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
+                files |= {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
+                templates = {name: (text, path) for name, text in config.templates.items()}
+                templates |= {name: (_read(path).decode(), path) for name, path in files.items()}
+        given = {} if thinking is None else {"enable_thinking": thinking}
+        begin = tokens.get("bos_token") or tokens.get("eos_token") or ""
+        return cls(templates, {**tokens, **variables, **given}, begin, think_end or "")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The templates by name."""
+        return {name: text for name, (text, _) in self.templates.items()}
+
+    def choose(self, name: str | None = None) -> str:
+        """Choose the template of this name, or the default one, and return its text; ``Failure`` without one."""
+        name = name or DEFAULT
+        if not self.templates:
+            raise Failure(f"the model has no chat template; put {FILE} or {CONFIG} beside it")
+        if name not in self.templates:
+            raise UsageFailure(f"no chat template {name}; there are {', '.join(self.templates)}")
+        self.text, self.place = self.templates[name]
+        try:
+            self._chosen = _environment().from_string(self.text)
+        except Exception as error:  # noqa: BLE001  (Jinja's, or Python's of what Jinja makes of it)
+            raise Failure(f"{self.place}: not a Jinja template: {error}") from None
+        return self.text
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> str:
+        """The prompt of a chat: up to where an answer begins, or without ``answer`` to the end of the last message.
+
+        A template that refuses a system message gets the chat without it, as in lm-eval. ``Failure`` if it cannot be
+        rendered.
+        """
+        if self._chosen is None:
+            self.choose()
+        try:
+            try:
+                return self._render(messages, answer)
+            except TemplateError:
+                return self._render([message for message in messages if message["role"] != "system"], answer)
+        except Exception as error:  # noqa: BLE001  (a program of anyone raises anything)
+            reason = str(error) or type(error).__name__
+            raise Failure(f"{self.place}: the chat template cannot render a prompt: {reason}") from None
+
+    def _render(self, messages: Sequence[Mapping[str, str]], answer: bool) -> str:
+        chat = [dict(message) for message in messages]
+        if not answer:
+            chat[-1]["content"] += END
+        text: str = self._chosen.render(  # type: ignore[union-attr]  # it is chosen
+            messages=chat, add_generation_prompt=answer, **self.variables
+        )
+        if answer:
+            return text
+        kept, mark, rest = text.rpartition(END.strip())
+        if not mark:
+            raise ValueError("it leaves out the last message")
+        return kept if rest.startswith(" ") else kept.rstrip()
+
+
+def _read(path: Path) -> bytes:
+    raw = read_small(own_file(path.parent, path.name))
     try:
-        template = files[TEMPLATE].decode() if TEMPLATE in files else config.template
+        raw.decode()
     except UnicodeDecodeError as error:
-        raise Failure(f"{place}: not UTF-8: {error}") from None
-    if template is None:
-        raise Failure(f"{folder}: the model has no chat template, in {TEMPLATE} or {CONFIG}; leave out --chat")
-    variables: dict[str, Any] = {**config.tokens, "messages": [dict(message) for message in messages]}
-    try:
-        text: str = _environment().from_string(template).render(add_generation_prompt=True, **variables)
-    except Exception as error:  # noqa: BLE001  (a program of anyone raises anything)
-        reason = str(error) or type(error).__name__
-        raise Failure(f"{place}: the chat template cannot render a prompt: {reason}") from None
-    return text
+        raise Failure(f"{path}: not UTF-8: {error}") from None
+    return raw
 
 
 class _Generation(Extension):

@@ -100,7 +100,7 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     from mtnlg_model.generation import generate as generation  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.sampling import Sampling, row_seeds  # noqa: PLC0415  (torch)
 
-    from .chat import chat_prompt  # noqa: PLC0415  (loaded where needed)
+    from .chat import Chat  # noqa: PLC0415  (loaded where needed)
     from .tokenizer import Tokenizer  # noqa: PLC0415  (as above)
 
     prompt = [sys.stdin.read() if text == "-" else text for text in prompt or ["-"]]
@@ -120,7 +120,8 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     if chat:
         before = [] if system is None else [{"role": "system", "content": system}]
         chats = [[*before, {"role": "user", "content": text}] for text in prompt]
-        encoded = [tokenizer.encode(chat_prompt(opened.directory, messages)) for messages in chats]
+        template = Chat.read([opened.directory])
+        encoded = [tokenizer.encode(template.render(messages)) for messages in chats]
     generation.check_prompts(encoded, opened.config)  # before one of them is printed
     dtype, torch_device = _dtype_and_device(device)
     decoder = opened.decoder(dtype, torch_device)

@@ -21,7 +21,7 @@ import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mtnlg_eval.tasks.chat_template import Chat
+from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds
 from mtnlg_model.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mtnlg_eval.hub import fetch_model
-from mtnlg_eval.tasks.chat_template import Chat
+from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, latest, read_manifest
 from mtnlg_model.checkpoint.reader import Checkpoint
