@@ -27,7 +27,7 @@ from mtnlg_data.text.characters import (
     fold_case,
 )
 from mtnlg_data.text.hashing import ngram_hashes
-from mtnlg_data.text.words import hashed_words
+from mtnlg_data.text.words import Split, characters_per_word, find_words, hashed_words
 
 texts = st.lists(st.text(max_size=40), max_size=8)
 #: Beginnings of the names of characters whose scripts put no spaces between words.
@@ -152,3 +152,9 @@ def test_beyond_the_lettered_planes_there_are_signs_alone() -> None:
     assert fold_case(beyond) == beyond
     signs = [unicodedata.category(character) in {*SIGNS, "Cf"} for character in beyond]
     assert (character_kinds()[LETTERED.stop :] == np.where(signs, EXTEND, NO_WORD)).all()
+
+
+@pytest.mark.parametrize(("split", "characters"), [("letters", 2), ("whitespace", 1)])
+def test_a_word_has_a_character_at_least(split: Split, characters: float) -> None:
+    words = find_words(texts_of(pa.array(["日本語の長い文章 日本語の文章"], pa.large_string())), split)
+    assert characters_per_word(words, 0, len(words.inverse)) == characters

@@ -199,7 +199,7 @@ def characters_per_word(words: Words, first: int, last: int) -> float:
             quarters += words.script[word] * (words.characters[word + 1] - words.characters[word])
         else:
             spaced += not words.is_mark[word]
-    return 4 * unspaced / quarters if unspaced > spaced else 1.0
+    return max(1.0, 4 * unspaced / quarters) if unspaced > spaced else 1.0  # split at white space, a word is long
 
 
 def hashed_words(texts: Sequence[str]) -> HashedWords:
