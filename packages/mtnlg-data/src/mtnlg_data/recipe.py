@@ -258,7 +258,11 @@ def load_recipe(recipe: Location | str, overrides: Sequence[str] = (), folder: L
     for name in steps:
         use = str(tables.get(name, {}).get("use", name))
         if use != name or name not in factories:
-            factories[name] = (open_step(use, beside), use, beside if ".py:" in use else None)
+            try:
+                step = open_step(use, beside)
+            except UsageFailure as error:
+                raise UsageFailure(f"{path}: steps: {error}") from None
+            factories[name] = (step, use, beside if ".py:" in use else None)
     sources = content.get("sources")
     for table in sources.values() if isinstance(sources, dict) else ():
         if isinstance(table, dict):

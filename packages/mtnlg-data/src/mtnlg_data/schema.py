@@ -47,10 +47,10 @@ TEXT_COLUMN = b"mtnlg_text"
 
 @contextmanager
 def arrow_damage() -> Iterator[None]:
-    """Raise ``ArrowInvalid`` for what else Arrow raises of damage: ``OSError`` that is none of the system's, names."""
+    """Raise ``ArrowInvalid`` for what else comes of damage: ``OSError`` of no system call, names and indices."""
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, IndexError) as error:
         if getattr(error, "errno", None):
             raise
         raise pa.ArrowInvalid(str(error)) from None
