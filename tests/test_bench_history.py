@@ -47,9 +47,7 @@ def runs(*leasts: float, **others: object) -> list[dict[str, Any]]:
         "another machine does not count",
     ],
 )
-def test_the_bound_is_the_least_round_of_the_last_runs_less_half_of_what_they_span(
-    history: Sequence[dict[str, Any]], limit: float | None
-) -> None:
+def test_bound_is_the_least_round_less_half_the_span(history: Sequence[dict[str, Any]], limit: float | None) -> None:
     assert bound(history, "some") == limit
 
 
@@ -80,12 +78,12 @@ def test_a_figure_without_noise_is_no_loss_when_it_comes_again() -> None:
     assert entry("some", Figure(7.3816, 7.3816, 7.3816), [first] * 3)["lost"] is False
 
 
-def test_every_line_of_the_history_is_of_a_figure_that_is_still_measured() -> None:
+def test_every_line_of_the_history_is_still_measured() -> None:
     names = {json.loads(line)["name"] for line in HISTORY.read_text(encoding="utf-8").splitlines()}
     assert names - {name for short in SHORTS.values() for name in short.figures} == set()
 
 
-def test_every_benchmark_has_a_short_form_or_a_reason_to_have_none() -> None:
+def test_every_benchmark_has_a_short_form_or_a_reason() -> None:
     folder = Path(__file__).parents[1] / "benchmarks"
     scripts = {path.stem for path in folder.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
     assert {*SHORTS, *WITHOUT} == scripts - {"history"}

@@ -15,7 +15,7 @@ from mtnlg_model.families import preset
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "checkpoint_manifest.py"
 
 
-def test_every_rank_reads_its_weights_and_of_the_optimizer_its_fragments_alone(tmp_path: Path) -> None:
+def test_every_rank_reads_only_its_part(tmp_path: Path) -> None:
     """Of every parameter 2 bytes for each of 8 data-parallel ranks, 12 once; and the last stage's token table."""
     out = tmp_path / "result.json"
     command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--out", str(out)]

@@ -128,7 +128,7 @@ def run(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
 
 
-def test_a_kernel_that_spills_and_one_with_too_much_shared_memory_are_refused(tmp_path: Path) -> None:
+def test_spills_and_excess_shared_memory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "greedy.py").write_text(GREEDY)
     error = run(str(tmp_path / "greedy.py"), cache=tmp_path).stderr
     assert re.search(r"spilling \(fp32 COLUMNS=8192 warps=1\) spills: 255 registers, [1-9]\d* bytes", error)
@@ -141,7 +141,7 @@ def test_a_launch_finds_what_was_built_on_meta_tensors(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ built; \d+ launches; 0 compiled anew\n", done.stdout), done.stderr
 
 
-def test_numbers_are_converted_to_8_bits_to_the_nearest_and_to_no_infinity(tmp_path: Path) -> None:
+def test_8_bit_conversion_rounds_to_nearest_and_saturates(tmp_path: Path) -> None:
     """By the PTX ISA to the nearest, ties to even, at most to the largest number; NaN stays, nothing flushes to 0."""
     (tmp_path / "converted.py").write_text(CONVERTED)
     done = run(str(tmp_path / "converted.py"), cache=tmp_path)
@@ -152,7 +152,7 @@ def test_numbers_are_converted_to_8_bits_to_the_nearest_and_to_no_infinity(tmp_p
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_table_lists_every_kernel_with_every_branch_and_no_spills(target: str) -> None:
+def test_table_lists_every_kernel_without_spills(target: str) -> None:
     launched = {
         name.removeprefix("_")
         for path in SOURCES.glob("*.py")

@@ -60,7 +60,7 @@ def test_every_token_is_in_the_vocabulary(stream: TokenStream) -> None:
         assert 0 <= stream[number].min() <= stream[number].max() < stream.vocab_size
 
 
-def test_the_same_number_gives_the_same_sample_in_any_order_of_reading(make: Make, folder: Path) -> None:
+def test_sample_is_a_function_of_its_number(make: Make, folder: Path) -> None:
     forward, backward = make(folder, SEQ_LENGTH, 1), make(folder, SEQ_LENGTH, 1)
     numbers = range(min(len(forward), 64))
     read_forward = [forward[number].tolist() for number in numbers]
@@ -76,7 +76,7 @@ def test_another_process_reads_the_same_samples(entry: str, stream: TokenStream,
     assert samples == [stream[number].tolist() for number in numbers]
 
 
-def test_a_reader_may_keep_or_change_a_sample_without_changing_the_next_reading(stream: TokenStream) -> None:
+def test_changing_a_sample_does_not_change_the_next_read(stream: TokenStream) -> None:
     kept = stream[0].copy()
     stream[0].copy()[:] = 0
     assert np.array_equal(stream[0], kept)

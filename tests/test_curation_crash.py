@@ -43,9 +43,7 @@ def last_line(stderr: str) -> str:
     return stderr.strip().splitlines()[-1]
 
 
-def test_death_at_any_step_by_kill_or_power_loss_leads_to_the_same_bytes(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_kill_or_power_loss_at_any_step_keeps_the_bytes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     seed = str(random.SystemRandom().randrange(1 << 32))  # other steps in every test run
     script = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(undisturbed.recipe)]
     ended = subprocess.run([*script, str(tmp_path / "data"), seed], capture_output=True, text=True, check=False)
@@ -74,9 +72,7 @@ def interrupted(words: list[str], rng: random.Random) -> int | None:
     return None
 
 
-def test_killed_with_its_workers_at_any_moment_a_run_by_others_ends_with_the_same_bytes(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_killed_run_resumed_by_other_workers_has_equal_bytes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     rng = random.Random()  # other moments in every test run
     words = command(undisturbed.recipe, tmp_path / "data")
     kills = 0
@@ -125,9 +121,7 @@ def ray_process(name: str) -> Callable[[int], list[int]]:
 WORKER = "ray::(IDLE|_run_on_machine)"
 
 
-def test_killed_with_rays_head_its_driver_a_worker_and_a_machine_a_run_ends_with_the_same_bytes(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_killed_ray_head_driver_worker_and_machine_keep_the_bytes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     ray_machines = curations.beside_the_package("ray_machines").ray_machines
     rng = random.Random()  # other moments in every test run
     words = command(undisturbed.recipe, tmp_path / "data")
@@ -145,9 +139,7 @@ def test_killed_with_rays_head_its_driver_a_worker_and_a_machine_a_run_ends_with
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
 
-def test_ctrl_c_is_one_line_and_status_130_and_the_same_command_goes_on(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_ctrl_c_is_status_130_and_the_run_resumes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     words = command(undisturbed.recipe, tmp_path / "data")
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
@@ -160,9 +152,7 @@ def test_ctrl_c_is_one_line_and_status_130_and_the_same_command_goes_on(
     assert curations.left_by(tmp_path / "data") == undisturbed.left
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on_where_there_is_room(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_full_disk_is_one_line_and_the_run_resumes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     small, roomy = tmp_path / "small", tmp_path / "roomy"
     small.mkdir()
     roomy.mkdir()
@@ -182,9 +172,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_where_there_is_roo
     assert curations.left_by(roomy) == undisturbed.left
 
 
-def test_a_disk_that_takes_no_more_of_a_file_is_an_error_that_names_it(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_file_size_limit_is_an_error_that_names_the_file(undisturbed: Undisturbed, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, limit[1]))
     try:

@@ -163,7 +163,7 @@ def test_a_stage_opens_files_in_proportion_to_those_of_the_crawl(curated: list[C
     assert growth["extract"] > 1.5, "the opens are not counted"
 
 
-def test_a_worker_or_one_process_for_all_takes_the_memory_that_is_planned(curated: list[Curated]) -> None:
+def test_memory_is_as_planned(curated: list[Curated]) -> None:
     for run in curated:
         for name, cost in run.watch.stages.items():
             announced = run.planned[name]["memory" if run.workers == 1 else "memory_per_worker"]

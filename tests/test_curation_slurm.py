@@ -34,9 +34,7 @@ def submit(undisturbed: Undisturbed, folder: Path, *more: str) -> Job:
     return Job([*run, *SITE, *more, f"--sbatch=--output={folder / 'log'}"], folder, "log")
 
 
-def test_a_job_runs_on_a_ray_of_its_nodes_with_the_same_bytes_and_leaves_no_token(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_job_has_equal_bytes_and_leaves_no_token(undisturbed: Undisturbed, tmp_path: Path) -> None:
     job = submit(undisturbed, tmp_path)
     seen: set[int] = set()
 

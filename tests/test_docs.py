@@ -89,7 +89,7 @@ def comparable(line: str, exact: bool) -> list[str]:
     return (line if exact else re.sub(r"\d[\d,.]*", "0", line)).split()
 
 
-def test_what_a_page_shows_is_compared_by_words_and_by_numbers_only_where_it_is_exact() -> None:
+def test_shown_output_is_compared_by_words_and_exact_numbers() -> None:
     assert comparable("kept 2,760 of 4,646  (5.4 s)", exact=False) == comparable("kept 1 of 22 (0.1 s)", exact=False)
     assert comparable("33.3 s", exact=True) != comparable("33.4 s", exact=True)
     assert comparable("dropped: short 3", exact=False) != comparable("dropped: empty 3", exact=False)
@@ -99,7 +99,7 @@ _done: list[str] = []
 
 
 @pytest.mark.parametrize("page", RUN_PAGES)
-def test_the_blocks_of_a_page_run_in_their_order_and_print_what_it_shows(page: str, folder: Path) -> None:
+def test_blocks_of_a_page_run_and_print_what_it_shows(page: str, folder: Path) -> None:
     for name in RUN_PAGES[: RUN_PAGES.index(page) + 1]:  # the pages before leave the files that this one uses
         if name not in _done:
             _done.append(name)
@@ -143,7 +143,7 @@ def test_the_plan_of_the_readme_errs_as_it_says(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [*OWN_PAGES, *(f"../packages/mtnlg-{package}/README.md" for package in PACKAGES)])
-def test_no_page_installs_our_packages_from_an_index_where_they_are_not(page: str) -> None:
+def test_pages_install_only_from_existing_places(page: str) -> None:
     assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
 
 
@@ -155,7 +155,7 @@ def test_the_days_of_mt_nlg_are_those_of_its_plans(run: str, capsys: pytest.Capt
     assert f" {days} " in (DOCS / "explanation/twelve-steps.md").read_text(encoding="utf-8")
 
 
-def test_the_benchmarks_page_has_the_readmes_ratios_and_the_spread_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmarks_page_matches_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "extensions"))
     measurements = importlib.import_module("measurements")
     shown = [measurements.read_ratio(row) for row in measurements.ROWS]

@@ -85,7 +85,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def test_a_fetch_that_is_killed_at_random_ends_with_the_servers_bytes(server: Server, tmp_path: Path) -> None:
+def test_killed_fetch_ends_with_the_servers_bytes(server: Server, tmp_path: Path) -> None:
     rng = random.Random(3)
     base = f"http://127.0.0.1:{server.server_address[1]}"
     command = [COMMAND, "--quiet", "fetch", NAME, "--out", str(tmp_path), "--base", base, "--workers", "3"]

@@ -32,7 +32,7 @@ def test_the_document_is_what_the_script_writes(tmp_path: Path) -> None:
     assert out.read_text() == (ROOT / "docs" / "goodput.md").read_text(), "run benchmarks/failures.py"
 
 
-def test_a_failure_costs_half_an_interval_or_what_the_restart_takes() -> None:
+def test_cost_of_a_failure_is_half_an_interval_or_a_restart() -> None:
     """To 3 %: the simulation has some ten thousand failures, whose losses deviate by 60 % of their mean."""
     shares = simulate(Policy(100), NOTHING, LLAMA.per_second)
     assert shares.lost == pytest.approx(50 * STEP_SECONDS / BETWEEN, rel=0.03)

@@ -74,7 +74,7 @@ def test_every_part_ends_and_leaves_two_files(rows: Rows, folders: list[Path]) -
     assert all({path.name for path in out.iterdir()} == {"results.jsonl", "log.txt"} for out in folders)
 
 
-def test_every_kernel_is_checked_and_then_timed_against_other_implementations(rows: Rows) -> None:
+def test_every_kernel_is_checked_then_timed(rows: Rows) -> None:
     checks = [row for (part, _), row in rows.items() if part == "checks" and "passed" in row]
     assert all(row["passed"] for row in checks)
     checked = " ".join(row["key"] for row in checks)
@@ -98,7 +98,7 @@ def test_the_probe_tells_what_attention_drops(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("case", ["full", "selective"])
-def test_a_rank_runs_exactly_the_products_that_the_formula_counts(rows: Rows, case: str) -> None:
+def test_rank_runs_the_counted_products(rows: Rows, case: str) -> None:
     """96 or 72 B s l h² (1 + s / 6h) / 8 and recomputed attention, of products that PyTorch counted."""
     flops = {key: row["flops"] for (part, key), row in rows.items() if part == "rank" and key.startswith(case)}
     assert flops.pop(f"{case}, torch.compile")
@@ -166,7 +166,7 @@ def test_a_part_keeps_what_python_and_triton_compile(gpu: Any, monkeypatch: pyte
     assert environment["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
 
 
-def test_the_pack_has_our_metadata_and_peers_and_names_what_it_lacks(
+def test_pack_has_metadata_and_peers(
     gpu: Any,  # noqa: ANN401  (a module)
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -205,7 +205,7 @@ def run_parts(gpu: Any, folder: Path, code: str, *parts: str, seconds: float = 6
     )
 
 
-def test_a_process_that_dies_behind_new_figures_runs_again_and_then_its_end_is_shown(
+def test_dying_process_is_rerun_then_reported(
     gpu: Any,  # noqa: ANN401  (a module)
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -234,7 +234,7 @@ def test_what_is_cut_off_has_not_failed(gpu: Any, tmp_path: Path, part: str, key
     assert not read(tmp_path)
 
 
-def test_a_norm_that_never_ends_is_stopped_and_the_rest_goes_on_without_it(gpu: Any, tmp_path: Path) -> None:  # noqa: ANN401  (a module)
+def test_hanging_norm_is_stopped_and_skipped(gpu: Any, tmp_path: Path) -> None:  # noqa: ANN401  (a module)
     running = {"part": "waiting", "key": "64 x 1000", "began": time.time() - 2 * gpu.HUNG}
     (tmp_path / "running.json").write_text(json.dumps(running))
     code = f"""
@@ -255,7 +255,7 @@ if "waiting" not in sys.argv:
     assert "norm" not in left.stdout
 
 
-def test_a_call_that_takes_long_to_launch_is_timed_behind_longer_reads(
+def test_slow_launches_are_timed_behind_longer_reads(
     gpu: Any,  # noqa: ANN401  (as above)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,7 +355,7 @@ def test_the_pack_compiles_whatever_the_parts_launch(stub: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
-def test_where_the_profiler_sees_no_gpu_a_step_is_timed_nonetheless(
+def test_step_is_timed_without_a_profiler(
     gpu: Any,  # noqa: ANN401  (as above)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

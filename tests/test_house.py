@@ -80,7 +80,7 @@ def test_a_package_imports_only_the_siblings_that_it_may(package: str) -> None:
     assert not found
 
 
-def test_evaluation_imports_the_parallel_engine_behind_its_extra_alone() -> None:
+def test_eval_imports_parallel_only_behind_its_extra() -> None:
     inside = source_of("mtnlg_eval") / "sharded"
     outside = [path for path in modules_of("mtnlg_eval") if not path.is_relative_to(inside)]
     assert not [path for path in outside for name in imports_of(path) if name.startswith("mtnlg_parallel")]
@@ -113,7 +113,7 @@ def test_what_stands_in_two_packages_is_one_text(pair: tuple[str, str], name: st
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_tokenizer_is_read_within_the_same_bounds_in_both_packages() -> None:
+def test_tokenizer_bounds_are_equal_in_both_packages() -> None:
     texts = [source_of("mtnlg_model") / "tokenizer_file.py", source_of("mtnlg_data") / "tokens" / "tokenizer_file.py"]
     one, other = (path.read_text(encoding="utf-8").partition("from __future__")[2] for path in texts)
     assert one == other.replace("from mtnlg_data.", "from .")
@@ -208,7 +208,7 @@ def requirements_of(package: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_every_requirement_has_bounds_and_is_met_by_what_the_tests_run_with(package: str) -> None:
+def test_requirements_are_bounded_and_met(package: str) -> None:
     for requirement in requirements_of(package):
         operators = {bound.operator for bound in requirement.specifier}
         assert operators >= {">=", "<"} or operators == {"=="}, (

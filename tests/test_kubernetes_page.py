@@ -39,7 +39,7 @@ def layout_of(words: list[str]) -> Layout:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_pod_has_a_gpu_per_rank_shared_memory_the_volume_and_time_for_a_checkpoint(name: str) -> None:
+def test_pod_has_gpus_memory_volume_and_time(name: str) -> None:
     job = JOBS[name]
     pod, train = job["template"]["spec"], container(job)
     world = layout_of(train["command"]).world
@@ -50,7 +50,7 @@ def test_a_pod_has_a_gpu_per_rank_shared_memory_the_volume_and_time_for_a_checkp
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"] >= 60) == ("Never", True)
 
 
-def test_torchrun_starts_the_ranks_of_the_layout_and_meets_at_the_first_pod() -> None:
+def test_torchrun_ranks_match_the_layout() -> None:
     job = JOBS["jobset.yaml"]
     words = container(job)["command"]
     options = dict(word.removeprefix("--").split("=", 1) for word in words[1 : words.index("-m")])

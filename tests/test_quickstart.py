@@ -63,7 +63,7 @@ def test_a_code_block_of_the_readme_runs(number: int) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_every_stage_says_what_it_kept_and_why_it_dropped_the_rest(main_job: Path) -> None:
+def test_every_stage_reports_kept_and_dropped(main_job: Path) -> None:
     stages = read_json(main_job / "data" / "summary.json")["stages"]
     for stage in stages:
         for source, counts in stage["sources"].items():

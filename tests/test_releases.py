@@ -27,7 +27,7 @@ def package(folder: Path, changes: str) -> Path:
     return folder
 
 
-def test_a_version_with_its_section_after_the_last_tag_can_be_released(tmp_path: Path) -> None:
+def test_version_with_a_changelog_section_is_releasable(tmp_path: Path) -> None:
     tags = ["mtnlg-some-v0.1.0", "mtnlg-other-v3.0.0"]
     check_release(package(tmp_path, CHANGES), tags, final=True)
 
@@ -52,7 +52,7 @@ def test_a_release_that_does_not_agree_with_itself_is_refused(
         check_release(package(tmp_path, changes), tags, final=True)
 
 
-def test_between_releases_changes_may_be_unreleased_under_a_tagged_version(tmp_path: Path) -> None:
+def test_unreleased_changes_are_allowed_after_a_tag(tmp_path: Path) -> None:
     changes = CHANGES.replace("## 0.2.0", "## Unreleased\n\n- Next.\n\n## 0.2.0")
     check_release(package(tmp_path, changes), ["mtnlg-some-v0.2.0"], final=False)
 
@@ -70,7 +70,7 @@ def test_every_package_agrees_with_its_changelog() -> None:
 
 
 @pytest.mark.parametrize("name", noxfile.PACKAGES)
-def test_the_workflow_tests_a_package_on_the_pythons_that_its_metadata_names(name: str) -> None:
+def test_workflow_tests_the_declared_pythons(name: str) -> None:
     workflow = (ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8")
     pythons = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)
     assert pythons
@@ -104,7 +104,7 @@ def test_two_builds_that_differ_in_a_byte_or_a_file_are_refused(tmp_path: Path) 
         ("", "tests/test_some.py", "tests/test_some.py is not of mtnlg_some"),
     ],
 )
-def test_a_wheel_holds_its_package_its_licence_and_its_bill_of_materials_alone(
+def test_wheel_holds_package_licence_and_bill_of_materials(
     tmp_path: Path, left_out: str, added: str, message: str
 ) -> None:
     info = "mtnlg_some-0.2.0.dist-info"
@@ -120,7 +120,7 @@ def test_a_wheel_holds_its_package_its_licence_and_its_bill_of_materials_alone(
         check_wheel(path)
 
 
-def test_the_oldest_dependencies_are_the_least_that_suit_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_dependencies_suit_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {
         "data": ["numpy>=1.26,<3", "torch>=2.6,<3"],
         "model": ["numpy>=1.9,<3"],
@@ -132,9 +132,7 @@ def test_the_oldest_dependencies_are_the_least_that_suit_all_packages(monkeypatc
     assert noxfile.dependencies("newest") == ["numpy>=1.26,<3", "numpy>=1.9,<3"]
 
 
-def test_what_passed_alone_counts_until_any_file_of_a_package_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stamp_covers_every_file_of_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source, cache = Path("packages/mtnlg-data/src/a.py"), Path("packages/mtnlg-data/src/__pycache__/a.pyc")
     for path in (source, cache):
@@ -181,9 +179,7 @@ def test_a_package_is_checked_without_an_environment_of_another(
     assert noxfile.alone.requires == ["build"]
 
 
-def test_packages_whose_tests_have_passed_alone_are_not_tested_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_tested_alone_are_not_tested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(noxfile, "install_house", lambda _: None)

@@ -189,7 +189,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-def test_other_families_score_and_generate_over_ranks_as_in_one_process(tokenizer: Path, tmp_path: Path) -> None:
+def test_other_families_match_one_process(tokenizer: Path, tmp_path: Path) -> None:
     checkpoints = [save_random(tmp_path / name, tokenizer, **model) for name, model in FAMILIES.items()]
     by_layout = []
     for layout in ("", "tp=2,pp=1,dp=1"):
@@ -239,7 +239,7 @@ def events(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     return {int(path.name): json.loads(path.read_text()) for path in tmp_path.glob("[0-9]")}
 
 
-def test_ranks_send_and_receive_in_one_order_and_never_both_ways_in_a_group(events: dict[int, list[Event]]) -> None:
+def test_ranks_communicate_in_one_order(events: dict[int, list[Event]]) -> None:
     """NCCL runs what a rank does with a peer, or in a group, in the order of its calls: two orders would hang."""
     assert sorted(events) == [0, 1, 2, 3]
     messages_of: dict[tuple[str, int, int], dict[str, list[Any]]] = defaultdict(lambda: {"sent": [], "received": []})
@@ -270,7 +270,7 @@ def test_more_ranks_than_a_machine_holds_are_not_started(checkpoint: Path, tmp_p
     assert "layout tp=1,pp=1,dp=1000000 needs 1,000,000 ranks and this machine" in stderr
 
 
-def test_a_layout_that_cannot_be_is_refused_with_the_valid_choices(checkpoint: Path, tmp_path: Path) -> None:
+def test_impossible_layout_is_refused_with_choices(checkpoint: Path, tmp_path: Path) -> None:
     process = command("run", checkpoint, "--data", ROWS, "--out", tmp_path, "--layout", "tp=3")
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2

@@ -44,7 +44,7 @@ TARGETS = {
 """
 
 
-def test_the_harness_keeps_each_input_that_ends_a_target_and_goes_on(tmp_path: Path) -> None:
+def test_harness_keeps_crashing_inputs_and_goes_on(tmp_path: Path) -> None:
     harness = tmp_path / "fuzz" / "harness.py"
     (tmp_path / "fuzz/targets").mkdir(parents=True)
     (tmp_path / "fuzz/corpus/fails").mkdir(parents=True)

@@ -59,9 +59,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_micro_batch_holds_up_no_host_and_a_checkpoint_waits_for_what_it_reads(
-    name: str, answers: dict[str, Answer]
-) -> None:
+def test_micro_batch_blocks_no_host_and_checkpoint_waits(name: str, answers: dict[str, Answer]) -> None:
     """But where DeepSpeed says with each part of a message how it is cut."""
     answer = answers[name]
     assert not answer.races

@@ -32,7 +32,7 @@ def answer(library: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return answer
 
 
-def test_a_batch_is_packed_and_its_scores_come_while_the_gpu_computes_another(answer: dict[str, Any]) -> None:
+def test_packing_overlaps_the_gpu(answer: dict[str, Any]) -> None:
     """No host waits for the GPU to send it a batch, and for the first batch's scores it waits for no later work."""
     scoring = answer["scoring"]
     assert not scoring["races"]

@@ -13,7 +13,7 @@ KINDS = {"kill-rank", "kill-ranks", "kill-starting", "stop-rank", "signal-rank",
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_every_kind_of_fault_leaves_each_sample_consumed_once_and_the_losses_of_an_untouched_run(
+def test_every_fault_preserves_samples_and_losses(
     tmp_path: Path,
 ) -> None:
     words = [str(CHAOS), "--minutes", "0", "--seed", "1", "--out", str(tmp_path / "result.json")]

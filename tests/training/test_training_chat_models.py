@@ -50,7 +50,7 @@ def runs(run_ranks: RunRanks, data: Path, tmp_path: Path) -> Runs:
     return run
 
 
-def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(runs: Runs, tmp_path: Path) -> None:
+def test_chat_files_are_carried_through_training(runs: Runs, tmp_path: Path) -> None:
     runs(NAMES, 16)
     shutil.rmtree(tmp_path / "weights")  # what comes next goes by the run's own
     runs(NAMES, 32)
@@ -63,7 +63,7 @@ def test_chat_files_go_on_from_a_runs_first_weights_and_from_its_checkpoints(run
     assert all("step-4: trained with another tokenizer" in error for error in errors)
 
 
-def test_a_model_trains_on_with_another_tokenizer_only_if_told_to(runs: Runs, tmp_path: Path) -> None:
+def test_other_tokenizer_needs_an_option(runs: Runs, tmp_path: Path) -> None:
     assert all("--new-tokenizer" in error for error in runs(NAMES[::-1], 16, fails=True))
     runs(NAMES[::-1], 16, new_tokenizer=True)
     runs(NAMES[::-1], 32)
@@ -71,9 +71,7 @@ def test_a_model_trains_on_with_another_tokenizer_only_if_told_to(runs: Runs, tm
     assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
 
 
-def test_documents_end_for_a_model_as_in_its_data_whatever_their_end_token_is_called(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_documents_end_as_in_their_data(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     data = shutil.copytree(data, tmp_path / "data")
     write_tokenizer(data / "tokens" / "tokenizer.json", "<|document|>")
     (data / "tokens" / "generation_config.json").write_text(json.dumps({"eos_token_id": 63}))  # as mtnlg-data does

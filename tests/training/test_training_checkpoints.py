@@ -9,9 +9,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from training.reference_loop import RunRanks, recipe_of
 
 
-def test_a_checkpoint_holds_its_own_step_though_training_is_ahead_of_the_disk(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_holds_its_own_step(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """Files of step 2 are written only when step 3 has changed weights and optimizer state."""
     layout = (1, 1, 2)
     stopped = recipe_of(layout, precision="bf16", samples=8)
@@ -26,7 +24,7 @@ def test_a_checkpoint_holds_its_own_step_though_training_is_ahead_of_the_disk(
 
 
 @pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=str)
-def test_a_rank_reads_its_weights_and_of_the_optimizer_its_fragments_alone(
+def test_rank_reads_only_its_weights_and_fragments(
     run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int]
 ) -> None:
     """In its own layout and in another: 2 bytes a weight in bf16, 12 an element of the fragments."""

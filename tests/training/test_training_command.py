@@ -63,7 +63,7 @@ def recipe(tmp_path: Path) -> Path:
         (["--from", "/none"], 2, "--from /none: no checkpoint; give a step-N folder"),
     ],
 )
-def test_a_run_that_cannot_work_is_refused_before_any_rank_starts(  # noqa: PLR0917  (three parameters, four fixtures)
+def test_impossible_run_is_refused_before_ranks_start(  # noqa: PLR0917  (three parameters, four fixtures)
     command: Command, recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, message: str
 ) -> None:
     result = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
@@ -101,7 +101,7 @@ def test_layout_prints_a_table_or_json(command: Command, recipe: Path) -> None:
     ]
 
 
-def test_from_sets_the_initial_weights_of_a_new_run_and_of_the_same_command_again(tmp_path: Path) -> None:
+def test_from_sets_initial_weights_once(tmp_path: Path) -> None:
     checkpoints, out = tmp_path / 'a "b"', tmp_path / "out"
     (checkpoints / "step-9").mkdir(parents=True)
     with pytest.raises(UsageFailure, match="no checkpoint; give a step-N folder"):
@@ -116,9 +116,7 @@ def test_from_sets_the_initial_weights_of_a_new_run_and_of_the_same_command_agai
     assert initial_weights(checkpoints / "step-9", out) == override
 
 
-def test_a_dry_run_of_a_slurm_job_prints_its_script_and_touches_nothing(
-    command: Command, recipe: Path, data: Path, tmp_path: Path
-) -> None:
+def test_slurm_dry_run_prints_its_script(command: Command, recipe: Path, data: Path, tmp_path: Path) -> None:
     words = ("--data", data, "--out", tmp_path / "out", "--launcher", "slurm", "--max-restarts", 7, "--device", "cpu")
     script = command("train", recipe, *words, "--dry-run").out
     assert script.startswith("#!/bin/bash\n")

@@ -19,9 +19,7 @@ GUARD: dict[str, Any] = {"window": 5, "deviations": 20.0, "most_skips": 3, "pati
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_gradient_that_is_not_finite_or_leaps_is_skipped_by_all_ranks_together(
-    run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str
-) -> None:
+def test_bad_gradient_is_skipped_by_all_ranks(run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str) -> None:
     recipe = recipe_of((1, 2, 2), guard=GUARD, precision=precision)
     faults = {"nan": [3, 9], "leap": [12]}
     steps = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults=faults)[0][0]["steps"]
@@ -44,9 +42,7 @@ def test_every_rank_judges_by_the_figures_of_one(run_ranks: RunRanks, data: Path
     assert ranks[0][0]["judged"][0] == [step["loss"] for step in read_steps(tmp_path)][-GUARD["window"] :]
 
 
-def test_a_resumed_run_skips_what_an_untouched_one_skips_after_many_skips_near_each_other(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_resumed_run_skips_the_same_steps(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """Its guard needs as many steps that were taken as its window holds, however many lie between."""
     leaps = {"leap": [7, 8, 10, 11, 13, 15]}
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -93,9 +89,7 @@ def test_too_many_skips_name_the_checkpoint_from_before_them(
                 assert "no checkpoint is from before them" in line
 
 
-def test_held_out_samples_that_one_rank_cannot_read_cost_the_validation_alone(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_unreadable_validation_costs_only_validation(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     outs = [tmp_path / "whole", tmp_path / "damaged"]
     recipe = recipe_of((1, 2, 2), samples=48, ramp=None, validation_every=3, checkpoint_every=3)
     whole = run_ranks("train", [recipe], data=data, outs=outs[:1])[0][0]["steps"]
@@ -117,7 +111,7 @@ def test_held_out_samples_that_one_rank_cannot_read_cost_the_validation_alone(
         ((1, 2, 2), "rank 3 (tp 0, pp 1, dp 1) is in data", 2),
     ],
 )
-def test_a_rank_that_hangs_in_its_data_is_named_with_what_waits_for_it_though_its_clock_is_an_hour_ahead(  # noqa: PLR0917  (two are what is expected)
+def test_rank_hanging_in_its_data_is_named(  # noqa: PLR0917  (two are what is expected)
     run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int], last: str, waiting: int
 ) -> None:
     recipe = recipe_of(layout, guard=GUARD)
@@ -134,9 +128,7 @@ def test_a_rank_that_stops_answering_is_named(run_ranks: RunRanks, data: Path, t
     assert errors[0].startswith("rank 1 (tp 0, pp 0, dp 1) has answered nothing for")
 
 
-def test_a_truncated_store_ends_the_run_with_the_file_named_and_once_restored_the_run_resumes(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_truncated_store_is_named_and_run_resumes(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     own, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(data, own)
     recipe = recipe_of((1, 1, 2), samples=2000, checkpoint_every=4, ramp=None, validation_every=0)

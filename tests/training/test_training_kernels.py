@@ -41,7 +41,7 @@ LLAMA: Json = {
 
 
 @pytest.mark.parametrize("model", [{}, LLAMA], ids=["GPT", "Llama"])
-def test_training_with_kernels_gives_the_loss_curve_of_training_without(
+def test_kernels_preserve_the_loss_curve(
     run_ranks_interpreted: RunRanks, data: Path, tmp_path: Path, model: Json
 ) -> None:
     recipes = [tiny(model, validation_every=3, validation_samples=2, kernels=kernels) for kernels in (True, False)]
@@ -52,9 +52,7 @@ def test_training_with_kernels_gives_the_loss_curve_of_training_without(
     assert_same_steps(on, off)
 
 
-def test_dropout_in_kernels_is_deterministic_equal_when_recomputed_and_equal_on_copies(
-    run_ranks_interpreted: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_dropout_in_kernels_is_reproducible(run_ranks_interpreted: RunRanks, data: Path, tmp_path: Path) -> None:
     dropped = {"dropout": 0.2, "attention_dropout": 0.2}
     kinds = {"one": "none", "again": "none", "recomputed": "full"}
     recipes = [tiny(dropped, sequence_parallel=False, validation_every=0, recompute=kind) for kind in kinds.values()]
@@ -69,7 +67,7 @@ def test_dropout_in_kernels_is_deterministic_equal_when_recomputed_and_equal_on_
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["sequence parallel", "copies"])
-def test_the_heads_loss_over_vocabulary_slices_equals_that_of_one_process(run_ranks: RunRanks, cut: bool) -> None:
+def test_head_loss_over_slices_matches_one_process(run_ranks: RunRanks, cut: bool) -> None:
     numbers = torch.Generator().manual_seed(3)
     targets_BS = torch.randint(24, (2, 150), generator=numbers)
     weight_VH = torch.randn(24, 8, generator=numbers).requires_grad_()

@@ -89,9 +89,7 @@ def test_the_culprit_is_named_not_a_rank_that_only_lost_it(tmp_path: Path) -> No
         launch(tmp_path, lose, fail, lose)
 
 
-def test_the_watchdogs_line_is_printed_once_and_a_stopped_rank_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watchdog_line_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "GRACE_SECONDS", 0.2)
     hung = "fail(71, 'step 4 has not ended within 3 s: rank 1 is in data')"
     with pytest.raises(Failure, match=r"^step 4 has not ended within 3 s: rank 1 is in data; the same command"):
@@ -112,7 +110,7 @@ def test_a_log_cut_off_by_a_full_disk_gives_no_torn_reason(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_without_loopback_the_command_ends_before_it_starts_ranks(data: Path, tmp_path: Path) -> None:
+def test_without_loopback_the_command_ends(data: Path, tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_text(dump(recipe_of()))
     words = [tmp_path / "train.toml", "--data", data, "--out", tmp_path / "out"]
     command = ["unshare", "--net", sys.executable, "-m", "mtnlg_parallel.cli", "train", *map(str, words)]
@@ -123,7 +121,7 @@ def test_without_loopback_the_command_ends_before_it_starts_ranks(data: Path, tm
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_stop_signal_is_passed_on_and_ends_the_run_without_a_failure(tmp_path: Path, number: signal.Signals) -> None:
+def test_stop_signal_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     stop = f"signal.signal({int(number)}, lambda *_: sys.exit(0)); os.kill(os.getppid(), {int(number)}); wait()"
     assert launch(tmp_path, stop, "wait()") == number  # rank 1 has no handler yet, so the signal kills it
     (stopped,) = read_events(tmp_path)
@@ -139,7 +137,7 @@ def no_rank(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("gpus", [0, 2])
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_more_ranks_than_a_machine_holds_are_not_started_nor_is_an_earlier_run_deleted(
+def test_too_many_ranks_are_not_started(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, device: Literal["auto", "cpu"]
 ) -> None:
     monkeypatch.setattr(agent, "start_rank", no_rank)
@@ -163,7 +161,7 @@ with lock_folder(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_in_a_folder_is_refused_while_the_first_is_at_work(data: Path, tmp_path: Path) -> None:
+def test_second_run_in_a_folder_is_refused(data: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
@@ -175,7 +173,7 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_is_at_work(data: Pa
     assert not (tmp_path / "recipe.toml").exists()
 
 
-def test_what_a_checkpoint_needs_is_looked_for_before_a_run_begins(data: Path, tmp_path: Path) -> None:
+def test_checkpoint_needs_are_checked_first(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "tokens" / "tokenizer.json").unlink()
     with pytest.raises(Failure, match=r"tokens/tokenizer.json: no such file"):
@@ -216,9 +214,7 @@ def test_ranks_that_fail_are_all_started_again(
     assert (tmp_path / "logs" / "rank-0.log").read_text() == "againagain", "the log of the first attempt is kept"
 
 
-def test_ranks_that_all_stop_because_one_was_told_to_are_started_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_stopped_by_one_are_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         launch(tmp_path, "complete() if attempt else sys.exit(75)", "None if attempt else sys.exit(75)", max_restarts=3)
         == 0
@@ -231,9 +227,7 @@ def test_a_failure_after_the_runs_end_is_none(tmp_path: Path) -> None:
     assert failures_of(tmp_path) == []
 
 
-def test_restarts_that_bring_new_steps_go_on_and_three_that_bring_none_end_the_run_with_their_causes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_fruitless_restarts_end_with_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     wait = agent.Signals.wait
 
@@ -261,7 +255,7 @@ def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int)
 
 
 @pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGINT])
-def test_a_signal_during_the_pause_before_a_restart_ends_the_run_at_once(
+def test_signal_during_a_restart_pause_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(supervise, "PAUSES", (0.0, 3600.0, 3600.0))
@@ -294,9 +288,7 @@ def test_progress_goes_back_to_the_step_where_a_restart_resumes(tmp_path: Path) 
     assert moves == [2, -1, 2]
 
 
-def test_train_returns_the_summary_of_a_run_and_again_of_the_complete_run(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_returns_the_summary(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out, path = recipe_of((1, 1, 2), samples=24), tmp_path / "out", tmp_path / "train.toml"
     summary = mtnlg_parallel.train(recipe, data, out, options=mtnlg_parallel.RunOptions(profile=range(2, 3)))
     assert summary is not None

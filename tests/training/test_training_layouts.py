@@ -64,9 +64,7 @@ def test_a_run_goes_from_one_engine_and_schedule_to_another(
     assert (progress.samples, progress.layout.model_dump()) == (84, {"tp": 1, "pp": 2, "dp": 2})
 
 
-def test_a_step_makes_the_host_wait_for_nothing_but_loss_and_norm_at_its_end(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_step_syncs_only_for_loss_and_norm(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     changes: list[Json] = [{"schedule": "zero-bubble", "chunks": 2, "offload_activations": True, "recompute": "none"}]
     changes += [
         {"engine": "deepspeed", "recompute": "none"},
@@ -164,7 +162,7 @@ def losses_and_norms(steps: list[Json]) -> list[float]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence parallel", "copies"])
-def test_dropout_is_deterministic_equal_when_recomputed_and_resumes_to_the_last_bit(
+def test_dropout_is_reproducible_and_resumes_exactly(
     run_ranks: RunRanks, data: Path, tmp_path: Path, sequence_parallel: bool
 ) -> None:
     dropped = {"dropout": 0.2, "attention_dropout": 0.2}
@@ -187,9 +185,7 @@ def test_dropout_is_deterministic_equal_when_recomputed_and_resumes_to_the_last_
             assert all(sums[key] == others[key] for key in copies), "the ranks of a group drifted apart"
 
 
-def test_dropout_seeds_differ_over_replicas_stages_and_steps_and_agree_on_copies(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_dropout_seeds_differ_by_replica_stage_and_step(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """Under sequence parallelism tensor-parallel ranks hold parts of the hidden state, otherwise copies of it."""
     recipes = [recipe_of((2, 2, 2), samples=16, ramp=None, sequence_parallel=parts) for parts in (False, True)]
     ranks = run_ranks("dropout_seeds", recipes, data=data, outs=[tmp_path / "copies", tmp_path / "parts"])
@@ -200,7 +196,7 @@ def test_dropout_seeds_differ_over_replicas_stages_and_steps_and_agree_on_copies
     assert len({seed for seeds in ranks for seed in seeds[2:]}) == 2 * 2 * 2 * 2
 
 
-def test_tensor_parallel_ranks_drop_the_same_hidden_units_and_different_heads(run_ranks: RunRanks) -> None:
+def test_tp_ranks_share_hidden_and_differ_in_heads(run_ranks: RunRanks) -> None:
     one, other = (answer["masks"] for answer in run_ranks("attention_masks", [recipe_of((2, 1, 1))]))
     assert (one[0], one[2]) == (other[0], other[2])
     assert one[1] != other[1]

@@ -76,9 +76,7 @@ def pair(tmp_path: Path) -> Iterator[list[Node]]:
         yield made
 
 
-def test_a_node_cut_off_is_named_and_once_back_resumes_rank_0s_checkpoint_with_late_listings_and_a_clock_ahead(
-    pair: list[Node], data: Path, tmp_path: Path
-) -> None:
+def test_partitioned_node_is_named_and_run_resumes(pair: list[Node], data: Path, tmp_path: Path) -> None:
     _, two = pair
     two.clock = HOUR
     run = Run(pair, tmp_path, data, checkpoint_every=5)
@@ -96,9 +94,7 @@ def test_a_node_cut_off_is_named_and_once_back_resumes_rank_0s_checkpoint_with_l
     assert again[0]["step"] >= 15
 
 
-def test_after_a_node_has_crashed_the_run_goes_on_from_the_newest_checkpoint(
-    pair: list[Node], data: Path, tmp_path: Path
-) -> None:
+def test_crashed_node_resumes_from_newest_checkpoint(pair: list[Node], data: Path, tmp_path: Path) -> None:
     run = Run(pair, tmp_path, data, checkpoint_every=5)
     for node in pair:
         run.start(node)

@@ -102,9 +102,7 @@ def assert_undisturbed(out: Path, recipe: Recipe, data: Path) -> None:
         assert step["loss"] == pytest.approx(expected["loss"], rel=FP32)
 
 
-def test_a_run_goes_on_after_its_ranks_are_killed_or_told_to_stop_and_after_the_launchers_death(
-    recipe: Recipe, data: Path, tmp_path: Path
-) -> None:
+def test_run_survives_killed_ranks_and_launcher(recipe: Recipe, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*CLI, tmp_path / "train.toml", "--data", data, "--out", out, "--max-restarts", 2]
     with running(out, *command) as run:
@@ -124,9 +122,7 @@ def test_a_run_goes_on_after_its_ranks_are_killed_or_told_to_stop_and_after_the_
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["hang-up", "nohup"])
-def test_a_lost_terminal_ends_a_run_with_a_checkpoint_unless_hang_ups_are_ignored(
-    recipe: Recipe, data: Path, tmp_path: Path, ignored: bool
-) -> None:
+def test_hang_up_ends_a_run_with_a_checkpoint(recipe: Recipe, data: Path, tmp_path: Path, ignored: bool) -> None:
     out = tmp_path / "out"
     words = [sys.executable, *CLI, str(tmp_path / "train.toml"), "--data", str(data), "--out", str(out)]
     process, terminal = pty.fork()
@@ -146,9 +142,7 @@ def test_a_lost_terminal_ends_a_run_with_a_checkpoint_unless_hang_ups_are_ignore
     assert_undisturbed(out, recipe, data)
 
 
-def test_torchruns_agents_restart_a_run_after_a_rank_is_killed_or_told_to_stop(
-    recipe: Recipe, data: Path, tmp_path: Path
-) -> None:
+def test_torchrun_restarts_after_a_kill_or_stop(recipe: Recipe, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with running(out, *TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out) as run:
         run.until_trained(failures=0)
@@ -160,9 +154,7 @@ def test_torchruns_agents_restart_a_run_after_a_rank_is_killed_or_told_to_stop(
     assert_undisturbed(out, recipe, data)
 
 
-def test_a_stop_of_torchrun_is_no_success_and_the_same_command_resumes(
-    recipe: Recipe, data: Path, tmp_path: Path
-) -> None:
+def test_torchrun_stop_is_not_a_success(recipe: Recipe, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out]
     with running(out, *command) as run:

@@ -35,9 +35,7 @@ def died(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFacto
     return out
 
 
-def test_ranks_resume_what_rank_0_sees_though_one_sees_an_older_listing(
-    run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
-) -> None:
+def test_ranks_resume_what_rank_0_sees(run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path) -> None:
     out = shutil.copytree(died, tmp_path / "out")
     before = list(read_steps(out))
     recipe = recipe_of((1, 1, 2), **RECIPE)
@@ -98,7 +96,7 @@ def test_a_flipped_bit_of_a_checkpoint_ends_the_resumption(
 
 
 @pytest.mark.parametrize("start", [0, 72])
-def test_a_new_run_from_weights_begins_with_their_loss_at_the_sample_that_it_starts_at(
+def test_run_from_weights_begins_with_their_loss(
     run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path, start: int
 ) -> None:
     """And with a new optimizer; killed and resumed it reads the samples behind."""
@@ -131,7 +129,7 @@ def test_a_start_from_weights_says_where_they_stopped(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_rank_asks_for_deterministic_kernels_where_the_recipe_does(
+def test_ranks_use_deterministic_kernels_on_request(
     run_ranks: RunRanks, data: Path, tmp_path: Path, deterministic: bool
 ) -> None:
     """On a CPU that changes no loss; a run may change it when it resumes."""
@@ -150,7 +148,7 @@ def test_a_rank_asks_for_deterministic_kernels_where_the_recipe_does(
     assert [step["loss"] for step in read_steps(out)] == [step["loss"] for step in read_steps(reference)]
 
 
-def test_a_run_with_checkpoints_of_its_own_needs_no_initial_weights(
+def test_run_with_checkpoints_ignores_initial_weights(
     run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path
 ) -> None:
     out, gone = shutil.copytree(died, tmp_path / "out"), tmp_path / "gone" / "step-9"
@@ -169,9 +167,7 @@ def test_a_run_with_checkpoints_of_its_own_needs_no_initial_weights(
     assert [rank["resumed"] for rank in run_ranks("run_until_death", [began], data=data, outs=[out])] == [8, 8]
 
 
-def test_a_checkpoint_is_published_when_all_ranks_have_written_and_training_goes_on_meanwhile(
-    run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_is_published_when_all_ranks_wrote(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     recipe = recipe_of((1, 1, 2), **RECIPE | {"samples": 8 * 7})
     run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path], fault="slow rank", behind=7)
     assert [step["step"] for step in read_steps(tmp_path)] == list(range(1, 8))
@@ -187,9 +183,7 @@ def test_publishing_slower_than_a_step_may_be_ends_well(run_ranks: RunRanks, dat
 
 
 @pytest.mark.parametrize(("precision", "dp"), [("fp32", 2), ("bf16", 1)])
-def test_a_checkpoint_is_of_its_step_though_copied_as_late_as_the_next_update_allows(
-    run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str, dp: int
-) -> None:
+def test_late_copy_holds_its_own_step(run_ranks: RunRanks, data: Path, tmp_path: Path, precision: str, dp: int) -> None:
     recipe = recipe_of((1, 1, dp), **RECIPE | {"samples": 8 * 6}, precision=precision)
     checksums = []
     for fault in (None, "late copy"):

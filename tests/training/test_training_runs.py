@@ -103,9 +103,7 @@ def test_ranks_join_by_their_launchers_variables(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_a_run_killed_stopped_and_robbed_of_a_rank_in_three_layouts_has_the_losses_of_an_undisturbed_one(
-    data: Path, tmp_path: Path
-) -> None:
+def test_kills_and_lost_rank_in_three_layouts_preserve_losses(data: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "train.toml"
     recipe = recipe_of(samples=8 * STEPS, ramp=None, checkpoint_every=4)
     path.write_text(dump(recipe))

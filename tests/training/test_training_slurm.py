@@ -69,9 +69,7 @@ def rank_on(node: str) -> int:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end_and_a_second_one_finds_that(
-    data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
-) -> None:
+def test_signalled_job_is_requeued_and_completes(data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
     job = Run(data, tmp_path, "--device=cpu")
     second = Run(data, tmp_path, "--device=cpu")
     job.until_trained(3)
@@ -89,9 +87,7 @@ def test_a_job_that_is_signalled_is_requeued_and_resumes_to_its_end_and_a_second
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another(
-    data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
-) -> None:
+def test_killed_rank_restarts_then_moves_node(data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]) -> None:
     job = Run(data, tmp_path, "--device=cpu")
     for attempt in (1, 2):
         job.until_trained(20 * attempt, attempt)
@@ -107,7 +103,7 @@ def test_a_killed_rank_restarts_on_its_node_and_after_the_second_time_on_another
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(data: Path, tmp_path: Path) -> None:
+def test_missing_gpu_ends_the_run_naming_the_node(data: Path, tmp_path: Path) -> None:
     job = Run(data, tmp_path, "--max-restarts=0")
     assert re.search(r"TresPerNode=gres.gpu:1\b", output("scontrol", "show", "job", job.number))
     job.until_ended()
@@ -119,7 +115,7 @@ def test_a_rank_without_its_gpu_ends_the_run_with_a_line_that_names_its_node(dat
 
 
 @pytest.mark.parametrize(("node", "left"), [("n1", "n[2-3]"), ("n2", "n[1,3]")])
-def test_a_lost_node_has_its_job_requeued_and_the_run_goes_on_without_it(  # noqa: PLR0917  (fixtures)
+def test_lost_node_is_requeued_without_it(  # noqa: PLR0917  (fixtures)
     slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]], node: str, left: str
 ) -> None:
     job = Run(data, tmp_path, "--device=cpu")

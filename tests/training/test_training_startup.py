@@ -38,7 +38,7 @@ def test_a_rank_of_2240_makes_only_groups_that_are_used(run_ranks: RunRanks) -> 
             assert made == {"together": together, "joined": joined}, "as many on every rank"
 
 
-def test_default_engine_imports_no_deepspeed_or_megatron_and_leaves_torch_compile_on() -> None:
+def test_default_engine_leaves_torch_compile_on() -> None:
     """On a cluster each rank's imports are files read from a shared disk."""
     statements = """if True:
         import mtnlg_parallel.launch.worker, mtnlg_parallel.engine.pipeline_engine, os, sys

@@ -69,7 +69,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize("name", [*PLANNED, *FREE])
-def test_a_step_makes_no_tensor_on_the_host_and_leaves_none_on_the_gpu(name: str, answers: dict[str, Answer]) -> None:
+def test_step_keeps_tensors_off_host_and_gpu(name: str, answers: dict[str, Answer]) -> None:
     """Fake tensors refuse operations that mix devices, and numbers that the host would wait for."""
     places = {place.rpartition(".")[2] for place in answers[name].on_host}
     assert places <= CONSTANTS | {"batches"}

@@ -26,9 +26,7 @@ def test_nothing_is_lost_in_silence_and_the_page_is_current(tmp_path: Path, case
 
 
 @pytest.mark.parametrize("case", bad_input.REMOTE_CASES, ids=lambda case: case.kind)
-def test_a_server_that_fails_costs_no_document_in_silence_and_the_page_is_current(
-    tmp_path: Path, case: RemoteCase, no_waits: None
-) -> None:
+def test_failing_server_loses_no_document_silently(tmp_path: Path, case: RemoteCase, no_waits: None) -> None:
     assert no_waits is None
     seen = bad_input.remote_outcome(case, tmp_path)
     assert (seen.status == 0) == (seen.kept == len(bad_input.ROWS))

@@ -51,7 +51,7 @@ def test_an_apportionment_is_whole_and_within_one_of_every_share(total: int, sha
 
 
 @given(quotas=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any))
-def test_a_place_in_a_block_is_found_as_if_all_midpoints_were_sorted(quotas: list[int]) -> None:
+def test_block_position_equals_sorted_midpoints(quotas: list[int]) -> None:
     midpoints = [(Fraction(2 * j + 1, 2 * q), k, j) for k, q in enumerate(quotas) for j in range(q)]
     assert [position_in_block(quotas, p) for p in range(sum(quotas))] == [(k, j) for _, k, j in sorted(midpoints)]
 
@@ -67,9 +67,7 @@ def test_units_sum_to_two_to_the_32_and_blocks_are_never_in_debt(shares: list[fl
 
 @settings(max_examples=40)
 @given(shares=weights, start=st.integers(0, 10**12), data=st.data())
-def test_any_prefix_and_any_run_of_samples_is_close_to_the_weights(
-    shares: list[float], start: int, data: st.DataObject
-) -> None:
+def test_every_prefix_and_range_follows_the_weights(shares: list[float], start: int, data: st.DataObject) -> None:
     """The bounds of the module's docstring, at any place of an endless stream, by exact arithmetic."""
     blender = Blender(shares)
     first = start - start % blender.block if data.draw(st.booleans()) else start
@@ -90,7 +88,7 @@ def test_any_prefix_and_any_run_of_samples_is_close_to_the_weights(
     )
 
 
-def test_the_papers_blend_stays_within_one_and_a_half_samples_of_its_weights_and_three_over_any_run() -> None:
+def test_paper_blend_deviation_is_bounded() -> None:
     """Measured over 64 blocks: 1.47 and 2.81; what the docstring promises of any blend is 3.0 and 6.0 here."""
     blender = Blender([weight for weight, _, _ in PAPER.values()])
     sources = np.array([blender.draw(n)[0] for n in range(64 * 1024)])
@@ -122,7 +120,7 @@ def test_the_papers_blend_gives_the_epochs_that_the_paper_prints() -> None:
     assert wrong(270e9) == ["OpenWebText2", "Stack Exchange", "Wikipedia", "CC-Stories"]
 
 
-def test_a_place_of_the_papers_run_is_found_without_those_before_it() -> None:
+def test_paper_position_needs_no_earlier_positions() -> None:
     """270 B tokens are 131,835,937 samples: draws far into it follow on one another as those at its beginning do."""
     blender = Blender([weight for weight, _, _ in PAPER.values()])
     last = 270 * 10**9 // 2048
@@ -133,7 +131,7 @@ def test_a_place_of_the_papers_run_is_found_without_those_before_it() -> None:
         assert abs(draws[-1] + 1 - last * unit / UNITS) < 3
 
 
-def test_the_smallest_weight_there_is_gets_its_one_sample_in_four_billion() -> None:
+def test_smallest_weight_gets_one_sample_in_four_billion() -> None:
     blender = Blender([UNITS - 1.0, 1.0])
     assert blender.block == UNITS
     middle = UNITS // 2

@@ -82,7 +82,7 @@ def crawled_pages(samples: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("pages", "least", "with_text"), [(articles, 28, 20), (crawled_pages, 40, 20)])
-def test_every_real_page_gets_the_packages_paragraphs_and_classes(
+def test_real_pages_match_justext(
     samples: Path, pages: Callable[[Path], list[str]], least: int, with_text: int
 ) -> None:
     htmls = pages(samples)
@@ -190,7 +190,7 @@ BLOCKS = st.builds("<{0}>{1}</{0}>".format, st.sampled_from(["p", "h2", "li"]), 
 
 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
-def test_any_sequence_of_paragraphs_is_revised_as_the_package_does(html: str) -> None:
+def test_revision_of_any_paragraphs_matches_justext(html: str) -> None:
     assert ours(f"<html><body>{html}") == theirs(f"<html><body>{html}")
 
 
@@ -237,9 +237,7 @@ KATEX = (
         ("<button><pre> x</pre></button> <b>a</b> <b>b</b>", ["ab"], ["a b"]),
     ],
 )
-def test_layout_keeps_spaces_between_tags_lines_of_pre_and_formulas_once(
-    html: str, justext_has: list[str], layout_has: list[str]
-) -> None:
+def test_layout_keeps_spaces_pre_lines_and_formulas(html: str, justext_has: list[str], layout_has: list[str]) -> None:
     assert read_page(f"<html>{html}").texts() == justext_has
     assert read_page(f"<html>{html}", layout=True).texts() == layout_has
 
@@ -266,7 +264,7 @@ def test_code_is_kept_between_good_paragraphs() -> None:
 # --- pages crafted to be slow ----------------------------------------------------------------------------------------
 
 
-def test_reading_stops_where_tags_nest_too_deep_and_the_page_is_marked() -> None:
+def test_too_deep_page_is_truncated_and_marked() -> None:
     deep = "<html><body>" + "<div>x" * (MAX_DEPTH - 2)
     assert not read_page(deep).truncated
     page = read_page(deep + "<p>lost" + "</div>" * 300 + PROSE)
@@ -293,7 +291,7 @@ def test_reading_stops_where_tags_nest_too_deep_and_the_page_is_marked() -> None
     ],
     ids=lambda made: made[:24],
 )
-def test_markup_that_costs_a_tree_quadratic_time_is_read_in_one_pass(made: str) -> None:
+def test_quadratic_markup_is_read_in_one_pass(made: str) -> None:
     for layout in (False, True):
         page = read_page(made, layout=layout)
         main_text(page, DEFAULTS)

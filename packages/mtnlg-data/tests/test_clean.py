@@ -77,12 +77,12 @@ def test_rules_of_single_datasets_name_the_papers() -> None:
         "fair marks",
     ],
 )
-def test_a_text_crafted_to_keep_ftfy_busy_is_dropped_for_its_own_reason(text: str, reason: str | None) -> None:
+def test_slow_ftfy_text_is_dropped_with_its_own_reason(text: str, reason: str | None) -> None:
     assert clean_text(text, EN, ["unicode"], DEFAULTS)[1] == reason
 
 
 @given(st.text("aé .\n\t", max_size=30))
-def test_line_ends_within_words_and_runs_of_spaces_are_all_that_becomes_a_space(text: str) -> None:
+def test_only_line_ends_and_runs_of_spaces_become_a_space(text: str) -> None:
     assert clean_text(text, EN, ["whitespace"], DEFAULTS) == (re.sub(r"  +|\b\n+ ?", " ", text), None)
 
 
@@ -116,7 +116,7 @@ def test_the_length_is_that_after_repair() -> None:
     assert clean_text(text, EN, ["unicode", "short"], CleanSettings(shortest=201)) == ("&" * 200, "short")
 
 
-def test_each_source_gets_its_own_rules_and_the_summary_counts_every_drop(tmp_path: Path) -> None:
+def test_sources_have_own_rules_and_drops_are_counted(tmp_path: Path) -> None:
     shards = []
     for source in ("code", "crawl"):
         rows = [

@@ -217,7 +217,7 @@ def test_broken_and_cut_gzip_members_are_dropped_alone(tmp_path: Path, corpus: M
 @example(position=0, junk=b"filedesc:")  # how an ARC file begins
 @example(position=527, junk=b"\x04")  # a flag of a gzip header, which makes it as long as the rest of the file
 @given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))
-def test_overwriting_bytes_of_a_warc_file_loses_only_the_records_they_touch(position: int, junk: bytes) -> None:
+def test_overwritten_bytes_lose_only_their_records(position: int, junk: bytes) -> None:
     header = "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\nContent-Length: {}"
     block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>%d"
     records = [header.format(len(block % n)).encode() + b"\r\n\r\n" + block % n + b"\r\n\r\n" for n in range(8)]
@@ -300,7 +300,7 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_content_codings_are_undone_and_an_unencoded_body_is_returned_as_it_is(coding: str) -> None:
+def test_content_codings_are_decoded(coding: str) -> None:
     assert decode_content(CODINGS[coding](PAGE), coding, 1000) == PAGE
     assert decode_content(PAGE, coding, 1000) == PAGE
 
@@ -319,9 +319,7 @@ def test_members_and_frames_of_a_coding_are_joined() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
-def test_a_decompression_bomb_in_a_record_is_cut_off_at_max_bytes(
-    tmp_path: Path, corpus: ModuleType, coding: str
-) -> None:
+def test_decompression_bomb_is_cut_at_max_bytes(tmp_path: Path, corpus: ModuleType, coding: str) -> None:
     body = CODINGS[coding](bytes(1 << 25))
     http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
     assert 1000 < len(decode_content(body, coding, 1000)) < 1 << 20
@@ -335,7 +333,7 @@ LETTERS = hashlib.shake_256(b"page").hexdigest(10_000).encode()  # half a byte e
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd", "deflate", "br"])
-def test_of_a_coding_that_breaks_off_the_beginning_is_returned_and_a_corrupt_one_is_refused(coding: str) -> None:
+def test_truncated_coding_is_read_and_corrupt_one_refused(coding: str) -> None:
     encoded = CODINGS[coding](LETTERS)
     if coding == "zstd":
         encoded = zstandard.ZstdCompressor(write_checksum=True).compress(LETTERS)
@@ -417,9 +415,7 @@ def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool)
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("length", [20, 300, 1 << 20, 10**12])
-def test_an_arc_record_with_a_wrong_length_is_named_and_so_is_the_rest(
-    tmp_path: Path, length: int, compressed: bool
-) -> None:
+def test_arc_record_with_wrong_length_is_reported(tmp_path: Path, length: int, compressed: bool) -> None:
     records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(2)]
     records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
     pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), largest=1 << 21)

@@ -143,7 +143,7 @@ def test_inspect_opens_tables_that_a_run_leaves(out: Path) -> None:
     assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
 
 
-def test_inspect_takes_for_documents_what_stages_read_as_documents(tmp_path: Path) -> None:
+def test_inspect_reads_the_documents_that_stages_read(tmp_path: Path) -> None:
     texts = pa.array(["one", "two"])
     tables = {
         "documents": [{"text": texts}, {"text": texts.dictionary_encode()}, {"text": texts.cast(pa.string_view())}],

@@ -27,7 +27,7 @@ def ran(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_summaries_come_in_the_order_of_the_tasks_and_a_second_run_does_nothing(
+def test_summaries_follow_task_order_and_second_run_is_idle(
     tmp_path: Path,
     tasks: ModuleType,
     workers: int,
@@ -61,9 +61,7 @@ def test_the_memory_that_a_task_has_freed_is_given_back(
     assert resident() < taken[0] - 80_000_000
 
 
-def test_a_task_with_another_key_or_another_checksum_or_no_manifest_runs_again(
-    tmp_path: Path, tasks: ModuleType
-) -> None:
+def test_changed_key_checksum_or_manifest_reruns_a_task(tmp_path: Path, tasks: ModuleType) -> None:
     engine = Local(1)
     run_tasks(engine, tasks.tasks_in(tmp_path, "abcd"), "echo")
     (tmp_path / "log").unlink()
@@ -75,7 +73,7 @@ def test_a_task_with_another_key_or_another_checksum_or_no_manifest_runs_again(
     assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
 
 
-def test_a_worker_killed_by_the_kernel_is_one_line_and_the_next_run_goes_on(tmp_path: Path, tasks: ModuleType) -> None:
+def test_killed_worker_is_one_line_and_the_run_resumes(tmp_path: Path, tasks: ModuleType) -> None:
     with closing(Local(2)) as engine:
         with pytest.raises(Failure, match=r"a worker died .* at one of .*1"):
             run_tasks(engine, tasks.tasks_in(tmp_path, "abc", "die_at_b"), "echo")
@@ -154,7 +152,7 @@ def test_only_partial_files_of_our_own_are_removed(
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
 
 
-def test_a_lock_file_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+def test_symlinked_lock_file_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "out").mkdir()
@@ -174,7 +172,7 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path]
         pass
 
 
-def test_a_manifest_that_is_a_pipe_or_a_link_ends_the_command_in_one_line(tmp_path: Path, tasks: ModuleType) -> None:
+def test_odd_manifest_is_a_one_line_error(tmp_path: Path, tasks: ModuleType) -> None:
     (task,) = tasks.tasks_in(tmp_path, "a")
     os.mkfifo(manifest_path(task.output))
     with pytest.raises(Failure, match=r"0\.json: not a regular file"):

@@ -68,7 +68,7 @@ def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
         assert low <= epochs <= high, dataset
 
 
-def test_a_source_named_like_a_dataset_of_the_paper_has_its_weight_and_subset(tmp_path: Path) -> None:
+def test_paper_dataset_name_sets_weight_and_subset(tmp_path: Path) -> None:
     names = [dataset.name for dataset in CORPUS]
     tables = "".join(f'[sources.{name}]\nkind = "pile"\npaths = ["x"]\n' for name in names)
     recipe = load_recipe(write(tmp_path, f"{tables}[tokenize]\nvocabulary = 400\n"))
@@ -160,9 +160,7 @@ def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
 
 
-def test_paths_start_at_the_recipe_unless_another_folder_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_recipe_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipes" / "own").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     recipe = write(tmp_path / "recipes" / "own") / "data.toml"
@@ -176,7 +174,7 @@ def test_paths_start_at_the_recipe_unless_another_folder_is_given(
     assert load_recipe(recipe, folder=Path("elsewhere")).input == tmp_path / "elsewhere"
 
 
-def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: Path) -> None:
+def test_input_files_are_named_relative_to_the_input(tmp_path: Path) -> None:
     for name in ("crawl/b/1.warc.gz", "crawl/a/1.warc.gz", "crawl/c.warc.gz", "crawl/notes.txt", "books/x.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -190,7 +188,7 @@ def test_files_are_found_below_the_input_and_named_from_their_folder(tmp_path: P
 
 
 @pytest.mark.parametrize("start", ["", "file://"])
-def test_hidden_files_such_as_the_records_of_a_fetch_match_no_wildcard(tmp_path: Path, start: str) -> None:
+def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     served, folder = tmp_path / "served", tmp_path / ".cache"
     for name in ("a.jsonl", "b.jsonl"):
         served.mkdir(exist_ok=True)
@@ -310,7 +308,7 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
         load_recipe(tmp_path / "nowhere")
 
 
-def test_a_link_to_a_folder_where_two_stars_would_pass_it_over_is_refused(tmp_path: Path) -> None:
+def test_symlinked_folder_under_double_star_is_refused(tmp_path: Path) -> None:
     for name in ("own/a/b/x.jsonl", "else/y.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()

@@ -82,7 +82,7 @@ def test_we_read_and_write_the_bytes_of_megatron_core(
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-def test_a_multimodal_store_of_megatron_core_is_refused_with_a_line(indexed: ModuleType, tmp_path: Path) -> None:
+def test_megatron_multimodal_store_is_refused(indexed: ModuleType, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     builder = indexed.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
     builder.add_document(torch.tensor([1, 2, 3]), [2, 1], [0, 1])
@@ -108,7 +108,7 @@ def test_an_empty_store_can_be_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[-1], [10], [0, 70_000]])
-def test_an_id_outside_the_vocabulary_is_refused_and_leaves_what_was_there(tmp_path: Path, wrong: list[int]) -> None:
+def test_id_outside_the_vocabulary_changes_nothing(tmp_path: Path, wrong: list[int]) -> None:
     for before in ([], ["x.bin", "x.idx"]):
         with pytest.raises(ValueError, match="outside the vocabulary of 10"):
             write(tmp_path / "x", [[1], wrong], 10)
@@ -122,7 +122,7 @@ def test_a_store_pickles_as_its_prefix(tmp_path: Path) -> None:
     assert store[1].tolist() == [3]
 
 
-def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(tmp_path: Path) -> None:
+def test_truncated_store_is_an_error_before_and_after_opening(tmp_path: Path) -> None:
     store = write(tmp_path / "x", [[1, 2], [3]], 10)
     with bin_path(tmp_path / "x").open("r+b") as file:
         file.truncate(4)
@@ -138,9 +138,7 @@ def test_a_store_cut_short_is_a_failure_that_names_it_before_and_after_opening(t
         TokenStore(tmp_path / "x")
 
 
-def test_a_rewrite_killed_before_its_index_leaves_no_index_of_other_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewrite_killed_before_its_index_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x", [[1, 2]], 10)
 
     def killed(*_: object) -> None:
@@ -166,7 +164,7 @@ def test_the_checksum_is_of_both_files_in_turn(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(byte=st.integers(0, 34 + 4 * 3 + 8 * 3 + 8 * 4 - 1), flip=st.integers(1, 255))
-def test_a_damaged_index_gives_a_failure_that_names_it_or_tokens_of_the_store(
+def test_damaged_index_is_an_error_or_reads_its_tokens(
     byte: int, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prefix = tmp_path_factory.mktemp("store") / "x"
@@ -200,7 +198,7 @@ def test_tokens_and_documents_that_are_not_there_are_refused(tmp_path: Path) -> 
             store[document]
 
 
-def test_an_index_that_claims_absurdly_many_sequences_is_refused_without_reading_them(tmp_path: Path) -> None:
+def test_absurd_sequence_count_is_refused_unread(tmp_path: Path) -> None:
     write(tmp_path / "x", [[1]], 10)
     idx_path(tmp_path / "x").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**60, 1))
     with pytest.raises(Failure, match="holds 34 bytes where 1152921504606846976 sequences need"):

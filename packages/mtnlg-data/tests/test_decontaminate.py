@@ -132,7 +132,7 @@ def test_the_ledger_names_the_cut_its_place_and_every_task_row(tmp_path: Path) -
 # --- what older tools get wrong --------------------------------------------------------------------------------------
 
 
-def test_folding_keeps_every_character_in_its_place_and_words_words() -> None:
+def test_folding_keeps_positions_and_words() -> None:
     everything = [chr(code) for code in range(sys.maxunicode + 1)]
     folded = fold_case("".join(everything))
     assert len(folded) == len(everything)
@@ -141,13 +141,13 @@ def test_folding_keeps_every_character_in_its_place_and_words_words() -> None:
     assert (character_kinds()[codes] == character_kinds()).all()
 
 
-def test_offsets_are_those_of_the_text_though_lower_case_is_longer(tmp_path: Path) -> None:
+def test_offsets_hold_where_lower_case_is_longer(tmp_path: Path) -> None:
     text = "İ" * 300 + ". " + around(THIRTEEN)
     _, left = run(tmp_path, [text], [("boolq", THIRTEEN)], PAPER)
     assert "".join(row["text"] for row in left) == text[: 302 + 200] + "Cccc dddd." * 20
 
 
-def test_a_match_ends_where_its_last_word_does_however_its_words_are_parted(tmp_path: Path) -> None:
+def test_match_ends_at_its_last_word(tmp_path: Path) -> None:
     spread = THIRTEEN.replace(" ", " ... \n\n --- ")
     _, left = run(tmp_path, [around(spread, left=0)], [("boolq", THIRTEEN)], PAPER)
     assert left[0]["text"] == "Cccc dddd." * 20

@@ -117,9 +117,7 @@ def test_what_is_left_is_what_the_definition_leaves(
 
 @given(texts=task_texts, documents=st.lists(prose, max_size=3))
 @example(texts=[("wic", "a b"), ("wic", "a b i é"), ("boolq", "a b i")], documents=["é A. b i É a b", "a b"])
-def test_every_place_of_every_ngram_is_found_by_start_the_longest_first(
-    texts: list[tuple[str, str]], documents: list[str]
-) -> None:
+def test_all_ngrams_are_found_longest_first(texts: list[tuple[str, str]], documents: list[str]) -> None:
     ngrams = task_ngrams([TaskText(task=task, id="", text=text) for task, text in texts], 4, 2)
     assert {tuple(ngram.split()) for ngram in ngrams} == plain_ngrams(texts, SMALL)
     numbered = list(ngrams)

@@ -175,7 +175,7 @@ def test_survivors_keep_every_field_and_their_order(tmp_path: Path, documents: l
     assert not removed & {"books/e0", "books/e1", "books/e2", "books/e3"}
 
 
-def test_ledger_names_places_and_jaccard_and_samples_show_both_texts(tmp_path: Path, documents: list[Document]) -> None:
+def test_ledger_has_places_and_jaccard_and_samples_both_texts(tmp_path: Path, documents: list[Document]) -> None:
     summary, ledger = run(write_shards(tmp_path, documents, 2), tmp_path / "out")
     texts = {document.id: document.text for document in documents}
     for row in ledger:
@@ -190,7 +190,7 @@ def test_ledger_names_places_and_jaccard_and_samples_show_both_texts(tmp_path: P
         assert shown == (texts[sample["kept"]][:600], texts[sample["dropped"]][:600])
 
 
-def test_loss_beyond_alarm_share_stops_the_run_until_it_is_raised(
+def test_loss_over_alarm_share_stops_the_run(
     tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "SMALL_SOURCE", 6)
@@ -307,7 +307,7 @@ def make_everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "LABELS_AT_A_TIME", 3)
 
 
-def test_more_documents_than_memory_holds_are_refused_before_any_work(
+def test_documents_beyond_memory_are_refused_before_work(
     tmp_path: Path, shards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "FOREST_BYTES", 1 << 40)

@@ -142,9 +142,7 @@ def test_content_hashes_are_equal_where_shingles_and_repeats_are(texts: list[lis
         assert [(half[one] == half[other]) for half in hashes] == [equal, equal]
 
 
-def test_the_copy_that_stays_may_be_alone_in_what_is_read_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_copy_may_be_alone_in_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 4 * 40)  # four rows
     numbering, same = Numbering(9), np.full(9, 7, np.uint64)
     books, web = hash_strings(pa.array(["books", "web"]))
@@ -216,7 +214,7 @@ def no_order(candidates: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64], N
     return np.zeros(candidates, np.uint32), np.zeros(candidates, np.uint64), np.ones(candidates, np.int64)
 
 
-def test_a_candidate_of_many_copies_is_drawn_as_often_as_they_would_be() -> None:
+def test_candidate_of_many_copies_is_drawn_in_proportion() -> None:
     """Of 40 near copies of one page, which is there 10,000 times, none is left to the chance of another pivot."""
     page = np.arange(100, dtype=np.uint64)
     sets_ = [page] + [np.sort(np.append(page[n % 2 * 10 :][:90], 1000 + n).astype(np.uint64)) for n in range(40)]

@@ -70,7 +70,7 @@ for name, step in steps.items():
 """
 
 
-def test_a_page_a_key_and_a_template_of_many_documents_take_the_memory_of_fewer(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_copies_of_a_page(tmp_path: Path) -> None:
     """At four times the rows: 40 bytes each of equal contents, 16 of equal keys, and 2,500 of near duplicates.
 
     The last are a cluster of 12,500 and 50,000, whose sets are in mapped files of 30 or 120 megabytes: pages that count

@@ -75,7 +75,7 @@ def test_a_fetch_into_a_folder_where_another_works_is_refused(tmp_path: Path) ->
     assert "another run is working here; wait for it, or give another --out" in done.stderr
 
 
-def test_fetch_prints_what_it_did_and_refuses_options_of_snapshots(tmp_path: Path) -> None:
+def test_fetch_prints_counts_and_refuses_snapshot_options(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(CONTENT)
     words = ("fetch", f"file://{tmp_path}/a.bin", "--out", tmp_path / "out")
     for fetched in (1, 0):

@@ -75,9 +75,7 @@ def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_gpt2s_ids_are_those_of_the_class_that_tokenizers_has_for_gpt2(
-    samples: Path, library: Library, tmp_path: Path
-) -> None:
+def test_gpt2_ids_match_tokenizers_gpt2_class(samples: Path, library: Library, tmp_path: Path) -> None:
     if library == "gigatoken":
         pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     theirs = ByteLevelBPETokenizer(*map(str, gpt2_files(samples)))
@@ -96,7 +94,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
 
 
 @pytest.mark.parametrize(("window", "overlap"), [(MAX_BATCH_CHARACTERS, OVERLAP), (1000, 251)])
-def test_every_kind_gives_the_ids_of_the_library_in_texts_of_any_length(
+def test_ids_match_the_library_at_any_length(
     kind: tuple[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, overlap: int
 ) -> None:
     monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", window)
@@ -130,7 +128,7 @@ def record_lengths(encode: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int
     ],
     ids=["prose", "genome", "run", "run-within"],
 )
-def test_a_long_text_is_encoded_in_windows_that_grow_until_they_join(
+def test_long_text_is_encoded_in_growing_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, longest: int, library: Library
 ) -> None:
     if library == "gigatoken":
@@ -238,9 +236,7 @@ class Fake:
 
 
 @pytest.mark.parametrize("shift", [0, 1, None])
-def test_gigatoken_encodes_unasked_where_its_ids_are_those_of_tokenizers(
-    path: Path, monkeypatch: pytest.MonkeyPatch, shift: int | None
-) -> None:
+def test_gigatoken_is_used_where_ids_are_equal(path: Path, monkeypatch: pytest.MonkeyPatch, shift: int | None) -> None:
     monkeypatch.setattr(encoder_module, "_Gigatoken", Fake)
     monkeypatch.setattr(Fake, "shift", shift)
     monkeypatch.setattr(Fake, "opened", 0)
@@ -256,9 +252,7 @@ def test_gigatoken_encodes_unasked_where_its_ids_are_those_of_tokenizers(
             open_encoder(path, "gigatoken")
 
 
-def test_without_gigatoken_tokenizers_encodes_or_a_line_names_the_extra(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gigatoken_tokenizers_encodes_or_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_module, "find_spec", lambda _: None)
     check_tokenizer(TokenizeSettings(vocabulary=300))
     assert open_encoder(path, "auto")(TEXTS)[0].tolist() == open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
@@ -286,9 +280,7 @@ def tokenizer_json(**parts: Any) -> str:  # noqa: ANN401  (JSON)
     return json.dumps({"version": "1.0", "added_tokens": [end], "model": model, **parts})
 
 
-def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expanding_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the rules of mtnlg_model's copy of tokenizer_file.py, which its tests go through."""
     double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     (tmp_path / "tokenizer.json").write_text(

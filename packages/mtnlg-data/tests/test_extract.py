@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GERMAN = "<p>Der alte Hafen war schon immer ein Ort, an dem sich die Leute der Stadt trafen und nichts taten.</p>"
 
 
-def test_the_language_is_detected_in_html_with_control_characters(corpus: ModuleType) -> None:
+def test_language_is_detected_despite_control_characters(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(1))
     assert detect_language(page, html=True).code == "en"
     assert detect_language(page.replace(" ", " \x01\x80"), html=True).code == "en"
@@ -81,7 +81,7 @@ def test_boilerplate_is_removed_and_paragraphs_stay(corpus: ModuleType, method: 
     assert kept == text.split()
 
 
-def test_the_language_is_that_of_the_whole_page_not_of_its_main_text(corpus: ModuleType) -> None:
+def test_language_is_detected_on_the_whole_page(corpus: ModuleType) -> None:
     page = corpus.page(corpus.text(1))
     links = "".join(f'<li><a href="/{number}">{GERMAN[3:-4]}</a></li>' for number in range(40))
     mixed = page.replace("<ul>", f"<ul>{links}")
@@ -113,9 +113,7 @@ def test_a_page_crafted_to_be_slow_is_dropped_for_its_own_reason(corpus: ModuleT
 
 
 @pytest.mark.parametrize("method", ["resiliparse", "trafilatura"])
-def test_a_method_that_is_not_installed_is_refused_naming_its_extra(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_method_is_refused_with_its_extra(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, method, None)
     with pytest.raises(ValidationError, match=rf"pip install 'mtnlg-data\[{method}\]'"):
         ExtractSettings.model_validate({"method": method})
@@ -143,7 +141,7 @@ def run(files: list[SourceFile], out: Path) -> tuple[Summary, list[dict[str, str
     return account, [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 
 
-def test_every_page_is_kept_or_dropped_for_a_reason_that_is_counted(tmp_path: Path, corpus: ModuleType) -> None:
+def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path, corpus: ModuleType) -> None:
     records = [
         corpus.record(corpus.page(corpus.text(1)).encode(), "http://example.org/1"),
         corpus.record((GERMAN * 9).encode()),
@@ -196,7 +194,7 @@ def test_hostile_pages_are_dropped_alone_and_counted(tmp_path: Path, corpus: Mod
     assert account["sources"]["crawl"]["dropped"] == {"not_text": 1, "too_deep": 1, "too_large": 2}
 
 
-def test_plain_texts_get_a_language_and_keep_their_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:
+def test_plain_texts_keep_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:
     outs = []
     for folder in ("a", "b"):
         path = tmp_path / folder / "x.jsonl.zst"
@@ -210,7 +208,7 @@ def test_plain_texts_get_a_language_and_keep_their_ids_when_files_move(tmp_path:
     assert account["sources"]["books"]["dropped"] == {"empty": 1}
 
 
-def test_real_and_malformed_crawl_files_are_extracted_without_errors(samples: Path, tmp_path: Path) -> None:
+def test_crawl_files_are_extracted_without_errors(samples: Path, tmp_path: Path) -> None:
     paths = sorted(path for path in (samples / "web").rglob("*warc*") if ".wet." not in path.name)
     account, rows = run([SourceFile("web", path, path.name, "warc") for path in paths], tmp_path)
     assert account["documents_in"] == sum(

@@ -49,9 +49,7 @@ def texts(path: Path) -> list[dict[str, Any]]:
     return [row for batch in read_documents(path) for row in batch.to_pylist()]
 
 
-def test_a_file_of_the_pile_is_read_once_for_all_its_sources_with_the_same_documents(
-    pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pile_file_is_read_once_for_all_sources(pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_paths = []
 
     def counted(path: Path, *args: Any) -> Iterator[Any]:  # noqa: ANN401  (read_lines's own)
@@ -70,14 +68,14 @@ def test_a_file_of_the_pile_is_read_once_for_all_its_sources_with_the_same_docum
             assert texts(out / f"{source}-00000.parquet") == texts(tmp_path / source / f"{source}-00000.parquet")
 
 
-def test_a_broken_record_of_a_shared_file_is_counted_with_its_source(pile: Path, tmp_path: Path) -> None:
+def test_broken_record_of_a_shared_file_counts_for_its_source(pile: Path, tmp_path: Path) -> None:
     counted = run(feeds(pile, "books", "letters"), tmp_path / "out")["sources"]
     assert counted["books"]["dropped"] == {"not_json": 1}, "its subset is unknown, so it counts with the first source"
     assert counted["letters"]["dropped"] == {"no_text": 1}
     assert (counted["books"]["documents_out"], counted["letters"]["documents_out"]) == (4, 4)
 
 
-def test_a_full_shard_is_followed_by_another_without_loss_or_duplicates(pile: Path, tmp_path: Path) -> None:
+def test_full_shard_is_followed_without_loss(pile: Path, tmp_path: Path) -> None:
     whole = run(feeds(pile, "all", "books"), tmp_path / "whole")
     cut = run(feeds(pile, "all", "books"), tmp_path / "cut", ExtractSettings(shard_characters=2500))
     assert cut["shards"][:2] == ["all-00000.parquet", "all-00000.001.parquet"]
@@ -101,7 +99,7 @@ def test_a_lost_shard_or_manifest_is_made_again(pile: Path, tmp_path: Path, lost
     assert (tmp_path / lost).read_bytes() == before
 
 
-def test_row_groups_are_bounded_by_their_text_and_small_batches_are_merged(tmp_path: Path) -> None:
+def test_row_groups_are_bounded_and_small_batches_merged(tmp_path: Path) -> None:
     length = CHARACTERS_PER_GROUP // 3
     write_documents(tmp_path / "large.parquet", batch_documents(Document(f"{n}", "x", "x" * length) for n in range(7)))
     with pq.ParquetFile(tmp_path / "large.parquet") as file:

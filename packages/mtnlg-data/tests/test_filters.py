@@ -101,7 +101,7 @@ def test_lines_kept_equal_the_plain_rules(reference: ModuleType, text: str, term
 
 
 @pytest.mark.parametrize("line", ["a \xa0 b", "a \t b", "a\x01b c", "é\u3000b"])
-def test_a_line_of_two_words_has_not_three_whatever_stands_between_them(line: str) -> None:
+def test_two_words_are_two_whatever_separates_them(line: str) -> None:
     assert decide(["c4_fewest_words"], f"{line}\none two three", c4_fewest_words=3) == ["one two three"]
     assert decide(["c4_fewest_words"], f"{line} d", c4_fewest_words=3) == [f"{line} d"]
 
@@ -161,7 +161,7 @@ def test_a_document_at_the_threshold_is_kept(rule: str, text: str) -> None:
     assert decide([rule], text)[0][0] != "<"
 
 
-def test_the_first_broken_rule_is_the_reason_and_its_measure_the_score() -> None:
+def test_first_broken_rule_is_the_reason() -> None:
     chosen = DocumentFilter(["gopher_quality", "gopher_repetition"], FilterSettings())
     decided = chosen.decide(column(PROSE, "# # # # #", "  ", "word"), [None] * 4)
     assert [chosen.reasons[n] for n in decided.reasons[1:]] == ["gopher_top_2_gram", "empty", "gopher_fewest_words"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RECIPE = Path(__file__).parents[3] / "recipes" / "fineweb"
 
 
-def test_the_recipe_of_fineweb_has_the_published_rules_in_their_order() -> None:
+def test_fineweb_recipe_has_the_published_rules_in_order() -> None:
     recipe = load_recipe(RECIPE)
     chosen = choose(recipe.sources["crawl"].filters)
     rules = tuple(rule.name for one in chosen for rule in one.family.rules if rule.name in one.asked)
@@ -183,9 +183,7 @@ def test_fineweb_runs_from_a_warc_file_to_tokens(folder: Path) -> None:
     assert not [*(folder / "data" / "03-filter").glob("*.parquet")]
 
 
-def test_sources_without_filters_pass_unread_and_a_run_without_leaves_no_folder(
-    tmp_path: Path, corpus: ModuleType
-) -> None:
+def test_unfiltered_sources_pass_unread(tmp_path: Path, corpus: ModuleType) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": prose(n)} for n in range(20)])
     corpus.write_jsonl(tmp_path / "b.jsonl", [{"text": f"{prose(n)} mail@town.org"} for n in range(100, 120)])
     sources = [f'[sources.{name}]\nkind = "jsonl"\npaths = ["{name}.jsonl"]\nweight = 0.5\n' for name in "ab"]

@@ -80,7 +80,7 @@ def test_units_grow_with_the_text_and_not_with_the_files(monkeypatch: pytest.Mon
     assert 0.8 <= units(4000, 100_000_000) / units(1000, 400_000_000) <= 1.25
 
 
-def test_little_text_makes_several_groups_so_that_it_feeds_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_text_still_makes_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {f"{n}.warc.gz": 40_000_000 for n in range(64)}
     assert 16 <= len(group_files(sized_files(monkeypatch, sizes), SHARD)) <= 48
 
@@ -114,7 +114,7 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
     assert shards == [{"text": ["one", "two", "three"], "n": [1, 2, 3]}, {"text": ["four"], "other": ["x"]}]
 
 
-def test_a_file_of_which_no_part_holds_a_document_is_reported_once(tmp_path: Path) -> None:
+def test_file_without_documents_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\n" * 2000)
     (tmp_path / "b.jsonl").write_bytes(b"\n" * 1000 + b'{"text": "one"}\n')
     files = [SourceFile("web", tmp_path / name, name, "jsonl") for name in ("a.jsonl", "b.jsonl")]

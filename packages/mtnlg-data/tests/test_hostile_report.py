@@ -120,7 +120,7 @@ def test_a_browser_runs_no_script_of_a_page(tmp_path: Path) -> None:
 STEERS = "[red]a[/red] :smile: \x1b]52;c;eA==\x07 \x1b]0;title\x07 \x1b[2J \x9b2J \x7f \r \u202e"
 
 
-def test_inspect_shows_what_a_document_holds_and_a_terminal_obeys_none_of_it(tmp_path: Path) -> None:
+def test_inspect_escapes_terminal_sequences(tmp_path: Path) -> None:
     path = tmp_path / "documents.parquet"
     pq.write_table(pa.table({"id": [STEERS], "source": [STEERS], "text": [f"{STEERS}\nsecond line"]}), path)
     terminal, its_end = pty.openpty()

@@ -53,7 +53,7 @@ def saved(folder: Path, rows: dict[str, list[Any]], shards: int = 1) -> Path:
     return folder
 
 
-def test_a_data_set_saved_to_disk_is_read_and_its_columns_come_back(tmp_path: Path) -> None:
+def test_saved_dataset_is_read_with_its_columns(tmp_path: Path) -> None:
     folder = saved(tmp_path / "rows", ROWS, shards=3)
     (folder / "cache-0123.arrow").write_bytes((folder / "data-00000-of-00003.arrow").read_bytes())  # left by map
     assert command("dedup", f"rows={folder}", "--out", tmp_path / "out", "--workers", 1)[0] == 0
@@ -274,7 +274,7 @@ def test_rows_of_the_hub_are_read_at_the_revision_of_their_url(tmp_path: Path, h
         list_files("hf://datasets/me/rows@main")
 
 
-def test_a_file_that_changes_on_the_hub_is_not_read_as_the_one_that_was_listed(tmp_path: Path, hub: Hub) -> None:
+def test_file_changed_on_the_hub_is_not_read(tmp_path: Path, hub: Hub) -> None:
     hub.files["0.jsonl"] = b'{"text": "one"}\n'
     files = list_files("hf://datasets/me/rows")
     hub.files["0.jsonl"] = b'{"text": "two"}\n'

@@ -55,7 +55,7 @@ def lean(finished: Run, tmp_path: Path) -> Path:
     return out
 
 
-def test_the_last_shards_and_the_tokens_stay_and_every_record_of_what_was_dropped(finished: Run, lean: Path) -> None:
+def test_last_shards_tokens_and_drop_records_are_kept(finished: Run, lean: Path) -> None:
     assert shards(lean) == {".", "05-decontaminate", "tokens"}
     dropped = {path.relative_to(finished.out) for path in finished.out.rglob("dropped/*.parquet")}
     assert {path.parts[0] for path in dropped} >= {"02-quality", "04-deduplicate"}
@@ -78,7 +78,7 @@ def test_a_finished_run_does_no_work_without_its_earlier_shards(finished: Run, l
     ("step", "changed", "lost"),
     [("clean", ["clean.shortest=900"], None), ("decontaminate", [], "05-decontaminate/crawl-00000.parquet")],
 )
-def test_a_run_that_needs_removed_shards_ends_with_the_command_that_makes_them(
+def test_run_needing_removed_shards_names_the_command(
     finished: Run, lean: Path, step: str, changed: list[str], lost: str | None
 ) -> None:
     run(finished.recipe, lean, "tokenize.validation=0.1")  # which needs none

@@ -66,7 +66,7 @@ def page(text: str) -> str:
         (("en_X", "zh_X"), True, ["en", "zh"]),
     ],
 )
-def test_pages_of_wanted_languages_are_kept_each_with_its_stop_words(  # noqa: PLR0917
+def test_wanted_languages_are_kept_with_their_stop_words(  # noqa: PLR0917
     tmp_path: Path,
     request: pytest.FixtureRequest,
     texts: dict[str, list[str]],
@@ -97,7 +97,7 @@ def test_pages_of_wanted_languages_are_kept_each_with_its_stop_words(  # noqa: P
         assert scores == pytest.approx([identify(row["text"]).score for row in rows], abs=1e-6)
 
 
-def test_a_page_with_too_little_of_its_language_is_dropped_for_its_score(texts: dict[str, list[str]]) -> None:
+def test_page_with_low_language_score_is_dropped(texts: dict[str, list[str]]) -> None:
     mixed = page(texts["en"][0] + "</p><p>" + texts["zh"][0])
     record = Record(0, mixed.encode(), "", "utf-8")
     found = extract_record(record, ExtractSettings(languages=())).language
@@ -118,7 +118,7 @@ def test_a_model_reads_the_text_and_not_the_menu(texts: dict[str, list[str]], mo
         assert isinstance(open_identifier(model)(text), Language)
 
 
-def test_plain_texts_are_all_kept_with_the_language_that_the_model_tells(
+def test_plain_texts_are_kept_with_the_models_language(
     tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType, model: Path
 ) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": own[15] + "\nend"} for own in texts.values()])
@@ -138,7 +138,7 @@ def clean(folder: Path, documents: list[Document], **settings: Any) -> tuple[dic
     return summary["sources"]["web"]["dropped"], rows_of(folder / "clean")
 
 
-def test_clean_keeps_wanted_languages_of_a_score_as_they_were_recorded(tmp_path: Path) -> None:
+def test_clean_filters_recorded_languages_by_score(tmp_path: Path) -> None:
     recorded = [("zh", 0.7), ("th", 0.5), ("en", 1.0)]
     documents = [Document(code, "web", "x", language=code, language_score=score) for code, score in recorded]
     dropped, rows = clean(tmp_path, documents, languages=("zh", "th"), min_language_score=0.65)
@@ -173,7 +173,7 @@ def test_another_model_at_the_same_path_is_another_key(
 RECIPE = '[sources.own]\nkind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n[tokenize]\nvocabulary = 300\n[extract]\n'
 
 
-def test_in_a_recipe_clean_wants_what_extract_does_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_clean_wants_the_languages_of_extract_by_default(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RECIPE + 'languages = ["zh"]\nlanguage_model = "m/lid.bin"\n')
     recipe = load_recipe(tmp_path)
     for settings in (recipe.step("extract").settings, recipe.step("clean").settings):
@@ -203,9 +203,7 @@ def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, language_mo
             step.check()
 
 
-def test_a_file_that_is_no_model_and_a_missing_extra_are_one_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_model_and_missing_extra_are_one_line_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lid.bin"
     path.write_text(json.dumps({}))
     if find_spec("fasttext") is not None:

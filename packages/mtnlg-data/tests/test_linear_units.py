@@ -95,9 +95,7 @@ def measured(folder: Path, shards: int) -> Measuring:
     return engine
 
 
-def test_twice_the_shards_are_twice_the_units_and_each_opens_as_few_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_grow_with_shards_and_open_as_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(pq, "ParquetFile", CountedFile)
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", FAN_OUT)

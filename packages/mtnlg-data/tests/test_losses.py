@@ -38,7 +38,7 @@ def extract(folder: Path, *options: str) -> tuple[int, str, int]:
     return (1 if error else result.exit_code), error, sum(b.num_rows for s in shards for b in read_documents(s))
 
 
-def test_a_loss_fails_the_command_after_all_else_and_is_not_forgotten(tmp_path: Path) -> None:
+def test_loss_fails_the_command_at_its_end_and_again(tmp_path: Path) -> None:
     """What each kind of bad file costs is in ``bad_input.py``."""
     for name, content in (("in", b"PK\x03\x04" + LINES), ("sound", LINES)):
         (tmp_path / name).mkdir()
@@ -52,9 +52,7 @@ def test_a_loss_fails_the_command_after_all_else_and_is_not_forgotten(tmp_path: 
     assert extract(tmp_path, "--allow-failures") == (0, "", 400)
 
 
-def test_the_share_of_unreadable_records_is_a_setting_that_reads_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_max_failed_is_not_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(LINES + b"not JSON\n" * 10)
     assert extract(tmp_path)[0] == 1
@@ -84,9 +82,7 @@ def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsy
     assert 0 <= said.index("WARNING: a.jsonl: is zip: unpack it") < said.index("clean: kept")
 
 
-def test_a_run_ends_after_extraction_where_a_source_has_no_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_stops_after_extract_where_a_source_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES + LINES[:-500])  # of another source, and lost first
     (tmp_path / "b.warc.gz").write_bytes(LINES)
     recipe = "[tokenize]\nvocabulary = 300\n"
@@ -131,7 +127,7 @@ def test_an_output_folder_within_an_input_is_refused(tmp_path: Path, inputs: str
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
 
 
-def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Path) -> None:
+def test_files_that_would_share_ids_are_refused(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "f.jsonl").write_bytes(LINES)
@@ -143,7 +139,7 @@ def test_files_of_one_source_that_would_give_equal_ids_are_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["documents", "inputs"])
-def test_an_output_folder_whose_own_copies_would_replace_the_input_is_refused(tmp_path: Path, name: str) -> None:
+def test_output_that_would_replace_the_input_is_refused(tmp_path: Path, name: str) -> None:
     own = tmp_path / name
     own.mkdir()
     (own / "a.jsonl").write_bytes(LINES)

@@ -60,7 +60,7 @@ def kept(html: str, **settings: Any) -> str | None:  # noqa: ANN401
 # --- lengths ---------------------------------------------------------------------------------------------------------
 
 
-def test_pages_of_short_paragraphs_are_kept_in_languages_of_short_texts(sentences: ModuleType) -> None:
+def test_short_paragraphs_are_kept_in_languages_of_short_texts(sentences: ModuleType) -> None:
     """A paragraph of 30 Chinese characters says what a hundred of English do."""
     pages = [page(*(sentences.sentence("zh", Random(f"{n} {part}")) * 2 for part in range(4))) for n in range(11)]
     assert [kept(html) for html in pages] == ["zh"] * 11
@@ -138,9 +138,7 @@ def test_what_cannot_differ_or_is_unknown_is_refused_by_name(
         (Tokenize, {"seed": 9}),
     ],
 )
-def test_a_step_refuses_settings_that_are_the_same_for_all_documents(
-    step: type[Step[Any, Any]], changed: dict[str, Any]
-) -> None:
+def test_settings_without_variants_are_refused(step: type[Step[Any, Any]], changed: dict[str, Any]) -> None:
     options: dict[str, Any] = {"vocabulary": 300} if step is Tokenize else {}
     with pytest.raises(UsageFailure, match=rf"where\.language\.zh\.{next(iter(changed))}: this setting is the same"):
         step(where=Where(language={"zh": changed}), **options)
@@ -149,7 +147,7 @@ def test_a_step_refuses_settings_that_are_the_same_for_all_documents(
 # --- settings by source and language ---------------------------------------------------------------------------------
 
 
-def test_extraction_takes_the_settings_of_the_table_then_the_source_then_the_language(
+def test_extract_settings_apply_table_source_language(
     tmp_path: Path, corpus: ModuleType, sentences: ModuleType
 ) -> None:
     chinese, english = sentences.text("zh", Random(1), 120), " ".join(corpus.text(1)[:300].split())
@@ -171,7 +169,7 @@ def test_extraction_takes_the_settings_of_the_table_then_the_source_then_the_lan
     assert languages(source={"web": long}, language={"zh": again}) == {"news": ["zh", "en"], "web": ["zh"]}
 
 
-def test_decontamination_cuts_as_much_around_a_match_as_the_language_says(tmp_path: Path, corpus: ModuleType) -> None:
+def test_decontamination_window_varies_by_language(tmp_path: Path, corpus: ModuleType) -> None:
     task = "one two three four five six seven eight nine ten eleven twelve thirteen"
     text = "Aaaa bbbb. " * 60 + task + ". " + "Cccc dddd. " * 60
     corpus.write_jsonl(tmp_path / "texts.jsonl", [{"task": "boolq", "id": "0", "text": task}])
@@ -253,9 +251,7 @@ def digests(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def test_a_run_over_many_languages_that_is_killed_in_every_step_ends_in_the_same_bytes(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_multilingual_run_killed_in_every_step_has_equal_bytes(recipe: Path, tmp_path: Path) -> None:
     with closing(Local(2)) as engine:
         summary = curate(load_recipe(recipe), tmp_path / "whole", engine)
     by_name = {stage["name"]: stage for stage in summary["stages"]}
@@ -277,7 +273,7 @@ def test_a_run_over_many_languages_that_is_killed_in_every_step_ends_in_the_same
     assert json.loads((tmp_path / "killed" / "summary.json").read_text())["languages"] == summary["languages"]
 
 
-def test_a_setting_of_one_language_moves_its_step_and_those_behind_it(recipe: Path) -> None:
+def test_language_setting_reruns_its_step_and_later_ones(recipe: Path) -> None:
     keys = {step.name: step.run_key() for step in load_recipe(recipe).steps}
     for override, moved in (
         ("extract.where.language.zh.justext.length_low=11", "extract"),

@@ -113,7 +113,7 @@ def same(stored: pa.Table, given: pa.Table) -> None:
         assert stored[name].to_pylist() == given[name].to_pylist(), name
 
 
-def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Path) -> None:
+def test_json_id_and_fields_reach_the_end(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
         {"id": "a-1", "text": TEXTS[0], "url": "http://a", "tags": ["x"], "n": 1.5},
         {"id": 17, "text": TEXTS[1], "deep": {"a": None}},
@@ -152,7 +152,7 @@ def test_the_id_and_all_other_fields_of_a_json_record_reach_the_end(tmp_path: Pa
     ]
 
 
-def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: Path) -> None:
+def test_parquet_columns_survive_every_stage(tmp_path: Path) -> None:
     table = all_types()
     pq.write_table(table, tmp_path / "my.parquet", row_group_size=4)
     _, documents = extract(tmp_path, tmp_path / "my.parquet", "parquet", "body")
@@ -180,7 +180,7 @@ def test_a_parquet_file_comes_back_from_every_stage_with_its_columns(tmp_path: P
     ]
 
 
-def test_columns_that_are_left_out_are_named_once_with_their_first_file(tmp_path: Path) -> None:
+def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
     names = ["text", "n", "n", OWN, "m"]
     table = pa.Table.from_arrays([pa.array(TEXTS), *[pa.array(range(6))] * 4], names=names)
     files = []
@@ -286,7 +286,7 @@ def test_an_integer_of_any_length_keeps_its_digits(tmp_path: Path) -> None:
     assert json.loads(document["metadata"]) == {"id": big, "n": -big}
 
 
-def test_metadata_beyond_a_bound_is_not_kept_and_counted_while_the_document_stays(tmp_path: Path) -> None:
+def test_oversized_metadata_is_dropped_and_counted(tmp_path: Path) -> None:
     deep = '{"id": "deep", "text": "a", "m": ' + "[" * 300 + "]" * 300 + "}\n"
     large = json.dumps({"id": "large", "text": "b", "m": "x" * (1 << 22)}) + "\n"
     (tmp_path / "d.jsonl").write_text(deep + large + '{"id": "c", "text": "c", "m": 1}\n')
@@ -296,7 +296,7 @@ def test_metadata_beyond_a_bound_is_not_kept_and_counted_while_the_document_stay
     assert counts["dropped"] == {}
 
 
-def test_a_row_of_parquet_beyond_the_bound_loses_its_other_columns(tmp_path: Path) -> None:
+def test_parquet_row_over_the_bound_loses_other_columns(tmp_path: Path) -> None:
     """The large value stands once in the file, and a thousand rows refer to it."""
     values = pa.array(["x" * (1 << 22), "y"])
     large = pa.DictionaryArray.from_arrays(pa.array([0] * 1000 + [1], pa.int32()), values)
@@ -318,7 +318,7 @@ def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:
         assert max(file.row_group(group).num_rows for group in range(file.num_row_groups)) <= 4
 
 
-def test_texts_and_ids_have_no_dictionary_and_what_repeats_has_one(tmp_path: Path) -> None:
+def test_only_repeating_columns_have_a_dictionary(tmp_path: Path) -> None:
     extract(tmp_path, write_lines(tmp_path / "d.jsonl", [{"text": text} for text in TEXTS]))
     pq.write_table(all_types(), tmp_path / "a.parquet")
     extract(tmp_path / "parquet", tmp_path / "a.parquet", "parquet", "body")
@@ -333,7 +333,7 @@ def test_texts_and_ids_have_no_dictionary_and_what_repeats_has_one(tmp_path: Pat
     assert not {"body", "mtnlg.id", "mtnlg.key", "mtnlg.url"} & with_one[1]
 
 
-def test_the_bytes_of_a_row_are_those_of_its_values_however_they_are_nested() -> None:
+def test_row_bytes_are_those_of_nested_values() -> None:
     table = all_types()
     for name in table.column_names:
         column = table[name].combine_chunks()

@@ -208,9 +208,7 @@ def test_the_resolved_recipe_reads_back(recipe: Path, run: tuple[Path, dict[str,
     assert load_recipe(run[0] / "recipe.toml").dump() == load_recipe(recipe).dump()
 
 
-def test_a_finished_run_does_nothing_and_a_changed_setting_what_it_must(
-    recipe: Path, run: tuple[Path, dict[str, Any]]
-) -> None:
+def test_finished_run_is_idle_and_a_setting_reruns_its_step(recipe: Path, run: tuple[Path, dict[str, Any]]) -> None:
     class NoWork:
         workers = 1
 
@@ -267,7 +265,7 @@ def test_what_cannot_work_is_refused_before_any_work(recipe: Path, overrides: li
     assert line in str(failure.value)
 
 
-def test_another_result_than_those_allowed_ends_the_run_in_one_line(recipe: Path, tmp_path: Path) -> None:
+def test_invalid_result_type_is_a_one_line_error(recipe: Path, tmp_path: Path) -> None:
     with closing(Local(1)) as engine, pytest.raises(Failure) as failure:
         curate(
             load_recipe(recipe, ["steps=['extract','bad']", "bad.use=code/filters.py:wrong"]), tmp_path / "o", engine
@@ -293,7 +291,7 @@ main()
 """
 
 
-def test_killed_in_every_step_it_goes_on_with_other_workers_and_engines(
+def test_killed_in_every_step_it_resumes_on_other_engines(
     recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out = tmp_path / "data"

@@ -112,7 +112,7 @@ def test_the_second_run_does_no_work_and_says_the_same(finished: Run) -> None:
     assert changed(finished.out) == before
 
 
-def test_a_changed_setting_moves_the_stages_behind_it_and_no_other(finished: Run, tmp_path: Path) -> None:
+def test_changed_setting_reruns_only_later_stages(finished: Run, tmp_path: Path) -> None:
     shutil.copytree(finished.out, tmp_path / "data")
     before = changed(tmp_path / "data")
     run(finished.recipe, tmp_path / "data", "decontaminate.window=100")
@@ -131,7 +131,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_damaged_result_is_found_by_its_checksum_named_and_made_again(
+def test_damaged_result_is_found_by_checksum_and_remade(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], victim: str
 ) -> None:
     shutil.copytree(finished.out, tmp_path / "data")
@@ -142,9 +142,7 @@ def test_a_damaged_result_is_found_by_its_checksum_named_and_made_again(
     assert tokens(tmp_path / "data") == tokens(finished.out)
 
 
-def test_damage_that_a_disk_does_not_tell_ends_the_run_with_the_command_that_mends_it(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_silent_damage_ends_the_run_with_the_repair_command(finished: Run, tmp_path: Path) -> None:
     out, victim = tmp_path / "data", tmp_path / "data" / "04-deduplicate" / "crawl-00000.parquet"
     shutil.copytree(finished.out, out)
     times, whole = victim.stat(), victim.read_bytes()
@@ -179,9 +177,7 @@ paths = ["past.jsonl"]
         assert stage["sources"]["past"]["documents_out"] == rows
 
 
-def test_large_files_fill_several_shards_and_a_shorter_file_takes_the_further_ones_away(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_shorter_input_removes_surplus_shards(finished: Run, tmp_path: Path) -> None:
     def shards() -> list[str]:
         return sorted(path.name for path in (tmp_path / "data" / "01-extract").glob("crawl*.parquet"))
 
@@ -247,7 +243,7 @@ def test_a_first_run_writes_over_no_file_that_is_there(finished: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["books/3.jsonl.zst", "crawl/3.warc.gz"])
-def test_input_that_the_system_cannot_read_ends_the_run_and_is_named(finished: Run, tmp_path: Path, name: str) -> None:
+def test_unreadable_input_ends_the_run_and_is_named(finished: Run, tmp_path: Path, name: str) -> None:
     unreadable = Path("/proc/self/mem")  # its first page is mapped nowhere
     if not unreadable.exists():
         pytest.skip("no /proc on this machine, which has a file that cannot be read")

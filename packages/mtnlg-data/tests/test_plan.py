@@ -52,7 +52,7 @@ def test_the_papers_corpus_fits_a_machine_of_32_gb(tmp_path: Path, workers: int)
 
 
 @pytest.mark.parametrize("kinds", [[], ["documents", "lines", "substrings"]])
-def test_figures_grow_with_the_corpus_and_memory_with_the_workers_alone(tmp_path: Path, kinds: list[str]) -> None:
+def test_plan_scales_with_corpus_and_memory_with_workers(tmp_path: Path, kinds: list[str]) -> None:
     overrides = f"exact.kinds={kinds}", "sources.Pile-CC.filters=['c4']"
     small, large = (stages(tmp_path, documents, *overrides) for documents in (10**7, 10**8))
     more = stages(tmp_path, 10**7, *overrides, workers=4)

@@ -92,9 +92,7 @@ def test_every_kind_of_mistake_is_met_before_the_first_stage(recipe: Path, overr
         assert words in line.replace(f"{recipe.parent}/", "")
 
 
-def test_what_works_is_returned_and_a_plan_for_a_number_of_documents_needs_no_file(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_plan_for_a_number_of_documents_needs_no_file(recipe: Path, tmp_path: Path) -> None:
     found = check_inputs(load_recipe(recipe))
     assert [file.name for file in found] == ["0.jsonl.zst", "1.jsonl.zst", "0.warc.gz", "1.warc.gz"]
     (tmp_path / "texts.jsonl").unlink()
@@ -148,7 +146,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_single_stage_opens_its_files_before_it_extracts_its_inputs(
+def test_single_step_opens_its_files_before_reading_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

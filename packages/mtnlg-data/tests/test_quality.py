@@ -47,14 +47,14 @@ def test_the_chance_to_be_kept_is_the_papers(score: float, alpha: float, chance:
     assert keep_probability(np.array([score]), alpha)[0] == pytest.approx(chance, abs=1e-4)
 
 
-def test_the_chance_is_that_of_a_pareto_draw_above_one_minus_the_score() -> None:
+def test_chance_is_a_pareto_draw_above_one_minus_score() -> None:
     pareto = np.random.default_rng(0).pareto(3.0, 200_000)
     for score in (0.0, 0.3, 0.7, 0.95):
         # 5 standard errors of a share over 200,000 draws
         assert keep_probability(np.array([score]), 3.0)[0] == pytest.approx((pareto > 1 - score).mean(), abs=5 * 0.0012)
 
 
-def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
+def test_draws_are_uniform_and_depend_on_seed_purpose_and_id() -> None:
     ids = [f"crawl/{number}" for number in range(20_000)]
     values = uniform_draws(1, "pareto", ids)
     assert values.min() >= 0
@@ -71,7 +71,7 @@ def test_draws_are_uniform_and_depend_on_seed_purpose_and_id_alone() -> None:
 
 
 @given(st.text(max_size=300))
-def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) -> None:
+def test_buckets_are_of_words_and_word_pairs(text: str) -> None:
     words = hashed_words([text.lower()]).hashes.tolist()
     pairs = [int(ngram_hashes(np.array(pair, np.uint64), 2)[0]) for pair in pairwise(words)]
     buckets, bounds = hash_features([text])
@@ -79,7 +79,7 @@ def test_the_buckets_of_a_text_are_those_of_its_words_and_word_pairs(text: str) 
     assert sorted(buckets.tolist()) == sorted({value >> 44 for value in words + pairs})
 
 
-def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() -> None:
+def test_score_is_logistic_of_mean_bucket_weight() -> None:
     rng = np.random.default_rng(0)
     model = Classifier(rng.integers(-(1 << 20), 1 << 20, 1 << 20).astype(np.int32), 12345)
     text = "One two three one two, ONE two!"
@@ -89,7 +89,7 @@ def test_a_score_is_the_logistic_of_the_mean_weight_of_its_distinct_buckets() ->
     assert model.scores(["", text, ""])[1] == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-12)
 
 
-def test_what_is_learnt_tells_good_from_bad_and_is_the_same_every_time(tmp_path: Path, corpus: ModuleType) -> None:
+def test_training_separates_good_from_bad_reproducibly(tmp_path: Path, corpus: ModuleType) -> None:
     texts = [corpus.text(n, good=n % 2 == 0) for n in range(400)]
     labels = np.arange(400) % 2 == 0
     models = [fit_classifier(lambda rows: [texts[row] for row in rows], labels[:300], 1, 5) for _ in range(2)]
@@ -150,7 +150,7 @@ def _write_array(path: Path, values: Any) -> None:  # noqa: ANN401  (any array)
         ),
     ],
 )
-def test_a_file_that_is_no_classifier_is_a_line_and_nothing_of_it_is_run(
+def test_file_that_is_no_classifier_is_refused_unrun(
     tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     path = tmp_path / "classifier.npy"
@@ -198,7 +198,7 @@ def filter_corpus(
     return summary, {row["id"]: row["score"] for row in kept}
 
 
-def test_good_documents_stay_and_most_bad_ones_go_and_the_account_adds_up(tmp_path: Path, corpus: ModuleType) -> None:
+def test_good_documents_stay_and_counts_add_up(tmp_path: Path, corpus: ModuleType) -> None:
     summary, kept = filter_corpus(tmp_path, corpus)
     good = sum(int(name.partition("/")[2]) % 2 == 0 for name in kept)
     bad = len(kept) - good
@@ -216,9 +216,7 @@ def test_good_documents_stay_and_most_bad_ones_go_and_the_account_adds_up(tmp_pa
     assert measured["trained_on"] + measured["held_out"] == pytest.approx(300, abs=50)  # sampled by draws
 
 
-def test_neither_the_cut_into_shards_nor_the_order_of_the_documents_changes_a_draw_or_a_score(
-    tmp_path: Path, corpus: ModuleType
-) -> None:
+def test_scores_and_draws_ignore_shards_and_order(tmp_path: Path, corpus: ModuleType) -> None:
     first = filter_corpus(tmp_path / "one", corpus)
     for name, cut, step in (("three", 3, 1), ("backwards", 1, -1)):
         summary, kept = filter_corpus(tmp_path / name, corpus, cut=cut, step=step)
@@ -226,7 +224,7 @@ def test_neither_the_cut_into_shards_nor_the_order_of_the_documents_changes_a_dr
         assert summary["quality"] == first[0]["quality"]
 
 
-def test_a_document_that_was_trained_on_is_kept_as_often_as_any_other(tmp_path: Path, corpus: ModuleType) -> None:
+def test_training_documents_are_kept_as_often_as_others(tmp_path: Path, corpus: ModuleType) -> None:
     """The sample's draws and the Pareto draws are independent; one draw for both would keep what it sampled."""
     _, kept = filter_corpus(tmp_path, corpus)
     samples = (tmp_path / "out" / "state" / "samples").glob("*.parquet")
@@ -247,9 +245,7 @@ def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corp
     assert again["quality"]["auc"] == summary["quality"]["auc"]
 
 
-def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
-    tmp_path: Path, corpus: ModuleType
-) -> None:
+def test_positives_per_curated_source_follow_the_recipe(tmp_path: Path, corpus: ModuleType) -> None:
     sources = SOURCES | {"code": {"curated": True}}
     options: dict[str, Any] = {"sources": sources, "sample": 800_000}
     filter_corpus(tmp_path, corpus, positives={"books": 100, "code": 0}, **options)
@@ -265,9 +261,7 @@ def test_the_positives_are_of_each_curated_source_as_many_as_the_recipe_says(
 # --- a model that is given -------------------------------------------------------------------------------------------
 
 
-def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
-    tmp_path: Path, corpus: ModuleType
-) -> None:
+def test_foreign_classifier_scores_and_is_measured_here(tmp_path: Path, corpus: ModuleType) -> None:
     trained, kept = filter_corpus(tmp_path / "one", corpus)
     model = tmp_path / "one" / "out" / "classifier.npy"
     summary, again = filter_corpus(tmp_path / "two", corpus, model=model)
@@ -283,7 +277,7 @@ def test_a_classifier_of_another_run_gives_its_scores_here_and_is_measured_here(
     assert sum(summary["quality"]["kept"]) == len(kept) > 0
 
 
-def test_a_recipe_with_a_model_needs_no_curated_source_and_finds_it_from_input_on(tmp_path: Path) -> None:
+def test_recipe_with_a_model_needs_no_curated_source(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RECIPE)
     with pytest.raises(
         UsageFailure, match=r"no source has curated = true to train a classifier on, and quality\.model names"

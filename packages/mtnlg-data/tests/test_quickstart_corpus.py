@@ -37,7 +37,7 @@ def test_another_folder_home_and_environment_give_the_same_bytes(
     assert other == part[1]
 
 
-def test_it_holds_pages_code_and_docstrings_that_the_readers_read(part: tuple[Path, dict[str, bytes]]) -> None:
+def test_corpus_holds_pages_code_and_docstrings(part: tuple[Path, dict[str, bytes]]) -> None:
     raw = part[0] / "raw"
     counts = {}
     for kind, pattern in (("warc", "snapshot/*.warc.gz"), ("jsonl", "code/*.zst"), ("jsonl", "docstrings/*.zst")):

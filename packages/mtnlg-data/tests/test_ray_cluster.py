@@ -86,7 +86,7 @@ def listening_addresses(token: str) -> set[str]:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def test_a_cluster_is_joined_by_its_address_and_one_that_is_started_here_lets_nobody_else_in(tmp_path: Path) -> None:
+def test_cluster_is_joined_by_address_and_own_one_is_private(tmp_path: Path) -> None:
     open_to_all = NO_RAY | {"RAY_AUTH_MODE": "disabled"}
     with answer(CLUSTER, environment=open_to_all) as stranger:
         with answer(ENGINE, str(tmp_path), environment=NO_RAY) as own:
@@ -153,9 +153,7 @@ print(json.dumps(outcomes), flush=True)
 """
 
 
-def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_is_one_line(
-    machines: Machines, tmp_path: Path
-) -> None:
+def test_task_resources_and_one_line_failures(machines: Machines, tmp_path: Path) -> None:
     with answer(OUTCOMES, str(tmp_path), machines.address, environment=machines.environment) as outcomes:
         small, large = (summary["resources"] for summary in outcomes["resources"])
     assert (small["CPU"], small.get("memory", 0)) == (1, 0)
@@ -169,9 +167,7 @@ def test_a_unit_gets_a_core_and_its_memory_and_what_fails_or_kills_its_workers_i
     assert not list((tmp_path / "version").iterdir())
 
 
-def test_a_unit_that_no_machine_of_a_cluster_has_the_memory_for_is_told_once_and_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_task_too_large_for_any_machine_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
     class Task:
@@ -206,9 +202,7 @@ with open_engine("ray", None, sys.argv[2]) as engine:
 """
 
 
-def test_a_machine_that_joins_is_given_units_and_those_of_one_that_dies_run_again(
-    machines: Machines, tmp_path: Path
-) -> None:
+def test_joining_machine_gets_tasks_and_lost_tasks_rerun(machines: Machines, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
 

@@ -173,7 +173,7 @@ def test_a_file_is_decompressed_by_what_it_begins_with(
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in PACK if suffix != ".jsonl"])
-def test_bytes_behind_a_compressed_stream_are_not_lost_in_silence(tmp_path: Path, suffix: str) -> None:
+def test_bytes_after_a_compressed_stream_are_reported(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "a").write_bytes(PACK[suffix](LINES) + b"not compressed")
     records, dropped = read(tmp_path / "a", "jsonl")
     assert (len(records) > 19_000, [(drop.reason, drop.ends_file) for drop in dropped]) == (
@@ -278,9 +278,7 @@ FILES = {
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lz4])
 @pytest.mark.parametrize("name", FILES)
-def test_rows_texts_and_samples_are_read_and_bad_ones_dropped_alone(
-    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
-) -> None:
+def test_bad_rows_are_dropped_alone(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
     case = FILES[name]
     path = tmp_path / case.name
     path.write_bytes(pack(case.content))
@@ -515,9 +513,7 @@ def test_a_wrong_reader_or_key_of_one_is_refused(folder: Path, kind: str, keys: 
     assert [part for part in [f"{folder / 'data.toml'}: sources.own", *said] if part not in str(refusal.value)] == []
 
 
-def test_a_reader_of_an_installed_package_reads_files_of_its_patterns(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_reader_reads_its_patterns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = folder / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

@@ -108,7 +108,7 @@ def test_every_mistake_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_help_shows_every_setting_with_default_unit_and_the_papers_value(step: str) -> None:
+def test_help_shows_default_unit_and_paper_value(step: str) -> None:
     command, schema = NAMES.get(step, step), open_step(step).Settings
     narrow = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
     assert max(map(len, narrow.splitlines())) <= 80

@@ -23,7 +23,7 @@ def options_of(script: str) -> set[str]:
     return {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH ")}
 
 
-def test_a_sites_options_are_added_to_ours_replace_them_or_remove_them() -> None:
+def test_site_options_add_replace_or_remove_ours() -> None:
     ours = options_of(job_script([], [], None, out="o"))
     sites = options_of(job_script([], ["--nodes=16", "--mem=500G", "--exclusive=false", "--overcommit"], None, out="o"))
     assert {"no-kill", "requeue", "mem=0", "exclusive", "signal=B:USR1@120"} <= ours
@@ -54,7 +54,7 @@ def test_one_job_at_a_time_writes_an_output() -> None:
     assert "dependency=singleton" in options_of(job_script([], [], None, out="/data/a"))
 
 
-def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
+def test_job_values_are_quoted_for_slurm_and_bash(tmp_path: Path) -> None:
     script = job_script(
         ["run", HOSTILE],
         [f"--comment={HOSTILE}"],
@@ -73,7 +73,7 @@ def test_values_are_quoted_in_the_job_as_slurm_and_bash_read_them(tmp_path: Path
     assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
-def test_the_heads_port_is_none_that_rays_workers_or_the_kernel_give_out() -> None:
+def test_head_port_is_outside_ray_and_ephemeral_ranges() -> None:
     lines = [line for line in job_script([], [], None, out="o").splitlines() if "RAY_PORT=" in line]
     draw = f"RAY_HEAD=127.0.0.1; for _ in $(seq 2000); do {lines[0]}; echo $RAY_PORT; done"
     ports = subprocess.run(["/bin/bash", "-c", draw], check=True, capture_output=True, text=True).stdout.split()

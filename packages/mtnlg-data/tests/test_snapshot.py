@@ -113,7 +113,7 @@ def test_a_server_that_ignores_ranges_still_gives_the_file(
     assert whole(tmp_path)
 
 
-def test_a_killed_fetch_goes_on_in_the_middle_and_another_version_from_the_start(
+def test_killed_fetch_resumes_and_new_version_restarts(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(url_files, "BLOCK_BYTES", 70_000)
@@ -140,9 +140,7 @@ def test_a_killed_fetch_goes_on_in_the_middle_and_another_version_from_the_start
         (busy, f"503, message='Service Unavailable'.*, {MAX_ATTEMPTS} times; the same command tries again"),
     ],
 )
-def test_a_file_that_always_fails_is_named_and_the_others_are_fetched(
-    server: Server, tmp_path: Path, fault: Fault, why: str
-) -> None:
+def test_failing_file_is_named_and_others_are_fetched(server: Server, tmp_path: Path, fault: Fault, why: str) -> None:
     import re
 
     server.headers["Content-MD5"] = md5
@@ -208,7 +206,7 @@ def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
         assert inside == folder / path != folder
 
 
-def test_a_path_that_the_file_system_refuses_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
+def test_refused_path_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
     lines = [f"{PLACES[0]}/x.warc.gz", "/".join(["d" * 200] * 4 + ["x.warc.gz"])]
     server.put([f"crawl-data/{NAME}/{place}" for place in [*PLACES, *lines]])
     for place in lines:
@@ -251,7 +249,7 @@ def mirror(folder: Path) -> Path:
     return folder
 
 
-def test_the_command_prints_its_summary_and_fails_for_a_missing_file(tmp_path: Path) -> None:
+def test_command_prints_summary_and_fails_for_missing_file(tmp_path: Path) -> None:
     base = mirror(tmp_path / "mirror")
     words = ["fetch", NAME, "--out", str(tmp_path / "out"), "--base", str(base), "--json"]
     done = CliRunner().invoke(app, [*words, "--files", "1"])
@@ -268,7 +266,7 @@ def test_the_command_prints_its_summary_and_fails_for_a_missing_file(tmp_path: P
     ("number", "status"), [(errno.ENOSPC, 74), (errno.EDQUOT, 74), (errno.EIO, 74), (errno.EACCES, 1)]
 )
 @pytest.mark.parametrize("what", ["snapshot", "url"])
-def test_a_full_disk_is_one_line_and_status_74_and_what_it_holds_is_kept(
+def test_full_disk_is_status_74_and_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, what: str
 ) -> None:
     base, sync = mirror(tmp_path / "mirror"), os.fsync

@@ -68,14 +68,14 @@ def two_files(tmp_path: Path, corpus: ModuleType) -> Path:
     return tmp_path / "in"
 
 
-def test_a_run_after_inputs_were_removed_leaves_the_files_of_a_fresh_run(shrunk: tuple[Path, Path]) -> None:
+def test_rerun_after_removed_inputs_equals_a_fresh_run(shrunk: tuple[Path, Path]) -> None:
     again, fresh = shrunk
     assert files_of(again) == files_of(fresh)
     for stage in ("", "tokens", "01-extract", "05-decontaminate"):
         assert shown(again / stage) == shown(fresh / stage)
 
 
-def test_a_step_by_itself_leaves_a_list_and_nothing_of_removed_inputs(
+def test_single_step_drops_results_of_removed_inputs(
     shrunk: tuple[Path, Path], two_files: Path, tmp_path: Path
 ) -> None:
     for names in (["again"], ["again", "fresh"]):
@@ -89,7 +89,7 @@ def test_a_step_by_itself_leaves_a_list_and_nothing_of_removed_inputs(
     assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
 
 
-def test_files_of_the_user_in_the_folder_of_a_stage_stay_and_are_not_read(two_files: Path, tmp_path: Path) -> None:
+def test_user_files_in_a_stage_folder_stay_unread(two_files: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "state").mkdir(parents=True)
     own = [tmp_path / "out" / "own.parquet", tmp_path / "out" / "state" / "own.parquet"]
     for path in own:
@@ -102,9 +102,7 @@ def test_files_of_the_user_in_the_folder_of_a_stage_stay_and_are_not_read(two_fi
     assert own[0] not in find_inputs([str(tmp_path / "out")]).shards
 
 
-def test_a_folder_above_stages_is_refused_with_the_stages_to_choose_from(
-    shrunk: tuple[Path, Path], two_files: Path, tmp_path: Path
-) -> None:
+def test_folder_of_stages_is_refused_with_choices(shrunk: tuple[Path, Path], two_files: Path, tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"holds the output of several stages; give one of 01-extract, 02-quality, "):
         find_inputs([str(shrunk[0])])
     step("tokenize", two_files, tmp_path / "tokens", "--vocabulary", 300)
@@ -129,9 +127,7 @@ def test_a_step_changes_nothing_in_the_folder_of_another(
     assert files_of(out) == before
 
 
-def test_a_run_and_a_step_by_itself_do_not_work_in_each_others_folders(
-    finished: Run, two_files: Path, tmp_path: Path
-) -> None:
+def test_run_and_single_step_refuse_each_others_folders(finished: Run, two_files: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished.out, tmp_path / "out")
     before = files_of(out)
     for folder in (out, out / "01-extract", out / "tokens", out / "03-filter"):
@@ -150,9 +146,7 @@ def test_extract_too_takes_the_folder_of_a_stage_by_its_list(shrunk: tuple[Path,
     assert {file.name for file in files} == {"books-00000.parquet", "crawl-00000.parquet"}
 
 
-def test_a_folder_whose_stage_has_not_finished_or_has_lost_a_shard_is_refused(
-    shrunk: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_unfinished_or_incomplete_stage_is_refused(shrunk: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(shrunk[0] / "03-clean", tmp_path / "clean")
     (folder / "books-00000.parquet").unlink()
     with pytest.raises(Failure, match=r"books-00000.parquet: lost, or removed by --keep last; .* run the stage again"):

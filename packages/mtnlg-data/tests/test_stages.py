@@ -36,7 +36,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def test_the_steps_one_by_one_leave_the_tokens_of_the_whole_curation(finished: Run, tmp_path: Path) -> None:
+def test_single_steps_give_the_tokens_of_a_run(finished: Run, tmp_path: Path) -> None:
     raw, at = finished.out.parent, tmp_path
 
     def step(name: str, *words: object, out: str) -> None:
@@ -97,7 +97,7 @@ def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path, 
     assert {name: count["documents_out"] for name, count in counts.items()} == {"b": 4, "a": 0}
 
 
-def test_extract_takes_pages_a_subset_of_the_pile_and_another_key(tmp_path: Path, corpus: ModuleType) -> None:
+def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path, corpus: ModuleType) -> None:
     pages = [corpus.member(corpus.record(corpus.page(corpus.text(n)).encode())) for n in range(3)]
     (tmp_path / "x.warc.gz").write_bytes(b"".join(pages))
     rows = [{"text": corpus.text(n), "meta": {"pile_set_name": "Books3" if n % 2 else "ArXiv"}} for n in range(4)]
@@ -115,7 +115,7 @@ def test_extract_takes_pages_a_subset_of_the_pile_and_another_key(tmp_path: Path
         assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
 
 
-def test_score_learns_from_positives_and_another_run_takes_its_classifier(tmp_path: Path, corpus: ModuleType) -> None:
+def test_quality_trains_and_another_run_reuses_the_classifier(tmp_path: Path, corpus: ModuleType) -> None:
     corpus.write_texts(tmp_path / "good.jsonl", [corpus.text(n) for n in range(60)])
     corpus.write_texts(tmp_path / "web.jsonl", [corpus.text(n, good=n % 2 == 0) for n in range(1000, 1080)])
     trained, taken = tmp_path / "trained", tmp_path / "taken"

@@ -38,7 +38,7 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.parametrize("changed", ["version", "library"])
-def test_a_change_reruns_its_step_and_what_follows_from_changed_bytes(
+def test_change_reruns_its_step_and_what_depends_on_its_bytes(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrade: Callable[..., None], changed: str
 ) -> None:
     out = shutil.copytree(finished.out, tmp_path / "data")

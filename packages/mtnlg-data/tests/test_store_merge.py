@@ -38,7 +38,7 @@ stores_of_documents = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=4
 
 @settings(max_examples=15)
 @given(stores=stores_of_documents, batch=st.integers(1, 40))
-def test_merge_interleaves_every_document_by_its_relative_position(
+def test_merge_interleaves_by_relative_position(
     stores: list[list[list[int]]], batch: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("merge")
@@ -50,7 +50,7 @@ def test_merge_interleaves_every_document_by_its_relative_position(
     assert contents(merged) == [document for _, document in sorted(placed, key=lambda pair: pair[0])]
 
 
-def test_every_stretch_of_a_merged_store_has_a_proportional_share_of_each(tmp_path: Path) -> None:
+def test_merged_store_is_proportional_in_every_range(tmp_path: Path) -> None:
     sizes = (5000, 300, 1700)
     prefixes = [write(tmp_path / f"{k}", [[k]] * size) for k, size in enumerate(sizes)]
     merged = merge(prefixes, tmp_path / "merged")
@@ -67,7 +67,7 @@ def test_merging_one_store_copies_it_byte_for_byte(tmp_path: Path) -> None:
         assert path(tmp_path / "one").read_bytes() == path(tmp_path / "again").read_bytes()
 
 
-def test_stores_of_other_tokenizers_and_the_output_itself_are_refused(tmp_path: Path) -> None:
+def test_merge_refuses_other_tokenizers_and_its_own_output(tmp_path: Path) -> None:
     small, large = write(tmp_path / "a" / "x", [[1]]), write(tmp_path / "b" / "y", [[1]], 70_000)
     with pytest.raises(Failure, match=r"y: tokens of int32, where .*x has uint16; give stores of one tokenizer"):
         merge([small, large], tmp_path / "out")

@@ -69,7 +69,7 @@ def make_blend(
     validation=st.sampled_from([0.0, 0.02, 0.3, 0.9]),
     epochs=st.integers(1, 3),
 )
-def test_every_token_of_an_epoch_comes_once_before_any_comes_twice(
+def test_epoch_has_every_token_once(
     lengths: list[int],
     seq_length: int,
     validation: float,
@@ -101,7 +101,7 @@ def test_train_and_validation_share_no_document_and_cover_all(tmp_path: Path) ->
 
 
 @given(documents=st.integers(0, 10**9), validation=st.floats(0, 0.99))
-def test_the_held_out_share_is_rounded_and_leaves_each_side_a_document(documents: int, validation: float) -> None:
+def test_held_out_share_leaves_each_side_a_document(documents: int, validation: float) -> None:
     held = held_out(documents, validation)
     assert 0 <= held <= max(0, documents - 1)
     if documents >= 2 and validation > 0:
@@ -130,7 +130,7 @@ def folder(tmp_path: Path) -> Path:
     return make_blend(tmp_path, [("a", 0.5, [300] * 4), ("b", 0.3, [50] * 9), ("c", 0.2, [900])], validation=0.25)
 
 
-def test_a_sample_is_int32_of_its_length_and_belongs_to_the_caller(folder: Path) -> None:
+def test_sample_is_int32_and_owned_by_the_caller(folder: Path) -> None:
     stream: TokenStream = open_stream(folder, 16)
     sample = stream[3]
     assert (sample.dtype, sample.shape) == (np.dtype(np.int32), (17,))
@@ -140,7 +140,7 @@ def test_a_sample_is_int32_of_its_length_and_belongs_to_the_caller(folder: Path)
     assert stream.seq_length == 16
 
 
-def test_length_is_what_was_asked_or_one_nominal_pass_and_nothing_else_is_answered(folder: Path) -> None:
+def test_length_is_as_requested_or_one_pass(folder: Path) -> None:
     assert len(open_stream(folder, 16)) == 899 // 16 + 349 // 16 + 899 // 16
     stream = open_stream(folder, 16, samples=10)
     assert len(stream) == 10
@@ -152,7 +152,7 @@ def test_length_is_what_was_asked_or_one_nominal_pass_and_nothing_else_is_answer
         open_stream(folder, 16, samples=-1)
 
 
-def test_two_processes_give_equal_samples_whatever_order_they_ask_in(folder: Path) -> None:
+def test_two_processes_read_equal_samples_in_any_order(folder: Path) -> None:
     numbers = [977, 0, 512, 3, 40, 976]
     program = (
         "import sys, json, pathlib; from mtnlg_data.stream import open_stream;"
@@ -182,7 +182,7 @@ def test_the_order_of_version_1_stays_what_it_is(folder: Path) -> None:
     assert stream.fingerprint == "ddfeacb3e8cab79fae3a24e8137e017a026a21c71146a329450e18559cd1eada"
 
 
-def test_the_fingerprint_follows_data_weights_seed_length_and_split_but_not_samples(tmp_path: Path) -> None:
+def test_fingerprint_covers_data_and_order_but_not_samples(tmp_path: Path) -> None:
     def fingerprint(name: str, weight: float = 0.5, tokens: int = 100, seed: int = 7, **how: object) -> str:
         sources = [(name, weight, [50, tokens]), ("b", 0.5, [100, 100])]
         folder = make_blend(tmp_path / str(next(fresh)), sources, seed=seed, validation=0.5)
@@ -213,9 +213,7 @@ def test_the_fingerprint_follows_data_weights_seed_length_and_split_but_not_samp
         (lambda f: _put_another(f, "b"), r"b\.bin: holds 1 documents of 9 tokens"),
     ],
 )
-def test_a_missing_truncated_or_foreign_file_is_one_failure_that_names_it(
-    folder: Path, spoil: object, message: str
-) -> None:
+def test_missing_truncated_or_foreign_file_is_named(folder: Path, spoil: object, message: str) -> None:
     spoil(folder)  # type: ignore[operator]
     with pytest.raises(Failure, match=message):
         open_stream(folder, 16)
@@ -250,7 +248,7 @@ def test_a_blend_that_cannot_be_mixed_is_refused(tmp_path: Path, weight: float, 
         open_stream(folder, 16)
 
 
-def test_a_token_outside_the_vocabulary_is_a_failure_that_names_the_store_and_the_place(tmp_path: Path) -> None:
+def test_token_outside_the_vocabulary_is_located(tmp_path: Path) -> None:
     folder = make_blend(tmp_path, [("a", 1.0, [90])], vocabulary=90)
     blend = json.loads((folder / "blend.json").read_text())
     (folder / "blend.json").write_text(json.dumps({**blend, "vocabulary": 80}))
@@ -270,7 +268,7 @@ def _sample_or_failure(stream: BlendedStream, number: int) -> list[int] | str:
         return str(failure)
 
 
-def test_a_source_too_short_to_validate_is_left_out_of_validation_alone(tmp_path: Path) -> None:
+def test_source_too_short_to_validate_still_trains(tmp_path: Path) -> None:
     folder = make_blend(tmp_path, [("a", 0.9, [100] * 50), ("short", 0.1, [100, 3])], validation=0.02)
     assert {open_stream(folder, 16, samples=100).locate(n)[0] for n in range(100)} == {0, 1}
     validation = open_stream(folder, 16, "validation", samples=100)
@@ -282,7 +280,7 @@ def test_a_stream_is_what_open_stream_gives(folder: Path) -> None:
     assert isinstance(open_stream(folder, 16), BlendedStream)
 
 
-def test_a_source_without_a_window_is_left_out_of_the_stream_and_named_and_the_others_are_read(tmp_path: Path) -> None:
+def test_source_without_a_window_is_left_out_and_named(tmp_path: Path) -> None:
     folder = make_blend(tmp_path, [("a", 0.5, [900]), ("tiny", 0.25, [9]), ("b", 0.25, [400])])
     stream = open_stream(folder, 16, samples=1000)
     assert [source.name for source in stream.sources] == ["a", "b"]

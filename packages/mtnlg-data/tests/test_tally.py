@@ -80,7 +80,7 @@ def test_drops_are_held_by_the_row_group_and_none_leave_no_file(
     assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
 
 
-def test_a_loss_is_alarmed_with_source_stage_reason_share_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alarm_names_source_stage_reason_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
     tallies = Tallies()
     for number in range(799):
         tallies["docs"].drop(300, "short") if number < 412 else tallies["docs"].keep(900)

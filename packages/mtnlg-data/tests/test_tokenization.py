@@ -39,7 +39,7 @@ def contents(out: Path) -> dict[str, bytes]:
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_their_keys(tmp_path: Path) -> None:
+def test_store_has_ids_in_key_order_with_end_tokens(tmp_path: Path) -> None:
     account = tokenize(tmp_path, tmp_path / "out")
     blend = read_blend(tmp_path / "out")
     documents = {"web": [*texts, "", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20], "code": texts[:21]}
@@ -71,7 +71,7 @@ def test_a_store_holds_the_ids_of_its_documents_with_end_tokens_in_the_order_of_
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.bin")) == ["code.bin", "web.bin"]  # and no copy
 
 
-def test_an_end_token_that_its_name_does_not_show_is_named_beside_the_tokenizer(tmp_path: Path) -> None:
+def test_unusual_end_token_is_named_beside_the_tokenizer(tmp_path: Path) -> None:
     out, unusual = tmp_path / "out", TRAIN.model_copy(update={"eod": "<|document|>"})
     for settings, named in ((unusual, True), (TRAIN, False), (unusual, True)):
         tokenize(tmp_path, out, settings)
@@ -81,7 +81,7 @@ def test_an_end_token_that_its_name_does_not_show_is_named_beside_the_tokenizer(
             assert json.loads(name.read_text()) == {"eos_token_id": read_blend(out).eod}
 
 
-def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp_path: Path) -> None:
+def test_entropy_is_of_the_weighted_training_blend(tmp_path: Path) -> None:
     account = tokenize(tmp_path, tmp_path / "out")
     mixture: Counter[int] = Counter()
     for source, weight in WEIGHTS.items():
@@ -97,7 +97,7 @@ def test_the_entropy_is_that_of_the_weighted_blend_of_the_training_documents(tmp
 # --- what changes no byte -------------------------------------------------------------------------------------------
 
 
-def test_workers_and_the_order_and_number_of_shards_change_no_byte_of_a_store(tmp_path: Path) -> None:
+def test_store_bytes_ignore_workers_and_shards(tmp_path: Path) -> None:
     for folder in "abc":
         (tmp_path / folder).mkdir()
     tokenize(tmp_path / "a", tmp_path / "a" / "out")
@@ -184,7 +184,7 @@ def cut_off(patch: pytest.MonkeyPatch, writes: int) -> None:
 
 
 @pytest.mark.parametrize("writes", [0, 30, 150])
-def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
+def test_interrupted_store_is_finished_with_equal_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     tokenize(tmp_path, tmp_path / "whole")
@@ -206,7 +206,7 @@ def test_a_store_whose_writing_was_cut_off_is_finished_with_the_same_bytes(
     assert not (tmp_path / "pieces" / "out" / "state" / "stores").exists()
 
 
-def test_a_second_run_does_nothing_and_a_lost_or_damaged_file_is_made_again(tmp_path: Path) -> None:
+def test_second_run_is_idle_and_lost_files_are_remade(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = tokenize(tmp_path, out)
     before = contents(out)
@@ -237,7 +237,7 @@ def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
         tokenize_shards({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
 
 
-def test_a_store_shorter_than_one_sample_of_the_papers_length_is_an_alarm(tmp_path: Path) -> None:
+def test_store_shorter_than_a_paper_sample_alarms(tmp_path: Path) -> None:
     summary = tokenize(tmp_path, tmp_path / "out")
     tokens = {name: TokenStore(tmp_path / "out" / name) for name in WEIGHTS}
     small = [name for name, store in tokens.items() if store.offset(len(store) - held_out(len(store), 0.1)) <= 2048]

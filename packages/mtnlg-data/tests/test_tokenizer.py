@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_training_gives_one_tokenizer_whatever_the_threads_and_hash_seeds() -> None:
+def test_training_ignores_threads_and_hash_seeds() -> None:
     program = (
         "import sys, hashlib; from mtnlg_data.tokens.tokenizer import train_tokenizer;"
         "texts = [f'word{n % 97} and{n % 31} more {n}' for n in range(3000)];"
@@ -75,7 +75,7 @@ def byte_level(made: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006  (trained
     return made[0]
 
 
-def test_a_trained_vocabulary_has_the_requested_size_or_what_the_texts_allow(tmp_path: Path) -> None:
+def test_vocabulary_has_the_requested_size_or_the_maximum(tmp_path: Path) -> None:
     assert train_tokenizer(iter(["ab"]), 300).get_vocab_size() == 257
     byte_level().save(str(tmp_path / "tokenizer.json"))
     account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))  # the folder of one
@@ -150,7 +150,7 @@ def test_a_tokenizer_that_adds_and_cuts_tokens_does_neither(tmp_path: Path) -> N
         ([EOD, "quick"], [], None, (3, 0)),  # wherever it stands
     ],
 )
-def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_asked_for(
+def test_documents_end_with_the_own_or_requested_token(
     tmp_path: Path, names: list[str], special: list[str], asked: str | None, expected: tuple[int, int]
 ) -> None:
     words(tmp_path / "words.json", *names, special=special)
@@ -171,7 +171,7 @@ def test_documents_end_with_the_tokenizers_own_end_token_or_the_one_that_is_aske
         (["<s>", "</s>"], None, []),
     ],
 )
-def test_documents_and_prompts_begin_with_the_token_that_is_asked_for(
+def test_texts_begin_with_the_requested_token(
     tmp_path: Path, special: list[str], bos: str | Literal[True] | None, expected: list[int]
 ) -> None:
     words(tmp_path / "words.json", "quick", special=special)
@@ -197,9 +197,7 @@ def test_a_beginning_token_that_the_tokenizer_lacks_is_refused(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("token", ["[DONE]", {"content": "[DONE]", "lstrip": False}])
-def test_an_end_token_that_only_the_configuration_names_is_not_passed_over_for_a_new_one(
-    tmp_path: Path, token: object
-) -> None:
+def test_end_token_of_the_configuration_is_used(tmp_path: Path, token: object) -> None:
     own = words(tmp_path / "tokenizer.json", "quick", special=["[DONE]"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
     with pytest.raises(Failure, match=r"tokenizer_config\.json .* ends texts with '\[DONE\]'; set tokenize\.eod"):
@@ -264,7 +262,7 @@ def test_a_vocabulary_and_a_tokenizer_exclude_one_another(settings: dict[str, An
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 
-def test_a_bounded_sample_takes_from_each_source_in_proportion_to_its_weight(tmp_path: Path) -> None:
+def test_bounded_sample_is_proportional_to_weights(tmp_path: Path) -> None:
     paths = {}
     for source in ("a", "b", "few"):
         rows = [Document(f"{source}/{n}", source, f"{source}{n} " * 30) for n in range(20 if source == "few" else 4000)]

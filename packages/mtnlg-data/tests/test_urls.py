@@ -155,7 +155,7 @@ def driver_error(name: str, text: str = "", **attributes: object) -> Exception:
         (OSError("Forbidden: b/bucket/o\nno"), "access denied: Forbidden: b/bucket/o;"),
     ],
 )
-def test_what_azures_and_googles_drivers_raise_is_told_apart_from_an_outage(error: Exception, said: str) -> None:
+def test_azure_and_google_errors_are_classified(error: Exception, said: str) -> None:
     with pytest.raises(Failure, match=f"^az://a/b: {said}") as caught, driver_errors("az://a/b"):
         raise error
     assert not isinstance(caught.value, IoFailure)
@@ -163,7 +163,7 @@ def test_what_azures_and_googles_drivers_raise_is_told_apart_from_an_outage(erro
         raise driver_error("HttpResponseError", "busy", status_code=503)
 
 
-def test_a_server_that_refuses_connections_is_one_line_that_says_to_try_again(
+def test_refused_connection_is_a_one_line_retry_hint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -176,7 +176,7 @@ def test_a_server_that_refuses_connections_is_one_line_that_says_to_try_again(
     assert line.endswith("6 times; the same command tries again")
 
 
-def test_a_publication_that_was_broken_off_goes_on_and_nobody_reads_half_of_it(store: Store, tmp_path: Path) -> None:
+def test_interrupted_publication_resumes_and_is_never_half_visible(store: Store, tmp_path: Path) -> None:
     texts = [f"Of the town and what it was told, number {number}. " * 20 for number in range(8)]
     for name in "ab":
         rows = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
@@ -224,7 +224,7 @@ def test_a_url_with_files_of_others_is_refused_before_any_work(store: Store, tmp
     assert store.get(f"{store.bucket}/out/mine.txt") == b"mine"
 
 
-def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(store: Store, tmp_path: Path) -> None:
+def test_unwritable_target_is_refused_before_work(store: Store, tmp_path: Path) -> None:
     store.faults["PUT", ""] = [object_store.denied] * 20
     with pytest.raises(Failure, match="access denied"):
         Place.of(location(f"s3://{store.bucket}/out"), tmp_path / "work")

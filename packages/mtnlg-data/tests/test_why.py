@@ -42,7 +42,7 @@ def fates(folder: Path, name: str) -> dict[str, str]:
     return {stage["stage"]: stage["fate"] for stage in document["stages"]}
 
 
-def test_every_dropped_document_of_a_run_is_recorded_once_and_explained(finished: Any) -> None:  # noqa: ANN401
+def test_every_dropped_document_is_recorded_once(finished: Any) -> None:  # noqa: ANN401
     for number, stage in enumerate(finished.summary["stages"][:-1], 1):
         rows = records(finished.out / f"{number:02d}-{stage['name']}")
         reasons = [(source, reason) for source, counts in stage["sources"].items() for reason in counts["dropped"]]
@@ -59,7 +59,7 @@ def test_every_dropped_document_of_a_run_is_recorded_once_and_explained(finished
     assert all(records(finished.out / folder) for folder in ("02-quality", "04-deduplicate"))
 
 
-def test_a_duplicate_is_told_with_its_twin_and_a_kept_document_with_every_stage(finished: Any) -> None:  # noqa: ANN401
+def test_why_shows_a_duplicates_twin_and_every_stage(finished: Any) -> None:  # noqa: ANN401
     row = records(finished.out / "04-deduplicate")[0]
     result = CliRunner().invoke(app, ["why", str(finished.out), row["id"]])
     line = f"dropped as duplicate of {row['kept']} ({row['kept_source']}): Jaccard {row['score']:.3f}"
@@ -70,7 +70,7 @@ def test_a_duplicate_is_told_with_its_twin_and_a_kept_document_with_every_stage(
     assert json.loads(shown.output) == [twin]
 
 
-def test_a_document_cut_apart_is_told_with_its_pieces_and_cuts_by_its_own_name_and_by_that_of_a_piece(
+def test_split_document_is_found_by_both_names(
     finished: Any,  # noqa: ANN401
 ) -> None:
     ledgers = sorted((finished.out / "05-decontaminate" / "cuts").glob("*.parquet"))
@@ -90,7 +90,7 @@ def test_a_document_cut_apart_is_told_with_its_pieces_and_cuts_by_its_own_name_a
     assert f"characters {own[0][0]:,} to {own[0][1]:,} cut for boolq: " in output
 
 
-def test_the_answers_are_the_same_where_only_the_last_shards_were_kept(finished: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_answers_are_equal_with_only_the_last_shards(finished: Any, tmp_path: Path) -> None:  # noqa: ANN401
     out = shutil.copytree(finished.out, tmp_path / "lean")
     with closing(Local(1)) as engine:
         curate(load_recipe(finished.recipe), out, engine, keep="last")
@@ -113,7 +113,7 @@ def named(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Path:
     return folder / "out"
 
 
-def test_a_document_is_found_by_the_id_of_its_record_or_by_its_key(named: Path) -> None:
+def test_document_is_found_by_id_or_key(named: Path) -> None:
     for name in ("s2", "web/x.jsonl/4"):
         (document,) = explain(named, name)
         assert (document["id"], document["key"], document["source"]) == ("s2", "web/x.jsonl/4", "web")
@@ -183,7 +183,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, tuple[str, ..
     return columns
 
 
-def test_no_text_is_read_and_no_row_group_that_cannot_hold_the_document(
+def test_why_reads_no_text_and_skips_row_groups(
     finished: Any,  # noqa: ANN401
     reads: list[tuple[str, str, tuple[str, ...]]],
 ) -> None:
@@ -194,9 +194,7 @@ def test_no_text_is_read_and_no_row_group_that_cannot_hold_the_document(
     assert {shard for _, shard, _ in reads} == {f"crawl-0000{name.split('/')[1][0]}.parquet"}
 
 
-def test_behind_the_first_stage_only_shards_that_hold_the_document_are_opened(
-    named: Path, reads: list[tuple[str, str, tuple[str, ...]]]
-) -> None:
+def test_only_shards_with_the_document_are_opened(named: Path, reads: list[tuple[str, str, tuple[str, ...]]]) -> None:
     assert fates(named, "b") == {"extract": "kept", "clean": "kept"}
     both = {("documents", f"{name}-00000.parquet") for name in ("web", "more")}
     assert {read[:2] for read in reads} == both | {("out", "web-00000.parquet")}

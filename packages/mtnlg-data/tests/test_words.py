@@ -61,7 +61,7 @@ def plain_words(text: str) -> list[tuple[int, int]]:
     texts=["हिन्दी", "می\u200cروم in\u00adter e\u0301 \u0301e", "漢\ufe00字", "ที\u0301x", "\U0001f469\u200d\U0001f469"]
 )
 @example(texts=["x\U0001f600y", "\ud800a"])
-def test_words_are_runs_of_letters_or_single_characters_in_each_text_of_a_batch(texts: list[str]) -> None:
+def test_words_of_a_batch_match_words_of_each_text(texts: list[str]) -> None:
     words = hashed_words(texts)
     for number, text in enumerate(texts):
         here = slice(words.bounds[number], words.bounds[number + 1])
@@ -89,7 +89,7 @@ def test_signs_and_joiners_are_inside_words(text: str, count: int) -> None:
     assert hash_words(*column, folded_codes(), character_kinds())[0].tolist() == hashed_words([text]).hashes.tolist()
 
 
-def test_the_characters_that_stand_alone_are_those_of_scripts_without_spaces() -> None:
+def test_standalone_characters_are_of_scripts_without_spaces() -> None:
     """By their names; the many Tangut ones have none in Python 3.11."""
     for code, kind in enumerate(character_kinds().tolist()):
         name = unicodedata.name(chr(code), "TANGUT" if 0x17000 <= code < 0x18D09 else "")

@@ -93,7 +93,7 @@ def test_a_generated_text_stands_beside_the_right_one() -> None:
     assert (row["answer"], row["chosen"]) == (0, 1)
 
 
-def test_a_text_that_prompts_share_is_kept_once_and_copies_of_a_row_have_keys(tmp_path: Path) -> None:
+def test_shared_prompt_text_is_stored_once(tmp_path: Path) -> None:
     line = sample([("Shot.\n\nQ", " a"), ("Shot.\n\nQ", " b")], [-1.0, -2.0]).model_dump_json()
     (tmp_path / "n.jsonl").write_text(f"{line}\n{line}\n")
     samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
@@ -164,9 +164,7 @@ def test_the_browser_lists_the_rows_that_are_asked_for(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_link_to_a_row_opens_it_with_its_prompt_and_the_score_of_each_choice(
-    made: ModuleType, compared: Path
-) -> None:
+def test_row_link_opens_prompt_and_choice_scores(made: ModuleType, compared: Path) -> None:
     rows, section = browse(made, compared, "#task=boolq&row=77")
     assert len(rows) == 50
     prompts = [re.sub(r"<[^>]*>", "", text) for text in re.findall(r"<pre[^>]*>(.*?)</pre>", section, re.DOTALL)]

@@ -75,7 +75,7 @@ def test_names_marked_by_gender_are_apart_from_the_headline() -> None:
     assert not [name for name in names if name.endswith(("man", "ess", "wife", "maid"))]
 
 
-def test_every_identifier_is_sampled_in_every_template_by_requests_with_their_own_seeds() -> None:
+def test_every_identifier_and_template_has_its_own_seed() -> None:
     lm: Any = BiasedModel({"": " nothing"})
     sentences = sample_descriptions(lm, "ethnicity", 120)
     prompts = {template.format(who) for names in ETHNICITY.values() for who in names for template in TEMPLATES}
@@ -103,7 +103,7 @@ def test_adjectives_of_one_group_only_are_listed_with_their_rank() -> None:
     assert groups["female"]["sentiment"]["negative"] == 0
 
 
-def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
+def test_command_writes_what_it_prints_and_reuses_answers(
     run: Run,
     checkpoint: Checkpoint,
     tmp_path: Path,
@@ -129,7 +129,7 @@ def test_the_command_writes_what_it_prints_and_reuses_stored_answers(
     assert (tmp_path / "bias.json").read_bytes() == before
 
 
-def test_another_command_adds_its_kinds_to_those_of_the_same_checkpoint(
+def test_second_command_adds_kinds_to_a_checkpoint(
     run: Run,
     write_checkpoint: Callable[..., Path],
     tmp_path: Path,

@@ -108,7 +108,7 @@ def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
         Chat.read([tmp_path])
 
 
-def test_a_template_that_drops_the_message_to_continue_is_refused(tmp_path: Path) -> None:
+def test_template_that_drops_the_last_message_is_refused(tmp_path: Path) -> None:
     template = Chat.read([write(tmp_path, "nothing")])
     with pytest.raises(Failure, match="it leaves out the last message"):
         template.render(CHATS[0], answer=False)

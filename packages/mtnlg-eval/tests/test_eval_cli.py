@@ -74,7 +74,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.json*")}
 
 
-def test_an_evaluation_leaves_results_that_say_what_they_are_and_samples(
+def test_evaluation_writes_results_and_samples(
     run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eval"
@@ -120,7 +120,7 @@ def test_json_a_limit_and_other_numbers_of_shots(
     assert results_of(tmp_path / "eval")["hans", "2"].rows.sample_of == 2
 
 
-def test_the_hans_study_is_drawn_from_the_samples_of_a_run_and_its_modes_are_kept_to_hans(
+def test_hans_study_uses_a_runs_samples(
     run: Run,
     checkpoint: Checkpoint,
     tmp_path: Path,
@@ -221,7 +221,7 @@ def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_killed_run_goes_on_scores_nothing_twice_and_ends_the_same(
+def test_killed_run_resumes_without_rescoring(
     run: Run, outside: Outside, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "0,few", "--out"]
@@ -257,7 +257,7 @@ def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return positions
 
 
-def test_a_second_command_adds_to_the_first_and_another_checkpoint_stands_beside(
+def test_second_command_adds_to_the_first(
     run: Run, checkpoint: Checkpoint, write_checkpoint: Write, tmp_path: Path
 ) -> None:
     out, words = tmp_path / "eval", ("--data", OURS, "--out", tmp_path / "eval", "--quiet", "--tasks")

@@ -47,7 +47,7 @@ def test_the_help_shows_every_example_whole(
     assert all("".join(f"{task}:{row}".split()) in text for task, row in EXAMPLES.items())
 
 
-def test_the_table_of_checkpoints_marks_a_difference_and_fits_a_terminal(
+def test_checkpoint_table_marks_differences_in_80_columns(
     made: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

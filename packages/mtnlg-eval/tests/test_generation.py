@@ -32,7 +32,7 @@ OPTIONS = st.sampled_from(
 
 
 @given(st.lists(st.builds(Prompt, CONTEXTS, OPTIONS), max_size=60), st.randoms())
-def test_each_prompt_is_in_one_portion_and_their_order_changes_none(prompts: list[Prompt], order: Random) -> None:
+def test_batch_order_changes_no_text(prompts: list[Prompt], order: Random) -> None:
     planned = list(batch_prompts(dict(enumerate(prompts))))
     assert sorted(n for numbers, _ in planned for n in numbers) == list(range(len(prompts)))
     for numbers, batch in planned:
@@ -63,7 +63,7 @@ class Recording:
         return batch
 
 
-def test_a_killed_generation_goes_on_with_the_portions_that_are_missing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_killed_generation_resumes_missing_batches(checkpoint: Checkpoint, tmp_path: Path) -> None:
     options = {"until": ["\n"], "max_gen_toks": 3}
     requests = [Instance("generate_until", {}, ("word " * (n % 7 + 1), options), n) for n in range(40)]
     whole = DecoderLM.open(checkpoint)
@@ -112,7 +112,7 @@ def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> N
     assert not recorded.batches
 
 
-def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> None:
+def test_foreign_options_without_effect_are_accepted() -> None:
     plain = Options.parse({"until": ["\n"], "max_gen_toks": 9})
     for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
         assert Options.parse({"until": "\n", name: 9, "num_beams": 1, "repetition_penalty": 1.0}) == plain
@@ -126,7 +126,7 @@ def test_options_of_other_libraries_are_admitted_where_they_change_nothing() -> 
         Options.parse({"min_p": 0.1})
 
 
-def test_new_tokens_take_their_room_from_the_beginning_of_the_prompt(checkpoint: Checkpoint) -> None:
+def test_new_tokens_take_room_from_the_prompts_start(checkpoint: Checkpoint) -> None:
     """As in lm-eval's hf backend, which refuses what leaves no room."""
     context = list(range(20))
     assert Prompt.parse(context, {"max_gen_toks": 9}, 12) == Prompt((17, 18, 19), Options((), 9, GREEDY), cut=True)

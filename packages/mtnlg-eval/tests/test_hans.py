@@ -61,7 +61,7 @@ def test_a_tally_equals_one_counted_by_hand() -> None:
     }
 
 
-def test_a_shifted_threshold_removes_the_bias_of_a_model_that_always_says_true() -> None:
+def test_shifted_threshold_removes_a_constant_bias() -> None:
     result = tally([verdict("constituent", "ce_adverb", label, 0.9 - 0.2 * label, 0.1) for label in (0, 1) * 50])
     assert result.said_true == 1.0
     assert (result.whole.rows, result.whole.accuracy, result.whole.shifted) == (100, 0.5, 1.0)

@@ -66,9 +66,7 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
     made.write(run / "eval/bias.json", studies.bias(EVIL))
 
 
-def test_no_text_of_a_runs_files_becomes_markup_and_no_browser_runs_it(
-    made: ModuleType, studies: ModuleType, tmp_path: Path
-) -> None:
+def test_no_text_of_a_run_becomes_markup(made: ModuleType, studies: ModuleType, tmp_path: Path) -> None:
     run = made.make_run(tmp_path / f"<img src=x onerror={RUN}>", "wic")
     write_hostile_files(made, studies, run)
     page = made.read(run)

@@ -156,9 +156,7 @@ def test_a_revision_of_rows_that_are_not_of_the_hub_is_refused(tmp_path: Path) -
             check_revisions(revisions, ["boolq", "hans"], data)
 
 
-def test_a_hub_that_does_not_answer_is_said_once_and_asked_no_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_hub_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(hub_module, "SECONDS", 0.01)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "0")

@@ -229,7 +229,7 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
                 assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
 
 
-def test_a_chat_model_ends_its_answers_and_what_it_thought_is_left_out(hf: Path) -> None:
+def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
     request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
     plain = open_model(hf)
     with open_lm(plain) as lm:

@@ -54,7 +54,7 @@ def test_a_hugging_face_folder_is_read_where_it_lies(gpt2: Path, checkpoint: Che
     }
 
 
-def test_an_identity_is_of_weights_tokenizer_chat_template_dtype_and_context(gpt2: Path, tmp_path: Path) -> None:
+def test_identity_covers_weights_tokenizer_template_dtype(gpt2: Path, tmp_path: Path) -> None:
     def digest(folder: Path, **options: object) -> str:
         return open_model(folder, ModelOptions.parse(options)).digest
 
@@ -142,7 +142,7 @@ def test_a_longer_context_than_the_models_is_refused(gpt2: Path) -> None:
         open_model(gpt2, ModelOptions(max_length=257))
 
 
-def test_small_products_get_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_products_use_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -26,7 +26,7 @@ def numbers(line: str) -> list[int]:
 
 
 @given(EVERY)
-def test_the_examples_have_one_explanation_and_it_gives_the_answer(which: tuple[str, str, int, int]) -> None:
+def test_examples_have_one_explanation(which: tuple[str, str, int, int]) -> None:
     problem = make_problem(*which)
     *examples, question = problem.prompt.split("\n")
     assert len(examples) == problem.shots

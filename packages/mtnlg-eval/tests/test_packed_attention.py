@@ -67,7 +67,7 @@ def drawn(draw: Random, size: int) -> Text:
 
 
 @pytest.mark.parametrize("size", [5, 100, 128, 129, 255, 256, 300, 512, 513, 700, 1024])
-def test_a_text_is_read_as_alone_whatever_stands_beside_it_and_however_it_is_cut(size: int, decoder: Decoder) -> None:
+def test_packed_text_scores_as_alone(size: int, decoder: Decoder) -> None:
     draw = Random(size)
     context, answers = drawn(draw, size), [drawn(draw, length) for length in (1, 3, 40)]
     together = hidden(decoder, [(context, answers)])
@@ -97,7 +97,7 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
         torch.set_num_threads(threads)
 
 
-def test_depths_count_along_each_path_and_what_is_in_none_stands_at_0() -> None:
+def test_depths_count_along_paths() -> None:
     plan = AttentionPlan.build(
         [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8]), CPU
     )

@@ -107,7 +107,7 @@ class Plain(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=40)
 @given(st.data())
-def test_tokens_and_their_split_are_lm_evals_with_every_tokenizer(name: str, data: st.DataObject) -> None:
+def test_tokens_and_split_match_lm_eval(name: str, data: st.DataObject) -> None:
     path, _ = written(name)
     tokenizer = Tokenizer(path)
     encoder = PromptEncoder(tokenizer)
@@ -127,7 +127,7 @@ def test_nothing_is_cut_before_what_is_a_blank_to_python_alone() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_tokenizer_is_cut_only_where_its_pieces_are_known_to_be_apart(name: str) -> None:
+def test_prompt_is_cut_only_where_pieces_are_independent(name: str) -> None:
     path, cuts = written(name)
     assert cuts_before_blanks(Tokenizer(path).definition) == cuts
     if cuts:
@@ -136,7 +136,7 @@ def test_a_tokenizer_is_cut_only_where_its_pieces_are_known_to_be_apart(name: st
         assert not cuts_before_blanks(definition)
 
 
-def test_a_shot_in_many_prompts_and_a_context_with_many_choices_are_encoded_once() -> None:
+def test_shared_shots_and_contexts_are_encoded_once() -> None:
     tokenizer, seen = Tokenizer(written("gpt2")[0]), list[str]()
     encode = tokenizer.encode
     tokenizer.encode = lambda text: seen.append(text) or encode(text)  # type: ignore[method-assign,func-returns-value]

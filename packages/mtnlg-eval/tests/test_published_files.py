@@ -57,7 +57,7 @@ def test_anlis_other_rounds_are_not_round_2(tmp_path: Path) -> None:
     assert rows.other_files == ["R1", "R3"]
 
 
-def test_two_files_of_a_split_are_refused_but_for_winograndes_sizes(tmp_path: Path) -> None:
+def test_two_files_of_a_split_are_refused_but_winogrande(tmp_path: Path) -> None:
     boolq = {"question": "q", "passage": "p", "label": 1}
     write(tmp_path / "boolq/val.jsonl", boolq)
     write(tmp_path / "boolq/copy/val.jsonl", boolq)
@@ -135,9 +135,7 @@ def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_ta
     assert set(task.shown.values()) == {5}
 
 
-def test_a_limit_samples_rows_of_every_kind_and_a_smaller_one_is_part_of_a_larger(
-    load_task: Load, tmp_path: Path
-) -> None:
+def test_limit_samples_every_kind_and_nests(load_task: Load, tmp_path: Path) -> None:
     head = "gold_label\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
     labels = ["entailment"] * 500 + ["non-entailment"] * 500  # published in this order
     lines = [f"{label}\ta {n}\tb {n}\tex{n}\tlexical_overlap\tcase {n // 100}\tt" for n, label in enumerate(labels)]

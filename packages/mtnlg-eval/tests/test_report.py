@@ -71,7 +71,7 @@ def test_page_refers_to_nothing_outside_itself(complete_run: Path, page: Page) -
     assert {str(target) for target in referred} - beside - answers <= {f"#{anchor}" for anchor in anchors}
 
 
-def test_the_page_runs_one_script_of_ours_and_its_policy_admits_no_other(page: Page) -> None:
+def test_page_runs_only_our_script(page: Page) -> None:
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
     assert scripts == [{"type": "application/json", "id": "answers-index"}, {}]
     (policy,) = (str(a["content"]) for tag, a in page.elements if tag == "meta" and "http-equiv" in a)
@@ -114,7 +114,7 @@ def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page)
         assert row[-3:-1] == ["4.4" if shots == "few" else "", str(score.rows.count)]
 
 
-def test_several_checkpoints_make_curves_and_the_table_shows_the_newest(made: ModuleType, run: Path) -> None:
+def test_checkpoints_make_curves_and_table_shows_newest(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
     for step, tokens in ((40, 250_880), (160, 1_003_520), (80, 501_760)):
         results = made.evaluation(made.ROWS_FROM, "boolq", step=step, tokens=tokens, digest=f"{step}")
@@ -140,7 +140,7 @@ def test_headline_shows_the_figures_of_the_run(made: ModuleType, page: Page) -> 
         assert figure in page.text
 
 
-def test_epochs_are_the_weighted_tokens_trained_over_the_training_tokens(made: ModuleType, complete_run: Path) -> None:
+def test_epochs_are_weighted_tokens_over_training_tokens(made: ModuleType, complete_run: Path) -> None:
     results = json.loads((complete_run / "results.json").read_text(encoding="utf-8"))
     code = next(source for source in results["data"]["blend"] if source["name"] == "code")
     assert code["epochs"] == pytest.approx(made.training()["tokens"] * 0.2 / (3_987_120 * 0.98))

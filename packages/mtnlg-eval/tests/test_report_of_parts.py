@@ -46,7 +46,7 @@ def test_page_says_which_part_has_not_been_run(
 
 
 @pytest.mark.parametrize("content", ["", "data/notes.txt", "train/model.bin"])
-def test_a_folder_that_is_no_run_is_an_error_and_nothing_is_written(tmp_path: Path, content: str) -> None:
+def test_folder_without_a_run_is_an_error(tmp_path: Path, content: str) -> None:
     if content:
         (tmp_path / content).parent.mkdir()
         (tmp_path / content).touch()
@@ -84,14 +84,14 @@ def test_a_task_that_could_not_run_is_named(made: ModuleType, run: Path) -> None
     assert "Not run: wic of step-7, no rows." in made.read(run).text
 
 
-def test_an_evaluation_by_itself_has_its_page_and_keeps_its_results(made: ModuleType, run: Path) -> None:
+def test_evaluation_alone_has_a_page(made: ModuleType, run: Path) -> None:
     before = (run / "eval/results.json").read_bytes()
     page = made.Page(write_report(run / "eval", show=False).read_text(encoding="utf-8"))
     assert [a["id"] for tag, a in page.elements if tag == "section"] == ["scores", "answers"]
     assert (run / "eval/results.json").read_bytes() == before
 
 
-def test_columns_in_which_nothing_is_go_and_tables_name_their_models(made: ModuleType, run: Path) -> None:
+def test_empty_columns_go_and_tables_name_models(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
     two = [made.result("wic", "2", 2, "10" * 7, step=step, tokens=step, digest=f"{step}") for step in (80, 160)]
     made.write_results(run, two)

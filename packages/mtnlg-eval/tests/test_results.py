@@ -60,9 +60,7 @@ def test_what_all_tasks_share_is_said_once() -> None:
     assert differences_by_task({"wic": {"0": []}}) == {"wic": []}
 
 
-def test_scores_with_all_their_figures_fit_a_terminal_of_80_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     score = {"value": 0.617, "interval_95": (0.49, 0.73), "between_draws": 0.012, "rows": 30_000, "differs": []}
     score |= {"metric": "acc", "is_share": True}
@@ -74,7 +72,7 @@ def test_scores_with_all_their_figures_fit_a_terminal_of_80_characters(
     assert "…" not in "".join(lines)
 
 
-def test_a_repeated_result_keeps_its_bytes_and_another_score_takes_its_place(made: ModuleType, tmp_path: Path) -> None:
+def test_repeated_result_keeps_bytes_and_new_score_replaces(made: ModuleType, tmp_path: Path) -> None:
     folder, first = ResultFolder(tmp_path), made.result("wic", "0", 0, "10")
     path = tmp_path / "results" / f"{folder.add(first, ['{}']).name}.json"
     before = path.read_bytes()

@@ -85,9 +85,7 @@ def test_every_task_is_scored_as_a_plain_forward_pass_scores_it(name: str, shots
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("shots", [0, 2])
-def test_every_task_is_scored_as_lm_evals_own_backend_scores_the_exported_model(
-    name: str, shots: int, lm: DecoderLM, exported: TemplateLM
-) -> None:
+def test_every_task_matches_lm_evals_hf_backend(name: str, shots: int, lm: DecoderLM, exported: TemplateLM) -> None:
     assert_scored_alike(name, shots, lm, exported)
 
 
@@ -99,9 +97,7 @@ def test_a_llama_is_scored_as_lm_evals_own_backend_scores_it(
     assert_scored_alike(name, shots, DecoderLM.open(llama), hf_backend(llama, tmp_path / "model"))
 
 
-def test_a_tokenizer_that_begins_texts_with_a_token_of_its_own_begins_prompts_with_it_as_in_lm_evals_own_backend(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_bos_tokenizer_begins_prompts_as_in_lm_eval(checkpoint: Checkpoint, tmp_path: Path) -> None:
     begins = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
     begins.add_special_tokens(["<s>"])
     begins.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begins.token_to_id("<s>"))])
@@ -196,7 +192,7 @@ def beginnings() -> st.SearchStrategy[tuple[int, ...]]:
     st.integers(1, 200),
     st.randoms(),
 )
-def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
+def test_packing_answers_each_request_once_within_limits(
     requests: list[Request], longest: int, budget: int, order: Random
 ) -> None:
     batches = plan_batches(requests, longest, budget)
@@ -209,7 +205,7 @@ def test_a_plan_answers_each_request_once_within_its_limits_in_any_order(
     assert plan_batches(order.sample(requests, len(requests)), longest, budget) == batches
 
 
-def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
+def test_common_prefixes_share_a_row() -> None:
     stem = tuple(range(20))
     requests = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
     (batch,) = plan_batches(requests, 100, 1000)
@@ -219,7 +215,7 @@ def test_contexts_that_begin_alike_share_a_row_as_long_as_it_fits() -> None:
     assert max(row.length for row in apart) == 20 + 2 + 2
 
 
-def test_choices_of_one_token_cost_one_row_as_long_as_their_context() -> None:
+def test_one_token_choices_share_a_row() -> None:
     (batch,) = plan_batches([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
     read = pack_rows(batch)
     assert read.tokens.tolist() == [1, 2, 3]

@@ -26,9 +26,7 @@ def documents(groups: list[str]) -> list[dict[str, str]]:
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=30), st.integers(0, 12), st.integers(0, 12), st.randoms())
-def test_a_draw_is_of_other_groups_each_once_and_a_smaller_one_is_its_beginning(
-    groups: list[str], count: int, fewer: int, order: random.Random
-) -> None:
+def test_draw_is_of_other_groups_and_nests(groups: list[str], count: int, fewer: int, order: random.Random) -> None:
     pool, own = documents(groups), {"id": "own", "group": "a"}
     drawn = ShotPool(pool).draw(own, count, "seed/task")
     assert len({shot["group"] for shot in drawn}) == len(drawn) == min(count, len(set(groups) - {"a"}))
@@ -63,7 +61,7 @@ def prompts_by_id(task: PaperTask) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["lambada", "race_h", "piqa", "hans"])
-def test_shots_depend_neither_on_the_order_of_rows_nor_on_which_are_scored(name: str, load_task: Load) -> None:
+def test_shots_ignore_row_order_and_selection(name: str, load_task: Load) -> None:
     task = load_task(name, 1)
     task.build_all_requests()
     expected = prompts_by_id(task)
@@ -76,9 +74,7 @@ def test_shots_depend_neither_on_the_order_of_rows_nor_on_which_are_scored(name:
     assert prompts_by_id(task) == {last: expected[last]}
 
 
-def test_shots_come_from_the_scored_rows_where_there_are_no_others_but_never_the_row_itself(
-    load_task: Load, tmp_path: Path
-) -> None:
+def test_shots_never_include_the_scored_row(load_task: Load, tmp_path: Path) -> None:
     rows = [{"goal": f"goal {n}", "sol1": f"this {n}", "sol2": f"that {n}", "label": n % 2} for n in range(12)]
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / "valid.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -103,7 +99,7 @@ def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_pat
         assert request.args[0].count(f"Article: {request.doc['article']}\n") == 1
 
 
-def test_shots_that_do_not_fit_are_dropped_whole_and_the_rest_is_counted(load_task: Load, counter: type[Any]) -> None:
+def test_shots_that_do_not_fit_are_dropped_and_counted(load_task: Load, counter: type[Any]) -> None:
     free = load_task("boolq", 32)
     free.build_all_requests()
     assert list(free.shown.values()) == [3, 3]

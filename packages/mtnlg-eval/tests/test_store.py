@@ -57,7 +57,7 @@ def test_equal_requests_are_scored_once(checkpoint: Checkpoint) -> None:
     assert counting.requests == len(set(REQUESTS))
 
 
-def test_another_checkpoint_or_another_precision_never_hits_the_store(
+def test_other_checkpoint_or_precision_misses_the_store(
     checkpoint: Checkpoint, write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     store = tmp_path / "scores.sqlite"

@@ -88,9 +88,7 @@ def write_rows(folder: Path, name: str, rows: list[dict[str, Any]], split: str) 
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_every_request_on_rows_of_ours_is_stock_lm_evals_to_the_byte(
-    name: str, load_task: Load, tmp_path: Path
-) -> None:
+def test_our_rows_match_stock_lm_eval_bytes(name: str, load_task: Load, tmp_path: Path) -> None:
     split, rows = OWN[name]
     stock = Stock(STOCK[name], rows)
     stock.set_config("num_fewshot", 0)

@@ -58,7 +58,7 @@ def test_wic_reads_the_original_table_as_superglue_has_it() -> None:
     assert words == ["bark", "sailed", "spring"]
 
 
-def test_race_rows_of_the_hub_and_of_its_files_are_the_same_documents() -> None:
+def test_race_rows_of_hub_and_files_are_equal() -> None:
     problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
     hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
     file = RACE | {"id": "high1.txt"}
@@ -85,7 +85,7 @@ def test_splits_are_known_by_their_names(tmp_path: Path, names: list[str], score
     assert [doc["id"] for doc in rows.shots] == [shots]
 
 
-def test_ids_are_unique_and_say_what_the_publisher_called_the_row(tmp_path: Path) -> None:
+def test_row_ids_are_unique_and_the_publishers(tmp_path: Path) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ, BOOLQ, BOOLQ | {"idx": None})
     first, second, third = (doc["id"] for doc in open_rows("boolq", tmp_path, {}).rows().scored)
     assert (first, second) == ("0", "0#2")

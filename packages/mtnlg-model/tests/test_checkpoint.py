@@ -90,7 +90,7 @@ def random_tensors(dtype: torch.dtype) -> dict[tuple[str, SlotName], Tensor]:
 
 @settings(max_examples=25)
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_any_box_is_read_back_however_a_tensor_was_cut_among_writers(data: st.DataObject, dtype: torch.dtype) -> None:
+def test_any_box_is_read_from_any_cut(data: st.DataObject, dtype: torch.dtype) -> None:
     tensors = random_tensors(dtype)
     cut = data.draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=3, unique=True))
     with TemporaryDirectory() as scratch:
@@ -177,7 +177,7 @@ def test_a_checkpoint_with_a_lease_is_not_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "tokenizer.json"]
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_named_and_tried_again(
+def test_unremovable_old_checkpoint_is_named_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(path: Path, **_: object) -> None:
@@ -196,7 +196,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_named_and_tried_again(
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-3"]
 
 
-def test_the_digest_changes_with_any_byte_of_a_weight_and_not_with_the_optimizer(tmp_path: Path) -> None:
+def test_digest_covers_weights_and_not_the_optimizer(tmp_path: Path) -> None:
     decoder = Decoder(SMALL)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.0)
     first = Checkpoint.open(save(decoder, tmp_path, 1, PROGRESS, tokenizer(tmp_path))).digest

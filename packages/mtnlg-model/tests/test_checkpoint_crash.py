@@ -73,7 +73,7 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_after_a_kill_the_newest_complete_checkpoint_is_found_and_the_save_can_be_repeated(
+def test_kill_leaves_the_newest_complete_checkpoint(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed process loses nothing that it has written; only a power cut needs the disk to be waited for.

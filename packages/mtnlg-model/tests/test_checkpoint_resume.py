@@ -154,7 +154,7 @@ def test_a_file_that_shows_late_is_waited_for_and_named_once(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_have_written(
+def test_ranks_verify_every_file_once_together(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     ranks = [f"rank-{rank}" for rank in range(3)]
@@ -184,7 +184,7 @@ def test_ranks_together_compare_every_file_once_and_each_its_own_where_as_many_h
         checkpoint.verify_share(1 % world, world)
 
 
-def test_the_manifests_text_is_canonical_and_any_other_white_space_is_read(whole: Path) -> None:
+def test_manifest_is_canonical_and_any_whitespace_is_read(whole: Path) -> None:
     raw = read_manifest_bytes(whole)
     content = json.loads(raw)
     checksum = content.pop("checksum")

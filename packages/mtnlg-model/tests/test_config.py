@@ -141,7 +141,7 @@ def test_initial_deviation_follows_the_rule_unless_it_is_given() -> None:
     assert PRESETS["mt-nlg-530b"].std == 0.004
 
 
-def test_heads_that_do_not_divide_hidden_are_refused_with_the_nearest_choices() -> None:
+def test_heads_must_divide_hidden_with_nearest_choices() -> None:
     with pytest.raises(ValidationError, match=r"heads = 5 does not divide hidden = 16; use for example 1, 2, 4, 8"):
         ModelConfig(layers=1, hidden=16, heads=5, sequence=4, vocabulary=5)
 

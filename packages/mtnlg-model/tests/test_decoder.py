@@ -79,7 +79,7 @@ def test_the_last_layer_can_be_limited_to_some_places(biased: Build) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[24], [1] * 24, [10, 1, 1, 12], [5, 7, 12]])
-def test_a_cache_fed_piece_by_piece_gives_the_logits_of_the_whole(biased: Build, cuts: list[int]) -> None:
+def test_cached_logits_match_full_forward(biased: Build, cuts: list[int]) -> None:
     decoder = biased(model())
     tokens_BS, cache = tokens_of(decoder.config), Cache(decoder.config, 24)
     split = torch.split(tokens_BS, cuts, dim=1)
@@ -104,7 +104,7 @@ def test_a_layer_with_half_the_rows_is_half_the_heads() -> None:
     assert distance(halves[0] + halves[1], whole_SBH) < 1e-5
 
 
-def test_dropout_leaves_no_trace_at_rate_zero_and_acts_at_any_other() -> None:
+def test_dropout_at_zero_is_exact() -> None:
     config = model()
     before = torch.get_rng_state()
     decoder = Decoder(config).train()
@@ -129,7 +129,7 @@ def test_kernels_come_in_by_the_ops_table() -> None:
     assert called == [(128,)] * config.layers
 
 
-def test_the_meta_device_builds_the_largest_preset_without_a_byte() -> None:
+def test_meta_device_allocates_nothing_for_largest_preset() -> None:
     with torch.device("meta"):
         decoder = Decoder(preset("mt-nlg-530b"))
     assert {name: tuple(p.shape) for name, p in decoder.named_parameters()} == preset("mt-nlg-530b").parameter_shapes()

@@ -467,7 +467,7 @@ def test_a_family_is_found_by_name_entry_point_and_reference(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("model_type", references())
-def test_fields_that_are_missing_mean_what_transformers_takes_them_for(model_type: str) -> None:
+def test_missing_fields_default_as_in_transformers(model_type: str) -> None:
     from transformers import AutoConfig
 
     complete = AutoConfig.for_model(model_type).to_dict()
@@ -512,9 +512,7 @@ def changed_folder(folder: Path, out: Path) -> Path:
     return out
 
 
-def test_a_folder_that_lacks_a_shard_or_a_tensor_is_refused_before_anything_is_written(
-    tokenizer_path: Path, tmp_path: Path
-) -> None:
+def test_incomplete_folder_is_refused_before_writing(tokenizer_path: Path, tmp_path: Path) -> None:
     foreign_model("phi-3").save_pretrained(tmp_path / "whole", max_shard_size="50KB")
     (tmp_path / "whole" / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
     index = json.loads((tmp_path / "whole" / INDEX).read_text())["weight_map"]

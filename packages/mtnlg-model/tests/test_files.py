@@ -20,7 +20,7 @@ def write_half(path: Path) -> None:
         raise RuntimeError
 
 
-def test_a_failure_in_mid_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "store.bin"
     write_text(path, "old")
     with pytest.raises(RuntimeError):

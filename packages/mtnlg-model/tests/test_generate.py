@@ -135,7 +135,7 @@ def test_a_long_prompt_leaves_the_short_ones_their_room(biased: Build, sampling:
     assert [len(new) for new in generate(decoder, prompts, 1000, sampling)] == [40, 5, 1, 38]
 
 
-def test_dropout_is_off_while_generating_and_as_before_afterwards(biased: Build) -> None:
+def test_generation_disables_and_restores_dropout(biased: Build) -> None:
     decoder = biased(CONFIG)
     expected = generate(decoder, [[1, 2]], 20)
     decoder.train()
@@ -143,7 +143,7 @@ def test_dropout_is_off_while_generating_and_as_before_afterwards(biased: Build)
     assert decoder.training
 
 
-def test_completions_stop_before_the_stop_text_and_the_end_of_the_document(biased: Build, tokenizer_path: Path) -> None:
+def test_completions_stop_before_stop_text_and_end(biased: Build, tokenizer_path: Path) -> None:
     tokenizer = Tokenizer(tokenizer_path)
     decoder = biased(CONFIG.model_copy(update={"vocabulary": 320}))
     text = complete(decoder, tokenizer, ["the fox"], 30)[0]
@@ -186,7 +186,7 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
         Tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_a_stream_of_text_never_shows_what_the_stop_text_takes_back(
+def test_stream_never_shows_text_that_stop_removes(
     monkeypatch: pytest.MonkeyPatch, biased: Build, tokenizer_path: Path
 ) -> None:
     tokenizer, decoder = Tokenizer(tokenizer_path), biased(CONFIG)
@@ -242,7 +242,7 @@ def begun_by(path: Path, out: Path, number: int | None = None) -> Path:
     return out
 
 
-def test_a_document_begins_with_what_the_tokenizer_puts_before_every_text(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_document_begins_with_the_tokenizers_prefix(tokenizer_path: Path, tmp_path: Path) -> None:
     plain, begun = Tokenizer(tokenizer_path), Tokenizer(begun_by(tokenizer_path, tmp_path / "tokenizer.json"))
     begin, fox = begun.vocabulary - 1, plain.encode("the fox")
     assert begun.encode("the fox") == fox

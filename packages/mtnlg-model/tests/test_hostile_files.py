@@ -96,7 +96,7 @@ def test_a_pipe_or_an_endless_device_is_not_read(gpt2: Path, tmp_path: Path, nam
         import_huggingface(gpt2, tmp_path / "out")
 
 
-def test_hugging_faces_cache_is_imported_and_a_link_out_of_it_is_not(hub_cache: Path, tmp_path: Path) -> None:
+def test_hub_cache_is_imported_and_links_outside_are_not(hub_cache: Path, tmp_path: Path) -> None:
     import_huggingface(hub_cache, tmp_path / "out")
     Checkpoint.open(tmp_path / "out").verify()
     (tmp_path / "secret").write_bytes((hub_cache / "tokenizer.json").read_bytes())
@@ -138,7 +138,7 @@ def torch_file(path: Path, pickled: bytes) -> Path:
     return path
 
 
-def test_the_name_of_a_class_that_is_a_structure_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_recursive_pickle_class_name_is_refused(tmp_path: Path) -> None:
     storage = b"(" + unicode("storage") + b")" + DAG + unicode("x") + b"\x93" + unicode("0") + b"tQ"
     tensor = unicode("torch._utils") + unicode("_rebuild_tensor_v2") + b"\x93(" + storage + b"K\x00))tR"
     assert len(torch_file(tmp_path / "x.pt", tensor).read_bytes()) < 600
@@ -161,9 +161,7 @@ def test_thousands_of_nested_parameters_are_unwrapped_one_by_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("argument", ["num_attention_heads", "layernorm_epsilon"])
-def test_an_argument_that_is_a_structure_without_an_end_is_refused(
-    tmp_path: Path, tokenizer_path: Path, argument: str
-) -> None:
+def test_recursive_pickle_argument_is_refused(tmp_path: Path, tokenizer_path: Path, argument: str) -> None:
     folder = tmp_path / "iter"
     tensors = {
         "embedding.word_embeddings.weight": torch.ones(8, 4),
@@ -304,7 +302,7 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
         (tokenizer_of(post_processor=template(1, 1, 65)), "65 tokens are put around a text"),
     ],
 )
-def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_reads_it(
+def test_expanding_tokenizer_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], bound: str
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -317,7 +315,7 @@ def test_a_tokenizer_that_makes_much_of_little_is_refused_before_the_library_rea
     "text",
     ["", "[" * 100_000, '{"a": ' * 100_000, json.dumps(tokenizer_of()).replace("{", '{"model": 1, ', 1), "1" * 5000],
 )
-def test_what_two_readers_could_read_differently_or_not_at_all_is_refused(tmp_path: Path, text: str) -> None:
+def test_ambiguous_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(Failure, match=r"tokenizer\.json: not a tokenizer\.json"):
         read_tokenizer(tmp_path / "tokenizer.json")

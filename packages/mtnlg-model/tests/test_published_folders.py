@@ -221,7 +221,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_an_added_token_without_a_row_is_accepted_unless_it_ends_texts(llama: Path, tmp_path: Path) -> None:
+def test_added_token_without_a_row_is_accepted(llama: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
     tokenizer.add_special_tokens([f"<{number}>" for number in range(tokenizer.get_vocab_size(), 308)])
     tokenizer.save(str(llama / "tokenizer.json"))

@@ -68,7 +68,7 @@ def test_a_mistake_names_file_key_value_and_what_is_valid(content: dict[str, obj
     assert line in str(caught.value)
 
 
-def test_a_missing_recipe_and_a_file_that_is_no_toml_are_told_apart(tmp_path: Path) -> None:
+def test_missing_recipe_and_invalid_toml_differ(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no such recipe") as missing:
         load(tmp_path, "train.toml", Recipe)
     assert missing.value.exit_status == 1

@@ -26,9 +26,7 @@ CORPUS = [
 TEXTS = (*CORPUS, "", " two  spaces", "a line\nand a\ttab ", "not seen: 🙂 ß ½", "it's 2026, cafe\u0301", "x" * 99)
 
 
-def test_a_folder_of_slow_files_is_refused_with_the_call_that_converts_it(
-    checkpoint_path: Path, tmp_path: Path
-) -> None:
+def test_slow_tokenizer_folder_names_the_conversion_call(checkpoint_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     export_huggingface(Checkpoint.open(checkpoint_path), folder)
     model = json.loads((folder / "tokenizer.json").read_text())["model"]

@@ -47,9 +47,7 @@ def test_a_gpu_keeps_its_data_sheet() -> None:
 @pytest.mark.parametrize(
     ("device", "rate", "copied"), [("cuda", 700e12, 2.9e12), ("cuda", 820e12, 3e12), ("cpu", 9e10, 2e9)]
 )
-def test_the_planner_prices_the_measured_product_at_the_seconds_that_it_took(
-    device: str, rate: float, copied: float
-) -> None:
+def test_measured_product_is_priced_as_measured(device: str, rate: float, copied: float) -> None:
     machine = this_machine(Layout(dp=2), "cpu") if device == "cpu" else load_cluster("dgx-h100")
     cluster = calibration.measured_cluster(machine, 2, [rate, copied, 5e-6, 1e9, 1e-5])
     size = calibration.PRODUCT[device]
@@ -57,7 +55,7 @@ def test_the_planner_prices_the_measured_product_at_the_seconds_that_it_took(
     assert seconds == pytest.approx(2 * size**3 / rate, rel=1e-6)
 
 
-def test_ranks_that_share_a_processor_take_turns_and_lose_no_bubble() -> None:
+def test_ranks_sharing_a_processor_take_turns() -> None:
     """Stages of one micro-batch never compute at once, and share a processor for nothing; of many they take turns."""
     cluster = load_cluster("dgx-a100")
     shared = cluster.model_copy(update={"node": cluster.node.model_copy(update={"processors": 1})})
@@ -94,9 +92,7 @@ def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
         ("NVIDIA L40S", "dgx-a100"),
     ],
 )
-def test_a_gpu_is_planned_as_the_cluster_that_has_it_or_else_as_a_dgx_a100(
-    name: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_is_planned_as_its_cluster_or_dgx_a100(name: str, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 36))

@@ -32,7 +32,7 @@ def noise(*shape: int, scale: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=str)
 @pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e30])
-def test_a_matrix_of_any_magnitude_is_rounded_to_the_formats_precision(dtype: torch.dtype, scale: float) -> None:
+def test_matrix_of_any_magnitude_keeps_format_precision(dtype: torch.dtype, scale: float) -> None:
     x = noise(16, 64, scale=scale)
     values, factor = rounded(x, dtype)
     error = (values.double() * factor.double() - x.double()).abs()
@@ -51,7 +51,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_seen() -> None:
         assert not bool(torch.isfinite(eight_bit.product(factor, factor, torch.float32)).all())
 
 
-def test_a_product_is_that_of_the_rounded_factors_as_torch_has_it() -> None:
+def test_product_matches_torch_on_rounded_factors() -> None:
     a, b = rounded(noise(32, 64), BACKWARD), rounded(noise(48, 64, scale=7.0), FORWARD)
     by_torch = torch._scaled_mm(a.values, b.values.t(), scale_a=a.scale, scale_b=b.scale, out_dtype=torch.float32)
     torch.testing.assert_close(eight_bit.product(a, b, torch.float32), by_torch, rtol=1e-5, atol=1e-4)
@@ -62,7 +62,7 @@ def test_a_product_is_that_of_the_rounded_factors_as_torch_has_it() -> None:
 
 @pytest.mark.parametrize("product", [products.column, products.row])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_weight_is_rounded_once_a_step_and_again_after_its_update(
+def test_weight_is_rounded_once_per_step(
     product: Any,  # noqa: ANN401  (as above)
     recompute: bool,
 ) -> None:
@@ -111,7 +111,7 @@ def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
 
 
 @pytest.mark.parametrize("product", [products.column, products.row])
-def test_an_input_is_kept_for_its_weights_gradient_in_8_bits_alone(product: Any) -> None:  # noqa: ANN401  (as above)
+def test_input_is_kept_in_8_bits_for_its_gradient(product: Any) -> None:  # noqa: ANN401  (as above)
     x, layer = noise(4, 8, 64).requires_grad_(), SlicedWeight(torch.nn.Parameter(noise(48, 64)), ONE_RANK)
     kept: list[Tensor] = []
 
@@ -125,9 +125,7 @@ def test_an_input_is_kept_for_its_weights_gradient_in_8_bits_alone(product: Any)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_under_sequence_parallelism_a_rank_keeps_its_rows_in_8_bits_and_gathers_these(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequence_parallel_rank_gathers_8_bit_rows(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The factors are those of the whole input: a rank's rows have the scale of all."""
     x, weight, dy = noise(8, 2, 64), torch.nn.Parameter(noise(48, 64)), noise(8, 2, 48)
     x_NI, x_IN = eight_bit.rounded(x.view(-1, 64), FORWARD, True)
@@ -151,7 +149,7 @@ def test_under_sequence_parallelism_a_rank_keeps_its_rows_in_8_bits_and_gathers_
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_products_of_one_x_are_those_of_each_to_the_last_bit_and_round_it_once(bits: int) -> None:
+def test_shared_input_is_rounded_once_for_all_products(bits: int) -> None:
     roundings: list[tuple[torch.Size, torch.dtype]] = []
 
     def noted(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor, Factor]:

@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_triton_the_command_prints_its_help_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_help_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda _: None)
     assert "needs no GPU" in CliRunner().invoke(app, ["build-kernels", "--help"]).output
     with pytest.raises(Failure, match=r"pip install 'mtnlg-parallel\[kernels\]'") as refused:
@@ -58,7 +58,7 @@ def test_nothing_is_built_for_an_interpreter(cache: Path, monkeypatch: pytest.Mo
         build.build_kernels(None, ["sm_80"])
 
 
-def test_spilled_registers_and_too_much_shared_memory_are_refused() -> None:
+def test_spills_and_excess_shared_memory_are_refused() -> None:
     build.check_limits("sm_80", {KERNEL})
     spilling = KERNEL._replace(registers=255, local=56)
     with pytest.raises(Failure, match=r"^sm_80: norm_forward \(bf16 warps=8\) spills: 255 registers, 56 bytes"):

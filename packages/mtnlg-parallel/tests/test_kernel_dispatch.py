@@ -47,7 +47,7 @@ def test_an_older_gpu_gets_eager_operations(
     assert capsys.readouterr().err == "no fused kernels: Tesla V100 is older than the A100\n"
 
 
-def test_interpreted_kernels_fall_back_for_dtypes_they_do_not_support(
+def test_interpreted_kernels_fall_back_for_other_dtypes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
@@ -70,7 +70,7 @@ def test_empty_tensors_launch_nothing() -> None:
     assert not bias_F.grad.any()
 
 
-def test_attention_with_dropout_leaves_cudnn_out_whose_rate_is_in_sixteenths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_dropout_avoids_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[bool] = []
     monkeypatch.setattr(functional, "attention", lambda *_: allowed.append(torch._C._get_cudnn_sdp_enabled()))
     before, q_BNSD = torch._C._get_cudnn_sdp_enabled(), torch.zeros(1, 1, 2, 8)

@@ -69,7 +69,7 @@ def test_an_element_whose_number_is_the_threshold_is_kept() -> None:
             assert bool(out_H[0, column]) is stays
 
 
-def test_dropped_elements_have_no_gradient_and_the_others_are_scaled() -> None:
+def test_dropped_elements_have_no_gradient() -> None:
     x_H, bias_H = torch.randn(67, 24, requires_grad=True), torch.randn(24, requires_grad=True)
     residual_H, upstream_H = torch.randn(67, 24, requires_grad=True), torch.randn(67, 24)
     drawn, scale = _drawn(3)
@@ -81,7 +81,7 @@ def test_dropped_elements_have_no_gradient_and_the_others_are_scaled() -> None:
     torch.testing.assert_close(residual_H.grad, upstream_H)
 
 
-def test_a_norm_after_dropout_sends_gradients_through_the_same_mask() -> None:
+def test_norm_after_dropout_uses_one_mask() -> None:
     shapes = [(5, 24), (24,), (5, 24), (24,), (24,)]
     ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]

@@ -62,7 +62,7 @@ def test_torch_compile_takes_the_loss_kernels_into_one_graph() -> None:
     torch.testing.assert_close(compiled(logits_NV), loss(logits_NV))
 
 
-def test_a_norms_backward_is_one_launch_and_gives_the_same_bits_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_backward_is_one_deterministic_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
 
     def launch(kernel: Any, *rest: Any, **constants: Any) -> None:  # noqa: ANN401  (any kernel)
@@ -100,7 +100,7 @@ def test_a_norms_backward_has_enough_programs_at_few_rows(
     assert programs >= norm.FEWEST_PROGRAMS
 
 
-def test_replaying_an_operation_after_its_seed_changed_on_the_device_drops_other_elements() -> None:
+def test_replay_after_a_seed_change_draws_a_new_mask() -> None:
     """What a CUDA graph does: the same call with the same tensors, which have other contents."""
     x_H, zero_H, row = torch.ones(8, 64), torch.zeros(8, 64), torch.ones(64)
     torch.manual_seed(1)
@@ -133,9 +133,7 @@ def test_replays_of_a_cuda_graph_drop_other_elements() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norms_take_fp32_weights_with_activations_in_half_precision(
-    dtype: torch.dtype, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_norms_take_fp32_weights_with_half_activations(dtype: torch.dtype, capsys: pytest.CaptureFixture[str]) -> None:
     ops = best_ops(CPU)
     x_H, residual_H, upstream_H = (torch.randn(5, 24).to(dtype) for _ in range(3))
     weight_H, shift_H = torch.randn(24), torch.randn(24)

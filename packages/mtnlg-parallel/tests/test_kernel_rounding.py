@@ -108,9 +108,7 @@ def test_every_number_is_rounded_to_the_same_bits(format_: torch.dtype, dtype: t
 
 
 @pytest.mark.parametrize(("format_", "dtype"), list(product(FORMATS, DTYPES)), ids=str)
-def test_zeros_subnormal_numbers_and_what_is_not_finite_are_rounded_to_the_same_bits(
-    format_: torch.dtype, dtype: torch.dtype
-) -> None:
+def test_special_values_round_to_the_same_bits(format_: torch.dtype, dtype: torch.dtype) -> None:
     zeros = torch.zeros(5, 9, dtype=dtype)
     assert_same_bits(zeros, format_)
     assert_same_bits(-zeros, format_)
@@ -161,7 +159,7 @@ def test_torch_compile_takes_rounding_into_one_graph() -> None:
     )
 
 
-def test_devices_that_cannot_convert_to_8_bits_keep_pytorchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_8_bit_conversion_use_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best_ops(torch.device("cpu")).eight_bit == eight_bit.Rounding()
     assert best_ops(torch.device("meta")).eight_bit.transpose is rounding.transpose
     for capability, is_fused in (((8, 0), False), ((8, 9), True), ((9, 0), True)):

@@ -86,7 +86,7 @@ class EarlyStart:
         return (int(at.data.item()) - int(self.counters.data_ptr())) // int(self.counters.itemsize)
 
 
-def test_a_program_waits_until_all_of_the_group_before_have_stored_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_waits_for_sums_of_earlier_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in GROUP.items():
         monkeypatch.setitem(norm.GROUP, name, size)
     counted = EarlyStart(monkeypatch).counted

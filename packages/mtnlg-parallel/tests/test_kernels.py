@@ -110,7 +110,7 @@ def test_rotary_takes_gradients_in_any_order_and_returns_no_gaps() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_swiglu_and_rotary_move_the_bytes_that_the_planner_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swiglu_and_rotary_bytes_match_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[list[Tensor]] = []
 
     def launch(_kernel: object, _grid: object, *arguments: object, **_: object) -> None:
@@ -165,7 +165,7 @@ def test_a_norms_gradient_adds_up_a_row_of_three_parts(monkeypatch: pytest.Monke
     assert_agree(norm.rms_norm, functional.rms_norm, [(1, 1, 2056), (2056,)], torch.float32, 4, EPS)
 
 
-def test_sums_over_rows_add_up_more_parts_than_one_step_of_their_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_sums_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.SLAB, "ROWS", 8)
     monkeypatch.setitem(norm.GROUP, "ROWS", 8)
     shape, row = (131, 1, 16), (16,)

@@ -54,13 +54,13 @@ def test_a_decoder_with_a_head_of_its_own_is_counted_with_it(tp: int, pp: int) -
     assert tp * pp > 1 or shard.parameters == recipe.model.parameters
 
 
-def test_a_rank_in_the_middle_holds_1_887e9_parameters_and_18_gigabytes_of_state(mt_nlg: Recipe) -> None:
+def test_middle_rank_of_the_paper(mt_nlg: Recipe) -> None:
     shard = rank_shard(mt_nlg, 1200)
     assert shard.parameters == 1_887_859_200
     assert sum(shard.state.values()) == pytest.approx(9.5 * 1.887859e9)  # paper.md section 3, ZeRO-1 over dp 8
 
 
-def test_one_rank_holds_the_whole_decoder_and_counts_the_tied_head_once() -> None:
+def test_one_rank_counts_the_tied_head_once() -> None:
     train = {"samples": 1, "batch": 1, "lr": 1.0, "decay": 1, "checkpoint_every": 0, "precision": "fp32"}
     recipe = Recipe.model_validate({"model": PRESETS["tiny"], "train": train})
     shard = rank_shard(recipe, 0)
@@ -93,7 +93,7 @@ def test_the_ranks_of_a_published_recipe_hold_its_decoder(name: str) -> None:
     assert total == recipe.model.parameters + head + (recipe.layout.tp - 1) * replicated
 
 
-def test_a_rank_with_several_chunks_holds_every_so_many_stages_and_no_gradient_in_bf16(mt_nlg: Recipe) -> None:
+def test_rank_with_chunks_holds_strided_stages(mt_nlg: Recipe) -> None:
     train = mt_nlg.train.model_copy(update={"engine": "pipeline", "schedule": "interleaved", "chunks": 3})
     shard = rank_shard(mt_nlg.model_copy(update={"train": train}), 2239)
     assert tuple(shard.parts) == ("layers.34", "layers.69", "layers.104", "final_norm", "head")

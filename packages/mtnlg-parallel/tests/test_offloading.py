@@ -80,7 +80,7 @@ def gradients(decoder: Decoder, host: HostActivations | None) -> tuple[int, dict
     return left, {name: each.grad.clone() for name, each in decoder.named_parameters() if each.grad is not None}
 
 
-def test_a_pass_leaves_no_activation_on_the_device_and_its_gradients_are_the_same_bits(decoder: Decoder) -> None:
+def test_offload_leaves_no_activation_and_equal_gradients(decoder: Decoder) -> None:
     kept, expected = gradients(decoder, None)
     left, moved = gradients(decoder, HostActivations(CPU, [*decoder.parameters(), *decoder.buffers()]))
     assert kept > 2 * 10 * 2 * 8 * 16 * 4, "layers, times more than ten tensors of [S, B, H]"
@@ -90,7 +90,7 @@ def test_a_pass_leaves_no_activation_on_the_device_and_its_gradients_are_the_sam
         assert torch.equal(gradient, expected[name]), name
 
 
-def test_views_come_back_as_they_were_and_what_stays_is_not_copied() -> None:
+def test_views_return_unchanged_and_parameters_stay() -> None:
     weight, base = torch.randn(4, 6, requires_grad=True), torch.randn(2, 3, 6)
     host = HostActivations(CPU, [weight])
     saved: list[Tensor] = []
@@ -149,7 +149,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> tuple[HostActivations, list[str
     return host, noted
 
 
-def test_a_pass_waits_for_the_copy_of_that_before_the_last_and_backward_for_its_own(
+def test_pass_waits_for_the_right_copies(
     streamed: tuple[HostActivations, list[str]],
 ) -> None:
     host, noted = streamed
@@ -198,7 +198,7 @@ def test_a_pass_that_is_needed_before_it_is_let_go_stays(streamed: tuple[HostAct
 @pytest.mark.parametrize(
     ("ranks", "chunks", "schedule"), [(4, 1, "zero-bubble"), (4, 2, "interleaved"), (3, 2, "zero-bubble")]
 )
-def test_no_more_passes_are_on_the_device_than_planned_however_far_the_host_runs_ahead(
+def test_passes_on_the_device_are_bounded(
     ranks: int, chunks: int, schedule: str, streamed: tuple[HostActivations, list[str]]
 ) -> None:
     host, _ = streamed
@@ -223,7 +223,7 @@ def test_no_more_passes_are_on_the_device_than_planned_however_far_the_host_runs
 @pytest.mark.parametrize(
     ("ranks", "chunks", "schedule"), [(4, 1, "zero-bubble"), (4, 2, "interleaved"), (8, 3, "zero-bubble")]
 )
-def test_the_plan_has_as_many_passes_on_the_device_as_run_come_and_go(ranks: int, chunks: int, schedule: str) -> None:
+def test_planned_passes_match_a_run(ranks: int, chunks: int, schedule: str) -> None:
     model = CONFIG.model_copy(update={"layers": 48})
     run = Run(model, Layout(pp=ranks), 4 * ranks, recompute="none", interleave=chunks, schedule=schedule)
     kept, moved = (

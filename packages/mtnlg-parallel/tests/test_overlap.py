@@ -54,7 +54,7 @@ def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_the_sum_of_dx_is_in_flight_beside_the_product_for_the_weights(sequence_parallel: bool, events: Events) -> None:
+def test_input_gradient_sum_overlaps_weight_product(sequence_parallel: bool, events: Events) -> None:
     slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=None, group=None)
     y = products.column(torch.randn(2, 1, 4, requires_grad=True), sliced_weight(slicing, events))
     events.clear()
@@ -82,7 +82,7 @@ def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, 
     assert [event for event in events if not event.startswith("waited")] == begun
 
 
-def test_gradients_are_reduced_beside_backward_and_weights_gathered_beside_the_first_forward(events: Events) -> None:
+def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None:
     group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
     layers = [sliced_weight(None, events) for _ in range(3)]
     chunks = (0, 0, 1)

@@ -12,7 +12,7 @@ from mtnlg_parallel.engine import zero
 from mtnlg_parallel.training.checkpointing import StateCopier
 
 
-def test_the_thread_that_copies_a_ranks_state_works_on_the_ranks_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_thread_uses_the_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device, chosen = torch.device("cuda", 3), dict[str, torch.device]()
     stream = SimpleNamespace(synchronize=lambda: None, wait_event=lambda _: None, record_event=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)

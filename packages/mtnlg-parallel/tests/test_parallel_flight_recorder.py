@@ -22,7 +22,7 @@ def entry(
     return {"process_group": [group, ""], "collective_seq_id": number, "profiling_name": operation, **state, **more}
 
 
-def test_a_trace_holds_the_last_collective_of_each_group_and_the_oldest_that_has_not_ended() -> None:
+def test_trace_has_last_and_oldest_pending_collectives() -> None:
     entries = [
         *(entry("0", number) for number in range(1, 100)),
         entry("5", 7, ended=False, operation="nccl:_reduce_scatter_base"),

@@ -39,7 +39,7 @@ def test_a_step_is_judged_by_the_window_before_it(loss: float, norm: float, reas
     assert after(1.0, 2.0, 3.0, 4.0).skip_reason(loss, norm) == reason
 
 
-def test_only_non_finite_steps_are_skipped_before_the_window_is_full_or_with_deviations_0() -> None:
+def test_only_non_finite_steps_are_skipped_at_first() -> None:
     assert after(1.0, 2.0, 3.0).skip_reason(1e9, 1e9) is None
     assert after(1.0, 2.0, 3.0, 4.0, settings=GuardSettings(deviations=0.0, window=4)).skip_reason(1e9, 1e9) is None
 
@@ -53,9 +53,7 @@ def test_a_flat_loss_allows_steps_that_are_no_higher(level: float, window: int) 
 
 
 @given(st.lists(st.tuples(st.floats(1, 2), st.booleans()), max_size=40), st.integers(1, 6))
-def test_a_guard_that_resumes_judges_as_one_that_has_seen_every_step(
-    steps: list[tuple[float, bool]], window: int
-) -> None:
+def test_resumed_guard_judges_as_an_uninterrupted_one(steps: list[tuple[float, bool]], window: int) -> None:
     settings = GuardSettings(deviations=1.0, window=window, most_skips=3)
     run = [taken(number, loss) | ({"skipped": "it leapt"} if skip else {}) for number, (loss, skip) in enumerate(steps)]
     whole, resumed = Guard(settings, run), Guard(settings, history(run, settings))
@@ -64,7 +62,7 @@ def test_a_guard_that_resumes_judges_as_one_that_has_seen_every_step(
         assert resumed.skip_reason(loss, 1.0) == whole.skip_reason(loss, 1.0)
 
 
-def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None:
+def test_skipped_steps_stay_out_of_the_window() -> None:
     guard = after(1.0, 2.0, 3.0, 4.0)
     guard.record({"step": 5, "loss": 100.0, "grad_norm": 1.0, "skipped": "loss 100 leapt"})
     assert guard.skip_reason(5.9, 1.0)
@@ -80,7 +78,7 @@ def test_skipped_steps_stay_out_of_the_window_and_are_counted_in_a_row() -> None
     assert not guard.exhausted
 
 
-def test_the_verdict_measures_once_for_all_parameter_groups_and_else_when_the_step_is_over() -> None:
+def test_verdict_measures_once_for_all_groups() -> None:
     measured = [(100.0, 1.0)]
     verdict = Verdict(after(1.0, 2.0, 3.0, 4.0).skip_reason, measured.pop)
     assert [verdict.permits_update(), verdict.permits_update()] == [False, False]
@@ -92,7 +90,7 @@ def test_the_verdict_measures_once_for_all_parameter_groups_and_else_when_the_st
         assert dropped.outcome() == (2.0, norm, "grad_norm is not finite")
 
 
-def test_the_fused_update_equals_adamw_in_fp64_and_obeys_the_verdict() -> None:
+def test_fused_update_matches_adamw_in_fp64() -> None:
     """The fused form that CUDA uses, here on the CPU. Steps are 1e-2; fp32 rounds the weights by 2**-24 of that."""
     numbers = torch.Generator().manual_seed(1)
     weights = torch.randn(1000, generator=numbers)

@@ -50,7 +50,7 @@ def differentiate(loss: Callable[..., Tensor], x_SBH: Tensor, weight_VH: Tensor,
     return [third.detach(), *torch.autograd.grad(third, (x_SBH, weight_VH))]
 
 
-def test_fp16_gradients_lose_no_digits_before_the_loss_scale_multiplies_them() -> None:
+def test_fp16_gradients_are_scaled_before_rounding() -> None:
     """A mean over 4,096 tokens has gradients of a probability's size / 4,096, of which fp16 has few digits or none."""
     numbers = torch.Generator().manual_seed(1)
     x_SBH = torch.randn(4096, 1, HIDDEN, generator=numbers).half().requires_grad_()
@@ -93,7 +93,7 @@ def test_nan_and_inf_propagate_as_in_eager_code(value: float) -> None:
     torch.testing.assert_close(results, expected, equal_nan=True)
 
 
-def test_a_second_backward_pass_is_refused_and_does_not_scale_twice() -> None:
+def test_second_backward_is_refused() -> None:
     x_SBH, weight_VH, targets_BS = case(5)
     loss = chunked(x_SBH, weight_VH, targets_BS)
     torch.autograd.grad(loss, x_SBH, retain_graph=True)

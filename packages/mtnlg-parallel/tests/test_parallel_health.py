@@ -25,7 +25,7 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize(("precision", "bytes_per_parameter"), [("bf16", 14), ("fp32", 12)])
-def test_a_folder_too_small_for_a_checkpoint_is_refused_with_both_sizes(
+def test_folder_too_small_for_a_checkpoint_is_refused(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, bytes_per_parameter: int
 ) -> None:
     train = recipe.train.model_copy(update={"precision": precision})
@@ -81,7 +81,7 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=["slurm", "several nodes"])
-def test_a_rank_without_gpu_on_a_cluster_fails_unless_the_cpu_is_asked_for(
+def test_rank_without_gpu_on_a_cluster_fails(
     cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
 ) -> None:
     set_gpus(monkeypatch, 0)

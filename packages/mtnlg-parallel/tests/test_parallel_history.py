@@ -54,7 +54,7 @@ def test_an_untouched_run_is_its_steps_start_up_and_end() -> None:
     assert not figures.restarts
 
 
-def test_a_failure_costs_the_steps_trained_again_and_the_time_until_they_resume() -> None:
+def test_failure_costs_repeated_steps_and_downtime() -> None:
     run = [
         event("start", 0.0),
         event("resumed", 10.0, step=0, source="initial"),
@@ -71,7 +71,7 @@ def test_a_failure_costs_the_steps_trained_again_and_the_time_until_they_resume(
     assert (restart.step, restart.lost_steps, restart.seconds) == (20, 5, 20.0)
 
 
-def test_a_run_killed_without_a_last_event_ended_after_its_last_step() -> None:
+def test_killed_run_ends_after_its_last_step() -> None:
     run = [
         event("start", 0.0),
         event("resumed", 0.0, step=0),
@@ -84,7 +84,7 @@ def test_a_run_killed_without_a_last_event_ended_after_its_last_step() -> None:
     assert figures.restarts[0].reason == "it ended without a word"
 
 
-def test_a_resumption_without_a_stop_or_a_start_before_it_is_a_restart_too() -> None:
+def test_resume_without_a_stop_is_a_restart() -> None:
     """As of ranks that wait for a lost one and go on."""
     run = [event("start", 0.0), event("resumed", 0.0, step=0), event("resumed", 20.0, step=5)]
     figures = account(run, steps(8))
@@ -92,7 +92,7 @@ def test_a_resumption_without_a_stop_or_a_start_before_it_is_a_restart_too() -> 
     assert [restart.step for restart in figures.restarts] == [5]
 
 
-def test_time_between_a_clean_stop_and_the_next_start_is_not_the_runs() -> None:
+def test_time_after_a_clean_stop_is_not_counted() -> None:
     run = [
         event("start", 0.0),
         event("resumed", 0.0, step=0),
@@ -145,9 +145,7 @@ moments = st.floats(0, 1e4)
 
 
 @given(st.lists(st.tuples(names, moments, st.integers(0, 30), moments)), st.booleans())
-def test_whatever_the_events_no_second_is_negative_and_goodput_is_a_share(
-    drawn: list[tuple[str, float, int, float]], in_order: bool
-) -> None:
+def test_seconds_and_goodput_are_never_negative(drawn: list[tuple[str, float, int, float]], in_order: bool) -> None:
     if in_order:
         drawn.sort(key=lambda entry: entry[1])
     run = [event(name, time, step=step, lost_steps=1, lost_seconds=lost) for name, time, step, lost in drawn]
@@ -158,7 +156,7 @@ def test_whatever_the_events_no_second_is_negative_and_goodput_is_a_share(
     assert not (in_order and figures.clock_stepped_back)
 
 
-def test_events_are_read_from_a_torn_file_and_appended_after_a_torn_line(tmp_path: Path) -> None:
+def test_torn_event_file_is_read_and_appended(tmp_path: Path) -> None:
     assert list(read_events(tmp_path)) == []
     append(tmp_path, "start", layout="tp=1,pp=1,dp=1", job="")
     with (tmp_path / history.FILE).open("a") as file:

@@ -130,9 +130,7 @@ def write_tokenizer(path: Path, *special: str, indent: int | None = None) -> Pat
 
 
 @pytest.mark.parametrize("door", ["resume", "--from"])
-def test_another_tokenizer_is_refused_unless_it_is_written_otherwise(
-    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_tokenizer_is_refused_unless_equal(door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, names = ModelConfig.model_validate(SIZES), ("<|endoftext|>", "<|im_end|>")
     theirs = write_tokenizer(tmp_path / "model" / "tokenizer.json", *names)
     (theirs.parent / CHAT_FILES[0]).write_text("{{ messages[0].content }}<|im_end|>")

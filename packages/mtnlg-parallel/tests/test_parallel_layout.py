@@ -39,7 +39,7 @@ def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
 
 
 @given(layouts)
-def test_groups_hold_every_rank_once_and_differ_on_their_own_axis_alone(layout: Layout) -> None:
+def test_groups_partition_ranks_by_axis(layout: Layout) -> None:
     for axis in AXES:
         groups = layout.groups(axis)
         assert sorted(rank for group in groups for rank in group) == list(range(layout.world))
@@ -49,14 +49,14 @@ def test_groups_hold_every_rank_once_and_differ_on_their_own_axis_alone(layout: 
             assert len(group) == getattr(layout, axis)
 
 
-def test_tensor_parallel_ranks_are_innermost_and_stages_outermost() -> None:
+def test_tp_is_innermost_and_pp_outermost() -> None:
     assert MT_NLG.world == 2240
     assert MT_NLG.groups("tp")[0] == list(range(8))
     assert MT_NLG.groups("dp")[0] == list(range(0, 64, 8))
     assert MT_NLG.groups("pp")[0] == list(range(0, 2240, 64))
 
 
-def test_the_paper_gets_three_layers_a_stage_and_1_887e9_parameters_in_the_middle() -> None:
+def test_paper_has_three_layers_per_stage() -> None:
     cut = stages(PRESETS["mt-nlg-530b"], MT_NLG, recompute="full")
     assert [len(stage.layers) for stage in cut] == [3] * 35
     assert cut[17].parameters == pytest.approx(1.887e9, rel=1e-3)

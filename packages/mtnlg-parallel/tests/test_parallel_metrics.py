@@ -61,7 +61,7 @@ class MemoryTracker(list[tuple[int, dict[str, object]]]):
         self.append((0, {}))
 
 
-def test_a_step_is_written_once_found_at_the_end_and_logged_without_words_and_nulls(tmp_path: Path) -> None:
+def test_step_is_written_once_and_found_at_the_end(tmp_path: Path) -> None:
     truncate_after(tmp_path, 0)
     tracker = MemoryTracker()
     recorder = Recorder(tmp_path, Recipe.model_validate(RECIPE), [tracker])
@@ -89,7 +89,7 @@ def test_lines_that_are_no_steps_are_left_out_by_every_reader(tmp_path: Path) ->
     assert (tmp_path / "metrics.jsonl").read_bytes() == written
 
 
-def test_a_progress_line_shows_mfu_hfu_and_why_a_step_was_skipped() -> None:
+def test_progress_line_shows_mfu_hfu_and_skips() -> None:
     line = progress_line({**STEP, "mfu": 0.302, "hfu": 0.403})
     assert "126 TFLOP/s  MFU 30.2%  HFU 40.3%" in line
     assert "skipped: grad_norm is not finite" in line

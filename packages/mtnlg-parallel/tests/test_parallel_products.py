@@ -76,7 +76,7 @@ def test_recomputation_leaves_out_a_layers_last_product() -> None:
 
 
 @pytest.mark.parametrize(("error", "adds"), [(None, True), (RuntimeError, False), (TypeError, False)])
-def test_whether_a_gpu_adds_in_fp32_is_tried_not_asked_of_a_version(
+def test_fp32_accumulation_is_probed(
     error: type[Exception] | None, adds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def addmm(*_: Tensor, out_dtype: torch.dtype, out: Tensor) -> None:

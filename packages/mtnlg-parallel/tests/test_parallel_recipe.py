@@ -45,9 +45,7 @@ def small(tmp_path: Path) -> Path:
 
 @beside_recipes
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_holds_the_published_model_and_a_valid_layout(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_recipe_has_its_model_and_valid_layout(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.model == PRESETS[name]
     print_layout(recipe)
@@ -70,7 +68,7 @@ def test_the_530b_recipe_is_the_paper_in_tokens() -> None:
 
 
 @beside_recipes
-def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() -> None:
+def test_530b_resumes_the_papers_run() -> None:
     paper, later = (load_recipe(RECIPES / name) for name in ("mt-nlg-530b", "mt-nlg-530b-2022"))
     assert not differences(paper, later, RESUMED_MAY_DIFFER)
     selene = load_cluster("selene")
@@ -86,7 +84,7 @@ def test_the_530b_of_2022_may_resume_the_papers_run_and_is_planned_as_it_says() 
 
 
 @beside_recipes
-def test_the_530b_of_2022_is_the_fastest_that_fits_and_five_percent_over_megatrons_published_runs() -> None:
+def test_530b_plan_is_fastest_and_beats_megatron_by_5_percent() -> None:
     """Of its layout's schedules, chunks and recomputation; the runs of Korthikanti et al. 2022 on as many GPUs."""
     selene, recipe = load_cluster("selene"), load_recipe(RECIPES / "mt-nlg-530b-2022")
     run = train_run(recipe)
@@ -117,7 +115,7 @@ def test_a_dense_recipe_fits_40_gb_without_recomputation(name: str) -> None:
 
 
 @beside_recipes
-def test_the_quickstart_uses_tp_pp_and_every_training_technique_of_the_paper() -> None:
+def test_quickstart_uses_every_technique_of_the_paper() -> None:
     recipe = load_recipe(RECIPES / "quickstart")
     train = recipe.train
     assert (recipe.layout.tp, recipe.layout.pp) == (2, 2)
@@ -128,7 +126,7 @@ def test_the_quickstart_uses_tp_pp_and_every_training_technique_of_the_paper() -
 
 
 @beside_recipes
-def test_the_llama_quickstart_is_the_quickstart_with_another_decoder() -> None:
+def test_llama_quickstart_differs_only_in_the_decoder() -> None:
     """Its corpus, rows and data.toml are links to the quickstart's."""
     gpt, llama = (load_recipe(RECIPES / name) for name in ("quickstart", "quickstart-llama"))
     assert (llama.layout, llama.train, llama.guard) == (gpt.layout, gpt.train, gpt.guard)
@@ -224,7 +222,7 @@ def test_a_length_may_be_samples_steps_or_tokens(small: Path, length: str, sampl
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 100, 3000])
-def test_steps_count_the_ramp_and_a_ramp_in_steps_is_the_shortest_that_lasts_them(small: Path, steps: int) -> None:
+def test_steps_count_the_ramp(small: Path, steps: int) -> None:
     ramp = f'train.ramp={{start=2, increment=2, samples="{steps} steps"}}'
     recipe = load_recipe(small, [ramp, f"train.warmup={steps} steps", "train.samples=5k steps", "train.decay=6k steps"])
     assert recipe.train.ramp
@@ -247,7 +245,7 @@ def test_a_length_in_steps_is_the_same_in_every_layout(small: Path) -> None:
     assert not differences(one, other, RESUMED_MAY_DIFFER)
 
 
-def test_only_the_mistake_that_keeps_a_length_from_being_counted_is_explained(small: Path) -> None:
+def test_only_the_relevant_mistake_is_explained(small: Path) -> None:
     changed = ["train.samples=50 steps", "train.ramp={start=3, increment=2, samples=10}"]
     with pytest.raises(
         UsageFailure, match="train: ramp from start = 3 by increment = 2 never meets batch = 8"
@@ -261,7 +259,7 @@ def test_only_the_mistake_that_keeps_a_length_from_being_counted_is_explained(sm
     assert second.endswith("train.samples = '50k tokens': tokens need a valid model.sequence")
 
 
-def test_the_decay_is_over_all_samples_and_checkpoints_have_defaults(small: Path) -> None:
+def test_decay_covers_all_samples_and_checkpoints_default(small: Path) -> None:
     train = load_recipe(small, ["train.samples=777"]).train
     assert (train.decay, train.checkpoint_every, train.keep) == (777, 500, 5)
 
@@ -279,9 +277,7 @@ def test_the_decay_is_over_all_samples_and_checkpoints_have_defaults(small: Path
         (["train.ramp={start=1,increment=1,samples=50}", "layout.dp=2"], ["rounded down to multiples"]),
     ],
 )
-def test_what_will_run_but_perhaps_not_as_meant_is_worth_a_warning(
-    small: Path, changed: list[str], words: list[str]
-) -> None:
+def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words: list[str]) -> None:
     warnings = load_recipe(small, changed).warnings
     assert len(warnings) == len(words)
     assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
@@ -293,7 +289,7 @@ def test_a_missing_recipe_is_a_failure_not_a_usage_failure(tmp_path: Path) -> No
     assert caught.value.exit_status == 1
 
 
-def test_a_preset_may_be_overridden_and_the_resolved_recipe_reads_back(small: Path, tmp_path: Path) -> None:
+def test_preset_overrides_and_resolved_recipe_round_trip(small: Path, tmp_path: Path) -> None:
     recipe = load_recipe(small, ["model.sequence=64", "train.samples=10 steps", "train.initial=other/step-10"])
     assert recipe.model == PRESETS["tiny"].model_copy(update={"sequence": 64})
     assert recipe.train.initial == str(Path("other/step-10").absolute())

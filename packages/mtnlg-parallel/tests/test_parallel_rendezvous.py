@@ -54,7 +54,7 @@ def test_a_launchers_store_listens_on_loopback_alone(hosted: HostedStore) -> Non
     assert not listening_addresses(hosted.port)
 
 
-def test_each_store_has_a_secret_of_its_own_and_all_keys_are_under_it(hosted: HostedStore) -> None:
+def test_each_store_has_its_own_secret(hosted: HostedStore) -> None:
     other = HostedStore()
     assert len(hosted.secret) == len(other.secret) == 32
     assert hosted.secret != other.secret
@@ -101,7 +101,7 @@ def test_rank_0_listens_where_other_machines_look_for_it(
     assert (rendezvous._bound_address(place), rendezvous._master(place)) == (bound, asked)
 
 
-def test_a_port_in_use_may_be_free_at_a_restart_and_a_wrong_address_is_a_mistake() -> None:
+def test_busy_port_is_retried_and_wrong_address_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use") as taken:
         HostedStore(port=other.getsockname()[1])
     assert error_status(taken.value) == 74

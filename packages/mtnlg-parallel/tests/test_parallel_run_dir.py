@@ -40,7 +40,7 @@ def write_steps(out: Path) -> None:
     (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_path: Path) -> None:
+def test_other_run_is_refused_with_the_from_command(tmp_path: Path) -> None:
     state = prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     assert (state.step, state.steps, state.complete) == (0, 4, False)
     with pytest.raises(UsageFailure) as caught:
@@ -53,7 +53,7 @@ def test_another_run_is_refused_with_the_way_to_start_it_from_these_weights(tmp_
         prepare_run_dir(tmp_path, recipe_of(initial="/other/step-9"), DATA, resume=True)
 
 
-def test_more_samples_of_a_run_whose_decay_followed_them_are_refused_with_the_way_to_resume(tmp_path: Path) -> None:
+def test_more_samples_with_fixed_decay_are_refused(tmp_path: Path) -> None:
     prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True)
     with pytest.raises(UsageFailure, match=r"train\.decay was 32 and is 64 now \(--set train\.decay=32 resumes\)"):
         prepare_run_dir(tmp_path, recipe_of(samples=64), DATA, resume=True)
@@ -82,9 +82,7 @@ def test_starting_over_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.toml", "notes.txt"}
 
 
-def test_a_later_step_without_a_manifest_is_refused_before_it_is_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_step_without_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, slept = tmp_path / CHECKPOINTS / "step-9", list[float]()
     folder.mkdir(parents=True)
     monkeypatch.setattr(run_dir, "time", SimpleNamespace(sleep=slept.append))
@@ -95,7 +93,7 @@ def test_a_later_step_without_a_manifest_is_refused_before_it_is_trained_again(
     assert prepare_run_dir(tmp_path, recipe_of(), DATA, resume=True).step == 0
 
 
-def test_what_an_attempt_left_unfinished_and_cannot_be_removed_is_named_and_the_run_goes_on(
+def test_unremovable_leftovers_are_named_and_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(path: str, **_: object) -> None:
@@ -121,7 +119,7 @@ def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
     assert new.exists()
 
 
-def test_over_several_nodes_no_number_tells_torchruns_first_attempt_so_starting_over_is_refused(
+def test_torchrun_without_attempt_number_cannot_start_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
 ) -> None:
     def prepare(nodes: int, restarts: int) -> None:

@@ -55,7 +55,7 @@ def test_together_the_ranks_read_every_sample_once(begin: int, micro_batch: int,
 
 
 @pytest.mark.parametrize("begin", [0, 36])
-def test_prefetching_gives_every_step_the_micro_batches_that_it_would_have_read(begin: int) -> None:
+def test_prefetching_reads_the_same_micro_batches(begin: int) -> None:
     recipe = recipe_of(dp=2, samples=100)
     prefetch = Prefetch(Numbers(), recipe, begin, dp_rank=1)
     for before, batch in recipe.batch_size.steps(recipe.train.samples, begin):
@@ -99,9 +99,7 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
     assert not prefetch._thread.is_alive()
 
 
-def test_a_source_too_small_for_a_sample_is_named_once_by_the_process_that_starts_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_small_source_is_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stream = RunStream([(StreamPart(0, "", 0, ()), Numbers())], 100)
     opened = RunData(stream, Path("t"), Numbers(), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
     monkeypatch.setattr(run, "open_data", lambda *_: opened)

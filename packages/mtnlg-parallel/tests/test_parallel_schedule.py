@@ -66,7 +66,7 @@ def test_the_number_of_steps_follows_from_the_papers_batches(tokens: float, step
     assert MT_NLG_BATCH.number_of_steps(round(tokens / SEQUENCE)) == pytest.approx(steps, abs=40)  # whole steps
 
 
-def test_a_ramp_is_rounded_down_to_a_multiple_of_dp_x_micro_batch() -> None:
+def test_ramp_is_rounded_to_dp_times_micro_batch() -> None:
     rounded = BatchSize(size=1920, ramp=MT_NLG_RAMP, multiple=10)  # dp 10, as on 350 nodes
     assert [rounded.at(n * 99_312) for n in (0, 1, 2, 3, 59)] == [30, 60, 90, 120, 1920]
     assert rounded.rounding == (
@@ -99,7 +99,7 @@ def test_the_number_of_steps_is_that_of_the_steps_yielded(batch: BatchSize, tota
 
 
 @given(batches, st.integers(0, 3000))
-def test_the_samples_after_some_steps_are_the_sum_of_their_batches(batch: BatchSize, steps: int) -> None:
+def test_samples_are_the_sum_of_batches(batch: BatchSize, steps: int) -> None:
     assert batch.samples_after(steps) == sum(size for _, size in islice(batch.steps(1 << 60), steps))
 
 
@@ -121,7 +121,7 @@ def test_a_ramped_batch_never_shrinks_and_always_divides(batch: BatchSize, one: 
 @given(
     st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 20_000), st.integers(0, 1000), st.sampled_from(SHAPES)
 )
-def test_the_learning_rate_stays_between_zero_and_the_peak_and_never_rises_again(
+def test_learning_rate_is_bounded_and_rises_once(
     warmup: int, decay: int, samples: int, hold: int, shape: Shape
 ) -> None:
     rate = LearningRate(1.0, 0.1, warmup, warmup + hold + decay, warmup + hold, shape)

@@ -38,7 +38,7 @@ def options_of(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def test_the_papers_job_asks_for_all_of_280_nodes_and_is_signalled_before_its_time_limit(tmp_path: Path) -> None:
+def test_paper_job_asks_for_280_nodes_and_an_early_signal(tmp_path: Path) -> None:
     options = options_of(script(Job(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, ["--time=3-00:00:00"])))
     assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("280", "8", "8")
     assert (options["cpus-per-task"], options["mem"], options["exclusive"]) == ("8", "0", "")
@@ -47,7 +47,7 @@ def test_the_papers_job_asks_for_all_of_280_nodes_and_is_signalled_before_its_ti
     assert options.keys() - on_cpu.keys() == {"gpus-per-node"}
 
 
-def test_the_recipe_and_the_command_line_give_replace_and_remove_options(tmp_path: Path) -> None:
+def test_options_are_added_replaced_and_removed(tmp_path: Path) -> None:
     sbatch = {"partition": "batch", "account": "nlp", "exclusive": False, "mem": 0, "no-kill": True, "time": ""}
     srun = {"container-image": "/images/mt nlg.sqsh", "wait": 300}
     recipe = recipe_of(MT_NLG, sbatch=sbatch, srun=srun, setup=["module load cuda", "export NCCL_DEBUG=INFO"])
@@ -115,7 +115,7 @@ def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0, away
     return done.returncode, calls.read_text().splitlines()
 
 
-def test_the_script_starts_agents_until_the_run_is_complete_or_told_to_end(tmp_path: Path) -> None:
+def test_script_runs_agents_until_the_run_ends(tmp_path: Path) -> None:
     out = tmp_path / "mt nlg's"
     out.mkdir()
     text = script(Job(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7))
@@ -144,7 +144,7 @@ def test_the_script_starts_agents_until_the_run_is_complete_or_told_to_end(tmp_p
 
 
 @pytest.mark.parametrize("verdict", ["1", "137", "Traceback", ""])
-def test_a_job_that_nobody_could_decide_on_is_requeued_once_slurmctld_answers(verdict: str, tmp_path: Path) -> None:
+def test_undecided_job_is_requeued(verdict: str, tmp_path: Path) -> None:
     text = script(Job(recipe_of({"dp": 2}), [], tmp_path))
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-1.failure").write_text("of an earlier attempt")
@@ -203,7 +203,7 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "train.sbatch").exists()
 
 
-def test_a_job_submitted_while_a_run_is_at_work_touches_nothing_that_it_uses(
+def test_second_job_does_not_touch_a_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: subprocess.Popen[bytes]
 ) -> None:
     out, commands = tmp_path, tmp_path / "commands"

@@ -97,7 +97,7 @@ def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) ->
         ([], 0, 80, "starting", 50, ""),
     ],
 )
-def test_the_state_follows_from_the_last_event_and_the_last_sign_of_life(  # noqa: PLR0917  (a table)
+def test_state_follows_last_event_and_heartbeat(  # noqa: PLR0917  (a table)
     tmp_path: Path, events: list[dict[str, Any]], steps: int, now: float, state: str, since: float, detail: str
 ) -> None:
     facts = status(run_of(tmp_path, events, steps, 50), BEGAN + now)
@@ -113,7 +113,7 @@ def test_a_complete_run_is_complete_whatever_came_last(tmp_path: Path) -> None:
     assert (facts["state"], facts["since"], facts["expected_end"]) == ("complete", BEGAN + 2010, None)
 
 
-def test_restarts_are_listed_with_their_reasons_and_no_control_characters(tmp_path: Path) -> None:
+def test_restarts_are_listed_without_control_characters(tmp_path: Path) -> None:
     events = [START, RESUMED]
     for number in range(1, 13):
         events.append(event("failed", 100 * number, reason=f"rank {number} \x1b[31mdied", node="n7"))
@@ -137,7 +137,7 @@ def test_restarts_are_listed_with_their_reasons_and_no_control_characters(tmp_pa
     assert facts["goodput"]["lost_steps"] == 24
 
 
-def test_a_folder_without_a_run_is_refused_with_the_folder_to_give(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"no run here: there is no recipe.toml; give the --out of mtnlg-parallel train"):
         status(tmp_path)
 

@@ -71,7 +71,7 @@ def test_the_page_of_exit_statuses_is_the_table_in_the_code() -> None:
         ("stop", [75, *(sign for number in STOP_SIGNALS for sign in (-number, 128 + number))]),
     ],
 )
-def test_the_cause_of_a_status_decides_what_follows_and_who_is_to_blame(cause: str, statuses: list[int]) -> None:
+def test_cause_decides_restart_and_blame(cause: str, statuses: list[int]) -> None:
     actions = {"person": "end", "stop": "requeue"}
     for status in statuses:
         assert cause_of(status) == cause
@@ -85,7 +85,7 @@ def test_without_restarts_the_first_failure_ends_the_run() -> None:
     assert decide(failures(5), 0)[:2] == ("end", "cause 0")
 
 
-def test_pauses_grow_while_restarts_bring_no_step_and_the_third_such_ends_the_run_with_the_causes() -> None:
+def test_pauses_grow_and_third_fruitless_restart_ends() -> None:
     assert [decide(failures(*steps), 100).pause for steps in ((0,), (9, 0), (9, 0, 0), (9, 0, 0, 1))] == [*PAUSES, 0.0]
     assert decide(failures(0, 0, 0), 100).action == "restart", "the first attempt was no restart"
     for first in (0, 9):
@@ -101,7 +101,7 @@ def test_restarts_with_progress_are_bounded_by_their_number() -> None:
     assert (end.action, end.reason) == ("end", "cause 100; all 100 restarts of --max-restarts are used up")
 
 
-def test_a_node_that_failed_twice_is_excluded_together_with_earlier_ones() -> None:
+def test_twice_failed_node_is_excluded_with_earlier_ones() -> None:
     nodes = [Failed("x", KILLED, node, 1) for node in ("a", "b", "", "", "a", "c", "c", "b")]
     excluded = [decide(nodes[: n + 1], 100).excluded for n in range(len(nodes))]
     assert excluded == [()] * 4 + [("a",), (), ("a", "c"), ("a", "b", "c")]
@@ -175,7 +175,7 @@ def test_a_disk_that_takes_nothing_does_not_end_the_supervisor(tmp_path: Path) -
         (KeyError("x"), Exit.CRASHED),
     ],
 )
-def test_an_error_that_another_attempt_may_not_meet_has_a_status_of_its_own(error: Exception, status: int) -> None:
+def test_transient_error_has_its_own_status(error: Exception, status: int) -> None:
     assert error_status(as_rank_failure(error)) == status
 
 
@@ -195,7 +195,7 @@ def restart_elastic(out: Path, restarts: int) -> None:
     check_elastic_restart(out)
 
 
-def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic: Path) -> None:
+def test_torchrun_restart_after_a_user_error_is_refused(elastic: Path) -> None:
     for rank, failed in enumerate([Failed("lost a peer", 72), Failed("no such store", 1), Failed("lost a peer", 72)]):
         write_failure(elastic, rank, failed)
     with pytest.raises(Failure, match=r"^no such store$"):
@@ -204,7 +204,7 @@ def test_a_restart_by_torchrun_is_refused_after_what_a_person_must_mend(elastic:
     restart_elastic(elastic, 2)  # the files are gone: the refusing rank writes its own
 
 
-def test_restarts_by_torchrun_without_a_new_step_are_refused_but_not_because_of_yesterdays(elastic: Path) -> None:
+def test_fruitless_torchrun_restarts_are_refused_within_a_day(elastic: Path) -> None:
     append(elastic, "stopped", signal=15)
     for restarts in (1, 2, 3):
         restart_elastic(elastic, restarts)
@@ -215,7 +215,7 @@ def test_restarts_by_torchrun_without_a_new_step_are_refused_but_not_because_of_
 
 
 @pytest.mark.parametrize(("nodes", "shared", "restarts"), [(1, True, 3), (2, False, 3), (2, True, 0)])
-def test_torchruns_restarts_over_several_nodes_need_a_store_for_each_attempt_and_resume(
+def test_torchrun_nodes_need_a_store_per_attempt(
     be_rank: BeRank, tmp_path: Path, nodes: int, shared: bool, restarts: int
 ) -> None:
     be_rank(**TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": restarts}, world=nodes, agent_store=shared)
@@ -243,7 +243,7 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[st
     return done
 
 
-def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
+def test_second_run_is_refused_at_once(
     at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
 ) -> None:
     be_rank(**TORCHRUN)
@@ -258,7 +258,7 @@ def test_a_rank_that_leads_is_refused_at_once_where_another_run_is_at_work(
 
 
 @pytest.mark.parametrize("met", [False, True])
-def test_failure_files_are_written_once_the_process_group_exists_and_by_ranks_of_an_agent_always(
+def test_when_failure_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, met: bool
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: met)
@@ -307,7 +307,7 @@ def restart_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     assert not stop.value.code
 
 
-def test_the_restart_command_prints_one_line_for_a_script_and_counts_within_its_job(
+def test_restart_command_prints_one_line_per_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
@@ -349,7 +349,7 @@ def test_an_agent_that_starts_no_rank_says_why(
     assert launch.restart(tmp_path, None, "", 100) == verdict
 
 
-def test_an_agent_whose_ranks_alone_were_told_to_stop_has_not_failed(
+def test_agent_with_stopped_ranks_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
 ) -> None:
     be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
@@ -367,7 +367,7 @@ def test_a_signal_ends_a_pause() -> None:
         assert signals == [signal.SIGUSR1]
 
 
-def test_a_signal_ends_the_restart_commands_pause_with_a_new_allocation(
+def test_signal_ends_the_pause_before_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(supervise, "PAUSES", (0.0, 3600.0, 3600.0))

@@ -132,7 +132,7 @@ def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     return Job(monkeypatch, Layout(dp=2), tmp_path)
 
 
-def test_a_phase_outlasts_a_steps_patience_and_its_end_names_it_and_the_rank_that_others_wait_for(two: Job) -> None:
+def test_phase_outlasts_patience_and_end_names_the_rank(two: Job) -> None:
     two.beat(7)
     two.stacks[0] = "forward"
     with two.ranks[0].during("publishing a checkpoint", 300), two.ranks[1].during("publishing a checkpoint", 300):
@@ -143,7 +143,7 @@ def test_a_phase_outlasts_a_steps_patience_and_its_end_names_it_and_the_rank_tha
         assert set(two.run(15)) == {line}
 
 
-def test_a_phase_restarts_the_clock_when_it_begins_and_when_it_ends_also_within_another(two: Job) -> None:
+def test_phase_restarts_the_clock(two: Job) -> None:
     two.beat(7)
     for rank in two.ranks:
         rank.beat(7)
@@ -157,7 +157,7 @@ def test_a_phase_restarts_the_clock_when_it_begins_and_when_it_ends_also_within_
     assert set(two.run(10)) == {"step 8 has not ended within 60 s: every rank waits for the others in communication"}
 
 
-def test_loading_has_its_own_patience_before_the_first_step_which_has_another(two: Job) -> None:
+def test_loading_has_its_own_patience(two: Job) -> None:
     two.stacks[1] = "forward"
     with two.ranks[0].during("loading a checkpoint", 100), two.ranks[1].during("loading a checkpoint", 100):
         assert not two.run(95)
@@ -165,7 +165,7 @@ def test_loading_has_its_own_patience_before_the_first_step_which_has_another(tw
     assert set(two.run(10)) == {"the first step has not ended within 600 s: rank 1 (tp 0, pp 0, dp 1) is in forward"}
 
 
-def test_a_rank_that_waits_for_one_with_patience_left_does_not_end_the_job(two: Job) -> None:
+def test_waiting_rank_does_not_end_the_job(two: Job) -> None:
     two.beat(7)
     two.stacks[0] = "forward"
     with two.ranks[0].during("saving a checkpoint", 200):
@@ -204,7 +204,7 @@ def test_all_ranks_of_a_machine_that_is_gone_are_named(monkeypatch: pytest.Monke
     assert reported == {(Exit.HUNG, "n1", line)}
 
 
-def test_a_silent_rank_is_named_as_such_also_where_patience_is_shorter_than_silence(two: Job) -> None:
+def test_silent_rank_is_named_with_short_patience(two: Job) -> None:
     two.beat(1)
     two.run(PATIENCE - 10)
     two.stopped = {1}
@@ -218,7 +218,7 @@ def test_rank_0_is_watched_by_the_others(two: Job) -> None:
     assert two.run(60) == ["rank 0 (tp 0, pp 0, dp 0) has answered nothing for 35 s"]
 
 
-def test_a_rank_that_has_ended_or_has_not_begun_is_not_taken_for_silent(two: Job) -> None:
+def test_ended_or_unstarted_rank_is_not_silent(two: Job) -> None:
     two.beat(1)
     two.run(10)
     two.store.set("beat/1", "")
@@ -239,15 +239,13 @@ def test_a_rank_that_has_ended_or_has_not_begun_is_not_taken_for_silent(two: Job
         ),
     ],
 )
-def test_without_a_flight_recorder_stacks_accuse_only_where_they_are_evidence(
-    two: Job, stacks: list[str], who: str
-) -> None:
+def test_stacks_accuse_only_as_evidence(two: Job, stacks: list[str], who: str) -> None:
     two.beat(1)
     two.stacks = dict(enumerate(stacks))
     assert set(two.run(PATIENCE + 5)) == {f"step 2 has not ended within 60 s: {who}"}
 
 
-def test_the_flight_recorder_names_the_rank_where_all_stacks_look_alike(two: Job, tmp_path: Path) -> None:
+def test_flight_recorder_names_the_rank_of_equal_stacks(two: Job, tmp_path: Path) -> None:
     two.beat(1)
     two.stacks = dict.fromkeys(range(2), "forward")
     two.traces = {rank: Trace({"0": (5 - rank, 5 - 5 * rank, "all_reduce")}, []) for rank in (0, 1)}
@@ -261,9 +259,7 @@ def test_the_flight_recorder_names_the_rank_where_all_stacks_look_alike(two: Job
     assert {failed.node for failed in take_failures(tmp_path)} == {""}
 
 
-def test_a_rank_that_waits_in_what_the_recorder_does_not_see_is_not_accused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unrecorded_wait_is_not_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a pipeline over gloo: rank 0 waits for 1 in a recorded collective, rank 1 for 3 in a receive."""
     job = Job(monkeypatch, Layout(pp=2, dp=2), tmp_path)
     job.beat(1)
@@ -301,9 +297,7 @@ def store(be_rank: Callable[..., None]) -> Iterator[list[TCPStore]]:
     held.clear()
 
 
-def test_a_verdict_of_an_earlier_attempt_ends_nobody_and_one_of_this_attempt_does(
-    store: list[TCPStore], lines: queue.Queue[str], tmp_path: Path
-) -> None:
+def test_only_verdicts_of_this_attempt_count(store: list[TCPStore], lines: queue.Queue[str], tmp_path: Path) -> None:
     verdict = watchdog.Verdict("step 4 has not ended within 60 s: every rank is in data", "n2")
     PrefixStore("open/0/watchdog", store[0]).set("verdict", json.dumps(verdict))
     this = PrefixStore("open/1/watchdog", store[0])
@@ -323,7 +317,7 @@ def wait_for_rounds(store: PrefixStore, rounds: int, lines: queue.Queue[str]) ->
         pass
 
 
-def test_a_third_process_that_knows_the_port_but_not_the_secret_changes_nothing(
+def test_process_without_the_secret_changes_nothing(
     store: list[TCPStore], lines: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MTNLG_SECRET", "5ec2e7")

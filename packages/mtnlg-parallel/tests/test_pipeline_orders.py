@@ -52,9 +52,7 @@ def run(ranks: tuple[Order, ...], chunks: int, split: bool, send: Fraction = Fra
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches", "split"), SIZES)
-def test_every_rank_runs_each_piece_of_work_once_and_none_waits_for_ever(
-    ranks: int, chunks: int, micro_batches: int, split: bool
-) -> None:
+def test_every_piece_runs_once_without_deadlock(ranks: int, chunks: int, micro_batches: int, split: bool) -> None:
     made = orders(ranks, chunks, micro_batches, split=split)
     kinds = ("forward", "backward", "weights") if split else ("forward", "backward")
     expected = {Action(kind, m, c) for kind in kinds for m in range(micro_batches) for c in range(chunks)}  # type: ignore[arg-type]
@@ -67,9 +65,7 @@ def test_every_rank_runs_each_piece_of_work_once_and_none_waits_for_ever(
 @pytest.mark.parametrize(
     ("ranks", "chunks", "groups"), [(2, 1, 4), (4, 1, 2), (8, 1, 4), (4, 2, 2), (4, 3, 3), (8, 2, 2)]
 )
-def test_idle_time_is_what_theory_says_and_a_third_with_weight_gradients_apart(
-    ranks: int, chunks: int, groups: int
-) -> None:
+def test_idle_time_matches_theory(ranks: int, chunks: int, groups: int) -> None:
     m = ranks * groups
     work = 3 * m * chunks
     assert run(orders(ranks, chunks, m, split=False), chunks, split=False) - work == 3 * (ranks - 1)
@@ -81,9 +77,7 @@ def test_idle_time_is_what_theory_says_and_a_third_with_weight_gradients_apart(
     ("ranks", "chunks", "split"),
     [(2, 1, True), (4, 1, True), (8, 1, True), (2, 2, False), (4, 2, False), (4, 3, False), (8, 2, True), (8, 3, True)],
 )
-def test_sends_are_hidden_but_where_the_pipeline_fills_and_empties(
-    ranks: int, chunks: int, split: bool, send: Fraction
-) -> None:
+def test_sends_are_hidden_in_the_steady_state(ranks: int, chunks: int, split: bool, send: Fraction) -> None:
     """Once down and up its parts; twice with one part, as all micro-batches in flight go round once more at the pace of
     their messages before weight gradients fill what they wait.
     """
@@ -96,16 +90,14 @@ def test_sends_are_hidden_but_where_the_pipeline_fills_and_empties(
 
 
 @pytest.mark.parametrize(("ranks", "send"), [(2, Fraction(1, 20)), (4, Fraction(1, 20)), (8, Fraction(1, 4))])
-def test_1f1b_waits_for_the_sends_of_a_round_as_often_as_all_in_flight_have_gone_it(ranks: int, send: Fraction) -> None:
+def test_1f1b_waits_for_sends_per_round(ranks: int, send: Fraction) -> None:
     """Each of the p that the first rank has in flight is away for p passes and 2 (p - 1) sends, in any order."""
     few, many = (run(orders(ranks, 1, groups * ranks, split=False), 1, False, send) for groups in (4, 9))
     assert many - few == 5 * (3 * ranks + 2 * (ranks - 1) * send)
 
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 3)])
-def test_a_rank_keeps_no_more_weight_gradients_waiting_than_ranks_before_it_and_its_own(
-    ranks: int, chunks: int
-) -> None:
+def test_pending_weight_gradients_are_bounded(ranks: int, chunks: int) -> None:
     for rank, order in enumerate(orders(ranks, chunks, ranks * 4, split=True)):
         steps = (("backward", "weights").index(action.kind) for action in order if action.kind != "forward")
         assert max(accumulate(1 - 2 * step for step in steps)) <= rank + 1

@@ -38,14 +38,14 @@ def test_attention_takes_the_published_time(name: str, native: bool, row: int, m
 
 
 @pytest.mark.parametrize(("heads", "native"), [(32, True), (16, False)])
-def test_kernels_of_the_generation_are_for_heads_of_128_and_narrower(heads: int, native: bool) -> None:
+def test_attention_kernels_for_narrow_heads(heads: int, native: bool) -> None:
     shape = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1).shape
     plain = CORE.model_copy(update={"native_attention": False})
     times = [attention(shape, H100, program, False).products for program in (CORE, plain)]
     assert (times[0] < times[1]) is native
 
 
-def test_attention_in_triton_is_slow_backward_and_minds_narrow_heads_less() -> None:
+def test_triton_attention_is_slow_backward() -> None:
     """So its authors say of both passes (flash_attn_triton.py); how much was fitted to llm-foundry's runs."""
     triton, plain = load_software("llm-foundry"), CORE.model_copy(update={"native_attention": False})
 
@@ -85,7 +85,7 @@ def test_a_ring_costs_what_attention_does_not_hide_of_its_sends() -> None:
     assert cost.collectives + cost.products == pytest.approx(sent, rel=1e-3)
 
 
-def test_torchtitans_ring_carries_all_heads_and_merges_each_block_in_fp32() -> None:
+def test_torchtitan_ring_merges_in_fp32() -> None:
     """41 bytes an element and block forward, 58 backward; of 32 heads of queries, not of 8 of keys and values."""
     run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(), 1, cp=4)
     program = load_software("torchtitan")

@@ -68,7 +68,7 @@ def test_a_person_reads_a_table() -> None:
         assert words in said
 
 
-def test_long_steps_are_told_in_whole_seconds_and_a_ramp_only_where_there_is_one() -> None:
+def test_long_steps_and_ramps_are_printed() -> None:
     words = ("--cluster", "dgx-h100", "--layout", "dp=8", "--batch", "256", "--tokens", "1T")
     said = plan("llama-3.1-8b", *words, "--set", "model.sequence=131072")
     low, high = re.search(r"90 % of such steps take ([\d,.]+) to ([\d,.]+) s", said).groups()  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def test_a_switch_is_turned() -> None:
         (("gpt2",), "give --batch"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_nearest_that_can(words: tuple[str, ...], line: str) -> None:
+def test_impossible_plan_names_the_nearest_possible(words: tuple[str, ...], line: str) -> None:
     assert line in refusal(*words)
 
 
@@ -191,7 +191,7 @@ def test_a_name_that_is_no_recipe_is_near_a_preset() -> None:
     assert caught.value.exit_status == 1
 
 
-def test_training_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "dense-6.7b"
     if not recipe.exists():
         pytest.skip("the recipes are not here")
@@ -222,7 +222,7 @@ def test_what_a_program_has_not_got_is_refused(words: tuple[str, ...], line: str
     assert line in refusal("llama-3.1-8b", "--batch", "16", "--layout", "dp=2", *words)
 
 
-def test_any_decoder_and_sharding_is_planned_where_the_program_has_it() -> None:
+def test_any_decoder_and_sharding_is_planned() -> None:
     """FSDP with activations recomputed fits 8 GPUs what ZeRO-1 does not; HSDP reduces over replicas too."""
     words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "torchtitan")
     run = ("--layout", "dp=16", "--batch", "16", "--json")
@@ -273,14 +273,14 @@ def test_nothing_is_written_in_place_of_a_folder(option: str) -> None:
     assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
 
 
-def test_nodes_that_scaling_offers_are_possible_with_context_parallelism() -> None:
+def test_scaling_nodes_fit_context_parallelism() -> None:
     words = ("dense-350m", "--cluster", "dgx-h100", "--software", "megatron-core", "--layout", "dp=1", "--cp", "16")
     offered = re.search(r"use ([\d, ]+)", refusal(*words, "--scaling", "3"))
     assert offered
     plan(*words, "--scaling", offered[1].replace(" ", ""))
 
 
-def test_a_recipe_in_eight_bits_is_planned_as_it_would_be_trained() -> None:
+def test_eight_bit_recipe_is_planned_as_trained() -> None:
     """Products take half of their time, and casts by one kernel a part of what that saves (docs/decisions/0127)."""
     recipe = ROOT / "recipes" / "mt-nlg-530b-2022"
     if not recipe.exists():
@@ -312,7 +312,7 @@ def test_options_that_would_be_dropped_are_refused(words: tuple[str, ...], line:
     assert line in refusal("gpt2", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", *words)
 
 
-def test_a_layout_without_dp_is_spread_over_the_nodes_and_idle_gpus_are_named() -> None:
+def test_layout_without_dp_fills_the_nodes() -> None:
     words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "16", "--batch", "64")
     spread, idle, more = (
         CliRunner().invoke(app, ["plan", *line], catch_exceptions=False)
@@ -375,7 +375,7 @@ def test_small_models_and_lengths_are_told_in_figures() -> None:
     assert "-0.0" not in said
 
 
-def test_a_cluster_with_an_unknown_program_is_refused_by_its_file(tmp_path: Path) -> None:
+def test_cluster_with_unknown_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('like = "dgx-h100"\nsoftware = "nosuch"\n', encoding="utf-8")
     assert f"{path}: software = 'nosuch': unknown; use " in refusal("mt-nlg-530b", "--cluster", str(path))

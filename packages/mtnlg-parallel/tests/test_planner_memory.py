@@ -51,7 +51,7 @@ FIGURE_7 = {  # activations as shares of nothing recomputed: sequence parallel a
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_state_and_activations_are_within_eight_percent_of_the_literature(name: str) -> None:
+def test_state_and_activations_match_literature_within_8_percent(name: str) -> None:
     run, (state, whole, present) = RUNS[name], FIGURE_1[name]
     none, both = run._replace(recompute="none"), run._replace(recompute="selective", sequence_parallel=True)
     assert held(run)[run.layout.pp // 2].state / GIB == pytest.approx(state, rel=0.08)
@@ -89,7 +89,7 @@ def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
     assert memory_error(held(run._replace(recompute="none")), SELENE)
 
 
-def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> None:
+def test_chunked_logits_memory() -> None:
     run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software(ENGINES["pipeline"])
     tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
     whole, chunked = memory(run, load_software("megatron-lm"))[0], memory(run, program)[0]
@@ -98,7 +98,7 @@ def test_logits_in_chunks_take_the_room_of_a_chunk_and_of_what_it_leaves() -> No
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks: int) -> None:
+def test_deferred_weight_gradients_keep_their_inputs(chunks: int) -> None:
     """At the peak of the order that the engine runs, on every stage: s + 1 passes over its largest chunk."""
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", schedule="zero-bubble")
     software = load_software(ENGINES["pipeline"])
@@ -111,7 +111,7 @@ def test_weight_gradients_put_off_keep_what_the_engines_order_makes_wait(chunks:
 
 
 @pytest.mark.parametrize("program", ["megatron-core", *ENGINES.values()])
-def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(program: str) -> None:
+def test_recomputed_attention_keeps_nothing_in_8_bits(program: str) -> None:
     """In 16 bits its result is what the projection reads; in 8 bits that is kept apart, a byte an element."""
     software = load_software(program)
     run = Run(shape(16, 2048, 16), Layout(), 16, precision="fp8")
@@ -119,7 +119,7 @@ def test_attention_that_is_recomputed_keeps_nothing_of_its_own_in_8_bits_either(
     assert whole - selective == 2 * run.shape.elements
 
 
-def test_deepspeeds_engine_adds_one_gradient_at_a_time_and_copies_messages() -> None:
+def test_deepspeed_memory_of_gradients_and_messages() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 16, recompute="none", sequence_parallel=True)
     message, added = 2 * run.shape.repeated, 2 + 4  # bytes of a gradient in bf16 and of its copy in fp32
     stages, published = (
@@ -166,7 +166,7 @@ def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
 
 
 @pytest.mark.parametrize(("model", "batch"), [(shape(6, 4096, 32), 12), (shape(4, 12288, 96), 6)], ids=["free", "full"])
-def test_a_search_finds_the_best_of_all_that_can_be_priced_within_two_percent(model: ModelConfig, batch: int) -> None:
+def test_search_is_within_two_percent_of_the_best(model: ModelConfig, batch: int) -> None:
     """All: every layout of up to four GPUs, micro-batch, recomputation, number of chunks, schedule and switch."""
     template, degrees = Run(model, Layout(), batch), range(1, 5)
     program, best = load_software(ENGINES["pipeline"]), inf
@@ -213,7 +213,7 @@ def test_uneven_chunks_keep_the_layers_that_are_in_flight(layers: int, pp: int, 
         assert memory(run, program)[stage].activations == pytest.approx(max(flying) * each), stage
 
 
-def test_transformer_engine_keeps_the_inputs_of_products_in_eight_bits() -> None:
+def test_transformer_engine_keeps_8_bit_inputs() -> None:
     """One byte less of what two norms and the MLP's activation give; one more of attention's, which it keeps too."""
     run = Run(shape(8, 4096, 32), Layout(), 1, recompute="none")
     core, titan = (load_software(name) for name in ("megatron-core", "torchtitan"))
@@ -256,7 +256,7 @@ def test_fsdp_holds_shards_and_a_layer() -> None:
     assert once.gathered > 2 * model.parameters
 
 
-def test_fsdp_in_a_pipeline_holds_whole_weights_and_whole_gradients_of_the_stage() -> None:
+def test_fsdp_pipeline_holds_whole_stage_weights() -> None:
     program, run = load_software("torchtitan"), Run(shape(24, 2048, 16), Layout(pp=2, dp=8), 32, zero=3)
     for number, stage in enumerate(memory(run, program)):
         parameters = step.stage_parameters(run, program, number)
@@ -276,7 +276,7 @@ def test_shards_that_the_ranks_do_not_make_up_are_refused(run: Run, reason: str)
     assert reason in str(run_error(run, load_software("torchtitan"), SELENE))
 
 
-def test_this_packages_programs_refuse_what_they_cannot_recompute() -> None:
+def test_unsupported_recomputation_is_refused() -> None:
     run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
     assert "has not got recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))
     assert run_error(run, load_software("megatron-core"), SELENE) is None

@@ -18,7 +18,7 @@ def plan(*words: object) -> str:
     return result.stdout
 
 
-def test_a_timeline_is_a_chrome_trace_and_a_page_that_needs_nothing(tmp_path: Path) -> None:
+def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "8", "--timeline", tmp_path / "step.json")
     trace = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     boxes = [event for event in trace if event["ph"] == "X" and event["cat"] in {"forward", "backward"}]
@@ -49,7 +49,7 @@ def test_a_timeline_of_many_passes_is_one_path_a_colour(tmp_path: Path) -> None:
     assert page.count("z") >= 2 * 4 * 600
 
 
-def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_path: Path) -> None:
+def test_page_is_self_contained(tmp_path: Path) -> None:
     words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "megatron-core")
     run = ("--layout", "tp=2,pp=2,dp=2", "--batch", "16", "--recompute", "selective")
     plan(*words, *run, "--html", tmp_path / "plan.html")
@@ -68,7 +68,7 @@ def test_a_page_shows_the_step_its_layouts_and_switches_and_needs_nothing(tmp_pa
     assert not re.search(r"<script|href|src=", page)
 
 
-def test_a_page_of_a_run_that_does_not_fit_says_so_and_its_bars_end_within_the_page(tmp_path: Path) -> None:
+def test_page_of_an_unfit_run_says_so(tmp_path: Path) -> None:
     run = ("mt-nlg-530b", "--layout", "tp=1,pp=2,dp=1", "--batch", "4", "--html", tmp_path / "plan.html")
     planned = json.loads(plan(*run, "--json"))
     page = (tmp_path / "plan.html").read_text()
@@ -86,7 +86,7 @@ def test_a_page_of_a_run_that_does_not_fit_says_so_and_its_bars_end_within_the_p
     assert "No layout fits" in page
 
 
-def test_a_page_tells_days_with_their_interval_and_where_this_plan_stands(tmp_path: Path) -> None:
+def test_page_shows_days_with_interval(tmp_path: Path) -> None:
     planned = json.loads(plan(*PAPER, "--tokens", "270B", "--json", "--html", tmp_path / "plan.html"))
     page = (tmp_path / "plan.html").read_text().replace("\N{NARROW NO-BREAK SPACE}", " ")
     days, seconds = planned["run"]["days"], planned["step_seconds"]

@@ -46,7 +46,7 @@ PUBLISHED = {  # Narayanan et al. 2021, table 1; Korthikanti et al. 2022, table 
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_layout_is_among_the_first_five_or_has_a_reason_against_it(name: str) -> None:
+def test_published_layouts_are_found_or_explained(name: str) -> None:
     program, run = PUBLISHED[name]
     cluster, software = load_cluster("dgx-h100" if program == "megatron-core" else "selene"), load_software(program)
     found = search(run, cluster, software, run.gpus, count=FIRST)
@@ -89,7 +89,7 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def test_a_layout_asked_for_with_a_search_is_held_against_the_fastest() -> None:
+def test_requested_layout_is_compared_with_the_fastest() -> None:
     words = ("dense-1.3b", "--batch", "16", "--search", "--top", "1", "--software", "megatron-lm")
     (line,) = [line for line in plan(*words, "--layout", "tp=8").splitlines() if line.startswith("asked for")]
     assert re.search(
@@ -118,7 +118,7 @@ def test_a_search_keeps_what_is_given(options: tuple[str, ...], field: str, valu
     assert json.loads(plan(*words))[field] in values
 
 
-def test_a_search_with_offloaded_activations_finds_only_what_train_runs() -> None:
+def test_offloading_search_finds_runnable_layouts() -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "dense-6.7b"
     if not recipe.exists():
         pytest.skip("the recipes are not here")
@@ -129,7 +129,7 @@ def test_a_search_with_offloaded_activations_finds_only_what_train_runs() -> Non
     assert all(each["offload_activations"] for each in found["best"])
 
 
-def test_a_layout_of_more_gpus_than_there_are_is_not_as_fast_as_any() -> None:
+def test_layout_beyond_the_gpus_is_not_offered() -> None:
     words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--batch", "64", "--search", "--top", "1")
     assert "is 512 GPUs and there are 16" in plan(*words, "--layout", "tp=8,pp=8,dp=8")
 
@@ -167,7 +167,7 @@ def test_a_search_says_when_the_fastest_leaves_gpus_idle(batch: str, idle: bool)
     assert ("the fastest takes 6 of the 8 GPUs" in said) is idle
 
 
-def test_a_search_of_this_package_tries_its_schedules_and_tells_days() -> None:
+def test_search_tries_our_schedules() -> None:
     words = ("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--tokens", "1B")
     best = json.loads(plan(*words, "--top", "200", "--json"))["best"]
     assert {planned["program"] for planned in best} == {"mtnlg-parallel"}

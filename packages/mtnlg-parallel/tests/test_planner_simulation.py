@@ -99,7 +99,7 @@ def test_a_slower_link_or_stage_never_saves_time(drawn: tuple[Pipeline, int], sl
 
 
 @given(pipelines())
-def test_a_hop_that_blocks_is_never_quicker_than_one_that_does_not(drawn: tuple[Pipeline, int]) -> None:
+def test_blocking_hop_is_never_faster(drawn: tuple[Pipeline, int]) -> None:
     pipeline, micro_batches = drawn
     times = [run(pipeline._replace(blocking=blocking), micro_batches).seconds for blocking in (False, True)]
     assert times[0] <= times[1] + 1e-9
@@ -123,7 +123,7 @@ def test_copies_of_activations_no_longer_than_a_pass_are_hidden(stages: int, chu
         assert copied - at_once <= 0.9 + 1e-9
 
 
-def test_a_forward_pass_waits_for_the_copy_of_that_before_the_last() -> None:
+def test_forward_waits_for_the_copy_two_before() -> None:
     one, free, events = (1.0,) * 8, (0.0,) * 8, list[Event]()
     run(Pipeline(8, one, one, free, copies=(5.0,) * 8), 8, events)
     begins = [event.begin for event in events if event.stage == 0 and event.kind == "forward"]

@@ -52,7 +52,7 @@ def test_the_papers_steps_are_predicted_within_four_percent(nodes: int) -> None:
         (128, 25600, 160, 64, 512, 1, 1, 94.42, 71.49),
     ],
 )
-def test_runs_of_22b_to_1t_models_that_nothing_was_fitted_on_are_within_ten_percent(  # noqa: PLR0917
+def test_unfitted_runs_of_22b_to_1t_are_within_10_percent(  # noqa: PLR0917
     layers: int, hidden: int, heads: int, pp: int, batch: int, micro: int, chunks: int, full: float, present: float
 ) -> None:
     model = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200)
@@ -123,7 +123,7 @@ def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:
     assert gemm_seconds(DGX, 256 * 12 - 1, 128 * 9, 8192) == pytest.approx(one_wave, rel=1e-4)
 
 
-def test_a_large_product_sustains_what_cublas_does_and_a_thin_one_the_bandwidth() -> None:
+def test_product_rates_of_large_and_thin_shapes() -> None:
     assert 2 * 8192**3 / gemm_seconds(DGX, 8192, 8192, 8192) == pytest.approx(270e12, rel=0.05)
     assert gemm_seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
 
@@ -147,7 +147,7 @@ PIPELINE, OURS = (load_software(name) for name in ENGINES.values())
 SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequence_parallel=True, schedule="zero-bubble")
 
 
-def test_weight_gradients_apart_are_the_same_work_with_fewer_collectives_beside_it() -> None:
+def test_separate_weight_gradients_are_the_same_work() -> None:
     """All but the sums of dx: their product is put off, so half of what overlaps no longer does."""
     runs = (SPLIT, SPLIT._replace(schedule="1f1b"))
     split, whole = (predict(run, DGX, PIPELINE).pipeline for run in runs)
@@ -165,13 +165,13 @@ def test_weight_gradients_apart_are_the_same_work_with_fewer_collectives_beside_
         assert backward + weights == pytest.approx(both, rel=0.1)
 
 
-def test_only_a_zero_bubble_engine_loses_the_overlap_without_sequence_parallelism() -> None:
+def test_zero_bubble_loses_overlap_without_sequence_parallelism() -> None:
     run = SPLIT._replace(sequence_parallel=False)
     exposed = layer_cost.layer(run.shape, DGX, PIPELINE).backward.collectives
     assert exposed == layer_cost.tensor_collectives(run.shape, DGX, 2).collectives
 
 
-def test_gradients_reduced_chunk_by_chunk_cost_less_than_all_at_the_end() -> None:
+def test_chunked_gradient_reduction_is_cheaper() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     whole = PIPELINE.model_copy(update={"overlap_gradients": False})
     at_end, by_chunk = (predict(run, DGX, program).breakdown for program in (whole, PIPELINE))
@@ -180,7 +180,7 @@ def test_gradients_reduced_chunk_by_chunk_cost_less_than_all_at_the_end() -> Non
     assert at_end.bubble == by_chunk.bubble
 
 
-def test_fused_accumulation_of_this_engine_leaves_out_the_heads_table() -> None:
+def test_fused_accumulation_excludes_the_head() -> None:
     fused, apart = (
         layer_cost.head(SPLIT.shape, DGX, PIPELINE.model_copy(update={"fused_accumulation": fused})).backward
         for fused in (True, False)
@@ -212,14 +212,14 @@ def test_a_tile_sustains_by_its_operations_a_byte() -> None:
     assert rates[-1] == pytest.approx((32 / 62) / (85.33 / 115.33), rel=1e-3)
 
 
-def test_a_product_off_16_bytes_is_slower_and_one_of_8_bits_faster() -> None:
+def test_misaligned_product_is_slower_and_8_bits_faster() -> None:
     plain, off = gemm_seconds(DGX, 4096, 4096, 4096), gemm_seconds(DGX, 4096, 4096, 4090)
     assert off > 3 * plain
     hopper = load_cluster("dgx-h100")
     assert 1.7 < gemm_seconds(hopper, *[8192] * 3) / gemm_seconds(hopper, *[8192] * 3, width=1) < 2.2
 
 
-def test_products_of_fp32_run_at_the_gpus_fp32_rate_as_train_allows_no_other() -> None:
+def test_fp32_products_run_at_fp32_rate() -> None:
     """19.5 of 312 TFLOP/s on an A100, in layers, attention and head; a CPU has one rate, no tensor cores."""
     narrow, wide = Run(SMALL, Layout(tp=2), 4), Run(SMALL, Layout(tp=2), 4, precision="fp32")
     for part in (layer_cost.layer, layer_cost.head):
@@ -237,9 +237,7 @@ NO_OVERLAP = {"overlap_tensor": False}
 
 @pytest.mark.parametrize("name", ENGINES.values())
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
-def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weights_once_a_step(
-    name: str, mlp: str
-) -> None:
+def test_eight_bit_casts_write_both_layouts(name: str, mlp: str) -> None:
     """6 bytes an element of x forward, of dy backward and of a weight; an x that two products read is rounded once."""
     model = SMALL.model_copy(update={"mlp": mlp})
     bf16 = Run(
@@ -268,7 +266,7 @@ def test_this_packages_casts_to_eight_bits_write_both_results_and_those_of_weigh
 
 
 @pytest.mark.parametrize("name", ENGINES.values())
-def test_under_sequence_parallelism_8_bits_of_an_input_are_gathered_again_and_transposed(name: str) -> None:
+def test_sequence_parallel_8_bit_inputs_are_regathered(name: str) -> None:
     """2 bytes an element to keep a rank's rows, and 2 to transpose what is gathered; half the bytes are gathered."""
     plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8")
     sliced, program = plain._replace(sequence_parallel=True), load_software(name).model_copy(update=NO_OVERLAP)
@@ -304,7 +302,7 @@ def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:
     assert whole - part == pytest.approx(gathered)
 
 
-def test_stages_of_a_pipeline_gather_their_weights_and_reduce_their_gradients_once_a_step() -> None:
+def test_stages_gather_and_reduce_once_per_step() -> None:
     """FSDP2 leaves weights whole until a step's end where a pipeline runs, and reduces after the last backward pass."""
     program, slow = load_software("torchtitan"), changed(DGX, "node", network_bandwidth=1e9)
     steps = []
@@ -317,7 +315,7 @@ def test_stages_of_a_pipeline_gather_their_weights_and_reduce_their_gradients_on
     assert slow_many.breakdown.tensor_comms == pytest.approx(fast_many.breakdown.tensor_comms)
 
 
-def test_a_host_that_waits_for_each_operation_adds_its_time_to_the_gpus() -> None:
+def test_host_bound_operations_add_their_time() -> None:
     run, program = Run(SMALL, Layout(tp=2, pp=4), 8), load_software("megatron-deepspeed-bloom")
     waiting, at_once = (
         predict(run, changed(DGX, "measured", launch_seconds=seconds), program).pipeline.forward[1]
@@ -343,7 +341,7 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
     assert bytes_moved / sliced == pytest.approx(34, rel=2e-3)
 
 
-def test_weights_that_arrive_after_their_forward_pass_began_are_waited_for() -> None:
+def test_late_weights_are_waited_for() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
     shared, whole = (predict(run._replace(zero=zero), slow, PIPELINE).breakdown.data_comms for zero in (1, 0))
@@ -373,7 +371,7 @@ def test_a_thin_product_takes_the_time_of_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("name", "exchanged"), [*((each, True) for each in ENGINES.values()), ("megatron-core", False)]
 )
-def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: str, exchanged: bool) -> None:
+def test_shared_key_value_heads_exchange_features(name: str, exchanged: bool) -> None:
     """With two such heads on eight ranks four share each: q, k and v of 18 heads a token are gathered, and reduced."""
     software = load_software(name)
     shared, own = (
@@ -386,7 +384,7 @@ def test_ranks_that_share_a_head_of_keys_and_values_exchange_its_features(name: 
         assert more == pytest.approx(gathered, rel=0.1, abs=1e-5)  # smaller products hide a little less
 
 
-def test_activations_in_host_memory_cost_what_passes_do_not_hide_of_their_copies() -> None:
+def test_offloading_costs_only_exposed_copies() -> None:
     kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", schedule="zero-bubble", sequence_parallel=True)
     moved, engine = kept._replace(offload_activations=True), load_software(ENGINES["pipeline"])
 

@@ -33,7 +33,7 @@ class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("elements", [3, 1024, 1_000_007])
-def test_the_sum_of_squares_is_that_of_fp64_and_copies_no_gradients(elements: int) -> None:
+def test_sum_of_squares_matches_fp64_without_copies(elements: int) -> None:
     torch.manual_seed(1)
     weight = torch.nn.Parameter(torch.zeros(elements))
     kind = BucketKind(0, decays=False, counts=True, summed_over=None)

@@ -56,14 +56,14 @@ def test_the_innermost_known_file_of_a_stack_names_the_phase(files: list[str], p
 
 
 @pytest.mark.parametrize("file", [file for _, files in PHASES for file in files])
-def test_every_file_of_a_phase_exists_so_that_a_moved_module_is_noticed(file: str) -> None:
+def test_every_file_of_a_phase_exists(file: str) -> None:
     package, _, path = file.partition("/")
     spec = find_spec(package)
     assert spec
     assert [*Path(next(iter(spec.submodule_search_locations or ()))).glob(f"{path}*")] or not path
 
 
-def test_nothing_waits_for_communication_but_where_a_stack_shows_it() -> None:
+def test_only_known_functions_wait_for_communication() -> None:
     spec = find_spec("mtnlg_parallel")
     assert spec
     root = Path(next(iter(spec.submodule_search_locations or ())))
