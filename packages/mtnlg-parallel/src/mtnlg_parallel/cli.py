@@ -67,8 +67,7 @@ def train(  # noqa: PLR0917  (typer names them)
     ] = True,
     overrides: Overrides = None,
     initial: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint, its URL, or a Hugging Face folder."),
+        str | None, typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint, its URL, or Hugging Face.")
     ] = None,
     new_tokenizer: Annotated[
         bool, typer.Option("--new-tokenizer", help="Take --from though its tokenizer is not the data's.")
