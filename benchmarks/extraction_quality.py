@@ -99,7 +99,7 @@ def by_trafilatura(html: str, **options: Any) -> str:  # noqa: ANN401  (as it ha
 
 def by_readability(html: str) -> str:
     """Extract by readability-lxml, whose HTML resiliparse makes text."""
-    from readability import Document  # type: ignore[import-untyped]  # noqa: PLC0415  (our own scores do without)
+    from readability import Document  # noqa: PLC0415  (our own scores do without)
 
     return str(extract_plain_text(Document(html).summary()))
 

@@ -61,6 +61,7 @@ ALLOWED = {
     "parallel/launch/calibration.py": "a private folder",
     "parallel/launch/health.py": "a new file of a random name",
     "parallel/record/trackers.py": "a new file of the library's, named by time and process",
+    "parallel/shared_memory.py": "memory and pipes of this run's own processes",
 }
 
 

@@ -87,7 +87,7 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "bloom", "model_type = bloom: not supported; exaone4, gemma, "),
+        ("model_type", "mamba", "model_type = mamba: not supported; bloom, exaone4, falcon, "),
         ("activation_function", "relu", "activation_function = relu: only gelu_new, gelu_pytorch_tanh, gelu_fast"),
         ("n_inner", 100, r"transformer.h.0.mlp.c_fc.weight: F32 \[48, 192\] where config.json says \[48, 100\]"),
         ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True: only False is supported"),

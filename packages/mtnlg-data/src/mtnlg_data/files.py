@@ -40,10 +40,11 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if str(error).endswith(" written"):  # numpy reports how much was written, not the cause
-            error.errno, error.strerror = errno.ENOSPC, os.strerror(errno.ENOSPC)
-        error.filename = error.filename or str(path)
-        raise
+        is_short = str(error).endswith(" written")  # numpy reports how much was written, not the cause
+        number = errno.ENOSPC if is_short else error.errno
+        if error.filename is not None or number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 class _NamedFile(io.FileIO):

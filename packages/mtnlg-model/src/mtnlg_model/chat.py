@@ -45,16 +45,9 @@ class _Named(Settings):
 
 
 class _Config(Settings):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="ignore")
 
     chat_template: str | tuple[_Named, ...] | None = None
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        """Special tokens by their keys."""
-        keys = {key: value for key, value in (self.model_extra or {}).items() if key.endswith("_token")}
-        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in keys.items()}
-        return {key: text for key, text in texts.items() if text and isinstance(text, str)}
 
     @property
     def templates(self) -> dict[str, str]:
@@ -96,8 +89,9 @@ class Chat:
         tokens: dict[str, str] = {}
         for folder in folders:
             path = folder / CONFIG
-            config = parse_json(_read(path), _Config, path) if path.is_file() else _Config()
-            tokens = tokens or config.tokens
+            raw = _read(path) if path.is_file() else b"{}"
+            config = parse_json(raw, _Config, path)
+            tokens = tokens or _special_tokens(json.loads(raw))
             if not templates:
                 files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
                 files |= {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
@@ -156,6 +150,13 @@ class Chat:
         if not mark:
             raise ValueError("it leaves out the last message")
         return kept if rest.startswith(" ") else kept.rstrip()
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens of a tokenizer_config.json by their keys."""
+    keys = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in keys.items()}
+    return {key: text for key, text in texts.items() if text and isinstance(text, str)}
 
 
 def _read(path: Path) -> bytes:

@@ -27,7 +27,7 @@ def lease(folder: Path) -> BinaryIO:
 
     Raises ``MissingFileError`` where the checkpoint has been removed.
     """
-    path = _path(folder)
+    path = lock_path(folder)
     file = open_to_update(path)
     _lock(file, fcntl.LOCK_SH)
     if not (folder / MANIFEST).is_file():
@@ -40,7 +40,7 @@ def lease(folder: Path) -> BinaryIO:
 @contextmanager
 def unleased(folder: Path) -> Iterator[bool]:
     """Whether nobody has a lease of ``folder``; then nobody gets one in the block, which removes the folder."""
-    path = _path(folder)
+    path = lock_path(folder)
     with open_to_update(path) as file:
         free = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield free
@@ -49,7 +49,8 @@ def unleased(folder: Path) -> Iterator[bool]:
                 path.unlink()
 
 
-def _path(folder: Path) -> Path:
+def lock_path(folder: Path) -> Path:
+    """The file by which leases of ``folder`` are had."""
     return folder.with_name(f".{folder.name}.lock")
 
 

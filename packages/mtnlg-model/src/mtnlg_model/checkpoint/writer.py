@@ -22,7 +22,7 @@ from mtnlg_model.files import atomic_open, read_small, sync_directory, write_tex
 
 from . import boxes, tensor_file
 from .chat_files import read_chat_files
-from .lease import unleased
+from .lease import lock_path, unleased
 from .manifest import (
     MANIFEST,
     TOKENIZER,
@@ -223,6 +223,7 @@ def retain(directory: Path, keep: int, every: int = 0) -> None:
     for step, path in list_steps(directory, ".tmp"):
         if step < newest:
             with removing(path):
+                lock_path(path.with_suffix("")).unlink(missing_ok=True)  # of a removal that was killed
                 shutil.rmtree(path)
 
 
