@@ -24,14 +24,10 @@ SITE = [
 pytestmark = pytest.mark.usefixtures("slurm_daemons")
 
 
-#: Marks what runs in the steps that a container would be.
-CONTAINED = ["--srun=--export=ALL,INSIDE=1"]
-
-
-def submit(undisturbed: Undisturbed, folder: Path, *more: str) -> Job:
+def submit(undisturbed: Undisturbed, folder: Path) -> Job:
     """A run submitted from a folder, which it writes ``data`` and ``log`` into."""
     run = [curations.COMMAND, "run", str(undisturbed.recipe), "--out", "data", "--engine", "ray", "--launcher", "slurm"]
-    return Job([*run, *SITE, *more, f"--sbatch=--output={folder / 'log'}"], folder, "log")
+    return Job([*run, *SITE, f"--sbatch=--output={folder / 'log'}"], folder, "log")
 
 
 def test_job_has_equal_bytes_and_leaves_no_token(undisturbed: Undisturbed, tmp_path: Path) -> None:
@@ -64,11 +60,7 @@ def test_a_job_whose_head_cannot_start_ends_and_says_why(
 
 
 # The first has the run: without it the job is queued again.
-@pytest.mark.parametrize(
-    ("node", "restarts", "options"),
-    [("n1", "1", []), ("n2", "0", []), ("n3", "0", []), ("n1", "1", CONTAINED), ("n3", "0", CONTAINED)],
-    ids=["n1", "n2", "n3", "n1, contained", "n3, contained"],
-)
+@pytest.mark.parametrize(("node", "restarts"), [("n1", "1"), ("n2", "0")])
 def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     undisturbed: Undisturbed,
     slurm_daemons: Path,
@@ -76,21 +68,17 @@ def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     monkeypatch: pytest.MonkeyPatch,
     node: str,
     restarts: str,
-    options: list[str],
 ) -> None:
     # Until Ray gives a machine up, and until a machine gives Ray's head up.
-    for name, value in (("initial_delay_ms", 0), ("period_ms", 200), ("timeout_ms", 10_000)):
+    for name, value in (("initial_delay_ms", 0), ("period_ms", 200), ("timeout_ms", 1000)):
         monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "2")
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "240")  # on a busy machine a node may take long to join
-    job = submit(undisturbed, tmp_path, "--sbatch=--nodes=3", *options)
+    job = submit(undisturbed, tmp_path)
     job.until((tmp_path / "data" / "01-extract").exists)
-    inside = ["INSIDE=1"] if options else []
-    (driver,) = processes("n1", *inside, line="mtnlg_data.cli run")
-    assert processes("n1", *inside, line="gcs_server")
-    os.kill(driver, signal.SIGSTOP)  # so that it cannot end before its other nodes are there
+    (driver,) = processes("n1", line="mtnlg_data.cli run")
+    os.kill(driver, signal.SIGSTOP)  # so that it cannot end before its second node is there
     try:
-        job.until(lambda: job.log().count("Ray runtime started.") == 3)
+        job.until(lambda: job.log().count("Ray runtime started.") == 2)
     finally:
         os.kill(driver, signal.SIGCONT)
     with lost(node, slurm_daemons):

@@ -82,6 +82,7 @@ ALLOWED = {
     "data/dedup/verify.py": "an unnamed temporary file",
     "data/engine/ray_cluster.py": "the package's own code",
     "data/exchange.py": "written by an earlier task of the same step",
+    "data/extract/boilerplate.py": "jusText's own stop lists",
     "data/schema.py": "in memory",
     "data/steps/__init__.py": "the package's own code",
     "data/tokens/tokenizer.py": "written by an earlier task of the same step",
@@ -91,6 +92,7 @@ ALLOWED = {
     "parallel/launch/calibration.py": "written by ranks into a temporary folder",
     "parallel/launch/health.py": "a probe that was just written",
     "data/engine/machine.py": "/proc and /sys",
+    "parallel/shared_memory.py": "memory and pipes of this run's own processes",
 }
 
 

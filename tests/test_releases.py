@@ -184,6 +184,9 @@ def test_packages_tested_alone_are_not_tested_again(tmp_path: Path, monkeypatch:
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(noxfile, "install_house", lambda _: None)
     monkeypatch.setattr(noxfile, "run_in_house", lambda _, *words: ran.append(words[3:]))
+    monkeypatch.setattr(noxfile, "run_slow_tests", lambda _, *words: ran.append(words[1:]))
+    Path("tests").mkdir()
+    noxfile.SLOW.write_text("{}")
     source = Path("packages/mtnlg-data/src/a.py")
     source.parent.mkdir(parents=True)
     source.write_text("one")
@@ -193,8 +196,8 @@ def test_packages_tested_alone_are_not_tested_again(tmp_path: Path, monkeypatch:
         stamp.write_text(state)
     left = tuple(f"packages/mtnlg-{package}/tests" for package in ("model", "parallel", "eval"))
     noxfile.tests(Session())
-    assert ran == [(*noxfile.IN_PARALLEL, *left), (*noxfile.SIDE_BY_SIDE, "tests")]
+    assert ran == [(*noxfile.IN_PARALLEL, *left), ("tests",)]
     source.write_text("two")
     ran.clear()
     noxfile.tests(Session())
-    assert ran == [(*noxfile.IN_PARALLEL, "packages/mtnlg-data/tests", *left), (*noxfile.SIDE_BY_SIDE, "tests")]
+    assert ran == [(*noxfile.IN_PARALLEL, "packages/mtnlg-data/tests", *left), ("tests",)]

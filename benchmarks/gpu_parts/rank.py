@@ -130,13 +130,20 @@ def count_products(step: Callable[[], None]) -> float:
 
     Its own count of addmm (until 2.13 at least) has no place for the dtype of the sum.
     """
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm: _added_product_flops}) as counter:
+    own = {torch.ops.aten.addmm: _added_product_flops}
+    if products.HAS_ONEDNN:  # which counts none
+        own[torch.ops.mkldnn._linear_pointwise] = _linear_flops  # noqa: SLF001
+    with FlopCounterMode(display=False, custom_mapping=own) as counter:
         step()
     return float(counter.get_total_flops())
 
 
 def _added_product_flops(_total: torch.Size, a_MK: torch.Size, b_KN: torch.Size, *_: object, **__: object) -> int:
     return 2 * a_MK.numel() * b_KN[-1]
+
+
+def _linear_flops(x: torch.Size, weight_NK: torch.Size, *_: object, **__: object) -> int:
+    return 2 * x.numel() * weight_NK[0]
 
 
 def sides_of(ops: Ops) -> dict[str, Side]:

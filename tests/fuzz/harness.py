@@ -35,6 +35,7 @@ SCRATCH = "MTNLG_FUZZ_SCRATCH"
 MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of its own is made there)
 INSTRUMENTED = ["mtnlg_data.sources", "mtnlg_data.extract", "mtnlg_data.tokens", "mtnlg_model"]
 INSTRUMENTED += ["mtnlg_parallel.record", "mtnlg_eval.tasks", "mtnlg_eval.studies", "mtnlg_eval.report"]
+COMPILED = ("paragraphs", "boilerplate", "main_content", "tree_limits")  # in extract; numba takes no instrumented code
 READER = re.compile(r"^\| ([^|]+) \| `[^`]+` \| (?:followed|refused) \|$", re.MULTILINE)
 VERSIONS = ("atheris", "mtnlg-data", "mtnlg-model", "fastwarc", "tokenizers")
 MAX_SECONDS, MAX_MEGABYTES, MAX_BYTES = 20, 2048, 1 << 16
@@ -63,6 +64,8 @@ def run_target(name: str, slowest: Path, options: list[str]) -> None:
     import atheris  # only in a process that fuzzes
 
     sys.path[:0] = [str(HERE), str(HERE / "targets")]
+    for compiled in COMPILED:
+        importlib.import_module(f"mtnlg_data.extract.{compiled}")
     with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):
         module = importlib.import_module(target_modules()[name])
     target: Callable[[bytes], None] = module.TARGETS[name]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mtnlg_data.steps.deduplicate import DeduplicateSettings
 
 
-LIBRARY_BYTES = 380_000_000  # memory of a worker that has extracted and cleaned before, with all that it has imported
+LIBRARY_BYTES = 330_000_000  # memory of a worker that has extracted and cleaned before, with all that it has imported
 
 
 def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:

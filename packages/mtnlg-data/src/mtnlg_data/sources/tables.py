@@ -130,7 +130,9 @@ class Parquet(Table):
         try:
             with arrow_damage(), pq.ParquetFile(regular(path)) as plain:
                 schema, strings = self.view(plain.schema_arrow), _string_leaves(plain)
-                file = pq.ParquetFile(path, read_dictionary=strings) if has_strings(schema, self.field) else None
+                file = (
+                    pq.ParquetFile(regular(path), read_dictionary=strings) if has_strings(schema, self.field) else None
+                )
         except pa.ArrowException as error:
             yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
             return

@@ -102,7 +102,7 @@ class Clean(Step[CleanSettings, CleanKeys]):
     def cost(self, corpus: CorpusSize) -> Cost:
         """As measured with all rules."""
         model = self.settings.language_model.stat().st_size if self.settings.language_model else 0
-        return Cost(0.0191 * corpus.text / 1e6, 350_000_000 + corpus.group + model, corpus.disk)
+        return Cost(0.0191 * corpus.text / 1e6, 325_000_000 + corpus.group + model, corpus.disk)
 
     def fingerprint(self, source: str) -> object:
         """Which languages are wanted does not count where the rule ``language`` is not asked for."""

@@ -79,7 +79,7 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         texts = 70_000  # of the paper's tasks
         if self.settings.texts is not None and self.settings.texts.is_file():
             texts = sum(1 for _ in file_lines(self.settings.texts, follow=True))
-        memory = 400_000_000 + corpus.group + 2200 * texts
+        memory = 365_000_000 + corpus.group + 2200 * texts
         return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401

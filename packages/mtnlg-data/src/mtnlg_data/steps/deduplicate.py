@@ -105,7 +105,7 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
         state = (47 * self.settings.bands + 110) * corpus.documents
         return Cost(
             core_seconds=0.0169 * corpus.text / 1e6,
-            memory=450_000_000 + min(650_000_000, 4 * round(near * candidate * corpus.documents)) + corpus.group // 4,
+            memory=350_000_000 + min(650_000_000, 4 * round(near * candidate * corpus.documents)) + corpus.group // 4,
             disk=round(kept * corpus.disk) + state,
             scratch=round(near * candidate * corpus.documents),
             kept=kept,

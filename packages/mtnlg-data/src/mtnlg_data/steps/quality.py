@@ -128,10 +128,10 @@ class Quality(Step[QualitySettings, QualityKeys]):
         """Samples, one process that trains on their beginnings (13 GB of 800,000 per class), then scores."""
         sampled = 2 * min(self.settings.sample, corpus.documents)
         characters = sampled * min(4000, corpus.characters)
-        alone = 350_000_000 + (80 << 20) + 2 * characters if self.settings.model is None else 0
+        alone = 270_000_000 + (80 << 20) + 2 * characters if self.settings.model is None else 0
         disk = corpus.disk + round(corpus.packed * characters) + (4 << 20)
         seconds = 0.0694 * characters / 1e6 if self.settings.model is None else 0.0
-        return Cost(0.021 * corpus.text / 1e6, 350_000_000 + corpus.group, disk, 0, seconds, alone)
+        return Cost(0.021 * corpus.text / 1e6, 270_000_000 + corpus.group, disk, 0, seconds, alone)
 
     def role(self, source: str) -> Role:
         """By the source's keys."""

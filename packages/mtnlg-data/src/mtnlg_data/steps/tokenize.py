@@ -126,7 +126,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         tokens = int(corpus.text / 4.3) + corpus.documents
         disk = 3 * width * tokens + 52 * corpus.documents + 70 * vocabulary
         seconds = 0.26 * min(self.settings.sample_bytes, corpus.text) / 1e6 if self.settings.vocabulary else 0.0
-        return Cost(0.0263 * corpus.text / 1e6, 415_000_000 + corpus.group, disk, seconds_alone=seconds)
+        return Cost(0.0263 * corpus.text / 1e6, 390_000_000 + corpus.group, disk, seconds_alone=seconds)
 
     def fingerprint(self, source: str) -> object:
         """The files of the tokenizer count by their content."""
