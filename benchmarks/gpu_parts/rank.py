@@ -130,7 +130,7 @@ def count_products(step: Callable[[], None]) -> float:
 
     Its own count of addmm (until 2.13 at least) has no place for the dtype of the sum.
     """
-    own = {torch.ops.aten.addmm: _added_product_flops}
+    own: dict[Any, Callable[..., int]] = {torch.ops.aten.addmm: _added_product_flops}
     if products.HAS_ONEDNN:  # which counts none
         own[torch.ops.mkldnn._linear_pointwise] = _linear_flops  # noqa: SLF001
     with FlopCounterMode(display=False, custom_mapping=own) as counter:
