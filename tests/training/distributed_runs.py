@@ -53,6 +53,7 @@ from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from mtnlg_parallel.shared_memory import SharedMemoryGroup  # noqa: E402
 from training import resume_runs  # noqa: E402
 from training.host_reads import HostReads  # noqa: E402
 
@@ -135,18 +136,21 @@ class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  (torch's)
         if func.namespace == "c10d" and "reduce" in func.__name__:
-            tensors = [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
-            if dtypes := {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}:
-                code = self._caller()
-                of_layers = any(part in code.co_filename for part in ("megatron/core/", "mtnlg_parallel/model/"))
-                (self.layers if of_layers else self.others.setdefault(code.co_name, set())).update(dtypes)
+            self.record(*(tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)))
         return func(*args, **(kwargs or {}))
+
+    def record(self, *tensors: torch.Tensor) -> None:
+        if dtypes := {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}:
+            code = self._caller()
+            of_layers = any(part in code.co_filename for part in ("megatron/core/", "mtnlg_parallel/model/"))
+            (self.layers if of_layers else self.others.setdefault(code.co_name, set())).update(dtypes)
 
     @staticmethod
     def _caller() -> CodeType:
         """The innermost function that is not of torch's, DeepSpeed's or typing's wrappers of a collective."""
+        between = ("/torch/", "deepspeed/comm/", "typing_extensions", "shared_memory.py", __file__)
         frame = sys._getframe(2)
-        while any(part in frame.f_code.co_filename for part in ("/torch/", "deepspeed/comm/", "typing_extensions")):
+        while any(part in frame.f_code.co_filename for part in between):
             assert frame.f_back
             frame = frame.f_back
         return frame.f_code
@@ -186,6 +190,13 @@ def stream_synchronizations(request: dict[str, Any], rank: int) -> int:
 
 def reduced_dtypes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train; return the dtypes that ranks summed."""
+    reduce = SharedMemoryGroup._reduce
+
+    def recording(group: SharedMemoryGroup, operation: str, source: torch.Tensor, *rest: Any) -> Any:  # noqa: ANN401
+        dtypes.record(source)
+        return reduce(group, operation, source, *rest)
+
+    SharedMemoryGroup._reduce = recording  # type: ignore[method-assign]
     with ReducedDtypes() as dtypes:
         train(request, rank)
     return {"layers": sorted(dtypes.layers), "others": {name: sorted(found) for name, found in dtypes.others.items()}}
