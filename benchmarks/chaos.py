@@ -456,7 +456,7 @@ def options() -> Namespace:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--layout", default="dp=2")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds of a step, after which a rank hangs")
-    parser.add_argument("--faults", help="comma-separated; default all that this machine can have")
+    parser.add_argument("--faults", help="comma-separated; default all that this machine can have, but change")
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser.parse_args()
 
@@ -483,7 +483,8 @@ def main() -> int:
         else:
             job = Local(folder, out)
         stack.callback(job.stop, signal.SIGKILL)
-        kinds = [kind for kind in (*RANK_KINDS, *job.kinds) if disk or kind != "full-disk"]
+        left_out = {"change", *([] if disk else ["full-disk"])}  # changes of the recipe are asked for by --faults
+        kinds = [kind for kind in (*RANK_KINDS, *job.kinds) if kind not in left_out]
         if chosen.faults:
             kinds = chosen.faults.split(",")
         chaos = Chaos(job, disk, kinds, chosen.seed, chosen.most_steps)
