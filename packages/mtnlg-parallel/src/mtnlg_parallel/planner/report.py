@@ -94,9 +94,14 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "fullest_stage": fullest,
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
         "margin": MARGIN,
-        "spare": 1 - MARGIN - stages[fullest].total / cluster.gpu.memory_bytes,
+        "spare": _spare(stages[fullest].total, cluster),
         "fits": memory_error(stages, cluster) is None,
     }
+
+
+def _spare(size: float, cluster: Cluster) -> float:
+    """Share of a GPU's memory that a run of so many bytes leaves of what it may use."""
+    return 1 - MARGIN - size / cluster.gpu.memory_bytes
 
 
 def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batches: BatchSize) -> dict[str, float]:
@@ -216,7 +221,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         run, prediction, size, _ = fitting
         layout = run.layout
         mfu = run.model.model_flops(run.batch) / run.gpus / prediction.seconds / cluster.gpu.peak_flops
-        is_close = 1 - MARGIN - size / cluster.gpu.memory_bytes < CLOSE
+        is_close = _spare(size, cluster) < CLOSE
         closely |= is_close
         choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
         chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
