@@ -196,7 +196,7 @@ def reduced_dtypes(request: dict[str, Any], rank: int) -> dict[str, Any]:
         dtypes.record(source)
         return reduce(group, operation, source, *rest)
 
-    SharedMemoryGroup._reduce = recording  # type: ignore[method-assign]
+    SharedMemoryGroup._reduce = recording  # type: ignore[assignment, method-assign]
     with ReducedDtypes() as dtypes:
         train(request, rank)
     return {"layers": sorted(dtypes.layers), "others": {name: sorted(found) for name, found in dtypes.others.items()}}
