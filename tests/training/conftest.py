@@ -22,11 +22,20 @@ RunRanks = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with two small stores of learnable tokens: each token is the one before plus 0 to 3."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data folder with two small stores of learnable tokens: each token is the one before plus 0 to 3.
+
+    All tests of a process read it, so a test that changes data copies the folder first.
+    """
     folder = tmp_path_factory.mktemp("data")
     make_data(folder, seed=1)
-    return folder
+    written = contents(folder)
+    yield folder
+    assert contents(folder) == written, "a test changed the data of all"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def make_data(folder: Path, seed: int) -> None:

@@ -54,14 +54,21 @@ lr = 1e-3
 """
 
 
+@pytest.fixture(scope="module")
+def data(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data with a tokenizer of ``NAMES``."""
+    copy = shutil.copytree(data, tmp_path_factory.mktemp("data") / "named")
+    write_tokenizer(copy / "tokens" / "tokenizer.json", *NAMES)
+    return copy
+
+
 @pytest.fixture(params=CONFIGS)
-def folder(request: pytest.FixtureRequest, data: Path, tmp_path: Path) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder as ``save_pretrained`` writes it, whose tokenizer is that of the data."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param])
     model.save_pretrained(tmp_path / "hf")
     write_tokenizer(tmp_path / "hf" / "tokenizer.json", *NAMES)
-    write_tokenizer(data / "tokens" / "tokenizer.json", *NAMES)
     return tmp_path / "hf"
 
 
