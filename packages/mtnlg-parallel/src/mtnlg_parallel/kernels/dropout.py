@@ -13,19 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dropout_mask import draw, kept, threshold_and_scale
-from .tiles import (
-    TILE,
-    Matrix,
-    add_slabs,
-    contiguous,
-    custom_op,
-    is_last,
-    launch,
-    slab,
-    step_of,
-    store_sums,
-    tile,
-)
+from .tiles import TILE, Matrix, contiguous, custom_op, launch, read, slab, step_of, sum_slabs, tile, write
 
 
 def bias_dropout_add(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, rate: float, training: bool) -> Tensor:
@@ -42,9 +30,9 @@ def dropout_add(x_H: Tensor, residual_H: Tensor, rate: float, training: bool) ->
 
 @custom_op
 def _dropped_sum(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, seed: Tensor | None, rate: float) -> Tensor:
-    read, size = contiguous(x_H, bias_H, residual_H), Matrix.of(x_H)
+    given, size = contiguous(x_H, bias_H, residual_H), Matrix.of(x_H)
     out_H = torch.empty_like(x_H, memory_format=torch.contiguous_format)
-    launch(_dropout_forward, size.tiles, *read, out_H, seed, *size, *threshold_and_scale(rate), **TILE)
+    launch(_dropout_forward, size.tiles, *given, out_H, seed, *size, *threshold_and_scale(rate), **TILE)
     return out_H
 
 
@@ -53,10 +41,10 @@ def _dropped_sum_backward(
     out_grad_H: Tensor, bias_H: Tensor | None, seed: Tensor | None, rate: float
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, empty if nothing is dropped, and of the bias, empty if there is none."""
-    out_grad_H, size, device = out_grad_H.contiguous(), Matrix.of(out_grad_H), out_grad_H.device
+    out_grad_H, size = out_grad_H.contiguous(), Matrix.of(out_grad_H)
     x_grad_H = out_grad_H.new_empty(0) if seed is None else torch.empty_like(out_grad_H)
     bias_grad_H = None if bias_H is None else size.sum_like(bias_H)
-    sums = size.partial_sums(1, device)[0], size.slab_counters(device)
+    sums = size.slab_sums(out_grad_H.device)
     arguments = (out_grad_H, x_grad_H, bias_grad_H, *sums, seed, *size, *threshold_and_scale(rate))
     launch(_dropout_backward, size.slab_grid, *arguments, **size.slab)
     return x_grad_H, out_grad_H.new_empty(0) if bias_grad_H is None else bias_grad_H
@@ -94,13 +82,13 @@ def _dropout_forward(
     COLUMNS: tl.constexpr,
 ):
     row, column, group, at, there = tile(rows, columns, ROWS, COLUMNS)
-    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
+    x = read(x_at + at, there)
     if bias_at is not None:
-        x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
+        x += read(bias_at + column, column < columns)
     if seed_at is not None:
         x = tl.where(kept(tl.load(seed_at), threshold, row, group), x * scale, 0.0)
-    x += tl.load(residual_at + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_at + at, x.to(out_at.dtype.element_ty), mask=there)
+    x += read(residual_at + at, there)
+    write(out_at + at, x, there)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold"])
@@ -124,13 +112,10 @@ def _dropout_backward(
     seed = tl.load(seed_at) if seed_at is not None else 0
     for step in range(0, height, STRIDE):
         row, at, there = step_of(first + step, rows, columns, column, STRIDE)
-        x_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
+        x_grad = read(out_grad_at + at, there)
         if seed_at is not None:
             x_grad = tl.where(kept(seed, threshold, row, group), x_grad * scale, 0.0)
-            tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
+            write(x_grad_at + at, x_grad, there)
         bias_grad += x_grad
     if bias_grad_at is not None:
-        store_sums(sums_at, number, columns, column, bias_grad)
-        slabs = tl.cdiv(rows, ROWS)
-        if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, COLUMNS), slabs):
-            add_slabs(sums_at, bias_grad_at, slabs, columns, column, STRIDE)
+        sum_slabs(sums_at, counters_at, bias_grad_at, number, bias_grad, rows, columns, column, ROWS)

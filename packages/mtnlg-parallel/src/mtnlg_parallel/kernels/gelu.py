@@ -18,17 +18,17 @@ from torch import Tensor
 from .tiles import (
     TILE,
     Matrix,
-    add_slabs,
     contiguous,
     custom_op,
     differentiate,
-    is_last,
     launch,
+    read,
     sigmoid,
     slab,
     step_of,
-    store_sums,
+    sum_slabs,
     tile,
+    write,
 )
 
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
@@ -50,11 +50,12 @@ def _bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
 
 @custom_op
 def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
-    size, device = Matrix.of(x_F), x_F.device
+    size = Matrix.of(x_F)
     x_grad_F, bias_grad_F = torch.empty_like(x_F, memory_format=torch.contiguous_format), size.sum_like(bias_F)
-    sums = size.partial_sums(1, device)[0], size.slab_counters(device)
-    read = contiguous(x_F, bias_F, out_grad_F)
-    launch(_gelu_backward, size.slab_grid, *read, x_grad_F, bias_grad_F, *sums, *size, **size.slab)
+    given = contiguous(x_F, bias_F, out_grad_F)
+    launch(
+        _gelu_backward, size.slab_grid, *given, x_grad_F, bias_grad_F, *size.slab_sums(x_F.device), *size, **size.slab
+    )
     return x_grad_F, bias_grad_F
 
 
@@ -64,10 +65,10 @@ differentiate(_bias_gelu, _bias_gelu_backward)
 @triton.jit(do_not_specialize=["rows"])
 def _gelu_forward(x_at, bias_at, out_at, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     _row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)
-    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-    x += tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
+    x = read(x_at + at, there)
+    x += read(bias_at + column, column < columns)
     out = x * sigmoid(x * (x * x * _CUBE + _TWICE))
-    tl.store(out_at + at, out.to(out_at.dtype.element_ty), mask=there)
+    write(out_at + at, out, there)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -86,17 +87,14 @@ def _gelu_backward(
     COLUMNS: tl.constexpr,
 ):
     number, first, height, column, _group = slab(rows, columns, ROWS, COLUMNS)
-    bias = tl.load(bias_at + column, mask=column < columns, other=0.0).to(tl.float32)
+    bias = read(bias_at + column, column < columns)
     bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
     for step in range(0, height, STRIDE):
         _row, at, there = step_of(first + step, rows, columns, column, STRIDE)
-        x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) + bias
+        x = read(x_at + at, there) + bias
         share = sigmoid(x * (x * x * _CUBE + _TWICE))
         slope = share + x * share * (1.0 - share) * (x * x * (3 * _CUBE) + _TWICE)
-        x_grad = slope * tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
+        x_grad = slope * read(out_grad_at + at, there)
+        write(x_grad_at + at, x_grad, there)
         bias_grad += tl.where(there, x_grad, 0.0)
-    store_sums(sums_at, number, columns, column, bias_grad)
-    slabs = tl.cdiv(rows, ROWS)
-    if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, COLUMNS), slabs):
-        add_slabs(sums_at, bias_grad_at, slabs, columns, column, STRIDE)
+    sum_slabs(sums_at, counters_at, bias_grad_at, number, bias_grad, rows, columns, column, ROWS)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import TILE, Matrix, custom_op, exp, launch, tile
+from .tiles import TILE, Matrix, custom_op, exp, launch, read, tile, write
 
 BLOCK: Final = {"COLUMNS": 512, "num_warps": 2}
 """Eight columns a lane, one 16-byte load of bf16, with one maximum."""
@@ -59,7 +59,7 @@ def _loss_statistics(logits_at, targets_at, out_at, rows, columns, first, COLUMN
     here = (target >= 0) & (target < columns)
     tl.store(out_at + row, tl.where(total == 0.0, -float("inf"), most))
     tl.store(out_at + row + rows, total)
-    tl.store(out_at + row + rows + rows, tl.load(row_at + target, mask=here, other=0.0).to(tl.float32))
+    tl.store(out_at + row + rows + rows, read(row_at + target, here))
 
 
 @triton.jit(do_not_specialize=["rows", "first"])
@@ -68,7 +68,7 @@ def _loss_gradient(
 ):
     row, column, _group, at, there = tile(rows, columns, ROWS, COLUMNS)
     logit = tl.load(logits_at + at, mask=there, other=-float("inf")).to(tl.float32)
-    logsumexp = tl.load(logsumexp_at + row, mask=row < rows, other=0.0)
+    logsumexp = read(logsumexp_at + row, row < rows)
     target = tl.load(targets_at + row, mask=row < rows, other=0) - first
     slope = exp(logit - logsumexp) - (column == target).to(tl.float32)
-    tl.store(logits_at + at, (slope * scale).to(logits_at.dtype.element_ty), mask=there)
+    write(logits_at + at, slope * scale, there)

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
-from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, step_of, store_sums
+from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, read, step_of, store_sums, write
 
 GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 3, "num_warps": 4, "maxnreg": 128}
 """Backward: rows of a group; rows in a step and columns of a program's results; columns of a share of m and n; steps
@@ -39,16 +39,15 @@ FEWEST_PROGRAMS, FEW_ROWS = 4 * 132, 32
 rank's share under sequence parallelism, 720 programs instead of 240, for 8 % more bytes of partial sums."""
 
 
-def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor, eps: float) -> Tensor:
-    """Fused `mtnlg_model.functional.layer_norm`."""
-    out: Tensor = _norm(x_H, weight_H, shift_H, eps)[0]
+def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor | None, eps: float) -> Tensor:
+    """Fused `mtnlg_model.functional.layer_norm`, or without ``shift_H`` an RMS norm."""
+    out: Tensor = _add_norm(x_H, None, None, None, 0.0, weight_H, shift_H, eps)[1]
     return out
 
 
 def rms_norm(x_H: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Fused `mtnlg_model.functional.rms_norm`."""
-    out: Tensor = _norm(x_H, weight_H, None, eps)[0]
-    return out
+    return layer_norm(x_H, weight_H, None, eps)
 
 
 def bias_dropout_add_norm(
@@ -76,30 +75,22 @@ def dropout_add_rms_norm(
 
 
 @custom_op
-def _norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm, and the row's 1/d and mean, [2, rows]; for an RMS norm 1/d alone, [1, rows]."""
-    x_H, size = x_H.contiguous(), Matrix.of(x_H)
-    out_H, moments = torch.empty_like(x_H), _moments(size, shift_H, x_H)
-    arguments = (x_H, None, None, None, *contiguous(weight_H, shift_H), out_H, moments, None)
-    launch(_norm_forward, (size.rows,), *arguments, *size, eps, 0, 1.0, **size.blocks)
-    return out_H, moments
-
-
-@custom_op
 def _add_norm(
     x_H: Tensor,
     bias_H: Tensor | None,
-    residual_H: Tensor,
+    residual_H: Tensor | None,
     seed: Tensor | None,
     rate: float,
     weight_H: Tensor,
     shift_H: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, and `_norm`'s results."""
+    """The sum, empty without a residual, its norm, and the row's 1/d and mean, [2, rows]; of an RMS norm 1/d alone."""
     x_H, size = x_H.contiguous(), Matrix.of(x_H)
-    total_H, out_H, moments = torch.empty_like(x_H), torch.empty_like(x_H), _moments(size, shift_H, x_H)
-    added = (total_H, x_H, *contiguous(bias_H, residual_H))
+    total_H, out_H = x_H.new_empty(0) if residual_H is None else torch.empty_like(x_H), torch.empty_like(x_H)
+    moments = torch.empty(1 if shift_H is None else 2, size.rows, dtype=torch.float32, device=x_H.device)
+    sources = (x_H, None) if residual_H is None else (total_H, x_H)
+    added = (*sources, *contiguous(bias_H, residual_H))
     normed = (*contiguous(weight_H, shift_H), out_H, moments)
     shape = (*size, eps, *threshold_and_scale(rate))
     constants = size.blocks
@@ -107,10 +98,6 @@ def _add_norm(
         constants["num_warps"] *= 2
     launch(_norm_forward, (size.rows,), *added, *normed, seed, *shape, **constants)
     return total_H, out_H, moments
-
-
-def _moments(size: Matrix, shift_H: Tensor | None, x_H: Tensor) -> Tensor:
-    return torch.empty(1 if shift_H is None else 2, size.rows, dtype=torch.float32, device=x_H.device)
 
 
 @custom_op
@@ -141,8 +128,8 @@ def _norm_gradients(
         torch.empty(sums, groups, size.columns, dtype=torch.float32, device=device),
         torch.zeros(2 * groups + across, dtype=torch.int32, device=device),
     )
-    read = (x_H, weight_H, moments, *contiguous(out_grad_H, total_grad_H), seed)
-    arguments = (*read, grad_H, dropped_H, weight_grad_H, *others, *scratch, *size, *threshold_and_scale(rate))
+    given = (x_H, weight_H, moments, *contiguous(out_grad_H, total_grad_H), seed)
+    arguments = (*given, grad_H, dropped_H, weight_grad_H, *others, *scratch, *size, *threshold_and_scale(rate))
     grid = ((groups + 1) * across if groups else 0,)
     stride = GROUP["STRIDE"] // (2 if size.columns % 16 else 1)  # masks take registers
     constants = {**GROUP, "ROWS": height, "STRIDE": stride}
@@ -151,25 +138,14 @@ def _norm_gradients(
     return grad_H, dropped_H, bias_grad_H, weight_grad_H, shift_grad_H
 
 
-def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (torch's context)
-    x_H, weight_H, shift_H, _eps = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*contiguous(x_H, weight_H), shift_H, output[1])
-
-
-def _norm_grads(ctx: Any, out_grad_H: Tensor, _: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
-    x_H, weight_H, shift_H, moments = ctx.saved_tensors
-    x_grad_H, _, _, weight_grad_H, shift_grad_H = _norm_gradients(
-        x_H, None, None, 0.0, weight_H, shift_H, moments, out_grad_H, None
-    )
-    return x_grad_H, weight_grad_H, None if shift_H is None else shift_grad_H, None
-
-
-def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (as above)
-    _x_H, bias_H, _residual_H, seed, ctx.rate, weight_H, shift_H, _eps = inputs
+def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  (torch's context)
+    x_H, bias_H, residual_H, seed, ctx.rate, weight_H, shift_H, _eps = inputs
     total_H, _out_H, moments = output
+    ctx.adds = residual_H is not None
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(total_H, bias_H, seed, *contiguous(weight_H), shift_H, moments)
+    ctx.save_for_backward(
+        *contiguous(total_H if ctx.adds else x_H), bias_H, seed, *contiguous(weight_H), shift_H, moments
+    )
 
 
 def _add_norm_grads(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
@@ -181,10 +157,9 @@ def _add_norm_grads(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     grad_H, dropped_H, bias_grad_H, weight_grad_H, shift_grad_H = _norm_gradients(*saved, out_grad_H, total_grad_H)
     x_grad_H = grad_H if seed is None else dropped_H
     row_grads = (None if bias_H is None else bias_grad_H, None if shift_H is None else shift_grad_H)
-    return x_grad_H, row_grads[0], grad_H, None, None, weight_grad_H, row_grads[1], None
+    return x_grad_H, row_grads[0], grad_H if ctx.adds else None, None, None, weight_grad_H, row_grads[1], None
 
 
-_norm.register_autograd(_norm_grads, setup_context=_save_norm)
 _add_norm.register_autograd(_add_norm_grads, setup_context=_save_add_norm)
 
 
@@ -244,11 +219,11 @@ def _norm_forward(
     for left in range(0, columns, COLUMNS):
         column = left + lane
         there = column < columns
-        value = tl.load(total_at + column, mask=there, other=0.0).to(tl.float32)
-        out = (value - mean) * inverse * tl.load(weight_at + column, mask=there, other=0.0).to(tl.float32)
+        value = read(total_at + column, there)
+        out = (value - mean) * inverse * read(weight_at + column, there)
         if shift_at is not None:
-            out += tl.load(shift_at + column, mask=there, other=0.0).to(tl.float32)
-        tl.store(out_at + row * columns + column, out.to(out_at.dtype.element_ty), mask=there)
+            out += read(shift_at + column, there)
+        write(out_at + row * columns + column, out, there)
 
 
 @triton.jit
@@ -270,14 +245,14 @@ def _total(
     column = left + tl.arange(0, COLUMNS)
     there = column < columns
     if residual_at is None:
-        value = tl.load(total_at + column, mask=there, other=0.0).to(tl.float32)
+        value = read(total_at + column, there)
     else:
-        value = tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+        value = read(x_at + row * columns + column, there)
         if bias_at is not None:
-            value += tl.load(bias_at + column, mask=there, other=0.0).to(tl.float32)
+            value += read(bias_at + column, there)
         if seed_at is not None:
             value = tl.where(kept_of_row(seed, threshold, row, left, COLUMNS), value * scale, 0.0)
-        value += tl.load(residual_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+        value += read(residual_at + row * columns + column, there)
         rounded = value.to(total_at.dtype.element_ty)
         tl.store(total_at + column, rounded, mask=there)
         value = rounded.to(tl.float32)
@@ -326,10 +301,10 @@ def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remo
             for left in tl.range(part * PART, tl.minimum(part * PART + PART, columns), BLOCK, num_stages=STAGES):
                 column = left + tl.arange(0, BLOCK)[None, :]
                 there = (row < rows) & (column < columns)
-                weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
-                grad = weight * tl.load(out_grad_at + row * columns + column, mask=there, other=0.0).to(tl.float32)
+                weight = read(weight_at + column, column < columns)
+                grad = weight * read(out_grad_at + row * columns + column, there)
                 grads += grad
-                products += grad * (tl.load(x_at + row * columns + column, mask=there, other=0.0).to(tl.float32) - mean)
+                products += grad * (read(x_at + row * columns + column, there) - mean)
             at = means_at + part * space + row
             if shift_grad_at is not None:
                 tl.store(at, tl.sum(grads, 1, keep_dims=True) * (inverse / columns), mask=row < rows)
@@ -340,9 +315,9 @@ def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remo
             at = means_at + part[None, :] * space + row[:, None]
             there = (row[:, None] < rows) & (part[None, :] < parts)
             if shift_grad_at is not None:
-                sums = tl.sum(tl.load(at, mask=there, other=0.0, cache_modifier=".cg"), 1)
+                sums = tl.sum(read(at, there, ".cg"), 1)
                 tl.store(means_at + parts * space + row, sums, mask=row < rows)
-            sums = tl.sum(tl.load(at + (parts + 1) * space, mask=there, other=0.0, cache_modifier=".cg"), 1)
+            sums = tl.sum(read(at + (parts + 1) * space, there, ".cg"), 1)
             tl.store(means_at + (2 * parts + 1) * space + row, sums, mask=row < rows)
             is_last(counters_at + groups + group, 1)
     group -= 1
@@ -355,27 +330,27 @@ def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remo
         eights = place * (COLUMNS // 8) + tl.arange(0, COLUMNS // 8)[None, :]
         means_at += parts * space
         seed = tl.load(seed_at) if seed_at is not None else 0
-        weight = tl.load(weight_at + column, mask=column < columns, other=0.0).to(tl.float32)
+        weight = read(weight_at + column, column < columns)
         weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
         bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
         # A loop counted in 64 bits would take more registers.
         for step in tl.range(0, tl.minimum(ROWS, rows - group * ROWS).to(tl.int32), STRIDE, num_stages=STAGES):
             row, at, there = step_of(group * ROWS + step, rows, columns, column, STRIDE)
             inverse, mean = _moments_of(moments_at, shift_grad_at, row, rows)
-            normed = (tl.load(x_at + at, mask=there, other=0.0).to(tl.float32) - mean) * inverse
-            out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
+            normed = (read(x_at + at, there) - mean) * inverse
+            out_grad = read(out_grad_at + at, there)
             weight_grad += out_grad * normed
-            mean = tl.load(means_at + (parts + 1) * space + row, mask=row < rows, other=0.0, cache_modifier=".cg")
+            mean = read(means_at + (parts + 1) * space + row, row < rows, ".cg")
             grad = weight * out_grad * inverse - normed * mean
             if shift_grad_at is not None:
                 shift_grad += out_grad
-                grad -= tl.load(means_at + row, mask=row < rows, other=0.0, cache_modifier=".cg")
+                grad -= read(means_at + row, row < rows, ".cg")
             if total_grad_at is not None:
-                grad += tl.load(total_grad_at + at, mask=there, other=0.0).to(tl.float32)
-            tl.store(grad_at + at, grad.to(grad_at.dtype.element_ty), mask=there)
+                grad += read(total_grad_at + at, there)
+            write(grad_at + at, grad, there)
             if seed_at is not None:
                 grad = tl.where(kept(seed, threshold, row, eights), grad * scale, 0.0)
-                tl.store(dropped_at + at, grad.to(dropped_at.dtype.element_ty), mask=there)
+                write(dropped_at + at, grad, there)
             bias_grad += grad
         room = groups.to(tl.int64) * columns
         room_before_bias = 2 * room if shift_grad_at is not None else room

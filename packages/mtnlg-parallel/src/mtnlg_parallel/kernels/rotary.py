@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, launch
+from .tiles import contiguous, custom_op, launch, read, write
 
 BYTES: Final = 2048
 """Of each half that a program turns: one 16-byte load a thread."""
@@ -89,14 +89,14 @@ def _rotary(
     angle = (token // repeats).to(tl.int64) * turned
     half, column = turned // 2, tl.arange(0, HALF)[None, :]
     there = (row < rows) & (column < half)
-    x = tl.load(x_at + column, mask=there, other=0.0).to(tl.float32)
-    y = tl.load(x_at + half + column, mask=there, other=0.0).to(tl.float32)
-    cos = tl.load(cos_at + angle + column, mask=there, other=0.0).to(tl.float32)
-    sin = tl.load(sin_at + angle + half + column, mask=there, other=0.0).to(tl.float32)
+    x = read(x_at + column, there)
+    y = read(x_at + half + column, there)
+    cos = read(cos_at + angle + column, there)
+    sin = read(sin_at + angle + half + column, there)
     if INVERSE:
         sin = -sin
-    tl.store(out_at + column, (x * cos - y * sin).to(out_at.dtype.element_ty), mask=there)
-    tl.store(out_at + half + column, (y * cos + x * sin).to(out_at.dtype.element_ty), mask=there)
+    write(out_at + column, x * cos - y * sin, there)
+    write(out_at + half + column, y * cos + x * sin, there)
     if PARTIAL:
         for left in range(turned, size, HALF):
             there = (row < rows) & (left + column < size)

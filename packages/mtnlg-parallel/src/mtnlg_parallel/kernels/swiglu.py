@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, differentiate, launch, sigmoid
+from .tiles import contiguous, custom_op, differentiate, launch, read, sigmoid, write
 
 BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
 """Eight elements a thread: one 16-byte load of bf16 a tensor."""
@@ -39,8 +39,8 @@ def _swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
 @custom_op
 def _swiglu_gradients(gate_F: Tensor, x_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
     gate_grad_F, x_grad_F = (torch.empty_like(x_F, memory_format=torch.contiguous_format) for _ in range(2))
-    read, count = contiguous(gate_F, x_F, out_grad_F), x_F.numel()
-    launch(_swiglu_backward, _blocks(count), *read, gate_grad_F, x_grad_F, count, **BLOCK)
+    given, count = contiguous(gate_F, x_F, out_grad_F), x_F.numel()
+    launch(_swiglu_backward, _blocks(count), *given, gate_grad_F, x_grad_F, count, **BLOCK)
     return gate_grad_F, x_grad_F
 
 
@@ -61,20 +61,20 @@ def _place(count, ELEMENTS: tl.constexpr):
 @triton.jit
 def _swiglu_forward(gate_at, x_at, out_at, count, ELEMENTS: tl.constexpr):
     at, there = _place(count, ELEMENTS)
-    gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
-    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
+    gate = read(gate_at + at, there)
+    x = read(x_at + at, there)
     out = x * (gate * sigmoid(gate))
-    tl.store(out_at + at, out.to(out_at.dtype.element_ty), mask=there)
+    write(out_at + at, out, there)
 
 
 @triton.jit
 def _swiglu_backward(gate_at, x_at, out_grad_at, gate_grad_at, x_grad_at, count, ELEMENTS: tl.constexpr):
     at, there = _place(count, ELEMENTS)
-    gate = tl.load(gate_at + at, mask=there, other=0.0).to(tl.float32)
-    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-    out_grad = tl.load(out_grad_at + at, mask=there, other=0.0).to(tl.float32)
+    gate = read(gate_at + at, there)
+    x = read(x_at + at, there)
+    out_grad = read(out_grad_at + at, there)
     share = sigmoid(gate)
     gate_grad = out_grad * x * (share * (1.0 + gate * (1.0 - share)))
     x_grad = out_grad * (gate * share)
-    tl.store(gate_grad_at + at, gate_grad.to(gate_grad_at.dtype.element_ty), mask=there)
-    tl.store(x_grad_at + at, x_grad.to(x_grad_at.dtype.element_ty), mask=there)
+    write(gate_grad_at + at, gate_grad, there)
+    write(x_grad_at + at, x_grad, there)

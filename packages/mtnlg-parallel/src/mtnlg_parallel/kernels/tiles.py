@@ -73,18 +73,29 @@ class Matrix(NamedTuple):
         block = int(min(max(triton.next_power_of_2(self.columns), 32), ROW_BLOCK))
         return {"COLUMNS": block, "num_warps": max(1, block // 512)}
 
-    def partial_sums(self, count: int, device: torch.device) -> Tensor:
-        """Allocate the slabs' partial sums of ``count`` sums over rows, [count, slabs, columns] in fp32."""
-        slabs = triton.cdiv(self.rows, SLAB["ROWS"])
-        return torch.empty(count, slabs, self.columns, dtype=torch.float32, device=device)
+    def slab_sums(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Allocate the slabs' partial sums over rows, [slabs, columns] in fp32, and a count for each block of columns
+        of the programs that have stored theirs.
+        """
+        slabs, blocks = triton.cdiv(self.rows, SLAB["ROWS"]), triton.cdiv(self.columns, SLAB["COLUMNS"])
+        sums = torch.empty(slabs, self.columns, dtype=torch.float32, device=device)
+        return sums, torch.zeros(blocks, dtype=torch.int32, device=device)
 
     def sum_like(self, row: Tensor) -> Tensor:
         """Allocate a sum over rows; it is 0 if there are none."""
         return torch.empty_like(row) if self.rows else torch.zeros_like(row)
 
-    def slab_counters(self, device: torch.device) -> Tensor:
-        """How many programs have stored their partial sums, for each of the slabs' blocks of columns."""
-        return torch.zeros(triton.cdiv(self.columns, SLAB["COLUMNS"]), dtype=torch.int32, device=device)
+
+@triton.jit
+def read(at, there, cache: tl.constexpr = ""):
+    """Values in fp32; 0 where nothing is there."""
+    return tl.load(at, mask=there, other=0.0, cache_modifier=cache).to(tl.float32)
+
+
+@triton.jit
+def write(at, value, there):
+    """Store values, rounded to the tensor's type, where they exist."""
+    tl.store(at, value.to(at.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -133,7 +144,7 @@ def sigmoid(x):
 def store_sums(sums_at, number, columns, column, sums):
     """A slab's part of sums [R, C] down its columns."""
     flat = tl.reshape(column, (column.shape[1],))
-    tl.store(sums_at + number * columns + flat, tl.sum(sums, 0), mask=flat < columns)
+    write(sums_at + number * columns + flat, tl.sum(sums, 0), flat < columns)
 
 
 @triton.jit
@@ -150,9 +161,18 @@ def add_slabs(sums_at, out_at, slabs, columns, column, STRIDE: tl.constexpr):
     for top in range(0, slabs, STRIDE):
         number = (top + tl.arange(0, STRIDE)[:, None]).to(tl.int64)
         there = (number < slabs) & (column < columns)
-        total += tl.load(sums_at + number * columns + column, mask=there, other=0.0, cache_modifier=".cg")
+        total += read(sums_at + number * columns + column, there, ".cg")
     flat = tl.reshape(column, (column.shape[1],))
-    tl.store(out_at + flat, tl.sum(total, 0).to(out_at.dtype.element_ty), mask=flat < columns)
+    write(out_at + flat, tl.sum(total, 0), flat < columns)
+
+
+@triton.jit
+def sum_slabs(sums_at, counters_at, out_at, number, sums, rows, columns, column, ROWS: tl.constexpr):
+    """Store a slab's part of sums [R, C] down its columns; the last program of these columns adds all parts."""
+    store_sums(sums_at, number, columns, column, sums)
+    slabs = tl.cdiv(rows, ROWS)
+    if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, sums.shape[1]), slabs):
+        add_slabs(sums_at, out_at, slabs, columns, column, sums.shape[0])
 
 
 on_compiled: list[Callable[[Any], None]] = []
