@@ -9,14 +9,11 @@ Names are listed without importing anything, so a command's help stays fast.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.registry import load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,30 +27,8 @@ def references(group: str, ours: Mapping[str, str]) -> dict[str, str]:
 def load_object(group: str, ours: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (any object)
     """The object that a name or a reference stands for. Raises ``UsageFailure``, which lists the names."""
     known = references(group, ours)
-    module, colon, attribute = known.get(name, name).rpartition(":")
-    if not colon:
+    reference = known.get(name, name)
+    if ":" not in reference:
         choices = f"choose from {', '.join(sorted(known))}, or write package.module:name or file.py:name"
         raise UsageFailure(f"{name}: no such name; {choices}")
-    try:
-        return getattr(_import(module), attribute)
-    except (ImportError, OSError, AttributeError) as error:
-        raise UsageFailure(f"{name}: {error}") from error
-
-
-def _import(module: str) -> Any:  # noqa: ANN401  (a module)
-    """Import a module, or a file under a name made of its absolute path, so that another import finds the same one."""
-    if not module.endswith(".py"):
-        return importlib.import_module(module)
-    path = Path(module).absolute()
-    name = "mtnlg_file_" + "".join(c if c.isalnum() else "_" for c in str(path))
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path}: not a Python file")
-        sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(loaded)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    return load_reference(reference, name)

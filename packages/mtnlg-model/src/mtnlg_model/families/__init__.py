@@ -7,23 +7,19 @@ other. Names are read without importing what they stand for.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import pkgutil
-import sys
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.registry import load_reference
 
 from .family import Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import ModuleType
 
     from mtnlg_model.config import ModelConfig
 
@@ -48,27 +44,10 @@ def load_family(name: str) -> Family:
 
 @cache
 def _load(reference: str) -> Family:
-    module, _, attribute = reference.rpartition(":")
-    try:
-        family = getattr(_import(module), attribute)
-    except (ImportError, OSError, AttributeError) as error:
-        raise UsageFailure(f"family {reference}: {error}") from error
+    family = load_reference(reference, f"family {reference}")
     if not isinstance(family, Family):
         raise UsageFailure(f"family {reference}: a {type(family).__name__}, not a Family")
     return family
-
-
-def _import(module: str) -> ModuleType:
-    if not module.endswith(".py"):
-        return importlib.import_module(module)
-    path = Path(module).absolute()
-    name = "mtnlg_file_" + "".join(c if c.isalnum() else "_" for c in str(path))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path}: not a Python file")
-    sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(

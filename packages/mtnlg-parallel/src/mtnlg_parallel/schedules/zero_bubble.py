@@ -30,63 +30,45 @@ class ZeroBubble(OneForwardOneBackward):
 
     def orders(self, ranks: int, chunks: int, micro_batches: int) -> tuple[Order, ...]:
         """Every rank's actions in one step."""
-        return _WeightsWhenIdle(super().orders(ranks, chunks, micro_batches), chunks).orders()
+        return _weights_when_idle(super().orders(ranks, chunks, micro_batches), chunks)
 
     def waiting(self, rank: int, _ranks: int, chunks: int, micro_batches: int) -> int:
         """Most backward passes of a rank whose weight gradients have not been computed: as many as it lets wait."""
         return min(rank + 1, micro_batches * chunks)
 
 
-class _WeightsWhenIdle:
-    """Puts weight gradients into orders without them, where a rank would wait for its next input."""
-
-    def __init__(self, plain: tuple[Order, ...], chunks: int) -> None:
-        self._plain, self._ranks, self._chunks = plain, len(plain), chunks
-        self._orders: list[list[Action]] = [[] for _ in plain]
-        self._now = [0] * self._ranks
-        self._waiting = [deque[Action]() for _ in plain]
-        self._ends: dict[tuple[Kind, int, int], int] = {}  # of a kind, a micro-batch, a virtual stage
-
-    def orders(self) -> tuple[Order, ...]:
-        """The orders with weight gradients."""
-        left = [deque(order) for order in self._plain]
-        active = deque(range(self._ranks))
-        while active:
-            rank = active.popleft()
-            ran = False
-            while left[rank] and (ready := self._ready(rank, left[rank][0])) is not None:
-                self._run(rank, left[rank].popleft(), ready)
-                ran = True
-            if ran:  # its neighbours may have their inputs now
-                active += [(rank + 1) % self._ranks, (rank - 1) % self._ranks]
-        for rank, waiting in enumerate(self._waiting):
-            self._orders[rank] += waiting
-        return tuple(map(tuple, self._orders))
-
-    def _ready(self, rank: int, action: Action) -> int | None:
-        """When the action's input is there; None where that is not known yet."""
-        stage, last = action.chunk * self._ranks + rank, self._chunks * self._ranks - 1
-        if action.kind == "forward":
-            return self._ends.get(("forward", action.micro_batch, stage - 1)) if stage else 0
-        if stage == last:
-            return self._ends.get(("forward", action.micro_batch, stage))
-        return self._ends.get(("backward", action.micro_batch, stage + 1))
-
-    def _run(self, rank: int, action: Action, ready: int) -> None:
-        waiting = self._waiting[rank]
-        full = action.kind == "backward" and len(waiting) == rank + 1
-        while waiting and (ready > self._now[rank] or full):
-            self._append(rank, waiting.popleft())
-            full = False
-        self._now[rank] = max(self._now[rank], ready)
-        self._append(rank, action)
-        if action.kind == "backward":
-            waiting.append(action._replace(kind="weights"))
-        self._ends[action.kind, action.micro_batch, action.chunk * self._ranks + rank] = self._now[rank]
-
-    def _append(self, rank: int, action: Action) -> None:
-        self._orders[rank].append(action)
-        self._now[rank] += 1
+def _weights_when_idle(plain: tuple[Order, ...], chunks: int) -> tuple[Order, ...]:
+    """Orders with weight gradients, where a rank would wait for its next input."""
+    ranks = len(plain)
+    orders: list[list[Action]] = [[] for _ in plain]  # a unit of time each, so that work ends at its length and `idle`
+    remaining, waiting, idle = [*map(deque, plain)], [deque[Action]() for _ in plain], [0] * ranks
+    ends: dict[tuple[Kind, int, int], int] = {}  # of a kind, a micro-batch, a virtual stage
+    active = deque(range(ranks))
+    while active:
+        rank = active.popleft()
+        order, weights, ran = orders[rank], waiting[rank], False
+        while remaining[rank]:
+            kind, number, chunk = action = remaining[rank][0]
+            stage = chunk * ranks + rank
+            step = 1 if kind == "forward" else -1
+            needed = (kind, number, stage - step) if 0 <= stage - step < chunks * ranks else ("forward", number, stage)
+            ready = 0 if kind == "forward" and stage == 0 else ends.get(needed)
+            if ready is None:
+                break
+            remaining[rank].popleft()
+            full = kind == "backward" and len(weights) == rank + 1
+            while weights and (ready > len(order) + idle[rank] or full):
+                order.append(weights.popleft())
+                full = False
+            idle[rank] += max(0, ready - len(order) - idle[rank])
+            order.append(action)
+            if kind == "backward":
+                weights.append(action._replace(kind="weights"))
+            ends[kind, number, stage] = len(order) + idle[rank]
+            ran = True
+        if ran:  # its neighbours may have their inputs now
+            active += [(rank + 1) % ranks, (rank - 1) % ranks]
+    return tuple((*order, *weights) for order, weights in zip(orders, waiting, strict=True))
 
 
 SCHEDULE = ZeroBubble()
