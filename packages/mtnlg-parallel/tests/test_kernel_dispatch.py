@@ -62,6 +62,13 @@ def test_interpreted_kernels_fall_back_for_other_dtypes(
     assert capsys.readouterr().err == "bias_gelu: no fused kernel for float64 on cpu\n"
 
 
+def test_loss_kernel_falls_back_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    chunk = torch.randn(2, 8, dtype=torch.float64), torch.tensor([1, 9]), 0
+    assert torch.equal(best_ops(CPU).statistics(*chunk), EAGER.statistics(*chunk))
+    assert capsys.readouterr().err == "statistics: no fused kernel for float64 on cpu\n"
+
+
 def test_empty_tensors_launch_nothing() -> None:
     pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
     x_F, bias_F = torch.empty(0, 8, requires_grad=True), torch.randn(8, requires_grad=True)

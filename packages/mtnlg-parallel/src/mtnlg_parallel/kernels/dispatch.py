@@ -37,23 +37,26 @@ def best_ops(device: torch.device) -> ParallelOps:
         return EAGER
     from . import dropout, gelu, loss, norm, rotary, rounding, swiglu  # noqa: PLC0415  (import Triton)
 
-    return ParallelOps(
-        layer_norm=_with_fallback(norm.layer_norm, EAGER.layer_norm, device, 1),
-        bias_gelu=_with_fallback(gelu.bias_gelu, EAGER.bias_gelu, device),
-        bias_dropout_add=_with_fallback(dropout.bias_dropout_add, EAGER.bias_dropout_add, device),
-        bias_dropout_add_norm=_with_fallback(norm.bias_dropout_add_norm, EAGER.bias_dropout_add_norm, device, 3),
-        dropout_add=_with_fallback(dropout.dropout_add, EAGER.dropout_add, device),
-        rms_norm=_with_fallback(norm.rms_norm, EAGER.rms_norm, device, 1),
-        dropout_add_rms_norm=_with_fallback(norm.dropout_add_rms_norm, EAGER.dropout_add_rms_norm, device, 2),
-        swiglu=_with_fallback(swiglu.swiglu, EAGER.swiglu, device),
-        rotate=_with_fallback(rotary.rotate, EAGER.rotate, device),
-        attention=EAGER.attention,  # PyTorch's own flash attention
-        statistics=_with_fallback(loss.statistics, EAGER.statistics, device),
-        gradient=_with_fallback(loss.gradient, EAGER.gradient, device, 1),  # logsumexp is always fp32
-        eight_bit=Rounding(_with_fallback(rounding.rounded, EAGER.eight_bit.rounded, device), rounding.transpose)
-        if _converts_to_eight_bits(device)
-        else EAGER.eight_bit,
-    )
+    fused = {
+        "layer_norm": (norm, 1),
+        "bias_gelu": (gelu, None),
+        "bias_dropout_add": (dropout, None),
+        "bias_dropout_add_norm": (norm, 3),
+        "dropout_add": (dropout, None),
+        "rms_norm": (norm, 1),
+        "dropout_add_rms_norm": (norm, 2),
+        "swiglu": (swiglu, None),
+        "rotate": (rotary, None),
+        "statistics": (loss, None),
+        "gradient": (loss, 1),  # logsumexp is always fp32
+    }
+    ops: dict[str, Any] = {
+        name: _with_fallback(name, module, EAGER, device, checked) for name, (module, checked) in fused.items()
+    }
+    if _converts_to_eight_bits(device):
+        rounded = _with_fallback("rounded", rounding, EAGER.eight_bit, device)
+        ops["eight_bit"] = Rounding(rounded, rounding.transpose)
+    return ParallelOps(**ops)  # attention is PyTorch's own
 
 
 def _unsupported_reason(device: torch.device) -> str | None:
@@ -77,11 +80,15 @@ def _converts_to_eight_bits(device: torch.device) -> bool:
 
 
 def _with_fallback(
-    fused: Callable[..., Any], eager: Callable[..., Any], device: torch.device, checked: int | None = None
+    name: str, module: object, operations: object, device: torch.device, checked: int | None = None
 ) -> Callable[..., Any]:
-    """``fused`` for supported tensors, else ``eager``; the first ``checked`` tensors, or all, must be of one dtype."""
+    """The kernel ``name`` of a module for supported tensors, else that of eager operations.
 
-    @wraps(fused)
+    The first ``checked`` tensors, or all, must be of one dtype.
+    """
+    fused, eager = getattr(module, name), getattr(operations, name)
+
+    @wraps(eager)
     def operation(*arguments: Any) -> Any:  # noqa: ANN401  (any operation)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
         dtypes, devices = {tensor.dtype for tensor in tensors}, {tensor.device.type for tensor in tensors}
@@ -89,7 +96,7 @@ def _with_fallback(
         if is_one and dtypes <= set(DTYPES) and devices <= {device.type, "meta"}:
             return fused(*arguments)
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        _say_once(f"{fused.__name__}: no fused kernel for {names} on {', '.join(sorted(devices))}")
+        _say_once(f"{name}: no fused kernel for {names} on {', '.join(sorted(devices))}")
         return eager(*arguments)
 
     return operation

@@ -35,14 +35,9 @@ _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
 _CUBE = tl.constexpr(0.044715 * 1.5957691216057308)
 
 
+@custom_op
 def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
     """Fused `mtnlg_model.functional.bias_gelu`."""
-    out: Tensor = _bias_gelu(x_F, bias_F)
-    return out
-
-
-@custom_op
-def _bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
     out_F, size = torch.empty_like(x_F, memory_format=torch.contiguous_format), Matrix.of(x_F)
     launch(_gelu_forward, size.tiles, *contiguous(x_F, bias_F), out_F, *size, **TILE)
     return out_F
@@ -59,7 +54,7 @@ def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tupl
     return x_grad_F, bias_grad_F
 
 
-differentiate(_bias_gelu, _bias_gelu_backward)
+differentiate(bias_gelu, _bias_gelu_backward)
 
 
 @triton.jit(do_not_specialize=["rows"])

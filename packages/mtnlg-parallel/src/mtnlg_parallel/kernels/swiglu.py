@@ -23,14 +23,9 @@ BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
 """Eight elements a thread: one 16-byte load of bf16 a tensor."""
 
 
+@custom_op
 def swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
     """Fused `mtnlg_model.functional.swiglu`."""
-    out: Tensor = _swiglu(gate_F, x_F)
-    return out
-
-
-@custom_op
-def _swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
     out_F, count = torch.empty_like(x_F, memory_format=torch.contiguous_format), x_F.numel()
     launch(_swiglu_forward, _blocks(count), *contiguous(gate_F, x_F), out_F, count, **BLOCK)
     return out_F
@@ -44,7 +39,7 @@ def _swiglu_gradients(gate_F: Tensor, x_F: Tensor, out_grad_F: Tensor) -> tuple[
     return gate_grad_F, x_grad_F
 
 
-differentiate(_swiglu, _swiglu_gradients)
+differentiate(swiglu, _swiglu_gradients)
 
 
 def _blocks(count: int) -> tuple[int]:

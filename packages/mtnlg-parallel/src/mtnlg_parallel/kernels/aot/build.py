@@ -15,7 +15,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import filterfalse
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -98,12 +98,8 @@ def this_gpu() -> str | None:
 def _compile_in_worker(target: str, piece: Recipe | str) -> list[Kernel]:
     from . import compilation, launch_signatures  # noqa: PLC0415  (import Triton)
 
-    launches = (
-        partial(launch_signatures.launch_all_variants, piece)
-        if isinstance(piece, str)
-        else partial(launch_signatures.launch_recipe, piece)
-    )
-    return [*map(compilation.describe, compilation.compile_launches(target, launches))]
+    launch: Any = launch_signatures.launch_all_variants if isinstance(piece, str) else launch_signatures.launch_recipe
+    return [*map(compilation.describe, compilation.compile_launches(target, partial(launch, piece)))]
 
 
 def check_limits(target: str, kernels: Iterable[Kernel]) -> None:
