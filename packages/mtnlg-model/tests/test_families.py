@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtnlg_model import families, functional
+from mtnlg_model import families, functional, registry
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import LayerConfig, LongRopeScaling
 from mtnlg_model.console import Failure, UsageFailure
@@ -457,7 +457,7 @@ def test_a_family_is_found_by_name_entry_point_and_reference(monkeypatch: pytest
     mine = load_family(reference)
     assert mine.group("layers.3.mlp.up.weight") == (["layers.3.mlp.up.weight"], ["model.layers.3.mlp.wide.weight"])
     assert from_config_json({**LLAMA, "model_type": "mine"}, "", family=reference)[0] is mine
-    monkeypatch.setattr(families, "entry_points", lambda **_: [EntryPoint("mine", reference, families.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [EntryPoint("mine", reference, families.GROUP)])
     assert from_config_json({**LLAMA, "model_type": "mine"}, "")[0] is mine
     assert list(references()) == [*sorted(OUR_FAMILIES), "mine"]
     preset("mine")

@@ -1,7 +1,7 @@
-"""Loads what a user may add by a reference: a family of decoders, an engine, a schedule.
+"""What a user may add by a name or a reference: a family of decoders, an engine, a schedule.
 
-package.module:name      an object of an importable module
-path/file.py:name        an object of a file
+A name is one of ours, or of an entry point that an installed package declares; a reference ``package.module:name``, of
+an importable module, or ``path/file.py:name``. Names are listed without importing what they stand for.
 """
 
 from __future__ import annotations
@@ -9,10 +9,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .console import UsageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def references(group: str, ours: Mapping[str, str]) -> dict[str, str]:
+    """Reference of everything that has a name: ours, then those of the entry points of ``group``."""
+    return {**ours, **{point.name: point.value for point in entry_points(group=group) if point.name not in ours}}
 
 
 def load_reference(reference: str, what: str) -> Any:  # noqa: ANN401  (any object)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import pkgutil
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from mtnlg_model import registry
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.registry import load_reference
 
 from .family import Family
 
@@ -24,13 +23,16 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
 GROUP: Final = "mtnlg_model.families"
-_OURS: Final = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "family"]
+_OURS: Final = {
+    module.name: f"{__name__}.{module.name}:FAMILY"
+    for module in pkgutil.iter_modules(__path__)
+    if module.name != "family"
+}
 
 
 def references() -> dict[str, str]:
     """Reference of every family that has a name: ours in alphabetical order, then those of entry points."""
-    ours = {name: f"{__name__}.{name}:FAMILY" for name in _OURS}
-    return ours | {point.name: point.value for point in entry_points(group=GROUP) if point.name not in ours}
+    return registry.references(GROUP, _OURS)
 
 
 def load_family(name: str) -> Family:
@@ -44,7 +46,7 @@ def load_family(name: str) -> Family:
 
 @cache
 def _load(reference: str) -> Family:
-    family = load_reference(reference, f"family {reference}")
+    family = registry.load_reference(reference, f"family {reference}")
     if not isinstance(family, Family):
         raise UsageFailure(f"family {reference}: a {type(family).__name__}, not a Family")
     return family
@@ -60,7 +62,7 @@ def preset(name: str) -> ModelConfig:
     """The preset of this name, of any family that is installed. Raises ``UsageFailure`` listing the names of ours."""
     if name in PRESETS:
         return PRESETS[name]
-    for family in references().keys() - set(_OURS):
+    for family in references().keys() - _OURS.keys():
         if name in (others := load_family(family).presets):
             return others[name]
     raise UsageFailure(f"preset {name}: unknown; choose from {', '.join(PRESETS)}")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.registry import load_object, references
+from mtnlg_model.registry import references
+from mtnlg_parallel.registry import load_object
 
 from .schedule import KINDS, Action, Order, Schedule
 
@@ -38,7 +39,7 @@ DEFAULT: Final = "1f1b"
 @cache
 def schedule_names() -> tuple[str, ...]:
     """Names of all schedules: ours, then those of entry points."""
-    return (*OURS, *(name for name in references(GROUP, OURS) if name not in OURS))
+    return tuple(references(GROUP, OURS))
 
 
 @cache
