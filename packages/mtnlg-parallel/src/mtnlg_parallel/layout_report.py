@@ -20,6 +20,8 @@ from mtnlg_model.console import UsageFailure, output
 from .layout import Layout, part_parameters, stages
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .layout import Axis, Coordinates, Stage
     from .recipe import Recipe
 
@@ -36,7 +38,7 @@ ZERO_BYTES: Final = {"master weights": 4, "moments": 8}
 
 SHOWN_GROUPS: Final = 4
 WIDTH: Final = 120
-"""Columns of the table if stdout is no terminal."""
+"""Columns of a table if stdout is no terminal."""
 
 
 class RankShard(NamedTuple):
@@ -53,15 +55,21 @@ class RankShard(NamedTuple):
         return sum(self.parts.values())
 
 
+def console() -> Console:
+    """Standard output, wide enough for a table where it is no terminal."""
+    out = output(soft_wrap=True)
+    if not out.is_terminal:
+        out.width = WIDTH
+    return out
+
+
 def print_layout(recipe: Recipe) -> None:
     """Print stages and groups of ranks on stdout."""
     layout, config, train = recipe.layout, recipe.model, recipe.train
-    console = output(soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH
+    out = console()
     replicas = f"{layout.dp} replicas of {layout.tp * layout.pp}"
-    console.print(f"{config.parameters:,} parameters over {layout}: {layout.world:,} ranks, {replicas}")
-    console.print(
+    out.print(f"{config.parameters:,} parameters over {layout}: {layout.world:,} ranks, {replicas}")
+    out.print(
         f"batch {train.batch} = {layout.dp} replicas x {train.batch // recipe.batch_size.multiple} micro-batches of "
         f"{train.micro_batch}; {recipe.steps:,} steps of {config.sequence} tokens a sample"
     )
@@ -73,13 +81,13 @@ def print_layout(recipe: Recipe) -> None:
         last = layout.rank(tp=layout.tp - 1, pp=stage.number % layout.pp, dp=layout.dp - 1)
         ranks = f"{first}" if first == last else f"{first}-{last}"
         table.add_row(str(stage.number), ranks, _parts_text(stage), f"{stage.parameters:,}", f"{stage.cost:.1%}")
-    console.print(table)
+    out.print(table)
     roles: dict[Axis, str] = {"tp": "slice a layer", "dp": "share a stage's gradients", "pp": "pass activations on"}
     for axis, role in roles.items():
         groups = layout.groups(axis)
         shown = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
         more = f"  … {len(groups):,} groups" if len(groups) > SHOWN_GROUPS else ""
-        console.print(f"{axis}: ranks that {role}: {shown}{more}")
+        out.print(f"{axis}: ranks that {role}: {shown}{more}")
 
 
 def _cut(recipe: Recipe) -> tuple[Stage, ...]:
@@ -143,16 +151,16 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
 
 def print_rank(shard: RankShard, recipe: Recipe) -> None:
     """Print a rank's parameters, state and groups on stdout."""
-    layout, console = recipe.layout, output(soft_wrap=True)
-    console.print(f"rank {shard.rank} of {layout.world:,} ({shard.place}) of {recipe.model.parameters:,} parameters")
+    layout, out = recipe.layout, output(soft_wrap=True)
+    out.print(f"rank {shard.rank} of {layout.world:,} ({shard.place}) of {recipe.model.parameters:,} parameters")
     table = Table("part", show_footer=True)
     table.columns[0].footer = "all"
     table.add_column("parameters here", justify="right", footer=f"{shard.parameters:,}")
     for part, parameters in shard.parts.items():
         table.add_row(part, f"{parameters:,}")
-    console.print(table)
+    out.print(table)
     kinds = "  ".join(f"{kind} {size / 1e9:,.2f} GB" for kind, size in shard.state.items())
-    console.print(f"state: {sum(shard.state.values()):,} bytes in {recipe.train.precision}: {kinds}")
+    out.print(f"state: {sum(shard.state.values()):,} bytes in {recipe.train.precision}: {kinds}")
     for axis in ("tp", "dp", "pp"):
         group = [layout.rank(**{**shard.place._asdict(), axis: n}) for n in range(getattr(layout, axis))]
-        console.print(f"{axis}: in the group {_abbreviate(group)}")
+        out.print(f"{axis}: in the group {_abbreviate(group)}")

@@ -33,7 +33,7 @@ from pydantic import Field
 
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import read_small
-from mtnlg_model.settings import Settings, validate
+from mtnlg_model.settings import Settings, setting, validate
 
 from .programs import SOFTWARE
 
@@ -63,9 +63,9 @@ class Gpu(Settings):
 
     name: str
     peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second; of a CPU, fp32 ones")
-    fp32_flops: Positive | None = Field(None, description="fp32 operations a second without tensor cores")
-    fp8_flops: Positive | None = Field(None, description="dense 8-bit tensor-core operations a second, if it has them")
-    bf16: bool = Field(True, description="has products of bfloat16")
+    fp32_flops: Positive | None = setting(None, "fp32 operations a second without tensor cores")
+    fp8_flops: Positive | None = setting(None, "dense 8-bit tensor-core operations a second, if it has them")
+    bf16: bool = setting(True, "has products of bfloat16")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
     memory_bandwidth: Positive = Field(description="bytes a second")
@@ -81,13 +81,13 @@ class Node(Settings):
     gpus: Count
     link_bandwidth: Positive = Field(description="bytes a second and direction, of one GPU to the others")
     network_bandwidth: Positive = Field(description="bytes a second and direction, of the whole node")
-    host_bandwidth: Positive = Field(
+    host_bandwidth: Positive = setting(
         12.0e9,  # 16 lanes of PCIe 4.0, shared by two GPUs, as on a DGX A100
-        description="bytes a second and direction, of one GPU to its host's memory while all copy",
+        "bytes a second and direction, of one GPU to its host's memory while all copy",
     )
     socket_gpus: Count = Field(description="GPUs whose hosts share a processor socket")
-    processors: Count | None = Field(
-        None, description="of a CPU, what as many or more ranks share; an idle rank leaves its own to the others"
+    processors: Count | None = setting(
+        None, "of a CPU, what as many or more ranks share; an idle rank leaves its own to the others"
     )
 
 
@@ -118,7 +118,7 @@ class Cluster(Settings):
     gpu: Gpu
     node: Node
     measured: Measured
-    software: str = Field("megatron-deepspeed", description="training program unless --software names one")
+    software: str = setting("megatron-deepspeed", "training program unless --software names one")
 
     @property
     def network_share(self) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.settings import Settings
+from mtnlg_model.settings import Settings, setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,58 +24,57 @@ class Software(Settings):
     """
 
     name: str = "a program of its own"
-    fused_kernels: bool = Field(True, description="bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
-    eager: bool = Field(
+    fused_kernels: bool = setting(True, "bias+GeLU, bias+dropout+add, scale+mask+softmax as one kernel each")
+    eager: bool = setting(
         False,
-        description="PyTorch's own operations, one after the other: norms and rotary positions unless fused, the loss "
+        "PyTorch's own operations, one after the other: norms and rotary positions unless fused, the loss "
         "of sliced logits, casts to 8 bits by a matrix's own maximum, blocks of a context-parallel ring in fp32",
     )
-    flash_attention: bool = Field(False, description="scores stay on chip: no s x s tensor is written")
-    native_attention: bool = Field(False, description="attention kernels made for the GPU's generation")
-    fused_loss: bool = Field(False, description="cross entropy in one pass over 16-bit logits")
-    fused_accumulation: bool = Field(False, description="weight gradients are added to fp32 inside the product")
-    overlap_tensor: bool = Field(False, description="backward all-reduces overlap with weight gradients")
-    overlap_forward: bool = Field(
-        False, description="forward collectives overlap with their products, as copies in pieces; backward ones too"
+    flash_attention: bool = setting(False, "scores stay on chip: no s x s tensor is written")
+    native_attention: bool = setting(False, "attention kernels made for the GPU's generation")
+    fused_loss: bool = setting(False, "cross entropy in one pass over 16-bit logits")
+    fused_accumulation: bool = setting(False, "weight gradients are added to fp32 inside the product")
+    overlap_tensor: bool = setting(False, "backward all-reduces overlap with weight gradients")
+    overlap_forward: bool = setting(
+        False, "forward collectives overlap with their products, as copies in pieces; backward ones too"
     )
-    overlap_gradients: bool = Field(
+    overlap_gradients: bool = setting(
         False,
-        description="gradients are reduced from a chunk's last backward pass on, weights gathered until its first "
-        "forward pass",
+        "gradients are reduced from a chunk's last backward pass on, weights gathered until its first forward pass",
     )
-    overlap_pipeline: bool = Field(False, description="sends between stages overlap with computing")
-    scatter_pipeline: bool = Field(True, description="tensor-parallel ranks send one slice each, then gather")
-    reduces_half: bool = Field(False, description="gradients are reduced in 16 bits")
-    reduce_scatter: bool = Field(True, description="ZeRO-1 reduces to each shard's owner, not to all")
-    uneven_stages: bool = Field(
-        False, description="stages may have unequal numbers of layers; interleaving, groups of micro-batches too"
+    overlap_pipeline: bool = setting(False, "sends between stages overlap with computing")
+    scatter_pipeline: bool = setting(True, "tensor-parallel ranks send one slice each, then gather")
+    reduces_half: bool = setting(False, "gradients are reduced in 16 bits")
+    reduce_scatter: bool = setting(True, "ZeRO-1 reduces to each shard's owner, not to all")
+    uneven_stages: bool = setting(
+        False, "stages may have unequal numbers of layers; interleaving, groups of micro-batches too"
     )
-    interleaves: bool = Field(False, description="has an interleaved schedule")
-    any_schedule: bool = Field(False, description="has every schedule of this package, and those of its users")
-    slices_sequence: bool = Field(False, description="has sequence parallelism")
-    slices_context: bool = Field(False, description="has context parallelism")
-    shards_weights: bool = Field(False, description="has FSDP, or ZeRO-2 and 3")
-    multiplies_fp8: bool = Field(False, description="has products of 8 bits")
-    attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="rate of its flash attention's forward pass relative to the GPU's best of the kind"
+    interleaves: bool = setting(False, "has an interleaved schedule")
+    any_schedule: bool = setting(False, "has every schedule of this package, and those of its users")
+    slices_sequence: bool = setting(False, "has sequence parallelism")
+    slices_context: bool = setting(False, "has context parallelism")
+    shards_weights: bool = setting(False, "has FSDP, or ZeRO-2 and 3")
+    multiplies_fp8: bool = setting(False, "has products of 8 bits")
+    attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = setting(
+        1.0, "rate of its flash attention's forward pass relative to the GPU's best of the kind"
     )
-    attention_backward: Annotated[float, Field(ge=2.0, lt=10.0)] = Field(
-        2.5, description="time of its backward pass over that of its forward pass; five products over two"
+    attention_backward: Annotated[float, Field(ge=2.0, lt=10.0)] = setting(
+        2.5, "time of its backward pass over that of its forward pass; five products over two"
     )
-    attention_head: Annotated[float, Field(ge=0.0)] = Field(
-        24.0, description="width of heads at which it sustains half of its rate with wide heads"
+    attention_head: Annotated[float, Field(ge=0.0)] = setting(
+        24.0, "width of heads at which it sustains half of its rate with wide heads"
     )
-    blocks_launches: bool = Field(
-        False, description="the host waits for each operation (CUDA_LAUNCH_BLOCKING), and the GPU for the next launch"
+    blocks_launches: bool = setting(
+        False, "the host waits for each operation (CUDA_LAUNCH_BLOCKING), and the GPU for the next launch"
     )
-    master_bytes: Annotated[int, Field(ge=0)] = Field(4, description="of a 16-bit weight beside it, in the optimizer")
-    bucket_bytes: Annotated[float, Field(ge=0.0)] = Field(0.0, description="buffers of its reductions and gathers")
-    metric_bytes: Annotated[int, Field(ge=0)] = Field(0, description="traffic a logit of metrics of every batch")
-    prefetch_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.56, description="share of FSDP's collectives that computing hides"
+    master_bytes: Annotated[int, Field(ge=0)] = setting(4, "of a 16-bit weight beside it, in the optimizer")
+    bucket_bytes: Annotated[float, Field(ge=0.0)] = setting(0.0, "buffers of its reductions and gathers")
+    metric_bytes: Annotated[int, Field(ge=0)] = setting(0, "traffic a logit of metrics of every batch")
+    prefetch_share: Annotated[float, Field(ge=0.0, le=1.0)] = setting(
+        0.56, "share of FSDP's collectives that computing hides"
     )
-    hop_seconds: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="what a send between stages takes beside latency and bandwidth"
+    hop_seconds: Annotated[float, Field(ge=0.0, lt=1.0)] = setting(
+        0.0, "what a send between stages takes beside latency and bandwidth"
     )
 
     @property
@@ -96,95 +95,62 @@ class Software(Settings):
         return 2 if self.reduces_half else accumulated
 
 
-# This package: stages balanced by cost, backward collectives beside products. In its own engine every rank sends what
-# it has, and any schedule runs; DeepSpeed's runs the default one.
-_OURS: Final = Software(
-    flash_attention=True,
-    overlap_tensor=True,
-    slices_sequence=True,
-    multiplies_fp8=True,
-)
-_PIPELINE_ENGINE: Final = {
-    "fused_accumulation": True,
-    "overlap_gradients": True,
-    "overlap_pipeline": True,
-    "scatter_pipeline": False,
-    "interleaves": True,
-    "any_schedule": True,
-}
+def _programs(*rows: tuple[str, str, dict[str, Any]]) -> dict[str, Software]:
+    """Programs by name: blank-separated switches that are on beside the defaults, and other figures."""
+    return {name: Software(name=name, **dict.fromkeys(on.split(), True), **others) for name, on, others in rows}
 
-SOFTWARE: Final[dict[str, Software]] = {
-    name: software.model_copy(update={"name": name})
-    for name, software in {
-        ENGINES["pipeline"]: _OURS.model_copy(update=_PIPELINE_ENGINE),
-        ENGINES["deepspeed"]: _OURS.model_copy(update={"reduce_scatter": False}),
-        # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
-        "megatron-deepspeed": Software(uneven_stages=True, reduce_scatter=False, bucket_bytes=4e9),
-        # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
-        "megatron-deepspeed-bloom": Software(
-            uneven_stages=True, reduce_scatter=False, bucket_bytes=6e9, blocks_launches=True
-        ),
-        # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
-        # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0060).
-        "megatron-deepspeed-2021": Software(
-            uneven_stages=True, reduce_scatter=False, scatter_pipeline=False, bucket_bytes=4e9, hop_seconds=4.75e-3
-        ),
-        # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
-        "megatron-lm-2021": Software(overlap_pipeline=True, interleaves=True),
-        # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
-        "megatron-lm": Software(
-            fused_accumulation=True,
-            overlap_tensor=True,
-            overlap_pipeline=True,
-            interleaves=True,
-            slices_sequence=True,
-        ),
-        # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass. Embedding and head
-        # may count as layers where layers are cut.
-        "megatron-core": Software(
-            uneven_stages=True,
-            flash_attention=True,
-            fused_accumulation=True,
-            overlap_tensor=True,
-            overlap_forward=True,
-            overlap_gradients=True,
-            overlap_pipeline=True,
-            interleaves=True,
-            slices_sequence=True,
-            reduces_half=True,
-            slices_context=True,
-            shards_weights=True,
-            multiplies_fp8=True,
-            native_attention=True,
-        ),
-        # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages send what they have before they go on.
-        "torchtitan": Software(
-            uneven_stages=True,
-            eager=True,
-            prefetch_share=0.79,
-            interleaves=True,
-            flash_attention=True,
-            slices_sequence=True,
-            slices_context=True,
-            shards_weights=True,
-            multiplies_fp8=True,
-        ),
-        # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Of every batch
-        # Composer takes cross entropy and perplexity, each a cast of the logits to fp32 (6 bytes) and log-softmax (8).
-        # Attention's three figures and the share that is hidden are fitted.
-        "llm-foundry": Software(
-            flash_attention=True,
-            fused_loss=True,
-            metric_bytes=28,
-            attention_share=0.66,
-            attention_backward=4.0,
-            attention_head=8.0,
-            prefetch_share=0.0,
-            shards_weights=True,
-            multiplies_fp8=True,
-        ),
-    }.items()
-}
+
+_OURS: Final = "flash_attention overlap_tensor slices_sequence multiplies_fp8 "
+
+SOFTWARE: Final = _programs(
+    # This package: stages balanced by cost, backward collectives beside products. In its own engine every rank sends
+    # what it has, and any schedule runs; DeepSpeed's runs the default one.
+    (
+        ENGINES["pipeline"],
+        _OURS + "fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule",
+        {"scatter_pipeline": False},
+    ),
+    (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),
+    # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
+    ("megatron-deepspeed", "uneven_stages", {"reduce_scatter": False, "bucket_bytes": 4e9}),
+    # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
+    ("megatron-deepspeed-bloom", "uneven_stages blocks_launches", {"reduce_scatter": False, "bucket_bytes": 6e9}),
+    # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
+    # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0060).
+    (
+        "megatron-deepspeed-2021",
+        "uneven_stages",
+        {"reduce_scatter": False, "scatter_pipeline": False, "bucket_bytes": 4e9, "hop_seconds": 4.75e-3},
+    ),
+    # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
+    ("megatron-lm-2021", "overlap_pipeline interleaves", {}),
+    # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
+    ("megatron-lm", "fused_accumulation overlap_tensor overlap_pipeline interleaves slices_sequence", {}),
+    # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass. Embedding and head
+    # may count as layers where layers are cut.
+    (
+        "megatron-core",
+        """uneven_stages flash_attention fused_accumulation overlap_tensor overlap_forward overlap_gradients
+        overlap_pipeline interleaves slices_sequence reduces_half slices_context shards_weights multiplies_fp8
+        native_attention""",
+        {},
+    ),
+    # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages send what they have before they go on.
+    (
+        "torchtitan",
+        "uneven_stages eager interleaves flash_attention slices_sequence slices_context shards_weights multiplies_fp8",
+        {"prefetch_share": 0.79},
+    ),
+    # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Of every batch
+    # Composer takes cross entropy and perplexity, each a cast of the logits to fp32 (6 bytes) and log-softmax (8).
+    # Attention's three figures and the share that is hidden are fitted.
+    (
+        "llm-foundry",
+        "flash_attention fused_loss shards_weights multiplies_fp8",
+        {"metric_bytes": 28, "attention_share": 0.66, "attention_backward": 4.0, "attention_head": 8.0}
+        | {"prefetch_share": 0.0},
+    ),
+)
 
 
 def load_software(name: str) -> Software:

@@ -15,7 +15,8 @@ import numpy as np
 from rich.table import Table
 
 from mtnlg_data.report.numbers import NARROW, duration
-from mtnlg_model.console import UsageFailure, output
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.layout_report import console
 
 from .cluster import load_cluster
 from .interval import interval_of
@@ -25,8 +26,6 @@ from .run import hardware_flops, run_error
 from .step import predict
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mtnlg_parallel.training.schedule import BatchSize
 
     from .cluster import Cluster
@@ -34,8 +33,12 @@ if TYPE_CHECKING:
     from .search import FittingRun, SearchResult
 
 DAY: Final = 86_400
+OF_THE_RUN: Final = (
+    *("cp", "batch", "micro_batch", "micro_batches", "recompute", "schedule", "interleave", "sequence_parallel"),
+    *("precision", "zero", "shards", "offload_activations"),
+)
+"""Keys of a plan that are the run's own."""
 KNOTS: Final = 6
-WIDTH: Final = 120
 CLOSE: Final = 0.03
 CLOSELY: Final = f"within {CLOSE:.0%} of the memory that a run may use, which is less than such predictions err"
 
@@ -64,18 +67,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "program": software.name,
         "sequence": run.model.sequence,
         "layout": run.layout.model_dump(),
-        "cp": run.cp,
-        "batch": run.batch,
-        "micro_batch": run.micro_batch,
-        "micro_batches": run.micro_batches,
-        "recompute": run.recompute,
-        "schedule": run.schedule,
-        "interleave": run.interleave,
-        "sequence_parallel": run.sequence_parallel,
-        "precision": run.precision,
-        "zero": run.zero,
-        "shards": run.shards,
-        "offload_activations": run.offload_activations,
+        **{name: getattr(run, name) for name in OF_THE_RUN},
         "software": software.model_dump(),
         "step_seconds": seconds,
         "low_step_seconds": seconds * interval.low,
@@ -134,14 +126,6 @@ def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
     """Days to train on ``tokens`` tokens in steps of the full batch."""
     run, prediction, *_ = fitting
     return -(-tokens // (run.batch * run.model.sequence)) * prediction.seconds / DAY
-
-
-def console() -> Console:
-    """Standard output, wide enough for a table where it is no terminal."""
-    out = output(soft_wrap=True)
-    if not out.is_terminal:
-        out.width = WIDTH
-    return out
 
 
 def three_digits(value: float, like: float | None = None) -> str:

@@ -9,8 +9,9 @@ from rich.table import Table
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.layout_report import console
 
-from .report import console, plan, three_digits
+from .report import plan, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

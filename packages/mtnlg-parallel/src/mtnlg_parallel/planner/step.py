@@ -113,23 +113,14 @@ def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
 
     A stage cannot begin before a micro-batch has passed the chunks ahead of it, nor end before it has gone back.
     """
-    pipeline = build_pipeline(run, cluster, software)
+    pipeline, pp = build_pipeline(run, cluster, software), run.layout.pp
+    both = [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
+    # Weight gradients apart may be last, when backward has long passed the stages before.
+    work, before = both, both
     if pipeline.weights:
-        return _bound_of_split(pipeline, pipeline.weights, run.micro_batches)
-    pp, both = run.layout.pp, [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
-    hops = 2 if pipeline.blocking else 0
-    work = [
-        run.micro_batches * (sum(both[s::pp]) + hops * sum(pipeline.hops[s : s + 1])) + sum(both[:s]) for s in range(pp)
-    ]
-    last = run.micro_batches * (sum(both[pp - 1 :: pp])) + sum(both[: pp - 1])
-    return max(*work[:-1], last) if pp > 1 else last
-
-
-def _bound_of_split(pipeline: Pipeline, weights: tuple[float, ...], micro_batches: int) -> float:
-    """A stage's weight gradients may be last, when backward has long passed the stages before it."""
-    all_passes = [sum(passes) for passes in zip(pipeline.forward, pipeline.backward, weights, strict=True)]
-    pp = pipeline.stages
-    return max(micro_batches * sum(all_passes[s::pp]) + sum(pipeline.forward[:s]) for s in range(pp))
+        work, before = [b + w for b, w in zip(both, pipeline.weights, strict=True)], [*pipeline.forward]
+    hops = [2 * hop if pipeline.blocking else 0 for hop in (*pipeline.hops[: pp - 1], 0)]
+    return max(run.micro_batches * (sum(work[s::pp]) + hops[s]) + sum(before[:s]) for s in range(pp))
 
 
 def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
@@ -218,7 +209,7 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     """Add what follows the schedule: gradient reduction, norm, update, weight gathering."""
     pp, shape = run.layout.pp, run.shape
     parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
-    ring = network.data_ring(cluster, run.layout, run.cp)
+    ring = network.ring(cluster, run.layout.dp * run.cp, run.layout.tp)  # what holds the same weights
     width = software.reduced_bytes(shape.gradient_bytes)
     scattered = run.zero and software.reduce_scatter
     reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.planner.cluster import Cluster
     from mtnlg_parallel.planner.run import Run
 
@@ -49,16 +48,6 @@ def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
     return Ring(inside, nodes, node.link_bandwidth * measured.link, network, latency)
 
 
-def tensor_ring(cluster: Cluster, layout: Layout) -> Ring:
-    """The tensor parallel group: neighbouring ranks."""
-    return ring(cluster, layout.tp, 1)
-
-
-def data_ring(cluster: Cluster, layout: Layout, cp: int = 1) -> Ring:
-    """The ranks that hold the same weights: data and context parallel."""
-    return ring(cluster, layout.dp * cp, layout.tp)
-
-
 def hop(cluster: Cluster, run: Run, stage: int, size: float, scatter: bool) -> float:
     """Seconds to send ``size`` bytes, held by all tensor parallel ranks, from ``stage`` to the next.
 
@@ -72,4 +61,4 @@ def hop(cluster: Cluster, run: Run, stage: int, size: float, scatter: bool) -> f
     latency = measured.link_seconds if inside else measured.network_seconds
     if not scatter or layout.tp == 1:
         return latency + size / bandwidth
-    return latency + size / layout.tp / bandwidth + tensor_ring(cluster, layout).gather(size)
+    return latency + size / layout.tp / bandwidth + ring(cluster, layout.tp, 1).gather(size)
