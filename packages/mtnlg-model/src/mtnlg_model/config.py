@@ -82,10 +82,10 @@ class YarnScaling(Settings):
 
     factor: Positive = Field(description="by which long wavelengths are stretched")
     original_sequence: Count = Field(description="tokens of the samples of the first training")
-    beta_fast: Positive = Field(32.0, description="more turns: kept")
-    beta_slow: Positive = Field(1.0, description="fewer turns: stretched")
-    attention_factor: Positive = Field(1.0, description="of turned q and k")
-    truncate: bool = Field(True, description="the blended range ends at whole pairs")
+    beta_fast: Positive = setting(32.0, "more turns: kept")
+    beta_slow: Positive = setting(1.0, "fewer turns: stretched")
+    attention_factor: Positive = setting(1.0, "of turned q and k")
+    truncate: bool = setting(True, "the blended range ends at whole pairs")
 
 
 class LongRopeScaling(Settings):
@@ -94,7 +94,7 @@ class LongRopeScaling(Settings):
     factors: Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)] = Field(
         description="by which each wavelength is stretched"
     )
-    attention_factor: Positive = Field(1.0, description="of turned q and k")
+    attention_factor: Positive = setting(1.0, "of turned q and k")
 
 
 RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
@@ -106,10 +106,10 @@ class LayerConfig(Settings):
     ``norm_after`` puts the norms behind attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
     """
 
-    window: Count | None = Field(None, description="last tokens that a query attends to, its own included; else all")
-    rotary: bool = Field(True, description="rotary positions count in this layer")
-    rotary_base: Positive | None = Field(None, description="of this layer's rotary positions, which are not scaled")
-    norm_after: bool = Field(False, description="norms of the results of attention and MLP, not of their inputs")
+    window: Count | None = setting(None, "last tokens that a query attends to, its own included; else all")
+    rotary: bool = setting(True, "rotary positions count in this layer")
+    rotary_base: Positive | None = setting(None, "of this layer's rotary positions, which are not scaled")
+    norm_after: bool = setting(False, "norms of the results of attention and MLP, not of their inputs")
 
     @model_serializer(mode="wrap", when_used="json")
     def _leave_out_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -137,52 +137,52 @@ class ModelConfig(Settings):
     heads: Count = Field(description="attention heads of a layer")
     sequence: Count = Field(description="tokens of a training sample; most that learned positions reach")
     vocabulary: Count = Field(description="rows of the token embedding, padding included")
-    dropout: Rate = Field(0.1, description="rate, of the hidden state")
-    attention_dropout: Rate = Field(0.1, description="rate, of the attention's weights")
-    init_std: Positive | None = Field(None, description="of initial weights; sqrt(1 / (3 hidden)) unless given")
+    dropout: Rate = setting(0.1, "rate, of the hidden state")
+    attention_dropout: Rate = setting(0.1, "rate, of the attention's weights")
+    init_std: Positive | None = setting(None, "of initial weights; sqrt(1 / (3 hidden)) unless given")
     layer_norm_eps: Positive = Field(1e-5, description="of all norms, beside the variance")
-    scale_attention_by_layer: bool = Field(False, description="divide queries by the layer's number, and back")
+    scale_attention_by_layer: bool = setting(False, "divide queries by the layer's number, and back")
     head_size: Count = setting(None, "width of an attention head; hidden / heads unless given")
     kv_heads: Count = setting(None, "heads of keys and values, each for heads / kv_heads queries")
     ffn: Count = setting(None, "width of the feed-forward layer; 4 hidden unless given")
-    positions: Literal["learned", "rotary", "alibi"] = Field(
-        "learned", description="a table of positions, turned q and k, or scores that fall with the distance"
+    positions: Literal["learned", "rotary", "alibi"] = setting(
+        "learned", "a table of positions, turned q and k, or scores that fall with the distance"
     )
-    rotary_base: Positive = Field(10_000.0, description="wavelengths of rotary positions: 2π base^(2i / size)")
-    rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1.0, description="part of a head that is turned")
+    rotary_base: Positive = setting(10_000.0, "wavelengths of rotary positions: 2π base^(2i / size)")
+    rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0, "part of a head that is turned")
     rotary_scaling: RotaryScaling | None = None
-    norm: Literal["layer", "layer-no-bias", "layer-no-weight", "rms"] = Field(
-        "layer", description="layer norm, without bias or any weight, or by root mean square"
+    norm: Literal["layer", "layer-no-bias", "layer-no-weight", "rms"] = setting(
+        "layer", "layer norm, without bias or any weight, or by root mean square"
     )
-    mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = Field(
-        "gelu-tanh", description="GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
+    mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = setting(
+        "gelu-tanh", "GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
     )
-    bias: bool = Field(True, description="biases of the linear layers, but q, k and v's")
-    qkv_bias: bool = Field(True, description="biases of q, k and v")
-    qk_norm: bool = Field(False, description="RMS norm of each head's q and k")
-    parallel_residual: bool = Field(False, description="attention and MLP read the same input")
-    tied: bool = Field(True, description="the head's weights are the token embedding's")
-    vocabulary_padding: Annotated[int, Field(ge=0)] = Field(0, description="last rows of the vocabulary: no tokens")
-    by_layer: Annotated[tuple[LayerConfig, ...], Field(strict=False, max_length=1024)] = Field(
-        (), description="settings of layers 0, 1, ..., repeated: window, rotary, rotary_base, norm_after"
+    bias: bool = setting(True, "biases of the linear layers, but q, k and v's")
+    qkv_bias: bool = setting(True, "biases of q, k and v")
+    qk_norm: bool = setting(False, "RMS norm of each head's q and k")
+    parallel_residual: bool = setting(False, "attention and MLP read the same input")
+    tied: bool = setting(True, "the head's weights are the token embedding's")
+    vocabulary_padding: Annotated[int, Field(ge=0)] = setting(0, "last rows of the vocabulary: no tokens")
+    by_layer: Annotated[tuple[LayerConfig, ...], Field(strict=False, max_length=1024)] = setting(
+        (), "settings of layers 0, 1, ..., repeated: window, rotary, rotary_base, norm_after"
     )
-    zero_centered_norm: bool = Field(False, description="norms multiply by 1 + weight")
-    sandwich_norm: bool = Field(False, description="further norms of the results of attention and MLP")
-    qk_norm_full: bool = Field(False, description="with qk_norm: one norm of all heads' q, one of all k")
-    attention_scale: Positive | None = Field(None, description="of q k; 1 / sqrt(head_size) unless given")
-    attention_softcap: Positive | None = Field(None, description="c of attention's scores c tanh(x / c)")
-    logit_softcap: Positive | None = Field(None, description="c of the logits c tanh(x / c)")
-    logits_scaling: Positive = Field(1.0, description="divides the logits")
-    embedding_multiplier: Positive = Field(1.0, description="of the token embedding")
-    residual_multiplier: Positive = Field(1.0, description="of what attention and MLP add")
-    position_offset: Annotated[int, Field(ge=0, lt=1 << 20)] = Field(
-        0, description="first rows of the table of positions, which no token has"
+    zero_centered_norm: bool = setting(False, "norms multiply by 1 + weight")
+    sandwich_norm: bool = setting(False, "further norms of the results of attention and MLP")
+    qk_norm_full: bool = setting(False, "with qk_norm: one norm of all heads' q, one of all k")
+    attention_scale: Positive | None = setting(None, "of q k; 1 / sqrt(head_size) unless given")
+    attention_softcap: Positive | None = setting(None, "c of attention's scores c tanh(x / c)")
+    logit_softcap: Positive | None = setting(None, "c of the logits c tanh(x / c)")
+    logits_scaling: Positive = setting(1.0, "divides the logits")
+    embedding_multiplier: Positive = setting(1.0, "of the token embedding")
+    residual_multiplier: Positive = setting(1.0, "of what attention and MLP add")
+    position_offset: Annotated[int, Field(ge=0, lt=1 << 20)] = setting(
+        0, "first rows of the table of positions, which no token has"
     )
-    embedding_norm: bool = Field(False, description="a norm of the token embedding")
-    shared_norm: bool = Field(False, description="with parallel_residual: attention and MLP read one norm")
-    out_bias: bool = Field(True, description="with bias: the output of attention has one")
-    head_bias: bool = Field(False, description="a head of its own has a bias")
-    qkv_clip: Positive | None = Field(None, description="greatest magnitude of q, k and v before positions")
+    embedding_norm: bool = setting(False, "a norm of the token embedding")
+    shared_norm: bool = setting(False, "with parallel_residual: attention and MLP read one norm")
+    out_bias: bool = setting(True, "with bias: the output of attention has one")
+    head_bias: bool = setting(False, "a head of its own has a bias")
+    qkv_clip: Positive | None = setting(None, "greatest magnitude of q, k and v before positions")
 
     @model_validator(mode="before")
     @classmethod

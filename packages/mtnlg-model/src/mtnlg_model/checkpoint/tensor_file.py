@@ -55,6 +55,11 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def bytes(self) -> int:
+        """Size of the entry."""
+        return prod(self.shape) * self.dtype.itemsize
+
 
 class HeaderEntry(Settings):
     """One entry of the header; ``data_offsets`` are relative to the end of the header."""
@@ -82,7 +87,7 @@ def write_tensor_file(path: Path, specs: Mapping[str, TensorSpec], tensor: Calla
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for key, spec in ordered:
-        end = offset + prod(spec.shape) * spec.dtype.itemsize
+        end = offset + spec.bytes
         header[key] = {"dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()

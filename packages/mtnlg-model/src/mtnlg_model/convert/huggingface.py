@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -79,7 +78,7 @@ def export_huggingface(
             write_tensor_file(partial / file, {key: specs[key] for key in shard}, tensor)
         if len(files) > 1:
             weight_map = {key: file for file, shard in zip(files, shards, strict=True) for key in shard}
-            total = sum(_bytes(spec) for spec in specs.values())
+            total = sum(spec.bytes for spec in specs.values())
             write_json(partial / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         tokenizer = Tokenizer(checkpoint.tokenizer_path)
         dtype = str(checkpoint.dtype("embedding.token.weight")).removeprefix("torch.")
@@ -190,19 +189,15 @@ def _end_tokens(folder: Path, config: ModelConfig) -> dict[str, bytes]:
     return {}
 
 
-def _bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * spec.dtype.itemsize
-
-
 def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
     for key, spec in specs.items():
-        if shards[-1] and size + _bytes(spec) > SHARD_BYTES:
+        if shards[-1] and size + spec.bytes > SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(key)
-        size += _bytes(spec)
+        size += spec.bytes
     return shards
 
 
