@@ -23,6 +23,15 @@ SCHEDULES: Final = {name: load_schedule(name) for name in OURS}
 TOKENS: Final = 64
 """Different tokens in the training data."""
 
+TINY: Final[Mapping[str, Any]] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "sequence": 16,
+    "vocabulary": TOKENS,
+    "init_std": 0.1,
+}
+
 FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": ("fp32", "bf16", "fp8"),
     "head": ("tied", "untied"),
@@ -103,8 +112,7 @@ def matrix() -> Iterator[Case]:
             "batch": 8,
             "samples": 16,
         }
-        model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
-        model |= {"tied": cell["head"] == "tied", **FAMILIES[cell["family"]]}
+        model = {**TINY, "tied": cell["head"] == "tied", **FAMILIES[cell["family"]]}
         layout = {axis: cell[axis] for axis in ("tp", "pp", "dp")}
         if recipe := _recipe(model, layout, train):
             yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
@@ -114,7 +122,6 @@ def unlike_layers() -> Iterator[Case]:
     """Layers with a window of attention, no positions and norms of the results, beside plain ones; then what Gemma and
     Granite have, and what OLMo, OLMo 2, BLOOM and GPT-J have each.
     """
-    model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
     gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
     factors = {"attention_scale": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
@@ -128,14 +135,14 @@ def unlike_layers() -> Iterator[Case]:
         "gpt-j": one_norm | {"head_bias": True, "tied": False},
     }
     for name, settings in kinds.items():
-        recipe = _recipe({**model, **settings}, {"tp": 2, "pp": 2}, train)
+        recipe = _recipe({**TINY, **settings}, {"tp": 2, "pp": 2}, train)
         assert recipe  # noqa: S101  (a constant)
         yield Case(name, recipe)
 
 
 def long_sum() -> Case:
     """256 micro-batches in bf16, the sum of whose gradients would be too coarse in bf16."""
-    model = {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "vocabulary": TOKENS, "init_std": 0.1, "tied": False}
+    model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
     recipe = _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"})
     assert recipe  # noqa: S101  (a constant)
     return Case("256 micro-batches", recipe)
