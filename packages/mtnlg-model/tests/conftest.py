@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from mtnlg_model.decoder import Decoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what test modules share
 
 # One thread, so that tests that fork have no thread pool to lose and machines with many cores compute the same.
 torch.set_num_threads(1)

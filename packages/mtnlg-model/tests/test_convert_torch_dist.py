@@ -17,26 +17,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
-from mtnlg_model.convert.torch_dist import count_chunks, import_torch_dist
+from mtnlg_model.convert.torch_dist import INNER, OUTER, count_chunks, import_torch_dist
 from mtnlg_model.decoder import Decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 CONFIG = ModelConfig(layers=3, hidden=16, heads=4, sequence=8, vocabulary=320)
-OUTER = {
-    "embedding.word_embeddings.weight": "embedding.token.weight",
-    "embedding.position_embeddings.weight": "embedding.position.weight",
-    "decoder.final_layernorm.weight": "final_norm.weight",
-    "decoder.final_layernorm.bias": "final_norm.bias",
-}
-INNER = {
-    "self_attention.linear_qkv.layer_norm_": "attention_norm.",
-    "self_attention.linear_qkv.": "attention.qkv.",
-    "self_attention.linear_proj.": "attention.out.",
-    "mlp.linear_fc1.layer_norm_": "mlp_norm.",
-    "mlp.linear_fc1.": "mlp.up.",
-    "mlp.linear_fc2.": "mlp.down.",
-}
 
 
 def megatrons(decoder: Decoder, *, stacked: bool) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_families import LLAMA3, SHARED, SIZES
 from tokenizers import Tokenizer
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SIZES: Final = {
-    "vocab_size": 307,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "intermediate_size": 80,
-}
-NEOX: Final = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -43,17 +34,8 @@ def test_fields_that_transformers_does_not_read_change_nothing() -> None:
     """As Qwen2.5, SmolLM, Falcon3, Llama 1, Unsloth's and others have them."""
     fields = {"use_mrope": False, "is_llama_config": True, "activation": "swiglu", "max_sequence_length": 2048}
     fields |= {"transformers.js_config": {"dtype": "fp16"}, "unsloth_fixed": True, "sliding_window": 8, "no such": [1]}
-    plain = {"model_type": "llama", **SIZES}
+    plain = {"model_type": "llama", **SHARED}
     assert from_config_json({**plain, **fields}, "") == from_config_json(plain, "")
-
-
-LLAMA3: Final = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +60,7 @@ LLAMA3: Final = {
 def test_rotary_positions_may_be_given_twice_alike(
     model_type: str, twice: dict[str, Any], once: dict[str, Any]
 ) -> None:
-    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    plain = {"model_type": model_type, **(SIZES if model_type == "gpt_neox" else SHARED)}
     assert from_config_json({**plain, **twice}, "") == from_config_json({**plain, **once}, "")
 
 
@@ -114,14 +96,14 @@ def test_rotary_positions_may_be_given_twice_alike(
 def test_rotary_positions_given_twice_in_other_words_are_refused(
     model_type: str, fields: dict[str, Any], message: str
 ) -> None:
-    plain = {"model_type": model_type, **(NEOX if model_type == "gpt_neox" else SIZES)}
+    plain = {"model_type": model_type, **(SIZES if model_type == "gpt_neox" else SHARED)}
     with pytest.raises(Failure, match=f"config.json: .*{message}") as failure:
         from_config_json({**plain, **fields}, "config.json")
     assert len(str(failure.value)) < 250
 
 
 def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
-    assert from_config_json({"model_type": "gpt_neox", **NEOX, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
+    assert from_config_json({"model_type": "gpt_neox", **SIZES, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -11,6 +11,8 @@ from hypothesis import settings
 
 from mtnlg_parallel.environment import Environment
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what test modules share
+
 # No deadline: machines differ, and the first example includes imports.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")

@@ -30,54 +30,24 @@ matrices = st.tuples(st.integers(1, 9), st.sampled_from([1, 2]), st.integers(1, 
 EDGES = [(131, 1, 24), (3, 1, 520), (1, 1, 4104)]
 
 
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_bias_gelu_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_agree(gelu.bias_gelu, functional.bias_gelu, [shape, shape[-1:]], dtype, seed)
+TWINS: dict[str, tuple[Any, list[Any]]] = {
+    "bias_gelu": (gelu, ["x", "row"]),
+    "swiglu": (swiglu, ["x", "x"]),
+    "layer_norm": (norm, ["x", "row", "row", EPS]),
+    "rms_norm": (norm, ["x", "row", EPS]),
+    "dropout_add": (dropout, ["x", "x", 0.3, False]),
+    "bias_dropout_add": (dropout, ["x", "row", "x", 0.3, False]),
+    "dropout_add_rms_norm": (norm, ["x", "x", 0.3, False, "row", EPS]),
+    "bias_dropout_add_norm": (norm, ["x", "row", "x", 0.3, False, "row", "row", EPS]),
+}
+"""Operations by name, where they are fused, and what they are called with: matrices, rows and numbers."""
 
 
 @settings(max_examples=8)
 @given(matrices, dtypes, st.integers(0, 99))
-def test_layer_norm_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_agree(norm.layer_norm, functional.layer_norm, [shape, shape[-1:], shape[-1:]], dtype, seed, EPS)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_rms_norm_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_agree(norm.rms_norm, functional.rms_norm, [shape, shape[-1:]], dtype, seed, EPS)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_dropout_add_rms_norm_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    fused, eager = add_rms_norm(norm.dropout_add_rms_norm), add_rms_norm(functional.dropout_add_rms_norm)
-    assert_agree(fused, eager, [shape, shape, shape[-1:]], dtype, seed)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_dropout_add_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_agree(dropout.dropout_add, functional.dropout_add, [shape, shape], dtype, seed, 0.3, False)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_bias_dropout_add_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    shapes = [shape, shape[-1:], shape]
-    assert_agree(dropout.bias_dropout_add, functional.bias_dropout_add, shapes, dtype, seed, 0.3, False)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_bias_dropout_add_norm_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_add_norm_agrees(shape, dtype, seed)
-
-
-@settings(max_examples=8)
-@given(matrices, dtypes, st.integers(0, 99))
-def test_swiglu_is_its_eager_twin(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-    assert_agree(swiglu.swiglu, functional.swiglu, [shape, shape], dtype, seed)
+@pytest.mark.parametrize("name", TWINS)
+def test_kernel_is_its_eager_twin(name: str, shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
+    assert_twins_agree(name, shape, dtype, seed)
 
 
 @settings(max_examples=12)
@@ -151,37 +121,28 @@ def angles(x_SBGND: Tensor, size: int, each_row: bool, seed: int) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("shape", EDGES)
-def test_partial_blocks_are_masked(shape: tuple[int, int, int]) -> None:
-    row = shape[-1:]
-    assert_agree(swiglu.swiglu, functional.swiglu, [shape, shape], torch.float32, 4)
-    assert_agree(gelu.bias_gelu, functional.bias_gelu, [shape, row], torch.float32, 1)
-    assert_agree(norm.layer_norm, functional.layer_norm, [shape, row, row], torch.float32, 2, EPS)
-    assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 2, EPS)
-    assert_add_norm_agrees(shape)
+@pytest.mark.parametrize("name", TWINS)
+def test_partial_blocks_are_masked(name: str, shape: tuple[int, int, int]) -> None:
+    assert_twins_agree(name, shape, seed=2)
 
 
 def test_a_norms_gradient_adds_up_a_row_of_three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(norm.GROUP, "PART", 1024)
-    assert_agree(norm.rms_norm, functional.rms_norm, [(1, 1, 2056), (2056,)], torch.float32, 4, EPS)
+    assert_twins_agree("rms_norm", (1, 1, 2056), seed=4)
 
 
-def test_row_sums_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["bias_gelu", "bias_dropout_add", "rms_norm"])
+def test_row_sums_of_many_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.SLAB, "ROWS", 8)
     monkeypatch.setitem(norm.GROUP, "ROWS", 8)
-    shape, row = (131, 1, 16), (16,)
-    assert_agree(gelu.bias_gelu, functional.bias_gelu, [shape, row], torch.float32, 1)
-    assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 2, EPS)
+    assert_twins_agree(name, (131, 1, 16), seed=1)
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # NumPy warns: it interprets
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_inf_propagate_as_in_eager_code(bad: float) -> None:
-    shape, row = (3, 1, 24), (24,)
-    assert_agree(swiglu.swiglu, functional.swiglu, [shape, shape], torch.float32, bad=bad)
-    assert_agree(gelu.bias_gelu, functional.bias_gelu, [shape, row], torch.float32, bad=bad)
-    assert_agree(norm.layer_norm, functional.layer_norm, [shape, row, row], torch.float32, 0, EPS, bad=bad)
-    assert_agree(norm.rms_norm, functional.rms_norm, [shape, row], torch.float32, 0, EPS, bad=bad)
-    assert_add_norm_agrees(shape, bad=bad)
+@pytest.mark.parametrize("name", TWINS)
+def test_nan_and_inf_propagate_as_in_eager_code(name: str, bad: float) -> None:
+    assert_twins_agree(name, (3, 1, 24), bad=bad)
 
 
 def test_a_mean_far_from_zero_does_not_cancel_the_variance() -> None:
@@ -192,52 +153,45 @@ def test_a_mean_far_from_zero_does_not_cancel_the_variance() -> None:
     assert (norm.layer_norm(x_H, weight_H, shift_H, EPS) - exact_H).abs().max() < 1e-3
 
 
-def test_a_second_derivative_is_refused_not_left_out() -> None:
-    x, row, y = torch.randn(3, 16).requires_grad_(), torch.randn(16), torch.randn(3, 16)
-    outputs = [
-        gelu.bias_gelu(x, row),
-        swiglu.swiglu(x, y),
-        norm.layer_norm(x, row, row, EPS),
-        norm.rms_norm(x, row, EPS),
-        dropout.bias_dropout_add(x, row, y, 0.3, True),
-        *norm.bias_dropout_add_norm(x, row, y, 0.0, True, row, row, EPS),
-    ]
-    for out in outputs:
+@pytest.mark.parametrize("name", TWINS)
+def test_a_second_derivative_is_refused_not_left_out(name: str) -> None:
+    module, arguments = TWINS[name]
+    x = torch.randn(3, 16).requires_grad_()
+    given = {"x": torch.randn(3, 16), "row": torch.randn(16), False: True}
+    outputs = getattr(module, name)(x, *(given.get(each, each) for each in arguments[1:]))
+    for out in as_tuple(outputs):
         (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True, retain_graph=True)
         with pytest.raises(RuntimeError, match="no autograd formula"):
             first.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def add_rms_norm(operation: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """``operation`` of the tensors alone, without dropout."""
-    return lambda x, residual, weight: operation(x, residual, 0.3, False, weight, EPS)
-
-
-def add_norm(operation: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """``operation`` of the tensors alone, without dropout."""
-
-    def called(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        return operation(x, bias, residual, 0.3, False, weight, shift, EPS)
-
-    return called
-
-
-def assert_add_norm_agrees(
-    shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, seed: int = 0, bad: float | None = None
+def assert_twins_agree(
+    name: str,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    bad: float | None = None,
 ) -> None:
-    """`assert_agree` for bias_dropout_add_norm."""
-    row = shape[-1:]
-    fused, eager = add_norm(norm.bias_dropout_add_norm), add_norm(functional.bias_dropout_add_norm)
-    assert_agree(fused, eager, [shape, row, shape, row, row], dtype, seed, bad=bad)
+    """`assert_agree` for one of `TWINS`."""
+    module, arguments = TWINS[name]
+
+    def called(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Tensor) -> Any:  # noqa: ANN401  (one output or several)
+            remaining = iter(tensors)
+            return operation(*(next(remaining) if isinstance(each, str) else each for each in arguments))
+
+        return call
+
+    shapes = [shape if each == "x" else shape[-1:] for each in arguments if isinstance(each, str)]
+    assert_agree(called(getattr(module, name)), called(getattr(functional, name)), shapes, dtype, seed, bad)
 
 
-def assert_agree(
+def assert_agree(  # noqa: PLR0917  (two operations, and on what)
     fused: Callable[..., Any],
     eager: Callable[..., Any],
     shapes: Sequence[tuple[int, ...]],
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    *options: float,
     bad: float | None = None,
 ) -> None:
     """Compare outputs and all gradients with the eager operation's in fp64, within rounding.
@@ -251,7 +205,7 @@ def assert_agree(
         values[0].view(-1)[3] = bad
     inputs = [tensor.clone().requires_grad_() for tensor in values]
     exact_inputs = [tensor.double().requires_grad_() for tensor in values]
-    outputs, exact = as_tuple(fused(*inputs, *options)), as_tuple(eager(*exact_inputs, *options))
+    outputs, exact = as_tuple(fused(*inputs)), as_tuple(eager(*exact_inputs))
     upstream = [torch.randn(out.shape, generator=generator).to(dtype) for out in exact]
     torch.autograd.backward(outputs, upstream)
     torch.autograd.backward(exact, [tensor.double() for tensor in upstream])

@@ -1,10 +1,10 @@
 """The orders of the package's schedules: complete, free of deadlock, as idle as theory says, and bounded in memory."""
 
-from fractions import Fraction
 from itertools import accumulate, product
 
 import pytest
 
+from mtnlg_parallel.planner.simulation import Pipeline, simulate
 from mtnlg_parallel.schedules import OURS, Action, Order, Schedule, load_schedule, schedule_of
 
 SIZES = [*product((1, 2, 3, 4, 7), (1, 2, 3), (1, 2, 5, 8, 13), (False, True))]
@@ -14,41 +14,16 @@ def orders(ranks: int, chunks: int, micro_batches: int, *, split: bool) -> tuple
     return load_schedule("zero-bubble" if split else schedule_of(chunks)).orders(ranks, chunks, micro_batches)
 
 
-def run(ranks: tuple[Order, ...], chunks: int, split: bool, send: Fraction = Fraction(0)) -> Fraction:
+def run(ranks: tuple[Order, ...], chunks: int, split: bool, send: float = 0.0) -> float:
     """Units until the last rank has run its order, each waiting for its inputs; fails on a deadlock.
 
     Forward, backward to inputs and weight gradients take a unit each, a message so many on its way.
     """
-    count = len(ranks)
-    last = count * chunks - 1
-    position, now = [0] * count, [Fraction(0)] * count
-    ends: dict[tuple[str, int, int], Fraction] = {}
-
-    def input_at(rank: int, action: Action) -> Fraction | None:
-        stage = action.chunk * count + rank
-        if action.kind == "weights":
-            return ends.get(("backward", action.micro_batch, stage))
-        if action.kind == "backward" and stage == last:
-            return ends.get(("forward", action.micro_batch, stage))
-        if action.kind == "forward" and not stage:
-            return Fraction(0)
-        end = ends.get((action.kind, action.micro_batch, stage + (-1 if action.kind == "forward" else 1)))
-        return None if end is None else end + send
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(ranks):
-            while position[rank] < len(order):
-                action = order[position[rank]]
-                ready = input_at(rank, action)
-                if ready is None:
-                    break
-                now[rank] = max(now[rank], ready) + (2 if action.kind == "backward" and not split else 1)
-                ends[action.kind, action.micro_batch, action.chunk * count + rank] = now[rank]
-                position[rank], moved = position[rank] + 1, True
-    assert position == [len(order) for order in ranks], "each waits for another"
-    return max(now)
+    one = (1.0,) * (len(ranks) * chunks)
+    both, sends = (tuple(unit * each for each in one) for unit in (2.0, send))
+    return simulate(
+        Pipeline(len(ranks), one, one if split else both, sends, weights=one if split else None), ranks
+    ).seconds
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches", "split"), SIZES)
@@ -63,21 +38,25 @@ def test_every_piece_runs_once_without_deadlock(ranks: int, chunks: int, micro_b
 
 
 @pytest.mark.parametrize(
-    ("ranks", "chunks", "groups"), [(2, 1, 4), (4, 1, 2), (8, 1, 4), (4, 2, 2), (4, 3, 3), (8, 2, 2)]
+    ("ranks", "chunks", "m"),
+    [
+        *((1, 1, 5), (2, 1, 2), (2, 1, 8), (4, 1, 8), (8, 1, 3), (8, 1, 32), (35, 1, 240)),
+        *((2, 2, 4), (4, 2, 8), (4, 3, 12), (4, 5, 4), (8, 2, 16), (35, 3, 70)),
+    ],
 )
-def test_idle_time_matches_theory(ranks: int, chunks: int, groups: int) -> None:
-    m = ranks * groups
+def test_idle_time_matches_theory(ranks: int, chunks: int, m: int) -> None:
     work = 3 * m * chunks
     assert run(orders(ranks, chunks, m, split=False), chunks, split=False) - work == 3 * (ranks - 1)
-    assert run(orders(ranks, chunks, m, split=True), chunks, split=True) - work == ranks - 1
+    if m >= 2 * ranks:
+        assert run(orders(ranks, chunks, m, split=True), chunks, split=True) - work == ranks - 1
 
 
-@pytest.mark.parametrize("send", [Fraction(1, 20), Fraction(1, 4)])
+@pytest.mark.parametrize("send", [0.05, 0.25])
 @pytest.mark.parametrize(
     ("ranks", "chunks", "split"),
     [(2, 1, True), (4, 1, True), (8, 1, True), (2, 2, False), (4, 2, False), (4, 3, False), (8, 2, True), (8, 3, True)],
 )
-def test_sends_are_hidden_in_the_steady_state(ranks: int, chunks: int, split: bool, send: Fraction) -> None:
+def test_sends_are_hidden_in_the_steady_state(ranks: int, chunks: int, split: bool, send: float) -> None:
     """Once down and up its parts; twice with one part, as all micro-batches in flight go round once more at the pace of
     their messages before weight gradients fill what they wait.
     """
@@ -85,15 +64,15 @@ def test_sends_are_hidden_in_the_steady_state(ranks: int, chunks: int, split: bo
         run(made, chunks, split, send) - run(made, chunks, split)
         for made in (orders(ranks, chunks, groups * ranks, split=split) for groups in (4, 9))
     )
-    assert few == many
-    assert few <= 2 * send * max(ranks * chunks - 1, 2 * ranks - 2)
+    assert few == pytest.approx(many)
+    assert few <= 2 * send * max(ranks * chunks - 1, 2 * ranks - 2) + 1e-9
 
 
-@pytest.mark.parametrize(("ranks", "send"), [(2, Fraction(1, 20)), (4, Fraction(1, 20)), (8, Fraction(1, 4))])
-def test_1f1b_waits_for_sends_per_round(ranks: int, send: Fraction) -> None:
+@pytest.mark.parametrize(("ranks", "send"), [(2, 0.05), (4, 0.05), (8, 0.25)])
+def test_1f1b_waits_for_sends_per_round(ranks: int, send: float) -> None:
     """Each of the p that the first rank has in flight is away for p passes and 2 (p - 1) sends, in any order."""
     few, many = (run(orders(ranks, 1, groups * ranks, split=False), 1, False, send) for groups in (4, 9))
-    assert many - few == 5 * (3 * ranks + 2 * (ranks - 1) * send)
+    assert many - few == pytest.approx(5 * (3 * ranks + 2 * (ranks - 1) * send))
 
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 3)])

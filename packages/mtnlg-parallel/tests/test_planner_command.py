@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from plan_command import PAPER, plan, refusal
 from typer.testing import CliRunner
 
 from mtnlg_data.console import Failure as DataFailure
@@ -16,21 +17,6 @@ from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
-PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
-
-
-def plan(*words: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*words: object) -> str:
-    with pytest.raises(Failure) as caught:
-        CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
-    assert caught.value.exit_status == 2
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_json_holds_the_step_its_parts_and_the_memory() -> None:

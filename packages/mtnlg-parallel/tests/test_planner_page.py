@@ -5,17 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from mtnlg_parallel.cli import app
-
-PAPER = ("mt-nlg-530b", "--cluster", "selene", "--layout", "tp=8,pp=35,dp=8")
-
-
-def plan(*words: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+from plan_command import PAPER, plan
 
 
 def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:

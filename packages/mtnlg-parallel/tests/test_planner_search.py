@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from plan_command import plan, refusal
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure
 from mtnlg_model.families import PRESETS
-from mtnlg_parallel.cli import app
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.programs import load_software
@@ -74,19 +72,6 @@ def test_megatron_core_counts_embedding_and_head_as_layers() -> None:
     }
     assert 16 in stages["megatron-core"]
     assert all(126 % pp == 0 for pp in stages["megatron-lm"])
-
-
-def plan(*words: str) -> str:
-    result = CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*words: str) -> str:
-    with pytest.raises(Failure) as caught:
-        CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)
-    assert caught.value.exit_status == 2
-    return str(caught.value)
 
 
 def test_requested_layout_is_compared_with_the_fastest() -> None:

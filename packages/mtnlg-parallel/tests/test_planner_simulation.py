@@ -1,4 +1,4 @@
-"""The pipeline's schedule: its bubble where everything is equal and free, and what it conserves where nothing is."""
+"""The pipeline's schedule: what it conserves where nothing is equal or free; test_pipeline_orders.py has its bubble."""
 
 from itertools import pairwise
 
@@ -28,34 +28,6 @@ def run(pipeline: Pipeline, micro_batches: int, events: list[Event] | None = Non
     chunks = len(pipeline.forward) // pipeline.stages
     schedule = load_schedule("zero-bubble" if pipeline.weights else schedule_of(chunks))
     return simulate(pipeline, schedule.orders(pipeline.stages, chunks, micro_batches), events)
-
-
-def equal(stages: int, chunks: int, micro_batches: int, *, split: bool = False) -> Timeline:
-    """Equal stages, free communication; a micro-batch takes a stage 1 s forward and 2 s backward in all."""
-    one, free = ((each,) * (stages * chunks) for each in (1 / chunks, 0.0))
-    both = tuple(2 * each for each in one)
-    pipeline = Pipeline(stages, one, one, free, weights=one) if split else Pipeline(stages, one, both, free)
-    return run(pipeline, micro_batches)
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 2), (4, 16), (35, 240), (8, 3)])
-def test_the_bubble_of_1f1b_is_p_less_1_in_m_and_p_less_1(stages: int, micro_batches: int) -> None:
-    whole = equal(stages, 1, micro_batches).seconds
-    assert 1 - 3 * micro_batches / whole == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-
-
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 5, 4), (35, 3, 70)])
-def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, chunks: int, micro_batches: int) -> None:
-    work = 3 * micro_batches
-    plain, interleaved = (equal(stages, v, micro_batches).seconds - work for v in (1, chunks))
-    assert interleaved == pytest.approx(plain / chunks)
-
-
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 1, 16), (8, 1, 32), (8, 2, 32), (35, 3, 70)])
-def test_weight_gradients_put_off_leave_a_third_of_the_bubble(stages: int, chunks: int, micro_batches: int) -> None:
-    work = 3 * micro_batches
-    whole, left = (equal(stages, chunks, micro_batches, split=split).seconds - work for split in (False, True))
-    assert left == pytest.approx(whole / 3)
 
 
 @given(pipelines())

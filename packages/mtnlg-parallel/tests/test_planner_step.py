@@ -1,8 +1,5 @@
 """Predicted step times: the paper's, those of measured rows, and that each switch moves them the way it must."""
 
-import ast
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +7,6 @@ from hypothesis import strategies as st
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import preset
 from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import Cluster, cluster_names, load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs import network
@@ -125,22 +121,15 @@ def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:
 
 def test_product_rates_of_large_and_thin_shapes() -> None:
     assert 2 * 8192**3 / gemm_seconds(DGX, 8192, 8192, 8192) == pytest.approx(270e12, rel=0.05)
-    assert gemm_seconds(DGX, 16, 8192, 8192) >= 2 * 8192**2 / DGX.gpu.memory_bandwidth
+    moved = 2 * (16 * 8192 + 8192**2 + 16 * 8192)
+    bandwidth = DGX.gpu.memory_bandwidth * DGX.measured.memory
+    assert gemm_seconds(DGX, 16, 8192, 8192) == pytest.approx(moved / bandwidth, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_cluster_that_ships_can_be_planned_on(name: str) -> None:
     cluster = load_cluster(name)
     assert 0.01 < predict(Run(SMALL, Layout(tp=8), batch=8), cluster, load_software(cluster.software)).seconds < 10
-
-
-def test_the_planner_imports_no_torch() -> None:
-    folder = Path(step.__file__).parent
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            assert not [name for name in found if name.split(".")[0] in {"torch", "deepspeed", "megatron"}], path
 
 
 PIPELINE, OURS = (load_software(name) for name in ENGINES.values())
@@ -360,12 +349,6 @@ def test_a_send_of_nothing_takes_a_latency() -> None:
 def test_an_all_reduce_in_a_node_takes_what_nccl_says(size: int, measured: float) -> None:
     """Over eight A100, nccl-tests, published beside vTrain's code (docs/decisions/0060)."""
     assert network.ring(DGX, 8, 1).all_reduce(size) == pytest.approx(measured, rel=0.07)
-
-
-def test_a_thin_product_takes_the_time_of_its_bytes() -> None:
-    moved = 2 * (16 * 8192 + 8192**2 + 16 * 8192)
-    bandwidth = DGX.gpu.memory_bandwidth * DGX.measured.memory
-    assert gemm_seconds(DGX, 16, 8192, 8192) == pytest.approx(moved / bandwidth, rel=1e-6)
 
 
 @pytest.mark.parametrize(
