@@ -68,6 +68,10 @@ def command(
     return subprocess.Popen(whole, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def path_with(folder: Path) -> str:
+    return f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+
+
 def scored(checkpoint: Path, out: Path, *words: str) -> Path:
     run = ("run", checkpoint, "--data", ROWS, "--tasks", "hellaswag,lambada,hans", "--shots", "0,2", "--out", out)
     process = command(*run, *words)
@@ -153,7 +157,7 @@ def answers(
     (folder / "spmd.py").write_text(before + WORK)
     arguments = {"checkpoints": [str(each) for each in checkpoints], "layout": layout, "out": str(folder / "out")}
     script = f"import sys; sys.path.insert(0, {str(folder)!r}); import spmd; spmd.work(**{arguments | options!r})"
-    process = command(script=script, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    process = command(script=script, PYTHONPATH=path_with(folder))
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
@@ -168,6 +172,56 @@ def test_texts_are_those_of_one_process(checkpoint: Path, tmp_path: Path) -> Non
     assert len(set(texts[""])) > 40
     assert texts[EXACT] == texts[""]
     assert texts["tp=2,pp=2,dp=1"][::2] == texts[""][::2]  # greedy
+
+
+FILLED = """
+import json, sys
+from datetime import timedelta
+from torch import distributed
+from mtnlg_eval.evaluation import model_on_ranks
+from mtnlg_eval.scoring.open_model import ModelOptions, open_model
+from mtnlg_eval.scoring.packing import Request, plan_rows
+from mtnlg_parallel.inference import DecoderShard
+
+forward, begun, BATCHES = DecoderShard.forward, [], 60
+
+def one_in_each_stage(self, *arguments):
+    store, number, stages = distributed.distributed_c10d._get_default_store(), len(begun), self.layout.pp
+    begun.append(number)
+    if self.place.pp == 0:
+        store.set(f"begun {self.place.tp} {number}", "")
+    elif self.is_last:
+        newest = min(number + stages, BATCHES) - 1
+        store.wait([f"begun {self.place.tp} {newest}"], timedelta(seconds=30))
+    return forward(self, *arguments)
+
+def work(checkpoint, layout, out):
+    DecoderShard.forward = one_in_each_stage
+    arguments = dict(checkpoint=checkpoint, layout=layout, out=out)
+    options = ModelOptions(layout=layout or None)
+    from pathlib import Path
+    with model_on_ranks(open_model(checkpoint), options, Path(out), "filled:work", arguments) as (lm, leads):
+        batches = [plan_rows([Request((n, n % 7, 3), (4, n))], 192) for n in range(BATCHES)]
+        scores = [logps[:2] for _, logps, _ in lm.engine.score(batches)]
+        if leads:
+            print(json.dumps(scores))
+"""
+"""The last stage takes a batch once the first stage has begun as many as there are stages, or all that are left."""
+
+
+@pytest.mark.parametrize("layout", ["tp=1,pp=4,dp=1", "tp=2,pp=2,dp=1"])
+def test_every_stage_has_a_batch(layout: str, tokenizer: Path, tmp_path: Path) -> None:
+    checkpoint, scores = save_random(tmp_path / "model", tokenizer, layers=4), []
+    (tmp_path / "filled.py").write_text(FILLED)
+    for each in ("", layout):
+        words = (checkpoint, each, tmp_path / "out")
+        process = command(*words, script="import filled, sys; filled.work(*sys.argv[1:])", PYTHONPATH=path_with(tmp_path))
+        stdout, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+        scores.append(json.loads(stdout))
+    whole, sharded = scores
+    assert len(whole) == 60
+    assert sharded == (whole if "tp=1" in layout else [pytest.approx(pair, abs=NATS) for pair in whole])
 
 
 ROTARY: dict[str, object] = {"positions": "rotary", "layers": 2, "dropout": 0.0, "attention_dropout": 0.0}

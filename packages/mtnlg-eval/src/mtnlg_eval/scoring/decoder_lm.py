@@ -77,18 +77,16 @@ class LocalEngine:
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
         self.device = decoder.embedding.token.weight.device
-        self.capacity, self.row_multiple = 2 if self.device.type == "cuda" else 1, row_multiple(self.device)
+        self.ahead, self.row_multiple = int(self.device.type == "cuda"), row_multiple(self.device)
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Score batches, ``capacity`` in flight."""
-        in_flight: deque[tuple[Sequence[Row], Arriving]] = deque()
-        for rows in batches:
-            with fixed_order(self.device):
-                in_flight.append((rows, Arriving(self._score_batch(pack_rows(rows, self.row_multiple)))))
-            if len(in_flight) >= self.capacity:
-                yield arrived(*in_flight.popleft())
-        while in_flight:
-            yield arrived(*in_flight.popleft())
+        """Score batches, ``ahead`` of them begun before the scores of one are read."""
+        for rows, scores in lagging(map(self._begin, batches), self.ahead):
+            yield token_scores(rows, scores.wait())
+
+    def _begin(self, rows: Sequence[Row]) -> tuple[Sequence[Row], Arriving]:
+        with fixed_order(self.device):
+            return rows, Arriving(self._score_batch(pack_rows(rows, self.row_multiple)))
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts."""
@@ -115,10 +113,20 @@ class LocalEngine:
         return logit_N - max_N - sum_N.log(), argmax_N == target_N
 
 
-def arrived(rows: Sequence[Row], scores: Arriving) -> tuple[Sequence[Row], list[float], list[bool]]:
-    """What an engine yields of a batch, once it is there."""
-    logp_N, greedy_N = scores.wait()
+def token_scores(rows: Sequence[Row], scores_2N: Tensor) -> tuple[Sequence[Row], list[float], list[bool]]:
+    """What an engine yields of a batch."""
+    logp_N, greedy_N = scores_2N
     return rows, logp_N.tolist(), (greedy_N > 0).tolist()
+
+
+def lagging(items: Iterable[T], count: int) -> Iterator[T]:
+    """The items, each when ``count`` more have been made."""
+    made: deque[T] = deque()
+    for item in items:
+        made.append(item)
+        if len(made) > count:
+            yield made.popleft()
+    yield from made
 
 
 def row_multiple(device: torch.device) -> int:

@@ -4,9 +4,9 @@
     logits        of a decoding step: over the tensor slices of the last stage, then along the pipeline
     hosts         scores, texts and what is stored, host to host over gloo: no GPU waits for them
 
-Batches go to the replicas in turn, in waves, as many to each replica as fill its pipeline; a wave's scores are
-collected while the next one is computed. Of the logits of a scored position only a maximum, a sum and the target's own
-logit ever leave a rank.
+Batches go to the replicas in turn. A stage sends what it has computed of a batch and begins the next one, so a replica
+has a batch in each of its stages; no rank waits for scores before `BATCHES_PER_STAGE` more batches for each stage have
+begun. Of the logits of a scored position only a maximum, a sum and the target's own logit ever leave a rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 from mtnlg_eval.scoring.answer_store import AnswerStore
-from mtnlg_eval.scoring.decoder_lm import DecoderLM, row_multiple
+from mtnlg_eval.scoring.decoder_lm import DecoderLM, lagging, row_multiple, token_scores
 from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.open_model import answers_identity
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
 
-BATCHES_PER_STAGE = 4
-"""Batches of a wave for each pipeline stage of a replica."""
+BATCHES_PER_STAGE = 2
+"""How far a stage runs ahead of the scores: one batch fills the pipeline, another evens out batches of unlike times."""
 
 PIPELINE_SHARE = 2
 """A pipeline's first stage ends, and its last begins, as many times a batch's time away as there are other stages."""
@@ -67,17 +67,14 @@ class ShardedEngine:
         self._decoder = cast("Decoder", ReplicaDecoder(shard, group, pipeline[-1]))
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Score batches, a wave ahead of the one whose scores are collected."""
-        layout, remaining = self.shard.layout, iter(batches)
-        computed: list[tuple[Sequence[Row], Tensor | Arriving]] = []
-        while True:
-            wave = list(islice(remaining, layout.dp * layout.pp * BATCHES_PER_STAGE))
-            computing = [(rows, self._compute(rows, number % layout.dp)) for number, rows in enumerate(wave)]
-            if computed:
-                yield from self._collect(computed)
-            computed = computing
-            if not wave:
-                return
+        """Score batches; each stage begins the next one while those before are in later stages."""
+        layout = self.shard.layout
+        computing = ((rows, self._compute(rows, number % layout.dp)) for number, rows in enumerate(batches))
+        adding = (self._add_up(*each) for each in lagging(computing, layout.dp))
+        for rows, scores_2N, work in lagging(adding, layout.dp * layout.pp * BATCHES_PER_STAGE):
+            work.wait()
+            yield token_scores(rows, scores_2N)
+        self.shard.wait_for_sends()
 
     def _compute(self, rows: Sequence[Row], replica: int) -> Tensor | Arriving:
         """Scores of a batch as far as this rank computes them, [2, N]: zeros but on the one rank that computes them."""
@@ -94,17 +91,12 @@ class ShardedEngine:
             logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
         return nothing if shard.place.tp else Arriving(torch.stack((logp_N, greedy_N.to(logp_N.dtype))))
 
-    def _collect(
-        self, wave: Sequence[tuple[Sequence[Row], Tensor | Arriving]]
-    ) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """The scores of a wave, on every rank: each is of one rank, and zero on all others."""
-        parts = [part.wait() if isinstance(part, Arriving) else part for _, part in wave]
-        total_2N = torch.cat(parts, dim=1).float().contiguous()
-        distributed.all_reduce(total_2N, group=self._hosts)
-        self.shard.wait_for_sends()
-        scores = torch.split(total_2N, [part.shape[1] for part in parts], dim=1)
-        for (rows, _), (logp_N, greedy_N) in zip(wave, scores, strict=True):
-            yield rows, logp_N.tolist(), (greedy_N > 0).tolist()
+    def _add_up(
+        self, rows: Sequence[Row], part: Tensor | Arriving
+    ) -> tuple[Sequence[Row], Tensor, distributed.Work]:
+        """Begin to share the scores of a batch, which are of one rank, and zero on all others."""
+        scores_2N = (part.wait() if isinstance(part, Arriving) else part).float().contiguous()
+        return rows, scores_2N, distributed.all_reduce(scores_2N, group=self._hosts, async_op=True)
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts, one in each replica at a time."""
