@@ -34,7 +34,7 @@ from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
-from .cells import OF_LM_EVAL, Cell, RowNumbers, Source, TaskOptions
+from .cells import OF_LM_EVAL, Cell, Source, TaskOptions, identity_of
 from .measures import gold_of, metrics_of, reason_of, scores_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Evaluation:
                 options = source.task.get_config("generation_kwargs") or {}
                 drawn = count or options.get("do_sample") or options.get("temperature")
                 for seed in self.seeds if drawn else self.seeds[:1]:
-                    yield Cell(source, asked, count, seed, numbers=list(source.numbers))
+                    yield Cell(source, asked, count, seed)
 
     def run(
         self, lm: DecoderLM, model: OpenedModel, out: Path, layout: str | None, *, leads: bool = True
@@ -166,7 +166,6 @@ class Evaluation:
         cell.guard(task)
         try:
             task.build_all_requests(
-                samples=RowNumbers(cell.numbers) if len(cell.numbers) < len(source.identities) else None,
                 system_instruction=options.system_instruction,
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat and options.fewshot_as_multiturn,
@@ -175,7 +174,7 @@ class Evaluation:
         except Exception as error:  # noqa: BLE001  (no row is left, or what a task's YAML names raises anything)
             self._miss(source.name, cell.why_none or reason_of(error))
             return False
-        cell.leave_failed()
+        task.build_all_requests = lambda **_: None  # they are built
         if self._leads:
             self._folder.clear_gap(source.name)
         return True
@@ -183,16 +182,12 @@ class Evaluation:
     def _evaluate(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """One call of lm-eval with all cells."""
         cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
-        self._lm.on_failed = lambda instance, why: cell_of[id(instance)].fail(instance.doc_id, why)
-        chosen = {
-            cell.key: RowNumbers(cell.numbers) for cell in cells if len(cell.numbers) < len(cell.source.identities)
-        }
+        self._lm.on_failed = lambda instance, why: cell_of[id(instance)].failed.update({instance.doc_id: str(why)})
         requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
         with progress("scoring", requests, "requests") as self._lm.on_scored:
             evaluated: dict[str, Any] = evaluator.evaluate(
                 self._lm,
                 {"tasks": {cell.key: cell.task for cell in cells}},
-                samples=chosen,
                 bootstrap_iters=0,  # our standard errors know of groups of rows
                 confirm_run_unsafe_code=self.options.unsafe_code,
             )
@@ -221,34 +216,25 @@ class Evaluation:
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """lm-eval's records of rows, one per filter, in the form of its own tracker; numbers stay numbers."""
         task, made = cell.task, []
-        cut = {cell.numbers[each.doc_id or 0]: each for each in task.instances[::-1] if id(each) in self._lm.cut}
+        cut = {each.doc_id: each for each in task.instances[::-1] if id(each) in self._lm.cut}
         for sample in samples:
             if (number := sample["doc_id"]) in cell.failed:
                 continue
-            row, pairs = cell.source.identities[number], [tuple(pair) for pair in sample["arguments"]]
-            arguments = {
-                f"gen_args_{n}": {f"arg_{k}": part for k, part in enumerate(pair)} for n, pair in enumerate(pairs)
-            }
+            pairs = enumerate(sample["arguments"])
+            arguments = {f"gen_args_{n}": {f"arg_{k}": part for k, part in enumerate(pair)} for n, pair in pairs}
             made.append(
                 sample
-                | {
-                    "arguments": arguments,
-                    "id": row.id,
-                    "digest": row.digest,
-                    "cluster": row.cluster,
-                    "gold": gold_of(task, sample["doc"]),
-                    "scores": scores_of(task, sample),
-                    "shots": self._shown(cell, number, row.id, cut.get(number)),
-                    "truncated": number in cut,
-                }
+                | {"arguments": arguments, **identity_of(sample["doc"], number)}
+                | {"gold": gold_of(task, sample["doc"]), "scores": scores_of(task, sample)}
+                | {"shots": self._shown(cell, sample, cut.get(number)), "truncated": number in cut}
             )
         return made
 
-    def _shown(self, cell: Cell, number: int, name: str, cut: Instance | None) -> int:
+    def _shown(self, cell: Cell, sample: dict[str, Any], cut: Instance | None) -> int:
         """Shots that a row's prompt shows whole."""
         if isinstance(cell.task, PaperTask):
-            return cell.task.shown[name]
-        drawn = cell.drawn[number]
+            return cell.task.shown[sample["doc"]["id"]]
+        drawn = cell.drawn[sample["doc_id"]]
         return whole_shots(cell.task, self._lm, cut, drawn) if cut and drawn else len(drawn) or cell.count
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
@@ -293,7 +279,7 @@ class Evaluation:
                 split=rows.split,
                 variant=rows.variant,
                 count=len(first),
-                sample_of=len(source.identities),
+                sample_of=source.size,
                 digest=digest_of([sample["digest"] for sample in in_order]),
                 failed=[
                     FailedRow(number=number, why=why)
