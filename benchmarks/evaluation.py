@@ -48,7 +48,7 @@ from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM
 from mtnlg_eval.scoring.harness import Evaluation
 from mtnlg_eval.scoring.open_model import open_model
-from mtnlg_eval.tasks.paper_task import task_manager
+from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.shots import sample_rows
 from mtnlg_model.checkpoint.manifest import Layout, Progress
@@ -119,7 +119,7 @@ def write_checkpoint(gpt2: Path, folder: Path, config: ModelConfig) -> Checkpoin
 
 def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> tuple[PaperTask, list[int]]:
     """A task with its shots, and the numbers of the rows that a limit samples."""
-    task: PaperTask = task_manager(data).load([name])["tasks"][name]
+    task = paper_task(name, data)
     rows = sample_rows([doc["id"] for doc in task.eval_docs], documents)
     return task.with_shots(lm, TASKS_BY_NAME[name].few if shots == "few" else 0), rows
 

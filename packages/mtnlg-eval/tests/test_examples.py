@@ -29,7 +29,7 @@ def test_an_example_row_is_read_and_every_key_of_it_is_needed(task: str, tmp_pat
     file = tmp_path / task / ("test/high/1.txt" if task == "race_h" else "test.jsonl")
     file.parent.mkdir(parents=True)
     file.write_text(EXAMPLES[task])
-    assert len(open_rows(task, tmp_path, {}).rows().scored) == 1
+    assert len(open_rows(task, tmp_path).rows().scored) == 1
     row = json.loads(EXAMPLES[task])
     for key in row:
         with pytest.raises(ValidationError):

@@ -15,7 +15,7 @@ from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.harness import Evaluation
-from mtnlg_eval.tasks.paper_task import task_manager
+from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import open_rows
 from mtnlg_model.console import Failure, UsageFailure
@@ -67,11 +67,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_task_takes_its_rows_from_its_data_set(name: str, hub: list[tuple[str, str | None]]) -> None:
     path, dataset, _, row = HUB[name]
-    task = task_manager(None).load([name])["tasks"][name]
+    task = paper_task(name)
     assert hub == [(path, dataset)]
     expected = ROWS[name].model_validate(row).documents()
     assert task.eval_docs == task.rows.shots == expected
-    published = open_rows(name, None, task_manager(None).task_index[name].cfg)
+    published = open_rows(name, None)
     assert [text for _, text in published.texts()] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
 
 
@@ -82,14 +82,14 @@ def test_a_row_of_the_hub_that_is_wrong_is_named(
     path, name, split, row = HUB["boolq"]
     monkeypatch.setitem(HUB, "boolq", (path, name, split, row | {"label": -1}))
     with pytest.raises(Failure, match="aps/super_glue validation row 1: label = -1: unknown label"):
-        task_manager(None).load(["boolq"])  # none is left
+        paper_task("boolq")  # none is left
 
 
 def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada" / "test.txt").write_text("a passage of words\n")
-    task = task_manager(tmp_path).load(["lambada"])["tasks"]["lambada"]
-    assert task.eval_docs == open_rows("lambada", tmp_path, {}).rows().scored
+    task = paper_task("lambada", tmp_path)
+    assert task.eval_docs == open_rows("lambada", tmp_path).rows().scored
     assert not hub
 
 
@@ -109,9 +109,9 @@ def test_the_commit_that_rows_were_fetched_from_is_recorded(
     def with_addresses(path: str, name: str | None = None, **options: object) -> dict[str, Any]:
         return {split: Split(rows) for split, rows in load_dataset(path, name, **options).items()}
 
-    assert task_manager(None).load(["boolq"])["tasks"]["boolq"].rows.revision is None
+    assert paper_task("boolq").rows.revision is None
     monkeypatch.setattr(datasets, "load_dataset", with_addresses)
-    assert task_manager(None).load(["boolq"])["tasks"]["boolq"].rows.revision == commit
+    assert paper_task("boolq").rows.revision == commit
     assert provenance(None, 1.0, commit).rows_revision == commit
     assert hub
 

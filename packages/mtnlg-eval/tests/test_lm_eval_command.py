@@ -278,7 +278,7 @@ def test_a_chat_template_that_is_not_there_is_one_line(  # noqa: PLR0917  (fixtu
     [
         (["--model", "hf", "--tasks", "choice"], "--model: the model is --model_args checkpoint=MODEL"),
         (["--tasks", "choice"], "checkpoint=MODEL is missing"),
-        (["--tasks", "choice", "--model_args", "checkpoint=x,parallelize=True"], "no model argument parallelize"),
+        (["--tasks", "choice", "--model_args", "checkpoint=x,parallelize=True"], "parallelize = True: unknown key"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,tp=2"], "tp=2: write layout=tp=2,pp=2,dp=1"),
         (["--tasks", "choice", "--model_args", "checkpoint=nowhere"], "nowhere: no such folder"),
         (["--tasks", "choice", "--model_args", "checkpoint=x", "--use_cache", "y"], "--model_args store=DIR keeps"),

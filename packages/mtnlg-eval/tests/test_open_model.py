@@ -120,9 +120,9 @@ def test_a_tokenizer_of_another_model_is_refused(gpt2: Path) -> None:
     ("words", "message"),
     [
         ({"peft": "some/adapter"}, "peft=some/adapter: adapters are not applied; merge it"),
-        ({"dtype": "int3"}, "dtype=int3: there are auto, float32"),
-        ({"max_length": 0}, "max_length=0: needs a number of tokens"),
-        ({"parallelize": True}, "no model argument parallelize; there are layout"),
+        ({"dtype": "int3"}, "model arguments: dtype = 'int3': "),
+        ({"max_length": 0}, "model arguments: max_length = 0: "),
+        ({"parallelize": True}, "model arguments: parallelize = True: unknown key; valid keys: batch_tokens"),
         ({"enable_thinking": True}, "needs think_end_token"),
     ],
 )

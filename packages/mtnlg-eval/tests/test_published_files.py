@@ -32,7 +32,7 @@ def write(path: Path, *rows: object) -> None:
 def test_lambadas_control_set_is_not_its_test_set(tmp_path: Path) -> None:
     for name in ("test", "control_test_data", "development"):
         write(tmp_path / f"lambada/lambada_{name}_plain_text.txt", f"the words of {name} .")
-    rows = open_rows("lambada", tmp_path, {}).rows()
+    rows = open_rows("lambada", tmp_path).rows()
     assert [doc["text"] for doc in rows.scored] == ["the words of test ."]
     assert rows.other_files == ["lambada_control_test_data_plain_text.txt"]
 
@@ -41,18 +41,18 @@ def test_races_middle_school_is_not_race_h(tmp_path: Path) -> None:
     for level in ("high", "middle"):
         for split in ("test", "dev"):
             write(tmp_path / f"race_h/{split}/{level}/1.txt", ARTICLE | {"id": f"{split}-{level}"})
-    rows = open_rows("race_h", tmp_path, {}).rows()
+    rows = open_rows("race_h", tmp_path).rows()
     assert [doc["id"] for doc in rows.scored] == ["test-high-1"]
     assert rows.other_files == ["dev/middle", "test/middle"]
     write(tmp_path / "other/race_h/test/middle/1.txt", ARTICLE)
     with pytest.raises(Failure, match="only another set: test/middle"):
-        open_rows("race_h", tmp_path / "other", {}).rows()
+        open_rows("race_h", tmp_path / "other").rows()
 
 
 def test_anlis_other_rounds_are_not_round_2(tmp_path: Path) -> None:
     for number in "123":
         write(tmp_path / f"anli_r2/R{number}/test.jsonl", ANLI | {"uid": f"r{number}"})
-    rows = open_rows("anli_r2", tmp_path, {}).rows()
+    rows = open_rows("anli_r2", tmp_path).rows()
     assert [doc["id"] for doc in rows.scored] == ["r2"]
     assert rows.other_files == ["R1", "R3"]
 
@@ -62,12 +62,12 @@ def test_two_files_of_a_split_are_refused_but_winogrande(tmp_path: Path) -> None
     write(tmp_path / "boolq/val.jsonl", boolq)
     write(tmp_path / "boolq/copy/val.jsonl", boolq)
     with pytest.raises(Failure, match=r"2 files of the validation split \(copy/val.jsonl, val.jsonl\); leave one"):
-        open_rows("boolq", tmp_path, {}).rows()
+        open_rows("boolq", tmp_path).rows()
     for size, count in (("xs", 1), ("xl", 3), ("debiased", 2)):
         rows = [WINOGRANDE | {"qID": f"{size}-{n}", "sentence": f"{n} Ann saw Bea as _ left."} for n in range(count)]
         write(tmp_path / f"winogrande/train_{size}.jsonl", *rows)
     write(tmp_path / "winogrande/dev.jsonl", WINOGRANDE | {"sentence": "So Ann saw Bea as _ left."})
-    assert [doc["id"] for doc in open_rows("winogrande", tmp_path, {}).rows().shots] == ["xl-0", "xl-1", "xl-2"]
+    assert [doc["id"] for doc in open_rows("winogrande", tmp_path).rows().shots] == ["xl-0", "xl-1", "xl-2"]
 
 
 def test_lambadas_shots_are_of_the_variant_of_its_rows(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_lambadas_shots_are_of_the_variant_of_its_rows(tmp_path: Path) -> None:
         tmp_path / "lambada/lambada_test.jsonl", {"text": '"We saw," Ann said, "the sea"'}, {"text": "The sea it was"}
     )
     write(tmp_path / "lambada/lambada_development_plain_text.txt", "`` we saw , '' ann said .", "the sea was wide .")
-    rows = open_rows("lambada", tmp_path, {}).rows()
+    rows = open_rows("lambada", tmp_path).rows()
     assert (rows.variant, rows.split, rows.pool) == ("openai", "test", "test")
     write(tmp_path / "lambada/lambada_test.jsonl", {"text": "the sea was wide ."})
-    rows = open_rows("lambada", tmp_path, {}).rows()
+    rows = open_rows("lambada", tmp_path).rows()
     assert (rows.variant, rows.split, rows.pool) == ("original", "test", "validation")
 
 
@@ -86,7 +86,7 @@ def test_a_test_file_without_labels_gives_no_shots(tmp_path: Path) -> None:
     row = {"question": "q", "passage": "p", "idx": 0}
     write(tmp_path / "boolq/val.jsonl", row | {"label": 1}, row | {"label": 0})
     write(tmp_path / "boolq/test.jsonl", row)
-    rows = open_rows("boolq", tmp_path, {}).rows()
+    rows = open_rows("boolq", tmp_path).rows()
     assert (rows.pool, len(rows.shots), len(rows.left_out)) == ("validation", 2, 1)
 
 

@@ -21,7 +21,7 @@ from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
 from mtnlg_eval.scoring.packing import Request, Row, pack_rows, plan_rows, take_batch
-from mtnlg_eval.tasks.paper_task import task_manager
+from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -53,8 +53,7 @@ def plan_batches(requests: Iterable[Request], longest: int, budget: int) -> list
 
 
 def load(name: str, lm: TemplateLM, shots: int) -> PaperTask:
-    task: PaperTask = task_manager(OURS).load([name])["tasks"][name]
-    return task.with_shots(lm, shots)
+    return paper_task(name, OURS).with_shots(lm, shots)
 
 
 def decoder_of(lm: DecoderLM) -> Decoder:

@@ -33,7 +33,7 @@ def written(folder: Path, name: str, *lines: object) -> Path:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_published_files_are_read(name: str) -> None:
-    ours = open_rows(name, OURS, {}).rows()
+    ours = open_rows(name, OURS).rows()
     assert ours.scored
     assert not ours.left_out
 
@@ -42,7 +42,7 @@ def test_the_published_files_are_read(name: str) -> None:
 def test_the_quickstart_rows_are_read(name: str) -> None:
     if not QUICKSTART.is_dir():
         pytest.skip("the package is tested outside its repository")
-    rows = open_rows(name, QUICKSTART, {}).rows()
+    rows = open_rows(name, QUICKSTART).rows()
     assert len(rows.scored) >= 10
     assert rows.shots is not rows.scored
 
@@ -50,11 +50,11 @@ def test_the_quickstart_rows_are_read(name: str) -> None:
 @pytest.mark.parametrize(("label", "expected"), [("true", 1), ("false", 0), (True, 1), (False, 0), (1, 1), ("T", 1)])
 def test_a_label_may_be_text_number_or_boolean(tmp_path: Path, label: object, expected: int) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ | {"label": label})
-    assert open_rows("boolq", tmp_path, {}).rows().scored[0]["label"] == expected
+    assert open_rows("boolq", tmp_path).rows().scored[0]["label"] == expected
 
 
 def test_wic_reads_the_original_table_as_superglue_has_it() -> None:
-    words = [shot["word"] for shot in open_rows("wic", OURS, {}).rows().shots]
+    words = [shot["word"] for shot in open_rows("wic", OURS).rows().shots]
     assert words == ["bark", "sailed", "spring"]
 
 
@@ -80,14 +80,14 @@ def test_race_rows_of_hub_and_files_are_equal() -> None:
 def test_splits_are_known_by_their_names(tmp_path: Path, names: list[str], scored: str, shots: str) -> None:
     for name in names:
         written(tmp_path, f"boolq/{name}", BOOLQ | {"idx": name})
-    rows = open_rows("boolq", tmp_path, {}).rows()
+    rows = open_rows("boolq", tmp_path).rows()
     assert [doc["id"] for doc in rows.scored] == [scored]
     assert [doc["id"] for doc in rows.shots] == [shots]
 
 
 def test_row_ids_are_unique_and_the_publishers(tmp_path: Path) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ, BOOLQ, BOOLQ | {"idx": None})
-    first, second, third = (doc["id"] for doc in open_rows("boolq", tmp_path, {}).rows().scored)
+    first, second, third = (doc["id"] for doc in open_rows("boolq", tmp_path).rows().scored)
     assert (first, second) == ("0", "0#2")
     assert re.fullmatch(r"[0-9a-f]{16}", third)
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
     written(tmp_path, file, *lines)
     try:
         (told,) = (
-            open_rows(file.split("/", maxsplit=1)[0], tmp_path, {}).rows().malformed.values()
+            open_rows(file.split("/", maxsplit=1)[0], tmp_path).rows().malformed.values()
         )  # where others are well-formed
     except Failure as failure:
         told = str(failure)
@@ -139,31 +139,31 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
 
 def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="wic: no such folder"):
-        open_rows("wic", tmp_path, {}).rows()
+        open_rows("wic", tmp_path).rows()
     written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
     with pytest.raises(Failure, match=r"its label file dev\.gold\.txt is missing"):
-        open_rows("wic", tmp_path, {}).rows()
+        open_rows("wic", tmp_path).rows()
     written(tmp_path, "wic/dev.gold.txt", "T", "F")
     with pytest.raises(Failure, match="2 labels for the 1 rows"):
-        open_rows("wic", tmp_path, {}).rows()
+        open_rows("wic", tmp_path).rows()
 
 
 def test_bytes_that_are_no_utf_8_are_told(tmp_path: Path) -> None:
     written(tmp_path, "lambada/test.txt", "a passage of words").write_bytes(b"a passage\na \xff word\n")
-    (told,) = open_rows("lambada", tmp_path, {}).rows().malformed.values()
+    (told,) = open_rows("lambada", tmp_path).rows().malformed.values()
     assert "test.txt:2: 'utf-8' codec can't decode" in told
 
 
 def test_a_malformed_row_of_the_pool_is_left_out_and_named(tmp_path: Path) -> None:
     written(tmp_path, "boolq/val.jsonl", BOOLQ)
     train = written(tmp_path, "boolq/train.jsonl", BOOLQ, BOOLQ | {"passage": ""}, "nothing", BOOLQ)
-    rows = open_rows("boolq", tmp_path, {}).rows()
+    rows = open_rows("boolq", tmp_path).rows()
     assert len(rows.shots) == 2
     assert [line.split(": ")[0] for line in rows.left_out] == [f"{train}:2", f"{train}:3"]
 
 
 def test_texts_hold_every_passage_question_and_option() -> None:
-    texts_by_task = {name: [text for _, text in open_rows(name, OURS, {}).texts()] for name in ROWS}
+    texts_by_task = {name: [text for _, text in open_rows(name, OURS).texts()] for name in ROWS}
     assert texts_by_task["boolq"][:2] == [
         "Ask -- The church of Ask was built in 1460. The town hall beside it was added in 1712.",
         "is the town hall of Ask older than its church",

@@ -17,7 +17,7 @@ from .table import print_scores, print_table
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mtnlg_eval.studies.study import Study
 
@@ -212,10 +212,12 @@ def texts(
         raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
     check_arguments(None, [0], data)
     silence_lm_eval()
+    from mtnlg_eval.tasks.sources import open_rows  # noqa: PLC0415
+
     written = 0
     with atomic_open(out) as file:
         for name in names:
-            for row, text in _read_texts(name, data):
+            for row, text in open_rows(name, data).texts():
                 file.write(json.dumps({"task": name, "id": row, "text": text}, ensure_ascii=False).encode() + b"\n")
                 written += 1
     say(f"{written} texts of {len(names)} tasks in {out}")
@@ -379,14 +381,3 @@ def _list_steps(folder: Path) -> list[Path]:
     if steps := [path for _, path in list_checkpoints(folder)]:
         return steps
     raise Failure(f"{folder}: no checkpoints in it: no step-N/manifest.json")
-
-
-def _read_texts(task: str, data: Path | None) -> Iterator[tuple[str, str]]:
-    from mtnlg_eval.tasks.sources import open_rows  # noqa: PLC0415
-
-    config: Mapping[str, Any] = {}
-    if data is None:
-        from mtnlg_eval.tasks.paper_task import task_manager  # noqa: PLC0415
-
-        config = task_manager(None).task_index[task].cfg
-    return open_rows(task, data, config).texts()

@@ -18,50 +18,56 @@ if TYPE_CHECKING:
 MAX_WIDE_COLUMNS = 3
 """Columns with standard error and shots that fit a terminal of 80 characters."""
 
-MOST_DIGITS = 5
-"""Of the number of a task's rows, HANS' 30,000."""
-
-
 GROUP = {"is_share": True, "between_draws": None, "metric": "acc"}
+
+
+class Table(NamedTuple):
+    """A table of texts for the console and the page; ``words`` wraps and left-aligns what is beside the heads."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: bool = False
+
+
+def print_table(table: Table, title: str = "", notes: Sequence[str] = (), *, tight: bool = False) -> None:
+    """Print a table below its title, with notes below it; a ``tight`` one folds its heads to fit a terminal."""
+    padding = 0 if tight else (0, int(table.words), 0, 1)
+    made = rich.table.Table(box=SIMPLE_HEAD, padding=padding, title=title or None, title_justify="left")
+    for n, head in enumerate(table.head):
+        side, whole = "right" if n and not table.words else "left", not n or not (table.words or tight)
+        made.add_column(head, justify=side, no_wrap=whole, overflow="fold", min_width=5 if tight else None)
+    for row in table.rows:
+        made.add_row(*row)
+    console = output()
+    console.print(made)
+    for note in notes:
+        console.print(f"  {note}", style="dim")
 
 
 def print_scores(summary: Mapping[str, Any]) -> None:
     """Print the scores with their intervals, and below them what differs from the paper's setting."""
-    shots = list(dict.fromkeys(count for scores in summary["tasks"].values() for count in scores))
+    tasks = summary["tasks"]
+    shots = list(dict.fromkeys(count for scores in tasks.values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
-    table = rich.table.Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("task", no_wrap=True)
-    for count in shots:
-        table.add_column(count if brief else f"{count}-shot", justify="right", no_wrap=True)
-    table.add_column("rows", justify="right", no_wrap=True, min_width=MOST_DIGITS)
-    lines = {title_of(task): scores for task, scores in summary["tasks"].items()}
+    lines = {title_of(task): scores for task, scores in tasks.items()}
     lines |= {
         f"mean of {group}": {count: score | GROUP for count, score in scores.items()}
         for group, scores in summary.get("groups", {}).items()
     }
+    rows = []
     for title, scores in lines.items():
-        cells = (_cell(scores[count], brief) if count in scores else "" for count in shots)
         metric = next(iter(scores.values()))["metric"]
-        table.add_row(
-            title + ("" if metric == "acc" else f", {metric}"),
-            *cells,
-            str(max(score["rows"] for score in scores.values())),
-        )
-    for gap in summary["not_run"]:
-        if gap["task"] not in summary["tasks"]:
-            table.add_row(title_of(gap["task"]), *("not run" for _ in shots), "")
-    console = output()
-    console.print(table)
-    legend = f"{summary.get('name', 'scores')}, shares in percent" + (
-        "" if brief else " (95 % interval; ± error between draws of shots)"
-    )
-    console.print(f"  {legend}", style="dim")
-    differs = {
-        task: {shots: score["differs"] for shots, score in scores.items()} for task, scores in summary["tasks"].items()
-    }
-    for task, texts in differences_by_task(differs).items():
-        for words in texts:
-            console.print(f"  {title_of(task)}: {words}", style="dim")
+        cells = (_cell(scores[count], brief) if count in scores else "" for count in shots)
+        size = str(max(score["rows"] for score in scores.values()))
+        rows.append([title + ("" if metric == "acc" else f", {metric}"), *cells, size])
+    gaps = [gap["task"] for gap in summary["not_run"] if gap["task"] not in tasks]
+    rows += [[title_of(task), *("not run" for _ in shots), ""] for task in gaps]
+    explained = "" if brief else " (95 % interval; ± error between draws of shots)"
+    differs = {task: {asked: score["differs"] for asked, score in scores.items()} for task, scores in tasks.items()}
+    notes = [f"{title_of(task)}: {words}" for task, texts in differences_by_task(differs).items() for words in texts]
+    heads = [count if brief else f"{count}-shot" for count in shots]
+    legend = f"{summary.get('name', 'scores')}, shares in percent{explained}"
+    print_table(Table(["task", *heads, "rows"], rows), "", [legend, *notes])
 
 
 def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
@@ -93,22 +99,3 @@ def _cell(score: Mapping[str, Any], brief: bool) -> str:
     draws = "" if score["between_draws"] is None else f" ± {value(score['between_draws'], share)}"
     return f"{text} ({low}{DASH}{high}){draws}"
 
-
-class Table(NamedTuple):
-    """A table of texts for the console and the page; ``words`` wraps and left-aligns what is beside the heads."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: bool = False
-
-
-def print_table(table: Table, title: str = "") -> None:
-    """Print a table below its title."""
-    made = rich.table.Table(box=SIMPLE_HEAD, padding=(0, 1), title=title or None, title_justify="left")
-    first, *others = table.head
-    made.add_column(first, no_wrap=True)
-    for column in others:
-        made.add_column(column, justify="left" if table.words else "right", no_wrap=not table.words)
-    for row in table.rows:
-        made.add_row(*row)
-    output().print(made)

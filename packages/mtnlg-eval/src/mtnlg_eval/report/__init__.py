@@ -86,7 +86,7 @@ def build_results(run: Run) -> dict[str, Any]:
         }
     if run.evaluation:
         published = {task.name: {model: each._asdict() for model, each in task.figures.items()} for task in TASKS}
-        scores = collected(run.evaluation.results, [gap.model_dump() for gap in run.evaluation.not_run])
+        scores = collected(run.evaluation.results, run.evaluation.not_run)
         content["evaluation"] = scores | {"published": published, "seconds": run.evaluation.seconds}
     return content
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_eval.results.compare import Run as ScoredRun
+    from mtnlg_eval.results.folder import Gap
     from mtnlg_eval.results.result import Result
     from mtnlg_eval.studies.study import Study
 
@@ -138,14 +139,6 @@ class Training(Record):
     stream: str | None = None
 
 
-class NotRun(Record):
-    """A requested task that could not be scored on a checkpoint."""
-
-    task: str
-    why: str
-    checkpoint: str
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it.
@@ -155,7 +148,7 @@ class Evaluation:
 
     folder: Path
     runs: tuple[ScoredRun, ...]
-    not_run: tuple[NotRun, ...]
+    not_run: tuple[Gap, ...]
     samples: Mapping[str, Path]
 
     @property
@@ -274,7 +267,7 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
     if not results:
         return None
     samples = sample_files(folder / "samples", [result.name for result in results])
-    return Evaluation(folder, tuple(group_runs(results)), tuple(map(NotRun.model_validate, scored.gaps())), samples)
+    return Evaluation(folder, tuple(group_runs(results)), tuple(scored.gaps()), samples)
 
 
 def _read_studies(folder: Path) -> tuple[dict[str, Study], list[str]]:

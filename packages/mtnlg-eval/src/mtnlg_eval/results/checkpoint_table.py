@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from mtnlg_eval.markup import DASH
+from mtnlg_eval.table import Table, print_table
 from mtnlg_eval.tasks.published import title_of
-from mtnlg_model.console import output
 
 from .compare import Cell, difference, told_apart
 from .folder import ResultFolder
@@ -36,20 +34,14 @@ def print_checkpoints(cells: Mapping[tuple[str, str, str], Cell]) -> None:
     names, tasks, shots = (list(dict.fromkeys(key[n] for key in cells)) for n in range(3))
     pairs = {key: (cell, cells.get((names[0], *key[1:]))) for key, cell in cells.items() if key[0] != names[0]}
     apart = told_apart({key: difference(cell, base) for key, (cell, base) in pairs.items() if base})
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    for head in ("checkpoint", "shots"):
-        table.add_column(head, no_wrap=True)
-    for task in tasks:
-        table.add_column(title_of(task), justify="right", overflow="fold", min_width=5)
-    for asked in shots:
-        for name in names:
-            keys = [(name, task, asked) for task in tasks]
-            texts = [_text(cells[key]) + ("*" if apart.get(key) else " ") if key in cells else DASH for key in keys]
-            table.add_row(name, asked, *texts, end_section=name == names[-1])
-    console = output()
-    console.print(table)
-    console.print("  in percent, where it is a share", style="dim")
-    console.print(f"  * differs from {names[0]}: paired, by Holm's procedure at 5 % over the table", style="dim")
+    rows = []
+    for asked, name in product(shots, names):
+        keys = [(name, task, asked) for task in tasks]
+        texts = [_text(cells[key]) + ("*" if apart.get(key) else " ") if key in cells else DASH for key in keys]
+        rows.append([name, asked, *texts])
+    star = f"* differs from {names[0]}: paired, by Holm's procedure at 5 % over the table"
+    table = Table(["checkpoint", "shots", *map(title_of, tasks)], rows)
+    print_table(table, "", ["in percent, where it is a share", star], tight=True)
 
 
 def _text(cell: Cell) -> str:

@@ -5,11 +5,12 @@
     OUT/not_run/<task>.json     why a task could not run when it was last asked for
     OUT/results.json            all of them, and lm-eval's schema with an entry a result; made from the files above
 
-Every file appears whole or not at all. Commands may run at once; results.json is made anew by the next one.
+Every file appears whole or not at all. Commands may run at once: each makes results.json anew, one after another.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.tasks.published import TASKS
-from mtnlg_model.files import read_small, write_json, write_text
+from mtnlg_model.files import open_to_update, read_small, write_json, write_text
 
 from .compare import compared, group_means, group_runs, labels
 from .result import Result
@@ -83,19 +84,22 @@ class ResultFolder:
         """Every result: by checkpoint, then by task in the paper's order, style, shots, seed and date."""
         return sorted((_read(path, Result) for path in (self.out / "results").glob("*.json")), key=_order)
 
-    def gaps(self) -> list[dict[str, str]]:
+    def gaps(self) -> list[Gap]:
         """Tasks that could not run, each with the reason."""
-        return [_read(path, Gap).model_dump() for path in sorted((self.out / "not_run").glob("*.json"))]
+        return [_read(path, Gap) for path in sorted((self.out / "not_run").glob("*.json"))]
 
     def collect(self) -> None:
-        """Write results.json, if it changes."""
-        text = json.dumps(collected(self.results(), self.gaps()), indent=2, ensure_ascii=False) + "\n"
+        """Write results.json, if it changes; of commands that run at once the last one has the results of all."""
         path = self.out / "results.json"
-        if not path.exists() or read_small(path) != text.encode():
-            write_text(path, text)
+        with open_to_update(self.out / ".results.lock") as lock:
+            with suppress(OSError):  # of file systems that have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            text = json.dumps(collected(self.results(), self.gaps()), indent=2, ensure_ascii=False) + "\n"
+            if not path.exists() or read_small(path) != text.encode():
+                write_text(path, text)
 
 
-def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str, Any]:
+def collected(results: Iterable[Result], gaps: Iterable[Gap]) -> dict[str, Any]:
     """The content of results.json: lm-eval's sections, each keyed by result, and under ``scores`` what they mean.
 
     ``comparison`` has the runs side by side, ``groups`` the means of lm-eval's groups for each.
@@ -112,7 +116,7 @@ def collected(results: Iterable[Result], gaps: list[dict[str, str]]) -> dict[str
         }
     groups = {label: group_means(run.results) for label, run in zip(labels(runs), runs, strict=True)}
     sides = {"groups": groups, "comparison": compared(runs) if runs else []}
-    return {"version": VERSION, **sections, "scores": scores, **sides, "not_run": gaps}
+    return {"version": VERSION, **sections, "scores": scores, **sides, "not_run": [gap.model_dump() for gap in gaps]}
 
 
 def _read(path: Path, kind: type[T]) -> T:

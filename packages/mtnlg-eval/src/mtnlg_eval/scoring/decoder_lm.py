@@ -23,7 +23,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
-from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds
+from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds, to_device
 from mtnlg_model.tokenizer import Tokenizer
 
 from .answer_store import AnswerStore
@@ -31,7 +31,7 @@ from .fixed_order import TILE, fixed_order
 from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
 from .packing import Request, pack_rows, plan_rows, take_batch
 from .prompt_encoder import PromptEncoder
-from .transfers import Arriving, to_device
+from .transfers import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -30,7 +30,7 @@ from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
-from mtnlg_eval.tasks.paper_task import SEED, PaperTask, task_manager
+from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
@@ -89,11 +89,8 @@ class Evaluation:
         options, data, style = self.options, self.options.data, self.options.style
         if name in TASKS_BY_NAME:
             revision = options.revisions.get(name)
-            manager = task_manager(data, style, revision)
-            if style == LM_EVAL and name in STOCK:
-                task = stock_task(name, data, manager.task_index[name].cfg, revision)
-            else:
-                task = manager.load([name])["tasks"][name]
+            stock = style == LM_EVAL and name in STOCK
+            task = stock_task(name, data, revision) if stock else paper_task(name, data, style, revision)
             yield Source(name, task, style, options)
             return
         tasks, groups = load_lm_eval_tasks(

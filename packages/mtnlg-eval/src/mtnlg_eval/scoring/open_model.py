@@ -12,11 +12,12 @@ import json
 import os
 import re
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from pydantic import PositiveInt, model_validator
 
 from mtnlg_eval.hub import fetch_model
 from mtnlg_model.chat import Chat
@@ -26,6 +27,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.convert.huggingface import HuggingFaceWeights, require_tokenizer
 from mtnlg_model.files import read_small, write_json
+from mtnlg_model.settings import Settings, validate
 from mtnlg_model.tokenizer import Tokenizer
 
 from .answer_store import AnswerStore
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ADAPTER = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 MERGE = "adapters are not applied; merge it (PEFT's merge_and_unload), save that model and name its folder"
@@ -46,42 +47,35 @@ SMALL_PRODUCT = 1 << 20
 """Numbers of a layer's largest matrix up to which one thread is faster than several (docs/packages/eval.md)."""
 
 
-@dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Settings):
     """How to open a model: the words of ``--model-args``, as lm-eval's hf backend has them.
 
-    ``layout`` shards it; ``store`` is a folder of answers, the results' if there is none; ``dtype`` is float32,
-    bfloat16, float16 or auto; ``max_length`` shortens the context; ``revision`` is the hub's; the others are for chats.
+    ``layout`` shards it; ``store`` is a folder of answers, the results' if there is none; ``max_length`` shortens the
+    context; ``revision`` is the hub's; the others are for chats.
     """
 
     layout: str | None = None
-    batch_tokens: int = TOKENS_PER_BATCH
+    batch_tokens: PositiveInt = TOKENS_PER_BATCH
     store: str | None = None
-    dtype: str = "auto"
-    max_length: int | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_length: PositiveInt | None = None
     revision: str | None = None
     enable_thinking: bool | None = None
     think_end_token: str | None = None
-    chat_template_args: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_args: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _check_thinking(self) -> ModelOptions:
+        if self.enable_thinking and not self.think_end_token:
+            raise ValueError("enable_thinking=True: needs think_end_token, such as </think>, as lm-eval's hf does")
+        return self
 
     @classmethod
     def parse(cls, words: Mapping[str, Any]) -> ModelOptions:
         """The options of these words; ``UsageFailure`` for one that there is not, or a wrong value."""
         if adapter := next((name for name in ("peft", "delta") if words.get(name)), None):
             raise UsageFailure(f"{adapter}={words[adapter]}: {MERGE}")
-        known = cls.__dataclass_fields__
-        if unknown := sorted(words.keys() - known.keys()):
-            raise UsageFailure(f"no model argument {', '.join(unknown)}; there are {', '.join(known)}")
-        options = cls(**words)
-        if options.dtype not in {"auto", *DTYPES}:
-            raise UsageFailure(f"dtype={options.dtype}: there are auto, {', '.join(DTYPES)}")
-        for name in ("batch_tokens", "max_length"):
-            value = getattr(options, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageFailure(f"{name}={value}: needs a number of tokens")
-        if options.enable_thinking and not options.think_end_token:
-            raise UsageFailure("enable_thinking=True: needs think_end_token, such as </think>, as lm-eval's hf does")
-        return options
+        return validate(words, cls, "model arguments")
 
 
 @dataclass(frozen=True)
@@ -171,7 +165,7 @@ def _opened(  # noqa: PLR0917  (what an identity is made of)
     if context > weights.config.sequence:
         raise UsageFailure(f"max_length={context}: {folder} reads {weights.config.sequence} tokens at most")
     stored = weights.dtype("embedding.token.weight") if torch.cuda.is_available() else torch.float32
-    dtype = DTYPES.get(options.dtype, stored)
+    dtype = stored if options.dtype == "auto" else getattr(torch, options.dtype)
     chat = Chat.read((folder, place), options.chat_template_args, options.enable_thinking, options.think_end_token)
     files = {name: hashlib.sha256(raw).hexdigest() for name, raw in read_chat_files(place).items()}
     answers = [weights_digest, tokenizer.definition, files, chat.texts, str(dtype), context]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .transfers import to_device
+from mtnlg_model.generation.sampling import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,6 @@
-"""Copies between the host and a GPU beside the GPU's work: neither waits for what it has been given before.
+"""Scores on their way from a GPU: they leave it as soon as they are computed, not when the next batch is, too.
 
-A plain copy waits for all of that. So what goes to a GPU goes from pinned memory, and scores leave it as soon as they
-are computed, not when the next batch is, too. On a CPU nothing is copied.
+A plain copy waits for all that a GPU has been given before. On a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,11 +11,6 @@ import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Arriving:

@@ -11,7 +11,6 @@ begun. Of the logits of a scored position only a maximum, a sum and the target's
 
 from __future__ import annotations
 
-import json
 from contextlib import closing, contextmanager
 from itertools import islice
 from types import SimpleNamespace
@@ -26,11 +25,13 @@ from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.open_model import answers_identity
 from mtnlg_eval.scoring.packing import pack_rows
-from mtnlg_eval.scoring.transfers import Arriving, to_device
+from mtnlg_eval.scoring.transfers import Arriving
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.cache import Cache
+from mtnlg_model.generation.sampling import to_device
 from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
 from mtnlg_parallel.layout import Layout, parse_layout
+from mtnlg_parallel.training.collectives import all_gather_json, broadcast_from_rank0
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.tokenizer import Tokenizer
 
+HOST = torch.device("cpu")
 BATCHES_PER_STAGE = 2
 """How far a stage runs ahead of the scores: one batch fills the pipeline, another evens out batches of unlike times."""
 
@@ -76,10 +78,10 @@ class ShardedEngine:
             yield token_scores(rows, scores_2N)
         self.shard.wait_for_sends()
 
-    def _compute(self, rows: Sequence[Row], replica: int) -> Tensor | Arriving:
+    def _compute(self, rows: Sequence[Row], replica: int) -> Arriving:
         """Scores of a batch as far as this rank computes them, [2, N]: zeros but on the one rank that computes them."""
         shard, batch = self.shard, pack_rows(rows, self._row_multiple)
-        nothing = torch.zeros(2, len(batch.scored))
+        nothing = Arriving(torch.zeros(2, len(batch.scored)))
         if replica != shard.place.dp:
             return nothing
         plan = batch.attention_plan(shard.device)
@@ -91,28 +93,21 @@ class ShardedEngine:
             logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
         return nothing if shard.place.tp else Arriving(torch.stack((logp_N, greedy_N.to(logp_N.dtype))))
 
-    def _add_up(
-        self, rows: Sequence[Row], part: Tensor | Arriving
-    ) -> tuple[Sequence[Row], Tensor, distributed.Work]:
+    def _add_up(self, rows: Sequence[Row], part: Arriving) -> tuple[Sequence[Row], Tensor, distributed.Work]:
         """Begin to share the scores of a batch, which are of one rank, and zero on all others."""
-        scores_2N = (part.wait() if isinstance(part, Arriving) else part).float().contiguous()
+        scores_2N = part.wait()
         return rows, scores_2N, distributed.all_reduce(scores_2N, group=self._hosts, async_op=True)
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts, one in each replica at a time."""
-        place, remaining = self.shard.place, iter(batches)
-        while wave := list(islice(remaining, self.shard.layout.dp)):
-            longest = max(batch.options.max_tokens for batch in wave)
-            rows = [torch.zeros(len(batch.contexts), longest, dtype=torch.int64) for batch in wave]
-            if place.dp < len(wave):
-                new = generate_batch(self._decoder, self.tokenizer, wave[place.dp])
-                for row, tokens in zip(rows[place.dp], new if place.tp == place.pp == 0 else (), strict=False):
-                    row[: len(tokens)] = torch.tensor(tokens) + 1  # 0 is padding, and what other ranks add
+        place, layout, remaining = self.shard.place, self.shard.layout, iter(batches)
+        while wave := list(islice(remaining, layout.dp)):
+            new = (
+                generate_batch(self._decoder, self.tokenizer, wave[place.dp]) if place.dp < len(wave) else list[Any]()
+            )
             self.shard.wait_for_sends()
-            tokens_NT = torch.cat(rows)
-            distributed.all_reduce(tokens_NT, group=self._hosts)
-            texts = iter([[token - 1 for token in row if token] for row in tokens_NT.tolist()])
-            yield from (list(islice(texts, len(batch.contexts))) for batch in wave)
+            found = all_gather_json(new if place.tp == place.pp == 0 else [], HOST, self._hosts)
+            yield from (found[layout.rank(0, 0, replica)] for replica in range(len(wave)))
 
 
 class ReplicaDecoder:
@@ -170,30 +165,22 @@ class SharedStore(AnswerStore):
 
     def lookup(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """Rank 0's answers to these keys, which all ranks ask for."""
-        found = super().lookup(keys) if self._leads else {}
-        content = {"asked": len(keys), "found": [found.get(key) for key in keys]} if self._leads else None
-        received = broadcast_json(content, self._hosts)
-        if received["asked"] != len(keys):
+
+        def find() -> list[Any]:
+            found = super(SharedStore, self).lookup(keys)
+            return [found.get(key) for key in keys]
+
+        answers = broadcast_from_rank0(find, HOST, self._hosts)
+        if len(answers) != len(keys):
             raise Failure(
-                f"rank 0 built {received['asked']} requests, this one {len(keys)}: a task is not deterministic"
+                f"rank 0 built {len(answers)} requests, this one {len(keys)}: a task is not deterministic"
             )
-        return {key: answer for key, answer in zip(keys, received["found"], strict=True) if answer is not None}
+        return {key: answer for key, answer in zip(keys, answers, strict=True) if answer is not None}
 
     def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
         """Write these answers, on rank 0."""
         if self._leads:
             super().save(answers)
-
-
-def broadcast_json(value: Any, group: ProcessGroup) -> Any:  # noqa: ANN401  (any JSON value)
-    """Rank 0's value, on every rank; nothing is pickled."""
-    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    length = torch.tensor([len(content)])
-    distributed.broadcast(length, src=0, group=group)
-    if distributed.get_rank():
-        content = torch.empty(int(length), dtype=torch.uint8)
-    distributed.broadcast(content, src=0, group=group)
-    return json.loads(content.numpy().tobytes())
 
 
 @contextmanager
@@ -202,7 +189,7 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
     device = init_distributed()
     try:
         layout = Layout(**parse_layout(str(options.layout)))
-        shard = DecoderShard(cast("Checkpoint", SlicedWeights(model)), layout, device, model.dtype)
+        shard = DecoderShard(cast("Checkpoint", model.weights), layout, device, model.dtype)
         # Two groups, for what is stored is looked up in a thread of its own.
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine, tokens = ShardedEngine(shard, model.tokenizer, hosts), options.batch_tokens
@@ -212,16 +199,3 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
     finally:
         distributed.destroy_process_group()
 
-
-class SlicedWeights:
-    """A model's weights as a rank reads them: the box that it holds."""
-
-    def __init__(self, model: OpenedModel) -> None:
-        self.config, self._weights = model.config, model.weights
-
-    def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
-        """A box of a parameter; of a checkpoint only its bytes are read."""
-        if hasattr(self._weights, "progress"):
-            return cast("Checkpoint", self._weights).tensor(name, box)
-        whole = self._weights.tensor(name)
-        return whole if box is None else whole[box]

@@ -76,9 +76,9 @@ def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
     return config
 
 
-def stock_task(task: str, data: Path | None, hub: Mapping[str, Any], revision: str | None = None) -> Task:
-    """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub's data set ``hub``."""
-    published = open_rows(task, data, {**hub, "metadata": {"revision": revision}})
+def stock_task(task: str, data: Path | None, revision: str | None = None) -> Task:
+    """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub."""
+    published = open_rows(task, data, revision)
 
     def pools(config: Mapping[str, Any]) -> list[str]:
         return [split for split, key in SPLIT_KEYS.items() if config.get(key)]

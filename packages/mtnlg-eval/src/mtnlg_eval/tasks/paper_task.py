@@ -10,7 +10,7 @@ lm-eval renders the prompts in tasks/*.yaml. This class adds what YAML cannot ex
 
 Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are lm_eval_tasks.py's.
 
-Building a task reads its rows; `with_shots` makes a task that puts shots into its prompts, for ``lm_eval.evaluate``.
+`paper_task` reads the rows; `with_shots` makes a task that puts shots into its prompts, for ``lm_eval.evaluate``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ import ast
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks import TaskManager
 
 from .sandbox import PROMPTS
 from .shots import ANY_SHOT, DrawnShots, ShotPool, max_shots_that_fit
-from .sources import open_rows
+from .sources import open_rows, task_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
@@ -62,8 +61,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
-    ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style. The loader adds
-    ``style`` and ``rows_from``, the folder of the rows (absent: the hub), or ``revision``, the hub's (absent: newest).
+    ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style.
 
     ``shown`` has the number of shots in each document's prompt by its id.
     """
@@ -71,9 +69,8 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     lm: TemplateLM
     shown: dict[str, int]
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        config.pop("class", None)
-        config = _apply_style(config)
+    def __init__(self, config: dict[str, Any], rows: TaskRows) -> None:
+        self.rows, self._scored = rows, DocumentList(rows.scored)
         self._rendered: dict[tuple[int, str], Any] = {}
         self._choice_tokens: dict[str, list[int]] = {}
         self._prompt = config["doc_to_text"]
@@ -81,12 +78,8 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self._pool = ShotPool(self.rows.shots)
         self.unconditional: str | None = self.config.metadata.get("unconditional")
 
-    def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: object) -> None:
-        """Read the rows from the folder or the hub; ``Failure`` if they cannot be scored."""
-        del dataset_kwargs  # they are in the config
-        folder, config = self.config.metadata.get("rows_from"), self.config.to_dict()
-        self.rows: TaskRows = open_rows(self.config.task, Path(folder) if folder else None, config).rows()
-        self._scored = DocumentList(self.rows.scored)
+    def download(self, *_: object, **__: object) -> None:
+        """The rows are there."""
 
     @property
     def eval_docs(self) -> DocumentList:
@@ -198,16 +191,14 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         return [len(self.lm._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own method)
 
 
-def task_manager(data: Path | None, style: str = PAPER, revision: str | None = None) -> TaskManager:
-    """lm-eval's manager of our nine tasks alone: indexing its own takes longer than a small evaluation."""
-    given = {"rows_from": str(data) if data else None, "revision": revision}
-    metadata = {"style": style} | {key: value for key, value in given.items() if value}
-    return TaskManager(include_path=Path(__file__).parent, include_defaults=False, metadata=metadata)
+def paper_task(name: str, data: Path | None = None, style: str = PAPER, revision: str | None = None) -> PaperTask:
+    """One of the nine tasks in a style, over the rows of a folder or of the hub.
 
-
-def _apply_style(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the overrides of the chosen style."""
-    metadata = dict(config["metadata"])
-    style = metadata.pop("styles", {}).get(metadata.get("style", PAPER), {})
-    metadata |= {key: value for key, value in style.items() if key in METADATA_KEYS}
-    return config | {key: value for key, value in style.items() if key not in METADATA_KEYS} | {"metadata": metadata}
+    Raises ``Failure`` if they cannot be scored.
+    """
+    config = task_config(name)
+    metadata = config["metadata"] | {"style": style}
+    own = metadata.pop("styles", {}).get(style, {})
+    config |= {key: value for key, value in own.items() if key not in METADATA_KEYS}
+    metadata |= {key: value for key, value in own.items() if key in METADATA_KEYS}
+    return PaperTask(config | {"metadata": metadata}, open_rows(name, data, revision).rows())

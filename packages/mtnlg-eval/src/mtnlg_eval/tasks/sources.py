@@ -18,9 +18,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
+from lm_eval.tasks._yaml_loader import load_yaml
 from pydantic import ValidationError
 
 from mtnlg_eval.hub import reach_hub
@@ -32,12 +34,9 @@ from .rows import ROWS, VERBATIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from .formats import RawRow
     from .rows import Document, Row
-
-    Config = Mapping[str, Any]  # of a task's YAML
 
 SPLITS = ("train", "validation", "test")
 
@@ -119,13 +118,19 @@ class Published:
                     yield name, text
 
 
-def open_rows(task: str, data: Path | None, config: Config) -> Published:
-    """The rows of ``data/task``, or for None of the hub's data set that the task's ``config`` names.
+def task_config(task: str) -> dict[str, Any]:
+    """The YAML of one of the nine tasks."""
+    config: dict[str, Any] = load_yaml(Path(__file__).with_name(f"{task}.yaml"))
+    return config
+
+
+def open_rows(task: str, data: Path | None, revision: str | None = None) -> Published:
+    """The rows of ``data/task``, or for None of the hub's data set at this ``revision``, or the newest.
 
     Raises ``Failure`` if they are not there or cannot be fetched.
     """
     if data is None:
-        return _open_hub(task, config)
+        return _open_hub(task, task_config(task), revision)
     files, other_files = files_by_split(data / task, task)
     scored = scored_split(data / task, task, files)
     splits = {split: partial(read_raw_rows, task, paths) for split, paths in files.items()}
@@ -133,11 +138,9 @@ def open_rows(task: str, data: Path | None, config: Config) -> Published:
     return Published(task, f"{data / task}, {scored}", splits, scored, pools, other_files)
 
 
-def _open_hub(task: str, config: Config) -> Published:
+def _open_hub(task: str, config: Mapping[str, Any], revision: str | None) -> Published:
     path, name = config["dataset_path"], config.get("dataset_name")
-    options = dict(config.get("dataset_kwargs") or {})
-    if revision := (config.get("metadata") or {}).get("revision"):
-        options["revision"] = revision
+    options = config.get("dataset_kwargs", {}) | ({"revision": revision} if revision else {})
     reach_hub()
     try:
         found: Mapping[str, Any] = datasets.load_dataset(path, name, **options)

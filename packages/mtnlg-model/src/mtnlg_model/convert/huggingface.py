@@ -154,10 +154,11 @@ class HuggingFaceWeights:
             elif key not in used and not key.endswith(IGNORED_SUFFIXES):
                 raise Failure(f"{folder}: {key:.100}: {self._family.architecture} has no such tensor")
 
-    def tensor(self, name: str) -> Tensor:
-        """A parameter of the decoder, whole, on the CPU, in the dtype that is stored."""
+    def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
+        """A parameter of the decoder, whole or a box of it, on the CPU, in the dtype that is stored."""
         tensors = [_read_tensor(self._files[key], key) for key in self._sources[name]]
-        return from_theirs(self._family, self.config, name, tensors)
+        whole = from_theirs(self._family, self.config, name, tensors)
+        return whole if box is None else whole[box]
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype in which a parameter is stored."""

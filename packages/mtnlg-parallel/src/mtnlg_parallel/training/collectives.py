@@ -16,6 +16,8 @@ from mtnlg_model.console import Failure, error_line, error_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed import ProcessGroup
+
 
 def wait_for_all(device: torch.device) -> None:
     """Return when every rank has called this."""
@@ -24,7 +26,9 @@ def wait_for_all(device: torch.device) -> None:
     waiting.item()  # NCCL only queues the collective
 
 
-def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device) -> Any:  # noqa: ANN401  (any JSON value)
+def broadcast_from_rank0(
+    decide: Callable[[], Any], device: torch.device, group: ProcessGroup | None = None
+) -> Any:  # noqa: ANN401  (any JSON value)
     """What ``decide`` returns on rank 0, on every rank. A failure there is raised on every rank, with the same line."""
     text, failure = b"", None
     if distributed.get_rank() == 0:
@@ -34,9 +38,9 @@ def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device) -> Any
             failure = error
             text = json.dumps({"line": error_line(error), "status": error_status(error)}).encode()
     size = torch.tensor([len(text)], device=device)
-    distributed.broadcast(size, 0)
+    distributed.broadcast(size, 0, group)
     content = _to_tensor(text, int(size), device)
-    distributed.broadcast(content, 0)
+    distributed.broadcast(content, 0, group)
     if failure:
         raise failure
     decision = json.loads(_to_bytes(content))
@@ -47,14 +51,18 @@ def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device) -> Any
     return decision["value"]
 
 
-def all_gather_json(value: Any, device: torch.device) -> list[Any]:  # noqa: ANN401  (any JSON value)
+def all_gather_json(
+    value: Any,  # noqa: ANN401  (any JSON value)
+    device: torch.device,
+    group: ProcessGroup | None = None,
+) -> list[Any]:
     """The ``value`` of every rank, on every rank."""
     text = json.dumps(value).encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(sizes, torch.tensor([len(text)], device=device))
+    distributed.all_gather(sizes, torch.tensor([len(text)], device=device), group)
     longest = max(map(int, sizes))
     contents = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in sizes]
-    distributed.all_gather(contents, _to_tensor(text, longest, device))
+    distributed.all_gather(contents, _to_tensor(text, longest, device), group)
     return [json.loads(_to_bytes(content[: int(size)])) for content, size in zip(contents, sizes, strict=True)]
 
 
