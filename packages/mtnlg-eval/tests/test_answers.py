@@ -131,7 +131,7 @@ def compared(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
     run: Path = made.make_run(tmp_path_factory.mktemp("runs") / "run", "wic")
     for step, correct in ((160, "1100" * 30), (80, "1010" * 30)):
         digest = made.DIGEST if step == 160 else "80"
-        result = made.result("boolq", "0", 0, correct, step=step, tokens=step, digest=digest)
+        result = made.result("boolq", "0", 0, correct, step=step, model={"tokens": step, "digest": digest})
         made.write_results(run, [result], f"The cook saw boy {step}.")
     write_report(run, show=False)
     return run

@@ -117,14 +117,14 @@ def rows_of(study: Hans) -> dict[str, list[str]]:
 def test_missing_and_malformed_files_are_named(made: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="HANS was not scored here"):
         run_hans_study(tmp_path)
-    (result,) = (each for each in made.evaluation(made.ROWS_FROM, "hans") if each.shots.asked == "0")
+    (result,) = (each for each in made.evaluation("hans") if each.shots.asked == "0")
     ResultFolder(tmp_path).add(result, ['{"doc": {}}'])
     with pytest.raises(Failure, match=rf"{result.name}.jsonl:1: doc.heuristic: required key is missing"):
         run_hans_study(tmp_path)
 
 
 def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tmp_path: Path) -> None:
-    (drawn,) = (each for each in made.evaluation(made.ROWS_FROM, "hans") if each.shots.asked == "1")
+    (drawn,) = (each for each in made.evaluation("hans") if each.shots.asked == "1")
     folder = ResultFolder(tmp_path)
     for seed, true in ((1, 0.6), (2, 0.2), (3, 0.8)):
         doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}

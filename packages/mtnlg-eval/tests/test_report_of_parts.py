@@ -69,7 +69,8 @@ def test_page_says_which_rows_were_scored(
 ) -> None:
     shutil.rmtree(run / "eval")
     tokens = 1_003_520 if documents == 14 else 0  # of an imported model they are not known
-    made.write_results(run, [made.result("wic", "0", 0, "1" * documents, rows_from, tokens=tokens)])
+    result = made.result("wic", "0", 0, "1" * documents, rows={"source": rows_from}, model={"tokens": tokens})
+    made.write_results(run, [result])
     content = made.read(run).text
     assert caveat in content
     assert "step-160 is tiny" in content
@@ -79,7 +80,7 @@ def test_page_says_which_rows_were_scored(
 
 def test_a_task_that_could_not_run_is_named(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
-    made.write_results(run, made.evaluation(made.ROWS_FROM, "piqa"))
+    made.write_results(run, made.evaluation("piqa"))
     made.write(run / "eval/not_run/wic.json", {"task": "wic", "why": "no rows", "checkpoint": "/any/step-7"})
     assert "Not run: wic of step-7, no rows." in made.read(run).text
 
@@ -93,7 +94,9 @@ def test_evaluation_alone_has_a_page(made: ModuleType, run: Path) -> None:
 
 def test_empty_columns_go_and_tables_name_models(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
-    two = [made.result("wic", "2", 2, "10" * 7, step=step, tokens=step, digest=f"{step}") for step in (80, 160)]
+    two = [
+        made.result("wic", "2", 2, "10" * 7, step, model={"tokens": step, "digest": f"{step}"}) for step in (80, 160)
+    ]
     made.write_results(run, two)
     page = made.read(run)
     heads = [row for row in page.rows if row[:2] == ["task", "shots"]]

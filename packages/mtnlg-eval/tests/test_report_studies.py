@@ -65,7 +65,7 @@ def bias(word: str = "stern") -> dict[str, Any]:
 @pytest.fixture
 def run(made: ModuleType, tmp_path: Path) -> Path:
     """A run folder with nothing but scores."""
-    made.write_results(tmp_path, made.evaluation(made.ROWS_FROM, "wic"))
+    made.write_results(tmp_path, made.evaluation("wic"))
     return tmp_path
 
 

@@ -10,19 +10,17 @@ import shutil
 import subprocess
 import tempfile
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mtnlg_eval.report import write_report
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.result import Result
 from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-ENTROPY = 6.412
-STEPS = 160
-ROWS_FROM = "/anywhere/recipes/quickstart/rows"
+RUN = Path(__file__).with_name("run")
+RESULT = json.loads(Path(__file__).with_name("run_result.json").read_text(encoding="utf-8"))
+DIGEST = RESULT["model"]["digest"]
 
 
 def write(path: Path, value: Any) -> None:  # noqa: ANN401
@@ -30,124 +28,44 @@ def write(path: Path, value: Any) -> None:  # noqa: ANN401
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def stage(name: str, before: int, after: int, **sources: tuple[int, int]) -> dict[str, Any]:
-    """A stage of a curation, with the documents in and out of all, and of each source."""
-    flows = {source: {"documents_in": a, "documents_out": b, "dropped": {}} for source, (a, b) in sources.items()}
-    return {"name": name, "seconds": 3.7, "documents_in": before, "documents_out": after, "sources": flows}
+def load(name: str, folder: Path = RUN) -> Any:  # noqa: ANN401
+    return json.loads((folder / name).read_text(encoding="utf-8"))
 
 
-def curation() -> dict[str, Any]:
-    return {
-        "version": 1,
-        "seconds": 47.3,
-        "stages": [
-            stage("extract", 7147, 6800, snapshot=(2412, 2300), code=(4735, 4500)),
-            stage("quality", 2300, 900, snapshot=(2300, 900)),  # of the snapshot alone
-            stage("deduplicate", 5400, 5288, snapshot=(900, 890), code=(4500, 4398)),
-        ],
-        "languages": {"en": 2360, "unknown": 31},
-        "vocabulary": 4096,
-        "unigram_entropy_nats": ENTROPY,
-    }
-
-
-def blend() -> dict[str, Any]:
-    tokens = {"snapshot": 2_310_442, "code": 3_987_120, "docstrings": 512_377}
-    weights = {"snapshot": 0.5, "code": 0.2, "docstrings": 0.3}
-    sources = [
-        {"name": s, "prefix": s, "weight": weights[s], "documents": n // 2000, "tokens": n, "sha256": "0" * 64}
-        for s, n in tokens.items()
-    ]
-    return {"seed": 1, "vocabulary": 4096, "eod": 4095, "validation": 0.02, "sources": sources}
-
-
-def training() -> dict[str, Any]:
-    return {
-        "version": 1,
-        "layout": {"tp": 2, "pp": 2, "dp": 2},
-        "ranks": [],
-        "parameters": 3_412_992,
-        "precision": "fp32",
-        "steps": STEPS,
-        "samples": 3920,
-        "tokens": 1_003_520,
-        "loss": 3.957,
-        "validation_loss": 4.067,
-        "seconds": 153.2,
-        "tokens_per_second": 7312.4,
-        "versions": {"torch": "2.13.0", "deepspeed": "0.19.8", "megatron-core": "0.16.1"},
-        "stream": "8f3a" * 16,
-    }
-
-
-DIGEST = "c0ffee" * 10
-
-
-def evaluation(
-    rows_from: str = ROWS_FROM,
-    *names: str,
-    step: int = 160,
-    tokens: int = 1_003_520,
-    digest: str = DIGEST,
-    **parts: Any,  # noqa: ANN401
-) -> list[Result]:
-    """Results of the named tasks, or of all nine; a test names few, since every task is a chart to draw.
-
-    ``parts`` replace parts of every result.
-    """
-    draw = random.Random(3 if digest == DIGEST else 4)
+def evaluation(*names: str, **parts: Any) -> list[Result]:  # noqa: ANN401
+    """Results of the named tasks, or of all nine; a test names few, since every task is a chart to draw."""
+    draw = random.Random(3)
     results = []
     for task in (task for task in TASKS if task.name in names or not names):
         for asked, shown in zip(SHOTS, (0, 1, 4.357), strict=True):
             right, rows = draw.randint(2, 11), 14
             correct = draw.sample("1" * right + "0" * (rows - right), rows)
-            results.append(result(task.name, asked, shown, "".join(correct), rows_from, step, tokens, digest, **parts))
+            results.append(result(task.name, asked, shown, "".join(correct), **parts))
     return results
 
 
-def result(  # noqa: PLR0917
-    task: str,
-    asked: str,
-    shown: float,
-    correct: str,
-    rows_from: str = ROWS_FROM,
-    step: int = 160,
-    tokens: int = 1_003_520,
-    digest: str = DIGEST,
-    **parts: Any,  # noqa: ANN401
-) -> Result:
-    """One result with these right and wrong answers."""
-    count = TASKS_BY_NAME[task].few if asked == "few" else int(asked)
-    share, n = correct.count("1") / len(correct), len(correct)
+def result(task: str, asked: str, shown: float, correct: str, step: int = 160, **parts: Any) -> Result:  # noqa: ANN401
+    """One result with these right and wrong answers; ``parts`` replace parts of it, and parts of them."""
+    published, n = TASKS_BY_NAME[task], len(correct)
+    count = published.few if asked == "few" else int(asked)
+    share = correct.count("1") / n
     stderr = math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None
-    likelihoods = {"log_likelihood": {"value": -2.5, "stderr": 0.25}, "bits_per_byte": {"value": 1.5, "stderr": 0.125}}
-    shots = {"asked": asked, "count": count, "mean": shown, "least": int(shown), "pool": "train", "pool_rows": 8}
-    rows = {"source": rows_from, "split": TASKS_BY_NAME[task].split, "count": n, "sample_of": n, "digest": f"{task}{n}"}
+    seed, variant = 1234 if count else None, "openai" if task == "lambada" else None
     checkpoint = f"/anywhere/runs/quickstart/train/checkpoints/step-{step}"
-    model = {"checkpoint": checkpoint, "name": f"step-{step}", "digest": digest, "tokens": tokens, "step": step}
-    content = {
+    changes: dict[str, Any] = {
         "task": task,
-        "style": "paper",
-        "shots": shots | {"seed": 1234 if count else None},
-        "rows": rows | {"variant": "openai" if task == "lambada" else None},
-        "truncated": 0,
+        "shots": {"asked": asked, "count": count, "mean": shown, "least": int(shown), "seed": seed},
+        "rows": {"split": published.split, "count": n, "sample_of": n, "digest": f"{task}{n}", "variant": variant},
         "requests_digest": hashlib.sha256(f"{task}{asked}{correct}".encode()).hexdigest(),
-        "model": model | {"parameters": 3_412_992, "precision": "float32", "context": 256},
-        "metric": "acc",
-        "metrics": {"acc": {"value": share, "stderr": stderr}, **likelihoods},
+        "model": {"checkpoint": checkpoint, "name": f"step-{step}", "step": step},
+        "metrics": {"acc": {"value": share, "stderr": stderr}},
         "values": list(map(float, correct)),
         "clusters": list(range(n)),
-        "lm_eval": dict.fromkeys(("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples"), 0),
-        "provenance": {
-            "command": "mtnlg-eval run",
-            "date": "2026-11-22T12:00:00+00:00",
-            "hardware": "2 cores",
-            "layout": "one process",
-            "packages": {"lm-eval": "0.4.13"},
-            "seconds": 1.25,
-        },
     }
-    return Result.model_validate(content | parts)
+    content = dict(RESULT)
+    for name, value in [*changes.items(), *parts.items()]:
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    return Result.model_validate(content)
 
 
 def samples(result: Result, text: str = "The cook saw the boy.") -> list[dict[str, Any]]:
@@ -175,17 +93,6 @@ def samples(result: Result, text: str = "The cook saw the boy.") -> list[dict[st
     return lines
 
 
-def metrics() -> list[dict[str, Any]]:
-    """Eight steps, of which one was skipped and one validated."""
-    figures = {"lr": 1e-3, "grad_norm": 1.2, "batch_size": 20, "seconds": 1.0, "tokens_per_second": 640.0}
-    steps: list[dict[str, Any]] = [
-        {"step": n, "samples": 20 * n, "tokens": 640 * n, "loss": 5.0 - n / 8, **figures} for n in range(1, 9)
-    ]
-    steps[3] |= {"loss": None, "skipped": "loss is not finite"}
-    steps[7] |= {"validation_loss": 4.1}
-    return steps
-
-
 def write_results(run: Path, results: list[Result], text: str = "The cook saw the boy.") -> None:
     folder = ResultFolder(run / "eval")
     for each in results:
@@ -195,13 +102,8 @@ def write_results(run: Path, results: list[Result], text: str = "The cook saw th
 
 def make_run(run: Path, *names: str) -> Path:
     """A complete run folder with scores of these tasks, or of all nine."""
-    write(run / "data/summary.json", curation())
-    write(run / "data/tokens/blend.json", blend())
-    (run / "data/report.html").touch()
-    write(run / "train/summary.json", training())
-    lines = "".join(json.dumps(step) + "\n" for step in metrics())
-    (run / "train/metrics.jsonl").write_text(lines, encoding="utf-8")
-    write_results(run, evaluation(ROWS_FROM, *names))
+    shutil.copytree(RUN, run)
+    write_results(run, evaluation(*names))
     return run
 
 
@@ -247,7 +149,7 @@ class Page(HTMLParser):
 
 
 def change(path: Path, **values: Any) -> None:  # noqa: ANN401
-    write(path, json.loads(path.read_text(encoding="utf-8")) | values)
+    write(path, load(path.name, path.parent) | values)
 
 
 def read(run: Path) -> Page:
