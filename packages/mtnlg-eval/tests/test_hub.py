@@ -10,8 +10,6 @@ import datasets
 import pytest
 
 from mtnlg_eval import hub as hub_module
-from mtnlg_eval.cli import _parse_revisions
-from mtnlg_eval.evaluation import check_revisions
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.harness import Evaluation
@@ -21,6 +19,7 @@ from mtnlg_eval.tasks.sources import open_rows
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RACE = [
@@ -134,26 +133,21 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("revisions", "line"),
     [
-        (("boolq",), "--revision boolq: needs TASK=COMMIT, once a task"),
-        (("boolq=a", "boolq=b"), "--revision boolq=b: needs TASK=COMMIT, once a task"),
+        (["boolq"], "--revision boolq: needs TASK=COMMIT, once a task"),
+        (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once a task"),
+        (["hans=a"], "--revision hans=a: no task with a data set of the hub; choose from boolq"),
+        (["wic=a"], "--revision wic=a: no task with a data set of the hub"),
+        (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; leave one of the two out"),
     ],
 )
-def test_a_revision_that_is_none_is_refused(words: tuple[str, ...], line: str) -> None:
-    with pytest.raises(UsageFailure, match=line):
-        _parse_revisions(words)
-
-
-def test_a_revision_of_rows_that_are_not_of_the_hub_is_refused(tmp_path: Path) -> None:
-    check_revisions({"boolq": "a"}, ["boolq", "hans"], None)
-    for revisions, data, line in (
-        ({"hans": "a"}, None, "--revision hans=a: no task with a data set of the hub; choose from boolq$"),
-        ({"wic": "a"}, None, "--revision wic=a: no task with a data set of the hub"),
-        ({"boolq": "a"}, tmp_path, "--revision boolq=a: --data gives the rows; leave one of the two out"),
-    ):
-        with pytest.raises(UsageFailure, match=line):
-            check_revisions(revisions, ["boolq", "hans"], data)
+def test_a_wrong_revision_is_refused(
+    revisions: list[str], line: str, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for each in revisions for word in (["--revision", each] if each != "--data" else [each, tmp_path])]
+    assert run("run", tmp_path, "--out", tmp_path / "out", "--tasks", "boolq,hans", *words) == UsageFailure.exit_status
+    assert line in capsys.readouterr().err
 
 
 def test_unreachable_hub_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

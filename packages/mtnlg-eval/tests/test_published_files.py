@@ -109,6 +109,7 @@ TWINS: dict[str, Callable[[int, int], dict[str, Any]]] = {
         "endings": [f"{n} a", "b", "c", "d"],
         "label": side,
     },
+    "race_h": lambda n, side: ARTICLE | {"article": f"article {n}", "questions": [f"{side}"]},
     "wic": lambda n, side: {
         "word": WORDS[n],
         "sentence1": f"{WORDS[n]} {side}",
@@ -122,7 +123,7 @@ TWINS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", TWINS)
 def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_task: Load, tmp_path: Path) -> None:
-    split = "test" if name == "anli_r2" else "val"
+    split = "test" if name in {"anli_r2", "race_h"} else "val"
     write(tmp_path / f"{name}/{split}.jsonl", *(TWINS[name](n, side) for n in range(6) for side in (0, 1)))
     task = load_task(name, 50, tmp_path)
     task.build_all_requests()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,31 @@ def test_repeated_result_keeps_bytes_and_new_score_replaces(made: ModuleType, tm
     changed = first.model_copy(update={"values": [0.0, 1.0]})
     folder.add(changed, ["{}"])
     assert folder.results() == [changed]
+
+
+def test_commands_at_once_leave_the_results_of_all(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One adds a result while the other, which has read the results already, makes results.json of them."""
+
+    def add(task: str) -> None:
+        folder = ResultFolder(tmp_path)
+        folder.add(made.result(task, "0", 0, "10"), [])
+        folder.collect()
+
+    other, gaps = threading.Thread(target=add, args=("boolq",)), ResultFolder.gaps
+
+    def meanwhile(folder: ResultFolder) -> Any:  # noqa: ANN401
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return gaps(folder)
+
+    monkeypatch.setattr(ResultFolder, "gaps", meanwhile)
+    add("wic")
+    other.join()
+    results = json.loads((tmp_path / "results.json").read_bytes())["results"]
+    assert {name.partition("_")[0] for name in results} == {"wic", "boolq"}
 
 
 def test_every_part_of_the_identity_is_in_the_name(made: ModuleType) -> None:

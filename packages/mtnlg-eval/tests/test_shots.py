@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ from mtnlg_eval.tasks.shots import ShotPool, max_shots_that_fit
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
-    from pathlib import Path
 
     from mtnlg_eval.tasks.paper_task import PaperTask
 
@@ -72,31 +70,6 @@ def test_shots_ignore_row_order_and_selection(name: str, load_task: Load) -> Non
     task.build_all_requests(limit=1)
     last = task.eval_docs[0]["id"]
     assert prompts_by_id(task) == {last: expected[last]}
-
-
-def test_shots_never_include_the_scored_row(load_task: Load, tmp_path: Path) -> None:
-    rows = [{"goal": f"goal {n}", "sol1": f"this {n}", "sol2": f"that {n}", "label": n % 2} for n in range(12)]
-    (tmp_path / "piqa").mkdir()
-    (tmp_path / "piqa" / "valid.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    task = load_task("piqa", 50, tmp_path)
-    task.build_all_requests()
-    for request in task.instances:
-        *shots, own = request.args[0].split("\n\n")
-        assert len(shots) == 11
-        assert not [shot for shot in shots if own.splitlines()[0] == shot.splitlines()[0]]
-
-
-def test_no_shot_comes_from_the_article_of_the_question(load_task: Load, tmp_path: Path) -> None:
-    folder = tmp_path / "race_h" / "test" / "high"
-    folder.mkdir(parents=True)
-    for n in range(3):
-        problems = {"questions": ["a?", "b?"], "options": [["1", "2", "3", "4"]] * 2, "answers": ["A", "B"]}
-        (folder / f"{n}.txt").write_text(json.dumps(problems | {"article": f"article {n}", "id": f"{n}"}))
-    task = load_task("race_h", 10, tmp_path)
-    task.build_all_requests()
-    for request in task.instances[::8]:
-        assert request.args[0].count("Article: ") == 3
-        assert request.args[0].count(f"Article: {request.doc['article']}\n") == 1
 
 
 def test_shots_that_do_not_fit_are_dropped_and_counted(load_task: Load, counter: type[Any]) -> None:

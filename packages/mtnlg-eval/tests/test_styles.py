@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from mtnlg_eval.scoring.measures import scores_of
-from mtnlg_eval.tasks.lm_eval_tasks import whole_shots
+from mtnlg_eval.tasks.lm_eval_tasks import STOCK, whole_shots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 TASKS = Path(str(lm_eval.tasks.__file__)).parent
 SPLITS = ("train", "validation", "test", "train_r2", "dev_r2", "test_r2")
-STOCK = {
-    "lambada": "lambada/lambada_openai.yaml",
-    "boolq": "super_glue/boolq/default.yaml",
-    "race_h": "race/race.yaml",
-    "piqa": "piqa/piqa.yaml",
-    "hellaswag": "hellaswag/hellaswag.yaml",
-    "winogrande": "winogrande/default.yaml",
-    "anli_r2": "anli/anli_r2.yaml",
-    "wic": "super_glue/wic/default.yaml",
-}
-BLANKS = " a row with blanks at its ends \n"
 PROBLEMS = [
     {"question": "The shop sells  _  .", "answer": "B", "options": ["tea", "ink ", "rope", "salt"]},
     {"question": " Who keeps it?", "answer": "A", "options": ["Ann.", " Ben.", "Cid.", "Dan."]},

@@ -51,10 +51,10 @@ def write(folder: Path, template: object, tokens: dict[str, Any] = TOKENS) -> Pa
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_chat_becomes_the_prompt_of_transformers(
-    tokenizer: Path, tmp_path: Path, chat: list[dict[str, str]], answer: bool
+    tokenizer_path: Path, tmp_path: Path, chat: list[dict[str, str]], answer: bool
 ) -> None:
     theirs = PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer),
+        tokenizer_file=str(tokenizer_path),
         chat_template=TEMPLATE,
         bos_token=TOKENS["bos_token"],
         eos_token="<|endoftext|>",  # noqa: S106
