@@ -215,7 +215,9 @@ def test_every_stage_has_a_batch(layout: str, tokenizer: Path, tmp_path: Path) -
     (tmp_path / "filled.py").write_text(FILLED)
     for each in ("", layout):
         words = (checkpoint, each, tmp_path / "out")
-        process = command(*words, script="import filled, sys; filled.work(*sys.argv[1:])", PYTHONPATH=path_with(tmp_path))
+        process = command(
+            *words, script="import filled, sys; filled.work(*sys.argv[1:])", PYTHONPATH=path_with(tmp_path)
+        )
         stdout, stderr = process.communicate(timeout=300)
         assert process.returncode == 0, stderr
         scores.append(json.loads(stdout))

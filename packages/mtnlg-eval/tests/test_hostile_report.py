@@ -42,7 +42,8 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
         stage |= {"name": EVIL, "errors": [EVIL]}
         stage["sources"] = {EVIL: {"documents_in": 9, "documents_out": 7, "dropped": {EVIL: 2}}}
     made.write(run / "data/summary.json", summary | {"languages": {EVIL: 1}})
-    made.change(run / "data/tokens/blend.json", sources=[made.load("data/tokens/blend.json")["sources"][0] | {"name": EVIL}])
+    source = made.load("data/tokens/blend.json")["sources"][0]
+    made.change(run / "data/tokens/blend.json", sources=[source | {"name": EVIL}])
     made.change(run / "train/summary.json", precision=EVIL, versions={EVIL: EVIL}, stream=EVIL)
     made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
     for path in (run / "eval/results").iterdir():

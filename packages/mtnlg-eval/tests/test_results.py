@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 def test_what_differs_from_the_papers_setting_is_said(
     changed: dict[str, Any], words: list[str], made: ModuleType
 ) -> None:
-    whole: dict[str, Any] = {"rows": {"count": 5153}, "model": {"context": 2048}, "values": [], "clusters": []}
-    parts = {name: whole[name] | value if isinstance(value, dict) and name in whole else value for name, value in changed.items()}
-    assert made.result("lambada", "few", 15, "10", **whole | parts).differs == words
+    parts = changed | {"rows": {"count": 5153} | changed.get("rows", {}), "values": [], "clusters": []}
+    parts["model"] = {"context": 2048} | changed.get("model", {})
+    assert made.result("lambada", "few", 15, "10", **parts).differs == words
 
 
 def test_what_all_tasks_share_is_said_once() -> None:

@@ -98,4 +98,3 @@ def _cell(score: Mapping[str, Any], brief: bool) -> str:
     low, high = (f"{100 * bound:.0f}" if share else value(bound, share) for bound in score["interval_95"])
     draws = "" if score["between_draws"] is None else f" ± {value(score['between_draws'], share)}"
     return f"{text} ({low}{DASH}{high}){draws}"
-

@@ -15,7 +15,7 @@ import numpy as np
 
 from mtnlg_eval.tasks.published import TASKS, TASKS_BY_NAME
 
-from .paper_setting import PAPER_STYLE
+from .paper_setting import PAPER_STYLE, differences
 from .statistics import Estimate, Z, holm, mean_estimate, p_value, paired
 
 if TYPE_CHECKING:
@@ -63,9 +63,12 @@ class Cell:
     @property
     def differs(self) -> list[str]:
         """What differs from the paper's setting; shots shown are the mean over the seeds, prompts cut the most."""
-        shots = self.first.shots.model_copy(update={"mean": self.shown})
-        truncated = max(result.truncated for result in self.results)
-        return self.first.model_copy(update={"shots": shots, "truncated": truncated}).differs
+        return differences(self.first, self.shown, self.truncated)
+
+    @property
+    def truncated(self) -> int:
+        """The most prompts cut with any seed."""
+        return max(result.truncated for result in self.results)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ class Cell:
             "failed": [row.model_dump() for row in first.rows.failed],
             "shots": first.shots.count,
             "shots_shown": self.shown,
-            "truncated": max(result.truncated for result in self.results),
+            "truncated": self.truncated,
             "differs": self.differs,
         }
 

@@ -23,8 +23,11 @@ MODES = {
 }
 
 
-def differences(result: Result) -> list[str]:  # noqa: C901  (a list of what may differ)
-    """What differs from the paper's setting, a few words each, what matters most first."""
+def differences(result: Result, shown: float, truncated: int) -> list[str]:  # noqa: C901  (a list of what may differ)
+    """What differs from the paper's setting, a few words each, what matters most first.
+
+    ``shown`` is the mean number of shots shown, ``truncated`` the number of prompts cut.
+    """
     rows, shots, published = result.rows, result.shots, TASKS_BY_NAME.get(result.task)
     found: list[str] = [] if published else [OWN_TASK]
     if published and rows.count != published.rows:
@@ -35,10 +38,10 @@ def differences(result: Result) -> list[str]:  # noqa: C901  (a list of what may
         found.append(f"{rows.variant} variant, not {PAPER_VARIANT.get(result.task)}")
     if published and result.style != PAPER_STYLE:
         found.append(STYLES.get(result.style, result.style))
-    if shots.mean < shots.count:
-        found.append(f"{shots.mean:.1f}".removesuffix(".0") + f" of {shots.count} shots shown")
-    if result.truncated:
-        found.append(f"{result.truncated:,} of {rows.count:,} prompts cut at the beginning")
+    if shown < shots.count:
+        found.append(f"{shown:.1f}".removesuffix(".0") + f" of {shots.count} shots shown")
+    if truncated:
+        found.append(f"{truncated:,} of {rows.count:,} prompts cut at the beginning")
     pool = SCORED_ROWS if shots.pool == rows.split else shots.pool
     if published and shots.count and pool != PAPER_POOL:
         found.append(f"shots from the {pool}" + ("" if " " in pool else " split"))

@@ -157,7 +157,7 @@ class Result(Record):
     @property
     def differs(self) -> list[str]:
         """What differs from the paper's setting, a few words each."""
-        return differences(self)
+        return differences(self, self.shots.mean, self.truncated)
 
 
 def digest_of(texts: list[str]) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,6 +65,12 @@ def clustered_error(values: Sequence[float], clusters: Sequence[int]) -> float |
     """Standard error of the mean of these rows."""
     variance = clustered_variance(values, clusters)
     return None if variance is None else sqrt(variance)
+
+
+def numbered(names: Iterable[str]) -> list[int]:
+    """The number of each name, in the order in which they come."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _by_cluster(values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int]) -> NDArray[np.float64]:

@@ -106,9 +106,10 @@ class Cell:
     def rows(self, **_: object) -> Iterator[tuple[int, Document]]:
         """The rows to score, without those that have failed."""
         documents = self.source.task.eval_docs
-        for self._row in self.source.numbers:
-            if self._row not in self.failed:
-                yield self._row, documents[self._row]
+        for number in self.source.numbers:
+            if number not in self.failed:
+                self._row = number
+                yield number, documents[number]
 
     def guard(self, task: Task) -> None:
         """Have rows left out for which building this task's requests, or scoring them, fails."""

@@ -29,6 +29,7 @@ from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
 from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.results.statistics import numbered
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
@@ -239,8 +240,7 @@ class Evaluation:
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
         in_order = sorted(first, key=lambda sample: (sample["digest"], sample["id"]))
-        numbers: dict[str, int] = {}
-        clusters = [numbers.setdefault(sample["cluster"], len(numbers)) for sample in in_order]
+        clusters = numbered(sample["cluster"] for sample in in_order)
         lm_eval = {section: evaluated[section][key] for section in LM_EVAL_SECTIONS}
         metrics = dict(metrics_of(cell.task, lm_eval["results"], samples, in_order, clusters))
         metric = next((name for name in PREFERRED if name in metrics), next(iter(metrics)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from mtnlg_eval.hub import fetch_model
 from mtnlg_model.chat import Chat
@@ -62,7 +62,7 @@ class ModelOptions(Settings):
     revision: str | None = None
     enable_thinking: bool | None = None
     think_end_token: str | None = None
-    chat_template_args: dict[str, Any] = {}
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_thinking(self) -> ModelOptions:
@@ -76,6 +76,9 @@ class ModelOptions(Settings):
         if adapter := next((name for name in ("peft", "delta") if words.get(name)), None):
             raise UsageFailure(f"{adapter}={words[adapter]}: {MERGE}")
         return validate(words, cls, "model arguments")
+
+
+DEFAULTS = ModelOptions()
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class OpenedModel:
         return self.weights.decoder(self.dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def open_model(source: Path | str, options: ModelOptions = ModelOptions()) -> OpenedModel:
+def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedModel:
     """Open a checkpoint, the newest of a folder, a Hugging Face folder, or a model of the hub by its id.
 
     Raises ``Failure`` for what is none of these, and for weights that are not what their checksums say.

@@ -102,9 +102,7 @@ class ShardedEngine:
         """Generate from batches of prompts, one in each replica at a time."""
         place, layout, remaining = self.shard.place, self.shard.layout, iter(batches)
         while wave := list(islice(remaining, layout.dp)):
-            new = (
-                generate_batch(self._decoder, self.tokenizer, wave[place.dp]) if place.dp < len(wave) else list[Any]()
-            )
+            new = generate_batch(self._decoder, self.tokenizer, wave[place.dp]) if place.dp < len(wave) else list[Any]()
             self.shard.wait_for_sends()
             found = all_gather_json(new if place.tp == place.pp == 0 else [], HOST, self._hosts)
             yield from (found[layout.rank(0, 0, replica)] for replica in range(len(wave)))
@@ -172,9 +170,7 @@ class SharedStore(AnswerStore):
 
         answers = broadcast_from_rank0(find, HOST, self._hosts)
         if len(answers) != len(keys):
-            raise Failure(
-                f"rank 0 built {len(answers)} requests, this one {len(keys)}: a task is not deterministic"
-            )
+            raise Failure(f"rank 0 built {len(answers)} requests, this one {len(keys)}: a task is not deterministic")
         return {key: answer for key, answer in zip(keys, answers, strict=True) if answer is not None}
 
     def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
@@ -198,4 +194,3 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
             distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
-

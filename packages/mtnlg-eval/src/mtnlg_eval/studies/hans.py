@@ -28,7 +28,7 @@ from mtnlg_eval.markup import count
 from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.results.compare import group_runs, labels
 from mtnlg_eval.results.folder import ResultFolder
-from mtnlg_eval.results.statistics import mean_estimate
+from mtnlg_eval.results.statistics import mean_estimate, numbered
 from mtnlg_eval.table import Table
 from mtnlg_model.console import Failure
 from mtnlg_model.files import file_lines
@@ -103,8 +103,7 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
 
     def score(subset: Sequence[Verdict]) -> SubsetScore:
         plain, shifted = ([float(verdict.right(bound)) for verdict in subset] for bound in (HALF, threshold))
-        templates: dict[str, int] = {}
-        clusters = [templates.setdefault(verdict.template, len(templates)) for verdict in subset]
+        clusters = numbered(verdict.template for verdict in subset)
         accuracy, low, high = mean_estimate(fmean(plain), plain, clusters)
         return SubsetScore(rows=len(subset), accuracy=accuracy, low=low, high=high, shifted=fmean(shifted))
 

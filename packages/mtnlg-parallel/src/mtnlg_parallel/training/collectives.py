@@ -26,9 +26,7 @@ def wait_for_all(device: torch.device) -> None:
     waiting.item()  # NCCL only queues the collective
 
 
-def broadcast_from_rank0(
-    decide: Callable[[], Any], device: torch.device, group: ProcessGroup | None = None
-) -> Any:  # noqa: ANN401  (any JSON value)
+def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device, group: ProcessGroup | None = None) -> Any:  # noqa: ANN401  (any JSON value)
     """What ``decide`` returns on rank 0, on every rank. A failure there is raised on every rank, with the same line."""
     text, failure = b"", None
     if distributed.get_rank() == 0:
