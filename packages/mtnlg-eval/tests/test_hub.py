@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -20,30 +22,11 @@ from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-RACE = [
-    {"question": "q", "answer": "B", "options": ["1", "2", "3", "4"]},
-    {"question": "r", "answer": "A", "options": ["5", "6", "7", "8"]},
-]
-WINOGRANDE = {"sentence": "A, as _ left.", "option1": "B", "option2": "C", "answer": "2"}
-SCENE = {"ind": 4, "activity_label": "a", "ctx_a": "b", "ctx_b": ""}
-HELLASWAG = {**SCENE, "endings": ["1", "2", "3", "4"], "label": "3"}
-WIC = {"word": "w", "sentence1": "a w", "sentence2": "w", "start1": 2, "end1": 3}
-SUPERGLUE = {"idx": 3, "label": 1}
-HANS = {"gold_label": "entailment", "heuristic": "h", "subcase": "s", "template": "t", "pairID": "ex0"}
 # A row of each data set, under its name there, as its features are; labels are numbers or text as the hub has them.
-HUB: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
-    "lambada": ("EleutherAI/lambada_openai", "default", "test", {"text": "a passage of words"}),
-    "race_h": ("EleutherAI/race", "high", "test", {"article": "a", "problems": repr(RACE)}),
-    "boolq": ("aps/super_glue", "boolq", "validation", {"question": "q", "passage": "p", **SUPERGLUE}),
-    "winogrande": ("allenai/winogrande", "winogrande_xl", "validation", WINOGRANDE),
-    "hellaswag": ("Rowan/hellaswag", None, "validation", HELLASWAG),
-    "piqa": ("baber/piqa", None, "validation", {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}),
-    "anli_r2": ("facebook/anli", None, "test_r2", {"uid": "u", "premise": "p", "hypothesis": "h", "label": 2}),
-    "hans": ("csv", None, "validation", {"sentence1": "a", "sentence2": "b", **HANS}),
-    "wic": ("aps/super_glue", "wic", "validation", WIC | SUPERGLUE),
-}
+HUB: dict[str, tuple[str, str | None, str, dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("hub_rows.json").read_text()
+)
 POOLS = {"lambada": "test", "race_h": "test", "anli_r2": "train_r2"}
 
 

@@ -32,31 +32,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., int]
 
-ROWS = [
-    {"text": "The cook thanked the sailors.", "question": "Who thanked?", "label": 0, "number": "4"},
-    {"text": "A ring of gold lay in the grass.", "question": "What lay there?", "label": 1, "number": "7"},
-    {"text": "Bees make honey in spring.", "question": "Who makes honey?", "label": 1, "number": "9"},
-]
-CHOICE = {"output_type": "multiple_choice", "doc_to_choice": ["the cook", "the ring"], "doc_to_target": "label"}
-STOP = {"until": ["\n", "e"], "max_gen_toks": 6, "do_sample": False}
-GENERATE = {"output_type": "generate_until", "doc_to_target": "{{number}}", "generation_kwargs": STOP}
-FIRST_NUMBER = {"function": "regex", "regex_pattern": "(\\d+)"}
-KINDS: dict[str, dict[str, Any]] = {
-    "choice": CHOICE,
-    "choice_norm": CHOICE | {"metric_list": [{"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True}]},
-    "choice_mutual": CHOICE | {"metric_list": [{"metric": "acc_mutual_info", "aggregation": "mean"}]},
-    "choice_of_contexts": CHOICE
-    | {"doc_to_text": "label", "doc_to_choice": "{{[text, question]}}", "doc_to_target": " and so on"},
-    "choice_few": CHOICE | {"num_fewshot": 1, "description": "Answer.\n\n"},
-    "last_word": {"output_type": "loglikelihood", "doc_to_target": " {{number}}"},
-    "perplexity": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"},
-    "generate": GENERATE | {"metric_list": [{"metric": "exact_match", "aggregation": "mean"}]},
-    "generate_filtered": GENERATE
-    | {
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean"}],
-        "filter_list": [{"name": "number", "filter": [FIRST_NUMBER, {"function": "take_first"}]}],
-    },
-}
+DATA = json.loads(Path(__file__).with_name("task_kinds.json").read_text())
+ROWS, KINDS = DATA["rows"], DATA["kinds"]
 """Nine kinds; the tenth is a group of them."""
 
 
@@ -165,7 +142,7 @@ def test_one_bad_row_of_any_task_costs_that_row(
     rows[2]["text"] = "raise"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text("def text(doc):\n    return 1 / 0 if doc['text'] == 'raise' else doc['text']\n")
-    task: dict[str, Any] = {"task": "mine", "dataset_path": "json", "test_split": "test", **CHOICE}
+    task: dict[str, Any] = {"task": "mine", "dataset_path": "json", "test_split": "test", **KINDS["choice"]}
     task["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "c")}
     (tmp_path / "mine.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in task.items()) + TEXT)
     assert run("run", hf, "--tasks", tmp_path / "mine.yaml", "--trust-task-code", "--out", tmp_path / "out") == 0

@@ -25,33 +25,8 @@ if TYPE_CHECKING:
 
 TASKS = Path(str(lm_eval.tasks.__file__)).parent
 SPLITS = ("train", "validation", "test", "train_r2", "dev_r2", "test_r2")
-PROBLEMS = [
-    {"question": "The shop sells  _  .", "answer": "B", "options": ["tea", "ink ", "rope", "salt"]},
-    {"question": " Who keeps it?", "answer": "A", "options": ["Ann.", " Ben.", "Cid.", "Dan."]},
-]
-SCENE = {"activity_label": "Rowing ", "ctx_a": " A crew [title] sits.", "ctx_b": "they ", "source_id": "v_1", "ctx": ""}
-OWN: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "lambada": (
-        "test",
-        [{"text": "Ann rowed and Ben rowed until Ann  stopped"}, {"text": '"We saw," said Ben, "the sea'}],
-    ),
-    "boolq": ("val", [{"passage": "Oak -- A tree. ", "question": "is oak a tree", "label": n} for n in (1, 0)]),
-    "race_h": ("test", [{"article": " A shop in Ask.\n", "problems": str(PROBLEMS[: n + 1])} for n in range(2)]),
-    "piqa": (
-        "val",
-        [{"goal": f"Open a jar {n} ", "sol1": " turn it", "sol2": "hit it\n", "label": 0} for n in range(2)],
-    ),
-    "hellaswag": ("val", [SCENE | {"endings": ["row [step] on. ", " fly.", "eat.", "sing."], "label": "0"}]),
-    "winogrande": (
-        "val",
-        [{"sentence": "Ann saw Bea as _ was near. ", "option1": "Ann ", "option2": "Bea", "answer": "2"}],
-    ),
-    "anli_r2": ("test", [{"premise": "It rained. ", "hypothesis": " It was wet.", "label": 1}]),
-    "wic": (
-        "val",
-        [{"sentence1": " A key turns. ", "sentence2": "A low key.", "word": "key", "label": 0, "start1": 3, "end1": 6}],
-    ),
-}
+# Rows with blanks at their ends, as the data sets have them: the split of each task, and its rows.
+OWN: dict[str, tuple[str, list[dict[str, Any]]]] = json.loads(Path(__file__).with_name("stock_rows.json").read_text())
 
 
 class Stock(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types

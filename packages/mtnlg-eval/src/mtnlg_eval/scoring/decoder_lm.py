@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
 
 T = TypeVar("T")
+R = TypeVar("R")
 TOKENS_PER_BATCH = 8192
 ROWS_PER_THREAD = 32
 """Matrix products get a multiple of this many rows per thread: products of few rows are summed in another order."""
@@ -299,7 +300,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         while waiting:
             yield take_batch(waiting, budget)
 
-    def _attempt(self, encode: Callable[[T], Sequence[Request]], item: T) -> Sequence[Request]:
+    def _attempt(self, encode: Callable[[T], Sequence[R]], item: T) -> Sequence[R]:
         try:
             return encode(item)
         except Failure as failure:
@@ -314,22 +315,23 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         prompts: dict[int, Prompt] = {}
         repeats: Counter[str] = Counter()
         for n, request in enumerate(requests):
-            (text, options), sample = request.args, repeats[request.args[0]]
-            repeats[text] += 1
-
-            def parse(_: Instance, text: str = text, options: Any = options, sample: int = sample) -> list[Any]:  # noqa: ANN401
-                return [Prompt.parse(self._prompts.encode_prompt(text), options, self.max_length, str(sample))]
-
-            for prompt in self._attempt(parse, request):
-                prompts[n] = prompt  # type: ignore[assignment]  # what `parse` makes
-                if prompts[n].cut:
-                    self.cut.add(id(request))
+            sample = str(repeats[request.args[0]])
+            repeats[request.args[0]] += 1
+            for prompt in self._attempt(partial(self._parse, sample=sample), request):
+                prompts[n] = prompt
         self.on_scored(len(requests) - len(prompts))
         batches, texts = list(batch_prompts(prompts)), dict[int, str]()
         for (numbers, _), found in zip(batches, self._texts([batch for _, batch in batches]), strict=True):
             texts.update(zip(numbers, found, strict=True))
             self.on_scored(len(numbers))
         return [texts.get(n, "") for n in range(len(requests))]
+
+    def _parse(self, request: Instance, sample: str) -> list[Prompt]:
+        text, options = request.args
+        prompt = Prompt.parse(self._prompts.encode_prompt(text), options, self.max_length, sample)
+        if prompt.cut:
+            self.cut.add(id(request))
+        return [prompt]
 
     def sample(self, requests: Sequence[tuple[str, int, Options]]) -> Iterator[list[str]]:
         """Yield so many sampled texts of each prompt, in order; they are stored as they come."""

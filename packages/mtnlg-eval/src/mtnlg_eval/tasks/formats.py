@@ -93,18 +93,18 @@ def scored_split(folder: Path, task: str, files: Mapping[str, object]) -> str:
 def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
     """Yield the rows of these files of ``task``, in file order."""
     for path in paths:
-        if task == "piqa":
-            yield from _read_piqa(path)
+        if task == "piqa" and (labels := _piqa_labels(path)):
+            yield from _labelled(path, labels, _parse_labelled_json)
         elif path.suffix == ".jsonl":
-            yield from ((location, partial(_parse_json, line)) for location, line in _lines(path))
+            yield from _rows(path, _parse_json)
         elif task == "race_h":
             yield str(path), partial(_parse_json, read_small(path, follow=True))
         elif task == "hans":
             yield from _read_tsv(path)
         elif task == "wic":
-            yield from _read_wic(path)
+            yield from _labelled(path, _wic_labels(path), _parse_wic)
         elif task == "lambada":
-            yield from ((location, partial(_parse_passage, line)) for location, line in _lines(path))
+            yield from _rows(path, lambda line: {"text": line.decode()})
         else:
             raise Failure(f"{path}: {task} is read from .jsonl files")
 
@@ -146,8 +146,8 @@ def _parse_json(text: bytes) -> object:
         raise ValueError(f"not JSON: {error}") from None
 
 
-def _parse_passage(line: bytes) -> dict[str, str]:
-    return {"text": line.decode()}
+def _rows(path: Path, parse: Callable[[bytes], Any]) -> Iterator[RawRow]:
+    return ((location, partial(parse, line)) for location, line in _lines(path))
 
 
 def _read_tsv(path: Path) -> Iterator[RawRow]:
@@ -165,15 +165,10 @@ def _parse_cells(columns: list[str], line: bytes) -> dict[str, str]:
     return dict(zip(columns, cells, strict=True))
 
 
-def _read_piqa(path: Path) -> Iterator[RawRow]:
-    """PiQA's JSON lines, with labels from the .lst file of the same split if there is one."""
+def _piqa_labels(path: Path) -> Path | None:
+    """The .lst file of the same split, if there is one."""
     split = split_of([path.name], path)
-    label_files = [file for file in sorted(path.parent.glob("*.lst")) if split_of([file.name], file) == split]
-    if not label_files:
-        yield from ((location, partial(_parse_json, line)) for location, line in _lines(path))
-        return
-    for location, line, label in _pair_labels(path, label_files[0]):
-        yield location, partial(_parse_labelled_json, line, label)
+    return next((file for file in sorted(path.parent.glob("*.lst")) if split_of([file.name], file) == split), None)
 
 
 def _parse_labelled_json(line: bytes, label: str) -> object:
@@ -181,13 +176,12 @@ def _parse_labelled_json(line: bytes, label: str) -> object:
     return row | {"label": label} if isinstance(row, dict) else row
 
 
-def _read_wic(path: Path) -> Iterator[RawRow]:
-    """WiC's original table, with labels T and F from its gold file."""
+def _wic_labels(path: Path) -> Path:
+    """The gold file of WiC's original table, with labels T and F."""
     gold = path.with_name(path.name.replace("data", "gold"))
     if gold == path or not gold.exists():
         raise Failure(f"{path}: its label file {path.name.replace('data', 'gold')} is missing")
-    for location, line, label in _pair_labels(path, gold):
-        yield location, partial(_parse_wic, line, label)
+    return gold
 
 
 def _parse_wic(line: bytes, label: str) -> dict[str, Any]:
@@ -203,10 +197,10 @@ def _parse_wic(line: bytes, label: str) -> dict[str, Any]:
     return {"sentence1": cells[3], "sentence2": cells[4], "start1": start, "end1": end, "label": label}
 
 
-def _pair_labels(path: Path, label_file: Path) -> Iterator[tuple[str, bytes, str]]:
-    """Location, line and label of each row; labels are the lines of ``label_file``."""
+def _labelled(path: Path, label_file: Path, parse: Callable[[bytes, str], Any]) -> Iterator[RawRow]:
+    """Rows with the labels that are the lines of ``label_file``."""
     rows, labels = _lines(path), _lines(label_file)
     if len(rows) != len(labels):
         raise Failure(f"{label_file}: {len(labels)} labels for the {len(rows)} rows of {path.name}")
     for (location, line), (_, label) in zip(rows, labels, strict=True):
-        yield location, line, label.decode(errors="replace")
+        yield location, partial(parse, line, label.decode(errors="replace"))
