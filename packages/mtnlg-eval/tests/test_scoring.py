@@ -76,14 +76,6 @@ def test_every_task_matches_lm_evals_hf_backend(name: str, shots: int, lm: Decod
     assert_scored_alike(name, shots, lm, exported)
 
 
-@pytest.mark.parametrize(("name", "shots"), [("race_h", 0), ("hellaswag", 2), ("lambada", 2)])
-def test_a_llama_is_scored_as_lm_evals_own_backend_scores_it(
-    name: str, shots: int, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    llama = save_llama(checkpoint, tmp_path, checkpoint.tokenizer_path)
-    assert_scored_alike(name, shots, DecoderLM.open(llama), hf_backend(llama, tmp_path / "model"))
-
-
 def test_bos_tokenizer_begins_prompts_as_in_lm_eval(checkpoint: Checkpoint, tmp_path: Path) -> None:
     begins = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
     begins.add_special_tokens(["<s>"])
