@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from math import exp, log, sqrt
 from statistics import stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 
 
 def verdict(heuristic: str, subcase: str, label: int, true: float, false: float) -> Verdict:
-    logps = (log(true), log(false))
-    return Verdict(heuristic, subcase, label, f"{label}{true}", logps, logps)
+    doc = {"heuristic": heuristic, "subcase": subcase, "label": label, "template": f"{label}{true}"}
+    return answered(doc, log(true), log(false))
+
+
+def answered(doc: dict[str, Any], *logps: float, scores: tuple[float, ...] = ()) -> Verdict:
+    sample = {"doc": doc, "filtered_resps": [(logp, False) for logp in logps], "scores": list(scores or logps)}
+    return Verdict.model_validate(sample)
+
+
+DOC = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
 
 
 def score(rows: int, accuracy: float, shifted: float) -> SubsetScore:
@@ -70,14 +78,14 @@ def test_shifted_threshold_removes_a_constant_bias() -> None:
 
 def test_the_answer_is_the_one_that_run_decides_for() -> None:
     """By the mean per token, where True has two tokens: its log P is lower, its mean is not."""
-    one = Verdict("h", "s", 0, "t", (-3.0, -2.0), (-1.5, -2.0))
+    one = answered(DOC, -3.0, -2.0, scores=(-1.5, -2.0))
     assert one.right(0.5)
     assert one.mass == pytest.approx(exp(-3) + exp(-2))
 
 
 def test_probabilities_far_apart_do_not_overflow() -> None:
-    assert Verdict("h", "s", 0, "t", (0.0, -2000.0), (0.0, -2000.0)).probability == 1.0
-    assert Verdict("h", "s", 0, "t", (-2000.0, 0.0), (-2000.0, 0.0)).probability == pytest.approx(0.0)
+    assert answered(DOC, 0.0, -2000.0).probability == 1.0
+    assert answered(DOC, -2000.0, 0.0).probability == pytest.approx(0.0)
 
 
 def documents(labels: list[int]) -> list[dict[str, object]]:
@@ -127,8 +135,7 @@ def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tm
     (drawn,) = (each for each in made.evaluation("hans") if each.shots.asked == "1")
     folder = ResultFolder(tmp_path)
     for seed, true in ((1, 0.6), (2, 0.2), (3, 0.8)):
-        doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
-        sample = sample_of(doc, true)
+        sample = sample_of(DOC, true)
         metrics = {"acc": Metric(value=float(true > 0.4), stderr=None)}
         result = drawn.model_copy(update={"shots": drawn.shots.model_copy(update={"seed": seed}), "metrics": metrics})
         folder.add(result, [json.dumps(sample)] * 2)
@@ -160,8 +167,7 @@ def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp
 
 def test_every_model_and_mode_is_studied_by_name(made: ModuleType, tmp_path: Path) -> None:
     folder = ResultFolder(tmp_path)
-    doc = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
-    sample = json.dumps(sample_of(doc))
+    sample = json.dumps(sample_of(DOC))
     drawn = made.result("hans", "1", 1, "1")
     interleaved = {"shots": drawn.shots.model_copy(update={"labels": "interleaved"})}
     moved = {"model": drawn.model.model_copy(update={"checkpoint": "/elsewhere/checkpoints/step-160"})}

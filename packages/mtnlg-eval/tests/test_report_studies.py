@@ -26,9 +26,15 @@ def hans(labels: str = "drawn") -> dict[str, Any]:
     tallies = {
         str(shots): tally(  # rows of two templates
             [
-                Verdict("lexical_overlap", case, label, case, logps, logps)
+                Verdict.model_validate(
+                    {
+                        "doc": {"heuristic": "lexical_overlap", "subcase": case, "label": label, "template": case},
+                        "filtered_resps": [(logp, False) for logp in logps],
+                        "scores": logps,
+                    }
+                )
                 for label, case in ((0, "le_passive"), (1, "ln_passive"))
-                for logps in [(log(0.6 + 0.04 * (1 - shots) * label), log(0.2))]
+                for logps in [[log(0.6 + 0.04 * (1 - shots) * label), log(0.2)]]
             ]
         ).model_dump()
         for shots in (0, 2)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,9 +67,9 @@ def clustered_error(values: Sequence[float], clusters: Sequence[int]) -> float |
     return None if variance is None else sqrt(variance)
 
 
-def numbered(names: Iterable[str]) -> list[int]:
+def numbered(names: Iterable[Hashable]) -> list[int]:
     """The number of each name, in the order in which they come."""
-    numbers: dict[str, int] = {}
+    numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from math import exp
 from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -44,20 +44,26 @@ TRUE, FALSE = 0, 1
 """Labels, which are also the indices of the choices: True is entailment."""
 
 
-class Verdict(NamedTuple):
-    """The model's answer to one row: log P(True) and log P(False), and what `run` compares the two answers by."""
+class Document(BaseModel, strict=True):
+    """What the study needs of a row."""
 
     heuristic: str
     subcase: str
-    label: int
-    template: str
-    logps: tuple[float, float]
-    scores: tuple[float, float]
+    label: int = Field(ge=TRUE, le=FALSE)
+    template: str = ""
+
+
+class Verdict(BaseModel, strict=True):
+    """The model's answer to one row, a line of the samples: log P(True) and log P(False), and what `run` compares."""
+
+    doc: Document
+    filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
+    scores: list[float] = Field(min_length=2, max_length=2)
 
     @property
     def mass(self) -> float:
         """P(True) + P(False)."""
-        return exp(self.logps[TRUE]) + exp(self.logps[FALSE])
+        return sum(exp(logp) for logp, _ in self.filtered_resps)
 
     @property
     def probability(self) -> float:
@@ -68,7 +74,7 @@ class Verdict(NamedTuple):
     def right(self, threshold: float) -> bool:
         """Whether the answer is right if it is True above the threshold and False otherwise."""
         said_true = self.scores[TRUE] >= self.scores[FALSE] if threshold == HALF else self.probability > threshold
-        return said_true == (self.label == TRUE)
+        return said_true == (self.doc.label == TRUE)
 
 
 class SubsetScore(Record):
@@ -103,14 +109,14 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
 
     def score(subset: Sequence[Verdict]) -> SubsetScore:
         plain, shifted = ([float(verdict.right(bound)) for verdict in subset] for bound in (HALF, threshold))
-        clusters = numbered(verdict.template for verdict in subset)
+        clusters = numbered(verdict.doc.template or id(verdict) for verdict in subset)
         accuracy, low, high = mean_estimate(fmean(plain), plain, clusters)
         return SubsetScore(rows=len(subset), accuracy=accuracy, low=low, high=high, shifted=fmean(shifted))
 
-    def score_by(name: Callable[[Verdict], str]) -> dict[str, dict[str, SubsetScore]]:
+    def score_by(name: Callable[[Document], str]) -> dict[str, dict[str, SubsetScore]]:
         groups: defaultdict[str, defaultdict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
         for verdict in verdicts:
-            groups[verdict.heuristic][name(verdict)].append(verdict)
+            groups[verdict.doc.heuristic][name(verdict.doc)].append(verdict)
         return {heuristic: {n: score(subset) for n, subset in named.items()} for heuristic, named in groups.items()}
 
     return Tally(
@@ -118,32 +124,15 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
         mass=fmean(verdict.mass for verdict in verdicts),
         said_true=fmean(verdict.scores[TRUE] >= verdict.scores[FALSE] for verdict in verdicts),
         threshold=threshold,
-        labels=score_by(lambda verdict: "entailment" if verdict.label == TRUE else "non-entailment"),
-        subcases=score_by(lambda verdict: verdict.subcase),
+        labels=score_by(lambda doc: "entailment" if doc.label == TRUE else "non-entailment"),
+        subcases=score_by(lambda doc: doc.subcase),
     )
-
-
-class _Doc(BaseModel, strict=True):
-    heuristic: str
-    subcase: str
-    label: int = Field(ge=TRUE, le=FALSE)
-    template: str = ""
-
-
-class _Sample(BaseModel, strict=True):
-    doc: _Doc
-    filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
-    scores: list[float] = Field(min_length=2, max_length=2)
 
 
 def read_verdicts(samples: Path) -> list[Verdict]:
     """The answers in a file of samples; ``Failure`` names the first malformed line."""
-    verdicts = []
-    for number, line in enumerate(file_lines(samples), start=1):
-        sample = parse_record(line, _Sample, f"{samples}:{number}")
-        ((true, _), (false, _)), (first, second), doc = sample.filtered_resps, sample.scores, sample.doc
-        template = doc.template or str(number)
-        verdicts.append(Verdict(doc.heuristic, doc.subcase, doc.label, template, (true, false), (first, second)))
+    lines = enumerate(file_lines(samples), start=1)
+    verdicts = [parse_record(line, Verdict, f"{samples}:{number}") for number, line in lines]
     if not verdicts:
         raise Failure(f"{samples}: no samples in it")
     return verdicts
