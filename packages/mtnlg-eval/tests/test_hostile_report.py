@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
 RUN = "document.title='owned'"
@@ -24,18 +21,7 @@ EVIL = (
 )
 
 
-@pytest.fixture
-def studies() -> ModuleType:
-    """The studies of `test_report_studies`."""
-    spec = spec_from_file_location("report_studies", Path(__file__).with_name("test_report_studies.py"))
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> None:
+def write_hostile_files(made: ModuleType, run: Path) -> None:
     """Put the text wherever the page takes one from a file; kept are only words that the page tells apart."""
     summary = made.load("data/summary.json")
     for stage in summary["stages"]:
@@ -58,18 +44,18 @@ def write_hostile_files(made: ModuleType, studies: ModuleType, run: Path) -> Non
             lines = made.samples(made.Result.model_validate(result), EVIL)
             samples = run / "eval/samples" / f"{path.stem}.jsonl"
             samples.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    hans = studies.hans()
+    hans, operators, bias = made.load("studies.json", made.HERE).values()
     tallied = hans["shots"]["2"]
     hans["shots"] = {EVIL: tallied | {"labels": {EVIL: {EVIL: tallied["whole"]}}}}
-    made.write(run / "eval/hans.json", hans)
-    cells = [cell | {"operator": EVIL, "disguise": EVIL} for cell in studies.operators()["cells"]]
-    made.write(run / "eval/operators.json", studies.operators() | {"cells": cells})
-    made.write(run / "eval/bias.json", studies.bias(EVIL))
+    operators["cells"] = [cell | {"operator": EVIL, "disguise": EVIL} for cell in operators["cells"]]
+    bias["adjectives"]["gender"]["groups"]["male"]["alone"] = [[2, EVIL]]
+    for name, study in (("hans", hans), ("operators", operators), ("bias", bias)):
+        made.write(run / f"eval/{name}.json", study)
 
 
-def test_no_text_of_a_run_becomes_markup(made: ModuleType, studies: ModuleType, tmp_path: Path) -> None:
+def test_no_text_of_a_run_becomes_markup(made: ModuleType, tmp_path: Path) -> None:
     run = made.make_run(tmp_path / f"<img src=x onerror={RUN}>", "wic")
-    write_hostile_files(made, studies, run)
+    write_hostile_files(made, run)
     page = made.read(run)
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
     assert scripts == [{"type": "application/json", "id": "answers-index"}, {}], "the page's own, and data"

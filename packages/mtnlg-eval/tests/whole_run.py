@@ -18,9 +18,8 @@ from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.result import Result
 from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME
 
-RUN = Path(__file__).with_name("run")
-RESULT = json.loads(Path(__file__).with_name("run_result.json").read_text(encoding="utf-8"))
-DIGEST = RESULT["model"]["digest"]
+HERE = Path(__file__).parent
+RUN = HERE / "run"
 
 
 def write(path: Path, value: Any) -> None:  # noqa: ANN401
@@ -30,6 +29,10 @@ def write(path: Path, value: Any) -> None:  # noqa: ANN401
 
 def load(name: str, folder: Path = RUN) -> Any:  # noqa: ANN401
     return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+RESULT, STUDIES = load("run_result.json", HERE), load("studies.json", HERE)
+DIGEST = RESULT["model"]["digest"]
 
 
 def evaluation(*names: str, **parts: Any) -> list[Result]:  # noqa: ANN401

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
     from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
 
-TASK_NAMES = tuple(task.name for task in TASKS)
+TASK_NAMES = tuple(TASKS_BY_NAME)
 MOST = 10**9
 """Rows or tokens that an option takes, a bound for what is cut to as many as there are."""
 

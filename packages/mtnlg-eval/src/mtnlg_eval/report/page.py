@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from mtnlg_eval.results.compare import common_tasks, compared, difference, group
 from mtnlg_eval.results.statistics import Z
 from mtnlg_eval.studies.study import NAMES, study_class
 from mtnlg_eval.table import differences_by_task
-from mtnlg_eval.tasks.published import SHOTS, TASKS, TASKS_BY_NAME, title_of
+from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, task_order, title_of
 
 from .curves import curves
 from .samples import FOLDER, MAX_CHARACTERS
@@ -44,8 +43,6 @@ MODELS: tuple[Model, ...] = ("MT-NLG", "GPT-3", "GPT-2", "Gopher")
 LIKELIHOODS = {"log_likelihood": "log P(right)", "bits_per_byte": "bits/byte"}
 OWN_ROWS = ("quickstart", "rows")
 MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
-FORMS = re.compile("_?(continuation|cloze)(_yaml)?")
-"""Of lm-eval's names of a task's cloze form, beside its multiple-choice form."""
 
 
 def page(run: Run, versions: Mapping[str, str]) -> str:
@@ -78,12 +75,12 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     """What scores.html needs."""
     main, names = evaluation.main, labels(evaluation.runs)
-    cells = {task: main.by_shots(task) for task in sorted(main.tasks(), key=_order)}
+    cells = {task: main.by_shots(task) for task in main.tasks()}
     every = [cell for by_shots in cells.values() for cell in by_shots.values()]
     differs = differences_by_task(
         {task: {asked: cell.differs for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
     )
-    keys = sorted(main.cells, key=lambda key: (_order(key[0]), main.cells[key].first.shots.count, key[1]))
+    keys = sorted(main.cells, key=lambda key: (task_order(key[0]), main.cells[key].first.shots.count, key[1]))
     return {
         "evaluation": evaluation,
         "names": names,
@@ -127,12 +124,6 @@ def _rows(evaluation: Evaluation) -> tuple[str, str]:
     place = path.relative_to(path.anchor).parts[-3:]
     whole = all(result.rows.count == TASKS_BY_NAME[result.task].rows for result in results)
     return "/".join(place), "ours" if place[-2:] == OWN_ROWS else "theirs" if whole else "others"
-
-
-def _order(task: str) -> tuple[int, str, str]:
-    """The paper's order, then by name, with the cloze form of a task behind its multiple-choice form."""
-    number = next((n for n, each in enumerate(TASKS) if each.name == task), len(TASKS))
-    return number, FORMS.sub("", task), task
 
 
 def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:

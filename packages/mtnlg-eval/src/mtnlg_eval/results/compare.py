@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mtnlg_eval.tasks.published import TASKS, TASKS_BY_NAME
+from mtnlg_eval.tasks.published import TASKS, TASKS_BY_NAME, task_order
 
 from .paper_setting import PAPER_STYLE, differences
 from .statistics import Estimate, Z, holm, mean_estimate, p_value, paired
@@ -127,8 +127,7 @@ class Run:
 
     def tasks(self) -> list[str]:
         """Names of the tasks scored, in the paper's order, then the others."""
-        own = sorted({name for name, _ in self.cells} - TASKS_BY_NAME.keys())
-        return [task.name for task in TASKS if any(name == task.name for name, _ in self.cells)] + own
+        return sorted({name for name, _ in self.cells}, key=task_order)
 
     def by_shots(self, task: str) -> dict[str, Cell]:
         """The cells of a task by shots asked, fewest first."""

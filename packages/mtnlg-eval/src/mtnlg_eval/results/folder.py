@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from mtnlg_eval.records import Record, parse_record
-from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.tasks.published import task_order
 from mtnlg_model.files import open_to_update, read_small, write_json, write_text
 
 from .compare import compared, group_means, group_runs, labels
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Record)
 VERSION = 3
 LM_EVAL_SECTIONS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
-TASK_ORDER = {task.name: number for number, task in enumerate(TASKS)}
 
 
 class Gap(Record):
@@ -125,12 +124,5 @@ def _read(path: Path, kind: type[T]) -> T:
 
 def _order(result: Result) -> tuple[object, ...]:
     model, shots = result.model, result.shots
-    by_task = (
-        TASK_ORDER.get(result.task, len(TASKS)),
-        result.task,
-        result.style,
-        shots.count,
-        shots.asked,
-        shots.seed or 0,
-    )
+    by_task = task_order(result.task), result.style, shots.count, shots.asked, shots.seed or 0
     return model.tokens, model.digest, by_task, result.provenance.date, result.name

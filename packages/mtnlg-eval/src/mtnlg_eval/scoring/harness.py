@@ -245,9 +245,11 @@ class Evaluation:
         metrics = dict(metrics_of(cell.task, lm_eval["results"], samples, in_order, clusters))
         metric = next((name for name in PREFERRED if name in metrics), next(iter(metrics)))
         values: list[Any] = [sample.get(metric) for sample in in_order]
-        means = all(isinstance(value, int | float) for value in values) and isfinite(metrics[metric].value)
-        if means and abs(fmean(values) - metrics[metric].value) > 1e-9:  # the score is another function of them
-            means = False
+        means = (
+            all(isinstance(value, int | float) for value in values)
+            and isfinite(metrics[metric].value)
+            and abs(fmean(values) - metrics[metric].value) < 1e-9  # else the score is another function of them
+        )
         shown = [sample["shots"] for sample in first]
         lm_eval["configs"]["metadata"] = {
             name: value for name, value in (lm_eval["configs"].get("metadata") or {}).items() if name != "config_source"

@@ -8,6 +8,7 @@ K, the number of few-shot examples, is GPT-3's; MT-NLG reused it without a searc
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -64,6 +65,15 @@ TASKS = tuple(_read())
 """The paper's nine tasks, in the order of its tables."""
 
 TASKS_BY_NAME = {task.name: task for task in TASKS}
+
+
+FORMS = re.compile("_?(continuation|cloze)(_yaml)?")
+"""Of lm-eval's names of a task's cloze form, beside its multiple-choice form."""
+
+
+def task_order(task: str) -> tuple[int, str, str]:
+    """The paper's order, then by name, with the cloze form of a task behind its multiple-choice form."""
+    return [*TASKS_BY_NAME, task].index(task), FORMS.sub("", task), task
 
 
 def title_of(task: str) -> str:
