@@ -49,6 +49,16 @@ cli.main()
 """
 
 
+@pytest.fixture
+def score(run: Run, checkpoint: Checkpoint) -> Run:
+    """Scores a model, ours by default, on our rows or others."""
+
+    def command(out: Path, *words: object, model: Path = checkpoint.directory, data: Path = OURS) -> int:
+        return run("run", model, "--data", data, "--out", out, *words)
+
+    return command
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """Files of a finished evaluation, without the store, where the results come from and what a kill left half."""
     paths = [path for path in folder.rglob("*.json*") if path.suffix != ".tmp"]
@@ -75,10 +85,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_evaluation_writes_results_and_samples(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eval"
-    assert run("run", checkpoint.directory, "--data", OURS, "--out", out) == 0
+    assert score(out) == 0
     output = capsys.readouterr()
     table = " ".join(output.out.split())
     assert all(title in table for title in ("LAMBADA", "RACE-h", "0-shot", "few-shot"))
@@ -108,29 +118,25 @@ def test_evaluation_writes_results_and_samples(
 
 
 def test_json_a_limit_and_other_numbers_of_shots(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--data", OURS, "--tasks", "piqa,hans", "--shots", "0,2", "--limit", 1, "--json")
-    assert run("run", checkpoint.directory, "--out", tmp_path / "eval", *words) == 0
+    out = tmp_path / "eval"
+    assert score(out, "--tasks", "piqa,hans", "--shots", "0,2", "--limit", 1, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert {task: list(scores) for task, scores in summary["tasks"].items()} == {"piqa": ["0", "2"], "hans": ["0", "2"]}
-    score = summary["tasks"]["hans"]["2"]
-    assert (score["rows"], score["between_draws"], score["shots_shown"]) == (1, None, 2)
-    assert results_of(tmp_path / "eval")["hans", "2"].metrics["acc"].stderr is None
-    assert results_of(tmp_path / "eval")["hans", "2"].rows.sample_of == 2
+    hans, result = summary["tasks"]["hans"]["2"], results_of(out)["hans", "2"]
+    assert (hans["rows"], hans["between_draws"], hans["shots_shown"]) == (1, None, 2)
+    assert (result.metrics["acc"].stderr, result.rows.sample_of) == (None, 2)
 
 
 def test_hans_study_uses_a_runs_samples(
-    run: Run,
-    checkpoint: Checkpoint,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run, score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eval"
-    words = ("run", checkpoint.directory, "--data", OURS, "--out", out, "--shots", "0,1,2", "--shot-labels", "negative")
-    assert run(*words) == 2
+    words = ("--shots", "0,1,2", "--shot-labels", "negative")
+    assert score(out, *words) == 2
     assert "use them with --tasks hans" in capsys.readouterr().err
-    assert run(*words, "--tasks", "hans") == 0
+    assert score(out, *words, "--tasks", "hans") == 0
     shown = [json.loads(line) for line in samples_of(out, "hans", "2").splitlines()]
     assert all(" True\n" not in sample["arguments"]["gen_args_0"]["arg_0"] for sample in shown)
     assert run("hans", out) == 0
@@ -168,77 +174,76 @@ def test_operators_are_asked_once_and_counted(
 
 
 def test_the_newest_checkpoint_of_a_folder_is_scored(
-    run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (3, 20):
         write_checkpoint(tmp_path / "checkpoints", step=step)
-    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--out", tmp_path / "eval")
-    assert run("run", tmp_path / "checkpoints", *words) == 0
-    assert results_of(tmp_path / "eval")["wic", "0"].model.name == "step-20"
-    assert run("run", tmp_path / "eval", *words) == 1
+    out, words = tmp_path / "eval", ("--tasks", "wic", "--shots", "0")
+    assert score(out, *words, model=tmp_path / "checkpoints") == 0
+    assert results_of(out)["wic", "0"].model.name == "step-20"
+    assert score(out, *words, model=out) == 1
     assert "no checkpoint in it" in capsys.readouterr().err
 
 
 def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
-    run: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, write_checkpoint: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (20, 3):
         write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
-    words = ("--data", OURS, "--tasks", "wic", "--shots", "0", "--each")
-    assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval") == 0
+    out, words = tmp_path / "eval", ("--tasks", "wic", "--shots", "0", "--each")
+    assert score(out, *words, model=tmp_path / "checkpoints") == 0
     output = capsys.readouterr()
     assert output.err.index("step-3:") < output.err.index("step-20:")
     heads = [line.split() for line in output.out.splitlines() if line.strip().startswith(("checkpoint", "step-"))]
     assert [words[0] for words in heads] == ["checkpoint", "step-3", "step-20"]  # one table
     assert heads[0] == ["checkpoint", "shots", "WiC"]
     assert "* differs from step-3: paired, by Holm's procedure at 5 % over the table" in output.out
-    assert run("run", tmp_path / "checkpoints", *words, "--out", tmp_path / "eval", "--json") == 0
+    assert score(out, *words, "--json", model=tmp_path / "checkpoints") == 0
     assert [Path(summary["checkpoint"]).name for summary in json.loads(capsys.readouterr().out)] == [
         "step-3",
         "step-20",
     ]
-    assert {result.model.step for result in ResultFolder(tmp_path / "eval").results()} == {3, 20}
-    assert run("run", tmp_path / "eval", *words, "--out", tmp_path / "eval") == 1
+    assert {result.model.step for result in ResultFolder(out).results()} == {3, 20}
+    assert score(out, *words, model=out) == 1
 
 
 def test_a_task_that_cannot_run_is_named_and_the_others_go_on(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = tmp_path / "rows", tmp_path / "eval"
     shutil.copytree(OURS, data, ignore=shutil.ignore_patterns("hans"))
     row = {"goal": "g", "sol1": "word " * 200, "sol2": "b", "label": 0}
     (data / "piqa" / "valid.jsonl").write_text(json.dumps(row))
     (data / "piqa" / "valid-labels.lst").unlink()
-    words = ("--data", data, "--tasks", "hans,wic,piqa", "--shots", "0", "--out", out)
-    assert run("run", checkpoint.directory, *words) == 1
+    assert score(out, "--tasks", "hans,wic,piqa", "--shots", "0", data=data) == 1
     stderr = capsys.readouterr().err
     assert "piqa: not run: no row of 1 can be scored; row 0: " in stderr
     assert f"hans: not run: {data}/hans: no such folder" in stderr
     assert stderr.splitlines()[-1] == "mtnlg-eval: 2 of 3 tasks are missing: hans, piqa"
     assert set(results_of(out)) == {("wic", "0")}
     assert [gap["task"] for gap in json.loads((out / "results.json").read_bytes())["not_run"]] == ["hans", "piqa"]
-    assert run("run", checkpoint.directory, *words, "--tasks", "hans") == 1
+    assert score(out, "--tasks", "hans", data=data) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_killed_run_resumes_without_rescoring(
-    run: Run, outside: Outside, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    score: Run, outside: Outside, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", checkpoint.directory, "--data", OURS, "--quiet", "--shots", "0,few", "--out"]
-    assert run(*words, tmp_path / "whole") == 0
-    killed = outside([*words, tmp_path / "killed", "--batch-tokens", "300"], tmp_path, KILLED)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "results.json").exists()
+    out, words = tmp_path / "killed", ["--shots", "0,few"]
+    assert score(tmp_path / "whole", *words) == 0
+    command = ["run", checkpoint.directory, "--data", OURS, "--out", out, "--batch-tokens", "300", *words]
+    assert outside(command, tmp_path, KILLED).returncode == -signal.SIGKILL
+    assert not (out / "results.json").exists()
     positions = count_scored_positions(monkeypatch)
-    assert run(*words, tmp_path / "killed") == 0
+    assert score(out, *words) == 0
     resumed = sum(positions)
-    assert files(tmp_path / "killed") == files(tmp_path / "whole")
-    shutil.rmtree(tmp_path / "killed")
+    assert files(out) == files(tmp_path / "whole")
+    shutil.rmtree(out)
     positions.clear()
-    assert run(*words, tmp_path / "killed") == 0
+    assert score(out, *words) == 0
     assert 0 < resumed < sum(positions)
     positions.clear()
-    assert run(*words, tmp_path / "killed") == 0
+    assert score(out, *words) == 0
     assert not positions
 
 
@@ -257,21 +262,15 @@ def count_scored_positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return positions
 
 
-def test_second_command_adds_to_the_first(
-    run: Run, checkpoint: Checkpoint, write_checkpoint: Write, tmp_path: Path
-) -> None:
-    out, words = tmp_path / "eval", ("--data", OURS, "--out", tmp_path / "eval", "--quiet", "--tasks")
-    assert run("run", checkpoint.directory, *words, "boolq", "--shots", "0") == 0
+def test_second_command_adds_to_the_first(run: Run, score: Run, write_checkpoint: Write, tmp_path: Path) -> None:
+    out = tmp_path / "eval"
+    assert score(out, "--tasks", "boolq", "--shots", "0") == 0
     first = {path: path.read_bytes() for path in out.rglob("boolq_*.json*")}
     other = write_checkpoint(tmp_path / "other", seed=7)
-    for path, tasks, more in (
-        (checkpoint.directory, "wic", ("--shots", "1")),
-        (other, "boolq", ("--shots", "0")),
-        (checkpoint.directory, "boolq", ("--shots", "0", "--style", "gpt3")),
-        (checkpoint.directory, "boolq", ("--shots", "0", "--limit", "1")),
-        (checkpoint.directory, "boolq", ("--shots", "0")),
-    ):
-        assert run("run", path, *words, tasks, *more) == 0
+    assert score(out, "--tasks", "wic", "--shots", "1") == 0
+    assert score(out, "--tasks", "boolq", "--shots", "0", model=other) == 0
+    for more in (["--style", "gpt3"], ["--limit", "1"], []):
+        assert score(out, "--tasks", "boolq", "--shots", "0", *more) == 0
     assert {path: path.read_bytes() for path in first} == first
     results = ResultFolder(out).results()
     assert len(results) == len({result.name for result in results}) == 5
@@ -281,10 +280,9 @@ def test_second_command_adds_to_the_first(
 
 
 def test_several_seeds_give_the_error_between_draws(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--tasks", "hans", "--quiet")
-    assert run(*words, "--shots", "0,1", "--seeds", "1,2,3", "--json") == 0
+    assert score(tmp_path, "--tasks", "hans", "--shots", "0,1", "--seeds", "1,2,3", "--json") == 0
     scores = json.loads(capsys.readouterr().out)["tasks"]["hans"]
     assert (scores["1"]["seeds"], scores["0"]["seeds"]) == ([1, 2, 3], [])
     draws = [result for result in ResultFolder(tmp_path).results() if result.shots.count]
@@ -294,13 +292,12 @@ def test_several_seeds_give_the_error_between_draws(
     assert scores["1"]["value"] == pytest.approx(mean(values))
     assert scores["1"]["between_draws"] == pytest.approx(stdev(values) / 3**0.5)
     for seeds in ("1,some", "", "-1"):
-        assert run(*words, "--seeds", seeds) == 2
+        assert score(tmp_path, "--seeds", seeds) == 2
     assert "needs numbers, such as 1,2,3" in capsys.readouterr().err
 
 
-def test_stock_metrics_are_kept(run: Run, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    words = ("run", checkpoint.directory, "--data", OURS, "--out", tmp_path, "--quiet", "--style", "lm_eval")
-    assert run(*words, "--tasks", "lambada,piqa,race_h", "--shots", "0") == 0
+def test_stock_metrics_are_kept(score: Run, tmp_path: Path) -> None:
+    assert score(tmp_path, "--style", "lm_eval", "--tasks", "lambada,piqa,race_h", "--shots", "0") == 0
     assert " at 0x" not in (tmp_path / "results.json").read_text()  # an address, other in each process
     lambada, piqa = (results_of(tmp_path)[task, "0"].metrics for task in ("lambada", "piqa"))
     assert set(piqa) == {"acc", "acc_norm", "log_likelihood", "bits_per_byte"}
@@ -309,12 +306,12 @@ def test_stock_metrics_are_kept(run: Run, checkpoint: Checkpoint, tmp_path: Path
 
 
 def test_rows_longer_than_the_context_are_told_once_and_counted(
-    run: Run, checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"question": "is it", "passage": "It is. " * 300, "idx": 7, "label": "true"}
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
-    assert run("run", checkpoint.directory, "--data", tmp_path, "--out", tmp_path / "eval", "--tasks", "boolq") == 0
+    assert score(tmp_path / "eval", "--tasks", "boolq", data=tmp_path) == 0
     message = "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning, the first 7"
     output = capsys.readouterr()
     assert output.err.count(message) == 1
