@@ -224,33 +224,6 @@ def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "template", "message"),
-    [
-        ((), None, "the model has no chat template; put chat_template.jinja or"),
-        (("rag",), TEMPLATE, "no chat template rag; there are default"),
-        ((), "{% for %}", "chat_template.jinja: not a Jinja template: "),
-    ],
-)
-def test_a_chat_template_that_is_not_there_is_one_line(  # noqa: PLR0917  (fixtures)
-    run: Run,
-    hf: Path,
-    tasks: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    word: tuple[str, ...],
-    template: str | None,
-    message: str,
-) -> None:
-    if template is not None:
-        (hf / "chat_template.jinja").write_text(template)
-    words = ["--include_path", tasks, "--tasks", "choice", "--model_args", f"checkpoint={hf}"]
-    assert run("lm-eval", *words, "--output_path", tmp_path / "out", "--apply_chat_template", *word) in {1, 2}
-    *_, last = capsys.readouterr().err.splitlines()
-    assert last.startswith("mtnlg-eval: ")
-    assert message in last
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "hf", "--tasks", "choice"], "--model: the model is --model_args checkpoint=MODEL"),

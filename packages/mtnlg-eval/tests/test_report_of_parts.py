@@ -45,14 +45,23 @@ def test_page_says_which_part_has_not_been_run(
     assert all(words in content for words in notices + kept)
 
 
-@pytest.mark.parametrize("content", ["", "data/notes.txt", "train/model.bin"])
-def test_folder_without_a_run_is_an_error(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "content", "line"),
+    [
+        (".", "", r"not a run, or nothing of it has ended: no data/summary\.json"),
+        (".", "data/notes.txt", "not a run, or nothing of it has ended"),
+        (".", "train/model.bin", "not a run, or nothing of it has ended"),
+        ("nowhere", "", "nowhere: no such run folder"),
+        ("data", "data/summary.json", "one part of a run, with summary.json; give the folder that holds data, train"),
+    ],
+)
+def test_what_is_no_run_is_refused_and_nothing_written(tmp_path: Path, folder: str, content: str, line: str) -> None:
     if content:
         (tmp_path / content).parent.mkdir()
         (tmp_path / content).touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(Failure, match=r"not a run, or nothing of it has ended: no data/summary\.json"):
-        write_report(tmp_path)
+    with pytest.raises(Failure, match=line):
+        write_report(tmp_path / folder)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -121,19 +130,6 @@ def test_broken_file_is_named_with_its_key(made: ModuleType, run: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(Failure, match=rf"{path.name}: .*Invalid JSON"):
         write_report(run)
-
-
-def test_missing_run_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="nowhere: no such run folder"):
-        write_report(tmp_path / "nowhere")
-
-
-def test_a_curation_alone_is_refused_and_nothing_written_into_it(run: Path) -> None:
-    before = sorted((run / "data").iterdir())
-    match = "data: one part of a run, with summary.json; give the folder that holds data, train, eval"
-    with pytest.raises(Failure, match=match):
-        write_report(run / "data")
-    assert sorted((run / "data").iterdir()) == before
 
 
 def test_a_training_alone_has_its_curves(run: Path) -> None:

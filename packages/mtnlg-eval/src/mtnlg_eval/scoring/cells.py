@@ -69,7 +69,7 @@ class Source:
         self.size = len(task.eval_docs)
         if limit is not None:
             limit = int(limit if limit >= 1 else -(-self.size * limit // 1))
-        self.numbers = list(options.rows.get(name, ())) or (
+        self.numbers = sorted(set(options.rows.get(name, ()))) or (
             list(range(self.size))[:limit]
             if options.first
             else sample_rows([str(doc.get("id", n)) for n, doc in enumerate(task.eval_docs)], limit)
