@@ -36,9 +36,9 @@ def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device, group:
             failure = error
             text = json.dumps({"line": error_line(error), "status": error_status(error)}).encode()
     size = torch.tensor([len(text)], device=device)
-    distributed.broadcast(size, 0, group)
+    distributed.broadcast(size, 0, group=group)
     content = _to_tensor(text, int(size), device)
-    distributed.broadcast(content, 0, group)
+    distributed.broadcast(content, 0, group=group)
     if failure:
         raise failure
     decision = json.loads(_to_bytes(content))
@@ -57,10 +57,10 @@ def all_gather_json(
     """The ``value`` of every rank, on every rank."""
     text = json.dumps(value).encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(sizes, torch.tensor([len(text)], device=device), group)
+    distributed.all_gather(sizes, torch.tensor([len(text)], device=device), group=group)
     longest = max(map(int, sizes))
     contents = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in sizes]
-    distributed.all_gather(contents, _to_tensor(text, longest, device), group)
+    distributed.all_gather(contents, _to_tensor(text, longest, device), group=group)
     return [json.loads(_to_bytes(content[: int(size)])) for content, size in zip(contents, sizes, strict=True)]
 
 
