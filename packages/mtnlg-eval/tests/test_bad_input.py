@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+import mtnlg_eval
+from mtnlg_model.console import Failure, UsageFailure
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from mtnlg_model.checkpoint.reader import Checkpoint
 
@@ -72,3 +75,21 @@ def test_a_result_that_is_cut_short_is_written_again(
     path.write_text('{"version": 2, "tas')
     assert run("run", checkpoint.directory, *words) == 0
     assert json.loads(path.read_bytes()) | {"provenance": 0} == whole | {"provenance": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "line"),
+    [
+        ({"tasks": ["nonesuch"]}, UsageFailure, "--tasks: no task nonesuch"),
+        ({"shots": ["-1"]}, UsageFailure, "'-1' is neither a number of examples up to 9,999 nor few"),
+        ({"seeds": [1, 1]}, UsageFailure, "pass different numbers"),
+        ({"shot_labels": "negative"}, UsageFailure, "use them with --tasks hans"),
+        ({"data": Path("nowhere")}, Failure, "nowhere: no such folder"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    words: dict[str, Any], error: type[Failure], line: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=line):
+        mtnlg_eval.evaluate(checkpoint.directory, tmp_path / "out", **words)
+    assert not (tmp_path / "out").exists()
