@@ -114,6 +114,32 @@ def test_missing_gpu_ends_the_run_naming_the_node(data: Path, tmp_path: Path) ->
     assert not job.starts()
 
 
+def test_elastic_job_goes_on_with_fewer_nodes_and_grows_back(
+    slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    """Of three nodes one is drained and one is lost; then both are back, and the job is moved."""
+    output("scontrol", "update", "nodename=n3", "state=drain", "reason=test")
+    try:
+        job = Run(data, tmp_path, "--device=cpu", "--elastic")
+        second = Run(data, tmp_path, "--device=cpu", "--elastic")
+        job.until_trained(20)
+        with lost("n2", slurm):
+            job.until_trained(1, attempt=2)
+            rank = rank_on("n1")
+            os.kill(rank, signal.SIGSTOP)  # so that it does not complete before
+    finally:
+        output("scontrol", "update", "nodename=n3", "state=resume")
+    job.until(lambda: output("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "2")
+    output("scancel", "--signal=USR1", job.number)
+    os.kill(rank, signal.SIGCONT)
+    job.until_ended()
+    assert_same_steps(job.steps(), undisturbed)
+    layouts = [event["layout"] for event in read_events(job.out) if event["event"] == "start"]
+    assert layouts[:3] == [f"tp=1,pp=1,dp={dp}" for dp in (2, 1, 2)]
+    assert sorted({*job.starts()}) == job.starts()[:4], "each has trained"
+    assert second.fact("JobState") == "COMPLETED"
+
+
 @pytest.mark.parametrize(("node", "left"), [("n1", "n[2-3]"), ("n2", "n[1,3]")])
 def test_lost_node_is_requeued_without_it(  # noqa: PLR0917  (fixtures)
     slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]], node: str, left: str

@@ -31,6 +31,10 @@ def write_hostile_files(made: ModuleType, run: Path) -> None:
     source = made.load("data/tokens/blend.json")["sources"][0]
     made.change(run / "data/tokens/blend.json", sources=[source | {"name": EVIL}])
     made.change(run / "train/summary.json", precision=EVIL, versions={EVIL: EVIL}, stream=EVIL)
+    steps = [step | {"sources": {EVIL: {"loss": 4.0}}} for step in made.metrics()]
+    (run / "train/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+    change = f"[[train.change]]\nat = 20\n{json.dumps(EVIL)} = {json.dumps(EVIL)}\n"
+    (run / "train/recipe.toml").write_text(f"[model]\nsequence = 32\n[train]\n{change}", encoding="utf-8")
     made.write(run / "eval/not_run/wic.json", {"task": EVIL, "why": EVIL, "checkpoint": EVIL})
     for path in (run / "eval/results").iterdir():
         plain = path.name.startswith("wic_0")  # its name stays one that has answers

@@ -138,6 +138,33 @@ def test_a_training_alone_has_its_curves(run: Path) -> None:
         assert f'<text class="title" x="4" y="12">{curve}' in page
 
 
+def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> None:
+    """Ten sources, of which the first ends at the change of data; of equal colours one is dashed."""
+    steps = made.metrics()
+    for step in steps[1::2]:
+        names = [f"source {n}" for n in range(10) if n or step["step"] < 5]
+        step["sources"] = {name: {"tokens": 9, "passes": 0.1, "loss": 3.5} for name in names} | {
+            "unread": {"tokens": 0}
+        }
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    (run / "train" / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    changes = "[[train.change]]\nat = 60\nlr = 5e-5\nskip = []\n[[train.change]]\nat = 999\ndata = '/x'\n"
+    (run / "train" / "recipe.toml").write_text(f"[model]\nsequence = 32\n[train]\nlr = 1e-4\n{changes}")
+    page = made.read(run)
+    looks = [str(attributes["class"]) for tag, attributes in page.elements if tag == "path" and "class" in attributes]
+    assert looks.count("source s0") == looks.count("source s0 dashed") == looks.count("source s7") == 2, (
+        "line and legend"
+    )
+    assert "source 9" in page.text
+    assert page.text.count("unread") == 0
+    assert "step 8, source 0" not in page.text
+    assert looks.count("muted dashed") >= 6, "the first change in each chart; the second is to come"
+    assert "from 1.92\N{NARROW NO-BREAK SPACE}k tokens on: lr = 5e-05" in page.text
+    (run / "train" / "recipe.toml").write_text("[model\n")
+    with pytest.raises(Failure, match=r"recipe\.toml: "):
+        write_report(run)
+
+
 def test_few_and_the_same_number_of_shots_can_stand_side_by_side(made: ModuleType, run: Path) -> None:
     """WiC's few is 32 examples: both are scored, with different results."""
     made.write_results(run, [made.result("wic", "32", 4.357, "10" * 7)])

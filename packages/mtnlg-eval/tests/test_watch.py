@@ -15,7 +15,7 @@ from pathlib import Path
 from mtnlg_model.checkpoint.manifest import list_checkpoints
 from mtnlg_model.checkpoint.writer import retain
 
-run, words = Path(sys.argv[1]), sys.argv[6:]  # behind: python -c PROGRAM run
+run, words = Path(sys.argv[1]), sys.argv[6:]  # behind: python -m MODULE run
 (run / "summary.json").touch()  # the run completes
 path = Path(words[0])
 with (run / "scored").open("a") as file:

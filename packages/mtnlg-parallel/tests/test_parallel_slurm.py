@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -13,10 +13,11 @@ from mtnlg_data.console import UsageFailure as DataUsageFailure
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
-from mtnlg_parallel.launch.slurm import Job, script, submit
+from mtnlg_parallel.launch.slurm import Job, script_of_ranks, submit, training_script
 from mtnlg_parallel.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MT_NLG = {"tp": 8, "pp": 35, "dp": 8}
@@ -33,17 +34,27 @@ def recipe_of(layout: dict[str, int], **slurm: Any) -> Recipe:  # noqa: ANN401  
     return Recipe.model_validate(sections, strict=False)
 
 
+def job_of(
+    recipe: Recipe, out: Path, sbatch: Sequence[str] = (), ranks: int = 8, device: Literal["auto", "cpu"] = "auto"
+) -> Job:
+    return Job("mtnlg-parallel train", out, recipe.layout, recipe.slurm, sbatch, (), ranks, device)
+
+
+def script(recipe: Recipe, words: list[str], out: Path, *job: Any, **options: Any) -> str:  # noqa: ANN401  (as job_of)
+    return training_script(job_of(recipe, out, *job), words, **options)
+
+
 def options_of(text: str) -> dict[str, str]:
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH ")]
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 def test_paper_job_asks_for_280_nodes_and_an_early_signal(tmp_path: Path) -> None:
-    options = options_of(script(Job(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, ["--time=3-00:00:00"])))
+    options = options_of(script(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, ["--time=3-00:00:00"]))
     assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == ("280", "8", "8")
     assert (options["cpus-per-task"], options["mem"], options["exclusive"]) == ("8", "0", "")
     assert (options["time"], options["signal"], options["requeue"]) == ("3-00:00:00", "USR1@300", "")
-    on_cpu = options_of(script(Job(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, device="cpu")))
+    on_cpu = options_of(script(recipe_of(MT_NLG), ["recipe.toml"], tmp_path, (), 8, "cpu"))
     assert options.keys() - on_cpu.keys() == {"gpus-per-node"}
 
 
@@ -51,9 +62,7 @@ def test_options_are_added_replaced_and_removed(tmp_path: Path) -> None:
     sbatch = {"partition": "batch", "account": "nlp", "exclusive": False, "mem": 0, "no-kill": True, "time": ""}
     srun = {"container-image": "/images/mt nlg.sqsh", "wait": 300}
     recipe = recipe_of(MT_NLG, sbatch=sbatch, srun=srun, setup=["module load cuda", "export NCCL_DEBUG=INFO"])
-    text = script(
-        Job(recipe, [], tmp_path, ["--partition=long", "--requeue=false", "--gpus-per-node=", "--gres=gpu:8"])
-    )
+    text = script(recipe, [], tmp_path, ["--partition=long", "--requeue=false", "--gpus-per-node=", "--gres=gpu:8"])
     options = options_of(text)
     assert (options["partition"], options["account"], options["gres"]) == ("long", "nlp", "gpu:8")
     assert (options["mem"], options["no-kill"]) == ("0", "")
@@ -98,6 +107,28 @@ srun() {
 """
 
 
+def test_elastic_job_takes_the_nodes_whose_ranks_share_a_batch(tmp_path: Path) -> None:
+    """A batch of 64 over dp 4, 2 or 1, of two nodes each: three nodes are used as two."""
+    text = script(recipe := recipe_of({"tp": 8, "dp": 4}), [], tmp_path, (), 4, elastic=recipe)
+    options = options_of(text)
+    assert (options["nodes"], options["mincpus"], options.get("ntasks-per-node")) == ("2-8", "32", None)
+    assert "\nin_use=(0 0 2 2 4 4 4 4 8)\n" in text
+    assert options_of(script(recipe, [], tmp_path, (), 32, elastic=recipe))["nodes"] == "1"
+
+
+def test_scoring_is_requeued_before_its_time_ends(tmp_path: Path) -> None:
+    recipe = recipe_of({"tp": 4, "dp": 4}, srun={"container-image": "/x.sqsh"}, setup=["module load cuda"])
+    job = job_of(recipe, tmp_path, ["--partition=batch"])._replace(srun=["--mpi=none"], program="mtnlg-eval run")
+    text = script_of_ranks(job, "mtnlg_eval.cli", ["run", "it's"])
+    options = options_of(text)
+    assert (options["signal"], options["nodes"], options["ntasks-per-node"]) == ("B:USR1@300", "2", "8")
+    assert text.index("module load cuda") < text.index("trap requeue USR1") < text.index("srun --label")
+    (step,) = (shlex.split(line) for line in text.splitlines() if line.startswith("srun"))
+    assert {"--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--container-image=/x.sqsh", "--mpi=none"} <= {*step}
+    assert step[-6:] == ["python3", "-m", "mtnlg_eval.cli", "run", "it's", "&"]
+    assert job.script == tmp_path / "run.sbatch"
+
+
 def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0, away: int = 0) -> tuple[int, list[str]]:
     """Run the script with stubs for Slurm's commands: its exit status, and what it called.
 
@@ -118,8 +149,8 @@ def calls_of(text: str, out: Path, ends: list[str], sbatch_status: int = 0, away
 def test_script_runs_agents_until_the_run_ends(tmp_path: Path) -> None:
     out = tmp_path / "mt nlg's"
     out.mkdir()
-    text = script(Job(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7))
-    assert "--nodes=2 --ntasks=2" in text
+    text = script(recipe_of({"tp": 2, "dp": 8}), ["it's.toml", "--out", str(out)], out, max_restarts=7)
+    assert options_of(text)["nodes"] == "2"
 
     def attempt(number: int) -> str:
         return f"attempt {number} at first cores 8 64: train it's.toml --out {out} --agent=8"
@@ -145,7 +176,7 @@ def test_script_runs_agents_until_the_run_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verdict", ["1", "137", "Traceback", ""])
 def test_undecided_job_is_requeued(verdict: str, tmp_path: Path) -> None:
-    text = script(Job(recipe_of({"dp": 2}), [], tmp_path))
+    text = script(recipe_of({"dp": 2}), [], tmp_path)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-1.failure").write_text("of an earlier attempt")
     status, calls = calls_of(text, tmp_path, ["137", verdict], away=3)
@@ -154,7 +185,7 @@ def test_undecided_job_is_requeued(verdict: str, tmp_path: Path) -> None:
 
 
 def test_nodes_that_the_site_excludes_stay_excluded(tmp_path: Path) -> None:
-    text = script(Job(recipe_of({"dp": 2}), [], tmp_path, ["--exclude=n8"]))
+    text = script(recipe_of({"dp": 2}), [], tmp_path, ["--exclude=n8"])
     _, calls = calls_of(text, tmp_path, ["137", "requeue n2,n3"])
     assert calls[-1].startswith("sbatch --exclude=n2,n3,n8 ")
 
@@ -163,15 +194,19 @@ def test_nodes_that_the_site_excludes_stay_excluded(tmp_path: Path) -> None:
 def test_a_control_character_never_enters_the_script(bad: str, tmp_path: Path) -> None:
     layout = {"dp": 2}
     for job in (
-        Job(recipe_of(layout), [bad], tmp_path),
-        Job(recipe_of(layout), [], tmp_path / bad),
-        Job(recipe_of(layout), [], tmp_path, [f"--account={bad}"]),
-        Job(recipe_of(layout, sbatch={"account": bad}), [], tmp_path),
-        Job(recipe_of(layout, srun={"container-image": bad}), [], tmp_path),
-        Job(recipe_of(layout, setup=[bad]), [], tmp_path),
+        job_of(recipe_of(layout), tmp_path / bad),
+        job_of(recipe_of(layout), tmp_path, [f"--account={bad}"]),
+        job_of(recipe_of(layout, sbatch={"account": bad}), tmp_path),
+        job_of(recipe_of(layout, srun={"container-image": bad}), tmp_path),
+        job_of(recipe_of(layout), tmp_path)._replace(srun=[f"--container-image={bad}"]),
+        job_of(recipe_of(layout, setup=[bad]), tmp_path),
+        job_of(recipe_of(layout), tmp_path),
     ):
+        words = [bad] if job == job_of(recipe_of(layout), tmp_path) else []
         with pytest.raises(DataUsageFailure, match="a control character or line break cannot"):
-            script(job)
+            training_script(job, words)
+        with pytest.raises(DataUsageFailure, match="a control character or line break cannot"):
+            script_of_ranks(job, "mtnlg_eval.cli", words)
 
 
 def test_values_are_quoted_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
@@ -179,7 +214,7 @@ def test_values_are_quoted_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
     recipe = recipe_of({"dp": 2}, sbatch={"comment": hostile}, srun={"container-image": hostile})
     out = tmp_path / "50%j runs"
     out.mkdir()
-    text = script(Job(recipe, [hostile], out))
+    text = script(recipe, [hostile], out)
     options = options_of(text)
     assert options["comment"] == r'''"\"; touch x; #$(touch y)\\"'''
     assert options["output"] == f'"{tmp_path}/50%%j runs/slurm-%j.log"', "%j of the folder is no job number"
@@ -190,7 +225,7 @@ def test_values_are_quoted_as_slurm_and_bash_read_them(tmp_path: Path) -> None:
 def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(*sbatch: str, ranks_per_node: int = 8) -> str:
         with pytest.raises((UsageFailure, DataUsageFailure)) as caught:
-            script(Job(recipe_of(MT_NLG), [], tmp_path, sbatch, ranks_per_node))
+            script(recipe_of(MT_NLG), [], tmp_path, sbatch, ranks_per_node)
         return str(caught.value)
 
     assert "--ranks-a-node 3 does not divide the 2240 ranks" in refusal(ranks_per_node=3)
@@ -199,7 +234,7 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
     assert "--nodes of sbatch follows from layout" in refusal("--nodes=2")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Failure, match=r"sbatch is not installed here; .*train.sbatch is written"):
-        submit(Job(recipe_of(MT_NLG), [], tmp_path))
+        submit(job_of(recipe_of(MT_NLG), tmp_path), "")
     assert (tmp_path / "train.sbatch").exists()
 
 
@@ -217,14 +252,16 @@ def test_second_job_does_not_touch_a_running_one(
     before = {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")}
 
     def submit_job(recipe: Recipe, resume: bool = True) -> None:
-        run.submit(Job(recipe, [], out), out, resume, cluster=None, force=False)
+        run.submit(job_of(recipe, out), "", recipe, out, resume, cluster=None, force=False)
 
-    with pytest.raises(UsageFailure, match=r"another run is working here.*layout.dp was 2 and is 4 now"):
-        submit_job(recipe_of({"dp": 4}))
+    recipe = recipe_of({"dp": 2})
+    faster = recipe.model_copy(update={"train": recipe.train.model_copy(update={"lr": 0.01})})
+    with pytest.raises(UsageFailure, match=r"another run is working here.*train.lr was 0.0001 and is 0.01 now"):
+        submit_job(faster)
     with pytest.raises(UsageFailure, match=r"another run is working here.*--no-resume would delete"):
         submit_job(recipe_of({"dp": 2}), resume=False)
     assert not (out / "train.sbatch").exists()
-    submit_job(recipe_of({"dp": 2}, sbatch={"partition": "long"}))
+    submit_job(recipe_of({"dp": 4}, sbatch={"partition": "long"}))
     (out / "train.sbatch").unlink()
     assert {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")} == before
     at_work.communicate()

@@ -72,6 +72,8 @@ class Chart:
     dots: list[Dot] = field(default_factory=list)
     labels: list[tuple[float, str, str]] = field(default_factory=list)
     """Texts at the top: place on x, look, text."""
+    legend: list[tuple[str, str]] = field(default_factory=list)
+    """Looks of lines, and what they are, for the page to write below."""
 
     def px(self, x: float) -> float:
         """A place on x, in points."""

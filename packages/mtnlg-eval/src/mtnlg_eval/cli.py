@@ -12,7 +12,7 @@ import typer
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
 
-from .evaluation import MOST, TASK_NAMES, check_arguments, evaluate, silence_lm_eval
+from .evaluation import MOST, TASK_NAMES, check_arguments, check_parallel, evaluate, silence_lm_eval
 from .table import print_scores, print_table
 from .tasks.examples import rows_help
 
@@ -57,6 +57,7 @@ StudyOut = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the answe
 
 @app.command("run", epilog=rows_help())
 def run_tasks(  # noqa: PLR0917  (typer names them)
+    context: typer.Context,
     checkpoint: CheckpointArgument,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of results: another command adds, the same resumes.")
@@ -110,6 +111,24 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         str, typer.Option(metavar="1,2,3", help="Draws of shots and texts; several give the error between them.")
     ] = "1234",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON instead of a table.")] = False,
+    launcher: Annotated[
+        Literal["local", "slurm"],
+        typer.Option(help="Score here, or submit a Slurm job, which the same command resumes."),
+    ] = "local",
+    slurm: Annotated[
+        Path | None, typer.Option(metavar="RECIPE", help="A train.toml whose [slurm] table the job uses.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Option for sbatch, such as --sbatch=--partition=batch.")
+    ] = None,
+    srun: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Option for srun, such as --srun=--container-image=FILE.")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="LINE", help="Line of bash that the job begins with: module load cuda.")
+    ] = None,
+    ranks_a_node: Annotated[int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's script.")] = False,
 ) -> None:
     """Score a model on the paper's nine tasks at 0, 1 and few shots, or on any of lm-eval's.
 
@@ -120,6 +139,15 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     draws, revisions = _parse_seeds(seeds), _parse_revisions(revision or ())
     if task_file:
         say("--task-file: goes in 0.5; write --tasks FILE")
+    if launcher == "slurm":
+        check_parallel("--launcher slurm")
+        from mtnlg_eval.sharded.job import Site, submit  # noqa: PLC0415  (an extra)
+
+        site = Site(slurm, sbatch or (), srun or (), setup or (), ranks_a_node)
+        submit(context, out, layout, site, dry_run=dry_run)
+        return
+    if slurm or sbatch or srun or setup or dry_run:
+        raise UsageFailure("--slurm, --sbatch, --srun, --setup and --dry-run go with --launcher slurm")
     summaries: dict[str, dict[str, Any]] = {}
     for path in _list_steps(Path(checkpoint)) if each else [checkpoint]:
         summary = evaluate(
@@ -381,3 +409,7 @@ def _list_steps(folder: Path) -> list[Path]:
     if steps := [path for _, path in list_checkpoints(folder)]:
         return steps
     raise Failure(f"{folder}: no checkpoints in it: no step-N/manifest.json")
+
+
+if __name__ == "__main__":
+    main()

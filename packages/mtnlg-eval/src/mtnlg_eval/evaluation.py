@@ -114,8 +114,7 @@ def model_on_ranks(
         with open_lm(model, store, options.batch_tokens) as lm:
             yield lm, True
         return
-    if find_spec("mtnlg_parallel") is None:
-        raise UsageFailure(f"--layout {options.layout}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
+    check_parallel(f"--layout {options.layout}")
     from mtnlg_eval.sharded.ranks import all_ranks  # noqa: PLC0415  (an extra)
 
     with all_ranks(options.layout, model.config, function, arguments, out / "logs") as leads:
@@ -123,6 +122,12 @@ def model_on_ranks(
 
         with open_sharded(model, store, options) as lm:
             yield lm, leads
+
+
+def check_parallel(option: str) -> None:
+    """Raise ``UsageFailure`` for an option that needs mtnlg-parallel where that is not installed."""
+    if find_spec("mtnlg_parallel") is None:
+        raise UsageFailure(f"{option}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
 
 
 def check_arguments(shots: Sequence[str] | None, seeds: Sequence[int], data: Path | None) -> None:

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-RUN = "from mtnlg_eval.cli import main; main()"
-
 
 def watch(
     run: Path, out: Path, words: Sequence[str], *, launch: str = "", seconds: float = 30.0, once: bool = False
 ) -> None:
     """Score the checkpoints of ``run`` into ``out``, oldest first, until the run is complete, or ``once``.
 
-    ``words`` are options of ``mtnlg-eval run``, and ``launch`` those of a command that runs a command, such as srun.
-    The page in ``out`` is drawn after each. Raises ``Failure`` at the end where one could not be scored.
+    ``words`` are options of ``mtnlg-eval run``, of which ``--launcher slurm`` makes each scoring a job, for whose end
+    this waits; ``launch`` are those of a command that runs a command, such as srun. The page in ``out`` is drawn after
+    each. Raises ``Failure`` at the end where one could not be scored.
     """
     checkpoints = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     if not checkpoints.is_dir():
         raise Failure(f"{run}: no such folder; give the --out of mtnlg-parallel train")
+    waits = ["--sbatch=--wait"] if "slurm" in (word.removeprefix("--launcher=") for word in words) else []
     scored: dict[Path, int] = {}
     while True:
         last = once or (run / "summary.json").exists()  # before the listing: its checkpoint is there
@@ -42,8 +42,19 @@ def watch(
         for path in new[:1]:
             try:
                 with lease(path) as held:
-                    command = [*shlex.split(launch), sys.executable, "-c", RUN, "run", str(path), "--out", str(out)]
-                    scored[path] = subprocess.run([*command, *words], pass_fds=[held.fileno()], check=False).returncode
+                    command = [
+                        *shlex.split(launch),
+                        sys.executable,
+                        "-m",
+                        "mtnlg_eval.cli",
+                        "run",
+                        str(path),
+                        "--out",
+                        str(out),
+                    ]
+                    scored[path] = subprocess.run(
+                        [*command, *words, *waits], pass_fds=[held.fileno()], check=False
+                    ).returncode
             except MissingFileError:
                 continue
             if scored[path] == 0:

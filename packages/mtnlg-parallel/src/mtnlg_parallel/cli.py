@@ -111,7 +111,7 @@ def train(  # noqa: PLR0917  (typer names them)
     with status 75.
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
-    weights += ["train.new_tokenizer=true"] if new_tokenizer else []
+    weights += ["train.new_tokenizer=true"] * new_tokenizer
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights])
     options = RunOptions(wandb, _profile_window(profile), device)
     if dry_run and launcher == "local":
@@ -119,25 +119,26 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
-    _check_launcher(launcher, sbatch, elastic)
-    if wandb is not None:
-        check_wandb()
+    _check_options(launcher, sbatch, wandb)
     started_by = "none" if agent else read_environment().launcher
     stopped = False
     if elastic and started_by != "none":
         chosen = launch.fit_started(chosen)
     if agent:
-        stopped = launch.run_node(chosen, data, out, options, agent, resume)
+        stopped = launch.run_node(chosen, data, out, options, agent, resume, elastic)
     elif started_by != "none":
         prepare = partial(launch.prepare, chosen, data, out, options, resume, cluster, force)
         stopped = launch.join(chosen, data, out, options, None if started_by == "local" else prepare)
     elif launcher == "slurm":
-        arguments = launch.rank_arguments(data, out, options)
-        job = slurm.Job(chosen, arguments, out, sbatch or [], ranks_a_node, device, max_restarts)
+        arguments = [*launch.rank_arguments(data, out, options), f"--layout={chosen.layout}", *["--elastic"] * elastic]
+        place = slurm.Job(
+            "mtnlg-parallel train", out, chosen.layout, chosen.slurm, sbatch or [], (), ranks_a_node, device
+        )
+        script = slurm.training_script(place, arguments, max_restarts, chosen if elastic else None)
         if dry_run:
-            typer.echo(slurm.script(job), nl=False)
+            typer.echo(script, nl=False)
         else:
-            launch.submit(job, data, resume, cluster, force)
+            launch.submit(place, script, chosen, data, resume, cluster, force)
     else:
         summary = launch.train(
             chosen,
@@ -155,11 +156,11 @@ def train(  # noqa: PLR0917  (typer names them)
         raise typer.Exit(Exit.STOPPED)
 
 
-def _check_launcher(launcher: str, sbatch: list[str] | None, elastic: bool) -> None:
+def _check_options(launcher: str, sbatch: list[str] | None, wandb: str | None) -> None:
     if sbatch and launcher == "local":
         raise UsageFailure("--sbatch needs --launcher slurm")
-    if elastic and launcher == "slurm":
-        raise UsageFailure("--elastic: start torchrun in a job of yours; --launcher slurm asks for all nodes")
+    if wandb is not None:
+        check_wandb()
 
 
 def _profile_window(profile: str | None) -> range | None:

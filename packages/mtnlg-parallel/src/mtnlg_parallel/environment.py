@@ -124,11 +124,17 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     return _environment(env, _place(env))
 
 
+def step_nodes() -> int:
+    """Number of nodes of the step that srun has started this process in."""
+    return _number(os.environ, "SLURM_STEP_NUM_NODES", _SRUN, least=1)
+
+
 def this_node(world: int, local_world: int) -> Environment:
     """The place of the first rank on this node of a Slurm job, for the node's agent, which srun has started."""
     env, nodes = os.environ, -(-world // local_world)
     node = _number(env, "SLURM_NODEID", _SRUN, most=nodes - 1, why=f"{world} ranks are {nodes} nodes")
-    ranks = {"rank": node * local_world, "world": world, "local_rank": 0, "local_world": local_world}
+    here = min(local_world, world - node * local_world)  # an elastic job's last node may have fewer
+    ranks = {"rank": node * local_world, "world": world, "local_rank": 0, "local_world": here}
     return replace(_environment(env, {"launcher": "local", **ranks, **_store(env, _SRUN)}), parent=os.getpid())
 
 

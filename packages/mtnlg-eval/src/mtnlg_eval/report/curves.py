@@ -1,14 +1,14 @@
-"""The curves of a training over tokens: losses beside the unigram entropy, and what the optimizer did."""
+"""The curves of a training over tokens: losses, also by source, beside the unigram entropy; what the optimizer did."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_eval.chart import Axis, Chart, Dot, Line
 from mtnlg_eval.markup import short
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .run_files import Run, Step
 
@@ -20,6 +20,9 @@ MAX_POINTS: Final = 800
 MAX_DOTS: Final = 40
 """Of a curve, with what a pointer reads there."""
 
+COLORS: Final = 8
+"""Of sources in chart.css; as many more are dashed."""
+
 SMALL: Final = {
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
@@ -28,37 +31,64 @@ SMALL: Final = {
 }
 
 
+class Series(NamedTuple):
+    """A line of a chart: its look, its words, and a step's value."""
+
+    look: str
+    words: str
+    value: Callable[[Step], float | None]
+
+
 def curves(run: Run) -> list[Chart]:
     """The charts of the steps in metrics.jsonl; none without them."""
+    if not run.steps:
+        return []
     entropy = run.curation.unigram_entropy_nats if run.curation else None
-    losses = {"loss": ("accent", "training loss"), "validation_loss": ("second", "validation loss")}
+    losses = [_field("accent", "training loss", "loss"), _field("second", "validation loss", "validation_loss")]
     about = "Training and validation loss over tokens, nats per token"
-    charts = [_chart(run.steps, "Loss", about, losses, entropy)] if run.steps else []
-    for name, title in SMALL.items() if run.steps else ():
-        series = {name: ("accent", title.partition(",")[0].lower())}
-        charts.append(_chart(run.steps, title, f"{title} over tokens", series))
+    charts = [_chart(run, "Loss", about, losses, entropy)]
+    names = dict.fromkeys(name for step in run.steps for name in step.sources)
+    sources = [_source(number, name) for number, name in enumerate(names)]
+    charts += [_chart(run, "Loss by source", "Loss of each source over tokens, nats per token", sources)] * bool(names)
+    for name, title in SMALL.items():
+        series = [_field("accent", title.partition(",")[0].lower(), name)]
+        charts.append(_chart(run, title, f"{title} over tokens", series))
     return charts
 
 
-def _chart(
-    steps: Sequence[Step], title: str, about: str, series: Mapping[str, tuple[str, str]], level: float | None = None
-) -> Chart:
-    """A chart of fields of the steps, each in a look and words; of several, larger and from the least value on."""
-    points: dict[str, Points] = {
-        name: [(s.tokens, y, s) for s in steps if (y := getattr(s, name)) is not None] for name in series
-    }
-    values = [y for own in points.values() for _, y, _ in own] or [1.0 if len(series) == 1 else 0.0]
+def _field(look: str, words: str, name: str) -> Series:
+    return Series(look, words, lambda step: getattr(step, name))
+
+
+def _source(number: int, name: str) -> Series:
+    look = f"source s{number % COLORS}{' dashed' * (number // COLORS % 2)}"
+    return Series(look, name, lambda step: found.loss if (found := step.sources.get(name)) else None)
+
+
+def _chart(run: Run, title: str, about: str, series: Sequence[Series], level: float | None = None) -> Chart:
+    """A chart of the steps, with a mark at each change of the run; of losses, larger and from the least value on."""
+    is_loss = title not in SMALL.values()
+    points: list[Points] = [[(s.tokens, y, s) for s in run.steps if (y := one.value(s)) is not None] for one in series]
+    values = [y for own in points for _, y, _ in own] or [0.0 if is_loss else 1.0]
     values += [] if level is None else [level]
-    low, high, end = min(values) if len(series) > 1 else 0.0, max(values), steps[-1].tokens
+    low, high, end = min(values) if is_loss else 0.0, max(values), run.steps[-1].tokens
     room = 0.05 * (high - low) if low else 0.0
     x = Axis(0, end, ((0, "0"), (end / 2, short(end / 2)), (end, short(end))))
-    y = Axis(low - room, high + room, tuple((value, f"{value:.3g}") for value in (low, (low + high) / 2, high)))
-    width, height = (410, 260) if len(series) > 1 else (300, 176)
+    y = Axis(low - room, high + room, tuple((value, short(value)) for value in (low, (low + high) / 2, high)))
+    width, height = (410, 260) if is_loss else (300, 176)
     chart = Chart(title, about, x, y, width, height, left=44, note="tokens")
-    for name, (look, words) in series.items():
-        chart.lines.append(Line([(tokens, value) for tokens, value, _ in _downsampled(points[name])], look))
-        for tokens, value, step in points[name][:: -(-len(points[name]) // MAX_DOTS) or 1]:
+    for change in run.changes:
+        if change.tokens <= end:
+            chart.lines.append(Line([(change.tokens, y.low), (change.tokens, y.high)], "muted dashed", 0.8))
+            chart.dots.append(
+                Dot(change.tokens, y.high, "muted bar", f"from {short(change.tokens)} on: {change.words}")
+            )
+    for (look, words, _), own in zip(series, points, strict=True):
+        chart.lines.append(Line([(tokens, value) for tokens, value, _ in _downsampled(own)], look))
+        for tokens, value, step in own[:: -(-len(own) // MAX_DOTS) or 1]:
             chart.dots.append(Dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}"))
+        if is_loss and own:
+            chart.legend.append((look, words))
     if level is not None:
         chart.lines.append(Line([(0, level), (end, level)], "muted dashed"))
         chart.labels.append((end, "muted", f"dashed: unigram entropy {level:.2f}"))

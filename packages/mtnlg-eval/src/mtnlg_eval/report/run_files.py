@@ -4,7 +4,7 @@ Files are the contract between the packages: nothing is imported from another pa
 ignored, and a part that has not been run is None.
 
     data/summary.json, data/tokens/blend.json          mtnlg-data run
-    train/summary.json, train/metrics.jsonl            mtnlg-parallel train
+    train/summary.json, metrics.jsonl, recipe.toml     mtnlg-parallel train
     eval/results/*.json, eval/not_run/*.json           mtnlg-eval run, for any number of checkpoints and styles
     eval/samples/*.jsonl                               its rows (samples.py)
     eval/hans*.json, eval/operators.json, …            the studies, in folders of eval too
@@ -14,8 +14,10 @@ The folder of a training or of an evaluation alone is one too. The page of a cur
 
 from __future__ import annotations
 
+import json
+import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
@@ -101,6 +103,12 @@ class Blend(Record):
         return sum(source.weight for source in self.sources) or 1.0
 
 
+class SourceLoss(Record):
+    """Mean loss of a source's samples since the measurement before; None where it had none."""
+
+    loss: float | None = None
+
+
 class Step(Record):
     """Schema of a line of train/metrics.jsonl. A loss or norm that is not finite may be null."""
 
@@ -112,6 +120,33 @@ class Step(Record):
     batch_size: int
     tokens_per_second: float
     validation_loss: float | None = None
+    sources: dict[str, SourceLoss] = Field(default_factory=dict)
+
+
+class RecipeModel(Record):
+    """What a recipe says of its model."""
+
+    sequence: int
+
+
+class RecipeTrain(Record):
+    """What a recipe says of its training."""
+
+    change: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class TrainRecipe(Record):
+    """Schema of train/recipe.toml."""
+
+    model: RecipeModel
+    train: RecipeTrain
+
+
+class Change(NamedTuple):
+    """Settings that hold from a number of tokens on, in words."""
+
+    tokens: int
+    words: str
 
 
 class Layout(Record):
@@ -183,6 +218,7 @@ class Run:
     curation: Curation | None
     blend: Blend | None
     steps: tuple[Step, ...]
+    changes: tuple[Change, ...]
     training: Training | None
     evaluation: Evaluation | None
     studies: Mapping[str, Study]
@@ -229,6 +265,7 @@ def read_run(folder: Path) -> Run:
         curation=_read(folder / "data" / "summary.json", Curation),
         blend=_read(folder / "data" / "tokens" / "blend.json", Blend),
         steps=_read_steps(train / "metrics.jsonl"),
+        changes=_read_changes(train / "recipe.toml"),
         training=_read(train / "summary.json", Training),
         evaluation=_read_evaluation(scored),
         studies=studies,
@@ -258,6 +295,25 @@ def _read_steps(path: Path) -> tuple[Step, ...]:
         return ()
     lines = enumerate(content.split(b"\n")[:-1], start=1)
     return tuple(parse_record(line, Step, f"{path}:{number}") for number, line in lines if line.strip())
+
+
+def _read_changes(path: Path) -> tuple[Change, ...]:
+    """What changes while the run trains, in order."""
+    try:
+        content = tomllib.loads(read_small(path).decode())
+    except FileNotFoundError:
+        return ()
+    except ValueError as error:
+        raise Failure(f"{path}: {error}") from None
+    recipe = parse_record(json.dumps(content, default=str).encode(), TrainRecipe, str(path))
+    return tuple(
+        Change(
+            int(change["at"]) * recipe.model.sequence,
+            ", ".join(f"{key} = {value}" for key, value in change.items() if key != "at" and value != []),
+        )
+        for change in recipe.train.change
+        if isinstance(change.get("at"), int)
+    )
 
 
 def _read_evaluation(folder: Path) -> Evaluation | None:

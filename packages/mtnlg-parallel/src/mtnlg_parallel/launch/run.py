@@ -17,7 +17,7 @@ from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
-from mtnlg_parallel.environment import limit_world, read_environment, this_node, this_rank
+from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.initial import is_huggingface
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 INITIAL: Final = "initial"
 """Folder of the run's with the checkpoint that --from URL names."""
+
+WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the words of its agents"}
+"""Keys of the recipe in which a job may differ from the run that it waits for, with the reasons."""
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
@@ -147,13 +150,15 @@ def _only_rank(layout: Layout) -> Iterator[None]:
         store.close()
 
 
-def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force: bool) -> None:
+def submit(  # noqa: PLR0917  (as train)
+    job: slurm.Job, script: str, recipe: Recipe, data: Path, resume: bool, cluster: str | None, force: bool
+) -> None:
     """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``.
 
     Where a run is at work in ``out``, nothing there but the script is written; a job that needs other files raises
     ``UsageFailure``.
     """
-    recipe, out = job.recipe, job.out
+    out = job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
     fingerprint = _fingerprint(data, recipe)
     try:
@@ -164,32 +169,34 @@ def submit(job: slurm.Job, data: Path, resume: bool, cluster: str | None, force:
     except FolderInUse as working:
         _check_unchanged(recipe, out, resume, str(working))
         say(f"{out}: a run is working here; the job waits for it")
-    number = slurm.submit(job)
-    say(f"submitted {out / slurm.SCRIPT} as job {number}; squeue --job {number} shows it")
+    slurm.submit(job, script)
 
 
 def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> None:
     """Raise ``UsageFailure`` where a job would need other files in ``out`` than the run that is at work there."""
     if not resume:
         raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
-    if found := differences(load_recipe(out / RECIPE), recipe, {"slurm": "the new job's own"}):
+    if found := differences(load_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
         raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
 
 
 def run_node(  # noqa: PLR0917  (as train)
-    recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool
+    recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool, elastic: bool = False
 ) -> bool:
     """Be the agent of this node in a Slurm job: one attempt of its ranks. Returns whether the run is still incomplete.
 
-    The first node's agent locks and prepares ``out`` and shows the progress. Raises ``Failure`` with the status of the
+    The first node's agent locks and prepares ``out`` and shows the progress. ``elastic``: with the largest ``dp`` that
+    the step's nodes take. Raises ``Failure`` with the status of the
     rank that failed first; `restart` reads the rest from the failure files.
     """
+    if elastic:
+        recipe = recipe.within(ranks_per_node * step_nodes())
     first = this_node(recipe.layout.world, ranks_per_node)
     leads = first.rank == 0
     try:
         with ExitStack() as stack:
             signals = stack.enter_context(record_signals(*STOP_SIGNALS))
-            command, update = _rank_command(data, out, options), (lambda: None)
+            command, update = [*_rank_command(data, out, options), f"--layout={recipe.layout}"], (lambda: None)
             if leads:
                 stack.enter_context(_lock_as_leader(out, patient=True))
                 state = _prepare(recipe, _fingerprint(data, recipe), out, resume, None)

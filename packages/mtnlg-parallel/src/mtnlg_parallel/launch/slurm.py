@@ -1,4 +1,6 @@
-"""A run as a Slurm job: the sbatch script that starts one agent per node and keeps the run going to its end.
+"""The sbatch script of a job of ranks: a training, or any program whose ranks srun starts, such as a scoring.
+
+A training has one agent per node, and is kept going to its end:
 
     complete               the job ends
     stopped by a signal    the job is requeued: Slurm signals the agents before the time limit and on preemption, and
@@ -7,7 +9,10 @@
                            these nodes, or on a fresh allocation without those that failed twice, or the run ends
     nobody could decide    the job is requeued, as soon as slurmctld answers
     a node is lost         Slurm itself requeues the job
+    fewer nodes are free   with ``elastic`` the job begins on those, at a smaller ``dp``; a later start may have all
     submitted again        the second job waits until the first has ended (`singleton`, by a name that is the folder's)
+
+Another program begins once. Before the time limit the job is requeued, and the same command goes on with what is left.
 
 The ranks' store (`rendezvous`) gets a port and a secret of its own at each attempt, in the environment that srun passes
 on. With a container the package exists only inside it, so the script itself is bash and Slurm's commands alone.
@@ -17,10 +22,11 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_data.engine import slurm
-from mtnlg_model.console import UsageFailure
+from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.files import write_text
 from mtnlg_parallel.record.run_dir import LOGS, SUMMARY
 from mtnlg_parallel.statuses import Exit
@@ -29,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from mtnlg_parallel.recipe import Recipe
+    from mtnlg_parallel.layout import Layout
+    from mtnlg_parallel.recipe import Recipe, Slurm
 
-SCRIPT: Final = "train.sbatch"
 WARNING_SECONDS: Final = 300
 """How long before the time limit Slurm signals the ranks: enough for a step and a checkpoint."""
 
@@ -42,24 +48,38 @@ REQUEUE_TRIES: Final = 60
 FIXED: Final = {"nodes", "ntasks", "ntasks-per-node"}
 """Options of sbatch that follow from the layout and the ranks per node."""
 
-TEMPLATE: Final = """#!/bin/bash
+HEAD: Final = r"""#!/bin/bash
 {header}
 
-# Written by mtnlg-parallel train --launcher slurm: starts an agent per node, again and again until the run is complete.
+# Written by {program} --launcher slurm.
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MTNLG_JOB=${{MTNLG_JOB:-$SLURM_JOB_ID}}
-export OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}} SRUN_CPUS_PER_TASK=$((${{SLURM_CPUS_PER_TASK:-1}} * {tasks}))
+export OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}} SRUN_CPUS_PER_TASK=$((${{SLURM_CPUS_PER_TASK:-1}} * {ranks_a_task}))
 export PYTHONUNBUFFERED=1
 export NCCL_DEBUG=WARN TORCH_NCCL_ASYNC_ERROR_HANDLING=3 TORCH_FR_BUFFER_SIZE=2000
 {setup}
-mkdir -p {logs}
 
-for ((restarts = 0; ; restarts++)); do
-    export TORCHELASTIC_RESTART_COUNT=$restarts MASTER_PORT=$((10000 + (RANDOM << 15 | RANDOM) % 20000))
+meet() {{  # the next attempt's ranks at a store of their own
+    MASTER_PORT=$((10000 + (RANDOM << 15 | RANDOM) % 20000))
     MTNLG_SECRET=$(od -An -v -N16 -tx1 /dev/urandom | tr -d ' \n')
-    export MTNLG_SECRET
+    export MASTER_PORT MTNLG_SECRET
+}}
+requeue() {{  # slurmctld may be away for a while
+    for ((tries = 0; tries < {tries}; tries++)); do
+        scontrol requeue "$SLURM_JOB_ID" && break
+        sleep 10
+    done
+}}
+"""
+TRAIN: Final = """
+# An agent per node, again and again until the run is complete.
+{nodes}
+export MTNLG_JOB=${{MTNLG_JOB:-$SLURM_JOB_ID}}
+mkdir -p {logs}
+for ((restarts = 0; ; restarts++)); do
+    meet
+    export TORCHELASTIC_RESTART_COUNT=$restarts
     rm -f {logs}/rank-*.failure
-    srun {agents} {agent}
+    srun --nodes="$nodes" --ntasks="$nodes" {agents} {agent}
     status=$?
     if [ -e {summary} ]; then exit 0; fi
     verdict=requeue
@@ -73,96 +93,151 @@ for ((restarts = 0; ; restarts++)); do
             sbatch --exclude="${{verdict#requeue }}"{excluded} --dependency=afterany:"$SLURM_JOB_ID",singleton "$0" &&
                 exit "$status" ;;
     esac
-    # Also where nobody could be asked: slurmctld may be away for a while.
-    for ((tries = 0; tries < {tries}; tries++)); do
-        scontrol requeue "$SLURM_JOB_ID" && break
-        sleep 10
-    done
+    requeue  # also where nobody could be asked
     exit "$status"
 done
+"""
+ONCE: Final = """
+trap requeue USR1
+meet
+srun {ranks} {command} &
+wait $!
 """
 
 
 class Job(NamedTuple):
-    """What a script runs, and where.
+    """The ranks of a job, and where they run.
 
-    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. Of the options of sbatch, the
-    recipe's ``[slurm]`` table replaces ours, and ``sbatch``, from the command line, both.
+    Of the options of sbatch and srun, the recipe's ``[slurm]`` table replaces ours, and ``sbatch`` and ``srun``, from
+    the command line, both.
     """
 
-    recipe: Recipe
-    arguments: Sequence[str]
+    program: str
     out: Path
+    layout: Layout
+    table: Slurm
     sbatch: Sequence[str] = ()
+    srun: Sequence[str] = ()
     ranks_per_node: int = 8
     device: Literal["auto", "cpu"] = "auto"
-    max_restarts: int = 100
 
     @property
     def tasks_per_node(self) -> int:
         """Ranks on each node."""
-        return min(self.ranks_per_node, self.recipe.layout.world)
+        return min(self.ranks_per_node, self.layout.world)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes for all ranks. Raises ``UsageFailure`` where these do not fill them."""
+        if self.layout.world % self.tasks_per_node:
+            ranks = f"--ranks-a-node {self.ranks_per_node}"
+            raise UsageFailure(f"{ranks} does not divide the {self.layout.world} ranks of {self.layout}")
+        return self.layout.world // self.tasks_per_node
+
+    @property
+    def site(self) -> slurm.Options:
+        """Options of srun that the site needs."""
+        return slurm.slurm_options("srun", [*_options(self.table.srun), *self.srun], "wait=300")
+
+    @property
+    def script(self) -> Path:
+        """The file that is submitted."""
+        return self.out / f"{self.program.split()[-1]}.sbatch"
 
 
-def submit(job: Job) -> str:
-    """Write ``job.out``/train.sbatch, submit it with sbatch, and return the job's number."""
-    path = job.out / SCRIPT
-    write_text(path, script(job))
-    return slurm.submit(str(path), hint=f"{path} is written")
+def submit(job: Job, script: str) -> str:
+    """Write the job's script, submit it with sbatch, and return the job's number."""
+    write_text(job.script, script)
+    number = slurm.submit(str(job.script), hint=f"{job.script} is written")
+    say(f"submitted {job.script} as job {number}; squeue --job {number} shows it")
+    return number
 
 
-def script(job: Job) -> str:
-    """The sbatch script. Raises ``UsageFailure`` where a value cannot stand in one."""
-    recipe, out = job.recipe, job.out
-    slurm.refuse_controls(str(out), *job.arguments, *recipe.slurm.setup)
-    header = _sbatch_options(job)
-    site = slurm.slurm_options("srun", _options(recipe.slurm.srun), "wait=300")
-    one_task = {"ntasks-per-node": "1", **site}
-    nodes = str(recipe.layout.world // job.tasks_per_node)
-    agents = {"label": "", "nodes": nodes, "ntasks": nodes, "kill-on-bad-exit": "1", "wait": "60", **one_task}
+def training_script(job: Job, arguments: Sequence[str], max_restarts: int = 100, elastic: Recipe | None = None) -> str:
+    """The script of a training. Raises ``UsageFailure`` where a value cannot stand in one.
+
+    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. ``elastic`` is the recipe of a
+    job that takes fewer nodes too.
+    """
+    out, tasks = job.out, job.tasks_per_node
+    in_use = nodes_in_use(elastic, tasks) if elastic else [job.nodes]
+    least, most = next(filter(None, in_use)), in_use[-1]
+    ours: slurm.Options = {"signal": f"USR1@{WARNING_SECONDS}"}
+    if least < most:  # tasks would make Slurm take the fewest nodes
+        ours |= {"nodes": f"{least}-{most}", "ntasks-per-node": None, "mincpus": str(tasks * CORES_PER_RANK)}
+    header = _header(job, ours)
+    one_task = {"ntasks-per-node": "1", **job.site}
+    agents = {"label": "", "relative": "0", "kill-on-bad-exit": "1", "wait": "60", **one_task}
     # On the node of this script, and without waiting for what a failed step still holds.
     one = {"overlap": "", "nodes": "1", "ntasks": "1", **one_task}
-    command = [slurm.python_in(site), "-m", "mtnlg_parallel.cli"]
-    return TEMPLATE.format(
-        header=slurm.directives(header),
-        tasks=job.tasks_per_node,
-        setup="\n".join(recipe.slurm.setup),
+    command = [slurm.python_in(job.site), "-m", "mtnlg_parallel.cli"]
+    nodes = f"in_use=({' '.join(map(str, in_use))})\nnodes=${{in_use[$SLURM_JOB_NUM_NODES]}}"
+    return _head(job, header, tasks, arguments) + TRAIN.format(
+        nodes=nodes if least < most else f"nodes={most}",
         logs=shlex.quote(str(out / LOGS)),
         summary=shlex.quote(str(out / SUMMARY)),
         agents=_words(agents),
-        agent=shlex.join([*command, "train", *job.arguments, f"--agent={job.tasks_per_node}"]),
+        agent=shlex.join([*command, "train", *arguments, f"--agent={tasks}"]),
         stopped=int(Exit.STOPPED),
         one=f'{_words(one)} --nodelist="$SLURMD_NODENAME"',
-        restart=shlex.join([*command, "restart", str(out), "--max-restarts", str(job.max_restarts)]),
+        restart=shlex.join([*command, "restart", str(out), "--max-restarts", str(max_restarts)]),
         excluded=shlex.quote(f",{header['exclude']}") if header.get("exclude") else "",
+    )
+
+
+def script_of_ranks(job: Job, module: str, arguments: Sequence[str]) -> str:
+    """The script that starts ``python -m module`` with these arguments as each rank; raises as `training_script`."""
+    header = _header(job, {"signal": f"B:USR1@{WARNING_SECONDS}"})
+    placed = {"nodes": header["nodes"], "ntasks": str(job.layout.world), "ntasks-per-node": header["ntasks-per-node"]}
+    return _head(job, header, 1, arguments) + ONCE.format(
+        ranks=_words({"label": "", **placed, "kill-on-bad-exit": "1", **job.site}),
+        command=shlex.join([slurm.python_in(job.site), "-m", module, *arguments]),
+    )
+
+
+def nodes_in_use(recipe: Recipe, tasks: int) -> list[int]:
+    """How many nodes of ``tasks`` ranks each `Recipe.within` takes, by the number that there are; 0: too few."""
+    used = [0] * (recipe.layout.world // tasks + 1)
+    for nodes in range(len(used)):
+        with suppress(UsageFailure):
+            used[nodes] = -(-recipe.within(nodes * tasks).layout.world // tasks)
+    return used
+
+
+def _head(job: Job, header: slurm.Options, ranks_a_task: int, arguments: Sequence[str]) -> str:
+    slurm.refuse_controls(str(job.out), *arguments, *job.table.setup)
+    return HEAD.format(
+        header=slurm.directives(header),
+        program=job.program,
+        ranks_a_task=ranks_a_task,
+        setup="\n".join(job.table.setup),
         tries=REQUEUE_TRIES,
     )
 
 
-def _sbatch_options(job: Job) -> slurm.Options:
-    layout, tasks = job.recipe.layout, job.tasks_per_node
-    if layout.world % tasks:
-        raise UsageFailure(f"--ranks-a-node {job.ranks_per_node} does not divide the {layout.world} ranks of {layout}")
-    words = [*_options(job.recipe.slurm.sbatch), *job.sbatch]
+def _header(job: Job, ours: slurm.Options) -> slurm.Options:
+    """Options of sbatch by name: ours, and what replaces them."""
+    words = [*_options(job.table.sbatch), *job.sbatch]
     replacements = slurm.slurm_options("sbatch", words, "partition=batch")
     if fixed := sorted(FIXED & replacements.keys()):
-        raise UsageFailure(f"--{fixed[0]} of sbatch follows from layout {layout} and --ranks-a-node; leave it out")
-    ours: slurm.Options = {
+        raise UsageFailure(f"--{fixed[0]} of sbatch follows from layout {job.layout} and --ranks-a-node; leave it out")
+    tasks = str(job.tasks_per_node)
+    return {
         "job-name": f"mtnlg-{job.out.name}-{hashlib.sha256(bytes(job.out.resolve())).hexdigest()[:8]}",
-        "dependency": "singleton",  # no two jobs train in one folder at once
-        "nodes": str(layout.world // tasks),
-        "ntasks-per-node": str(tasks),
-        "gpus-per-node": str(tasks) if job.device != "cpu" else None,
+        "dependency": "singleton",  # no two jobs write into one folder at once
+        "nodes": str(job.nodes),
+        "ntasks-per-node": tasks,
+        "gpus-per-node": tasks if job.device != "cpu" else None,
         "cpus-per-task": str(CORES_PER_RANK),
         "mem": "0",  # all of a node's
         "exclusive": "",
         "time": "24:00:00",
-        "signal": f"USR1@{WARNING_SECONDS}",
         "requeue": "",
         "open-mode": "append",
         "output": f"{str(job.out).replace('%', '%%')}/slurm-%j.log",
+        **ours,
+        **replacements,
     }
-    return {**ours, **replacements}
 
 
 def _options(values: Mapping[str, str | int | bool]) -> list[str]:

@@ -1,0 +1,60 @@
+"""``run --launcher slurm``: a Slurm job whose ranks run the same command; the script is mtnlg_parallel's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from mtnlg_parallel.launch import slurm
+from mtnlg_parallel.layout import Layout, parse_layout
+from mtnlg_parallel.recipe import Slurm, load_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_a_node", "dry_run")
+"""Parameters of the command that are the launcher's, not those of the ranks."""
+
+
+class Site(NamedTuple):
+    """What a site's Slurm needs: the ``[slurm]`` table of a recipe, and options that replace its own."""
+
+    recipe: Path | None = None
+    sbatch: Sequence[str] = ()
+    srun: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    ranks_per_node: int = 8
+
+
+def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *, dry_run: bool) -> None:
+    """Submit this command as a job of the layout's ranks, or print its script. Raises ``Failure`` without sbatch."""
+    table = load_recipe(site.recipe).slurm if site.recipe else Slurm()
+    job = slurm.Job(
+        "mtnlg-eval run",
+        out,
+        Layout(**parse_layout(layout)) if layout else Layout(),
+        table.model_copy(update={"setup": (*table.setup, *site.setup)}),
+        site.sbatch,
+        site.srun,
+        site.ranks_per_node,
+    )
+    script = slurm.script_of_ranks(job, "mtnlg_eval.cli", ["run", *_words(context)])
+    if dry_run:
+        typer.echo(script, nl=False)
+    else:
+        slurm.submit(job, script)
+
+
+def _words(context: Any) -> Iterator[str]:  # noqa: ANN401  (typer hides the class of its parameters)
+    """The words of a command line, without the launcher's."""
+    for parameter in context.command.params:
+        value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
+        if source.name != "COMMANDLINE" or parameter.name in OPTIONS:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if parameter.param_type_name == "argument":
+                yield str(each)
+            else:
+                yield parameter.opts[0] if each is True else f"{parameter.opts[0]}={each}"
