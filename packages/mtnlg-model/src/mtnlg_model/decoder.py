@@ -315,11 +315,11 @@ class Decoder(nn.Module):
         It is in evaluation mode; ``dtype`` None keeps the stored one. Raises ``Failure`` naming what is wrong.
         """
         from .checkpoint.reader import Checkpoint  # noqa: PLC0415  (which builds decoders)
+        from .convert.config_json import is_huggingface  # noqa: PLC0415  (as above)
         from .convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (as above)
 
         folder = Path(path)
-        is_foreign = (folder / "config.json").is_file() and not (folder / "manifest.json").exists()
-        weights = HuggingFaceWeights(folder) if is_foreign else Checkpoint.open(folder)
+        weights = HuggingFaceWeights(folder) if is_huggingface(folder) else Checkpoint.open(folder)
         return weights.decoder(dtype, device)
 
     def forward(

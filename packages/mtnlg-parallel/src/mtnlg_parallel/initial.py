@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_model.checkpoint.manifest import MANIFEST, parse_manifest, read_manifest_bytes, resolve_checkpoint
-from mtnlg_model.convert.config_json import read_family
+from mtnlg_model.checkpoint.manifest import parse_manifest, read_manifest_bytes, resolve_checkpoint
+from mtnlg_model.convert.config_json import is_huggingface, read_family
 
 if TYPE_CHECKING:
     from mtnlg_model.checkpoint.manifest import Progress
@@ -36,8 +36,3 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     raw = read_manifest_bytes(folder)
     manifest = parse_manifest(folder, raw)
     return Initial(folder, manifest.config, raw, manifest.progress)
-
-
-def is_huggingface(folder: Path) -> bool:
-    """Whether a folder holds a model as Hugging Face's libraries write it, and no checkpoint of ours."""
-    return (folder / "config.json").is_file() and not (folder / MANIFEST).exists()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from mtnlg_model.checkpoint.chat_files import own_file
+from mtnlg_model.checkpoint.manifest import MANIFEST
 from mtnlg_model.config import LinearScaling, Llama3Scaling, LongRopeScaling, ModelConfig, YarnScaling
 from mtnlg_model.console import Failure
 from mtnlg_model.families import load_family, references
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from mtnlg_model.families.family import Family
 
+CONFIG: Final = "config.json"
 CONFIG_BYTES: Final = 1 << 20
 _CONTENT = TypeAdapter(dict[str, Any])
 ROTARY_TABLES: Final = ("rope_scaling", "rope_parameters")
@@ -79,12 +81,17 @@ def read_family(
     folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None, family: str | None = None
 ) -> tuple[Family, ModelConfig]:
     """Family and configuration, the vocabulary padded to a multiple; otherwise as `read_config`, `from_config_json`."""
-    path = own_file(folder, "config.json")
+    path = own_file(folder, CONFIG)
     content = read_object(path, "; is it a Hugging Face folder?")
     found, config = from_config_json(content, str(path), sequence, family)
     padding = -config.vocabulary % vocabulary_multiple
     padded = {"vocabulary": config.vocabulary + padding, "vocabulary_padding": padding}
     return found, config.model_copy(update=padded)
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder holds a model as Hugging Face's libraries write it, and no checkpoint of ours."""
+    return (folder / CONFIG).is_file() and not (folder / MANIFEST).exists()
 
 
 def read_object(path: Path, hint: str = "") -> dict[str, Any]:

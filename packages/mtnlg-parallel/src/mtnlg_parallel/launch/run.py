@@ -16,10 +16,10 @@ from mtnlg_data.transfer.urls import Url, location
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
+from mtnlg_model.convert.config_json import is_huggingface
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.identity import changes
-from mtnlg_parallel.initial import is_huggingface
 from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
