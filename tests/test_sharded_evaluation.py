@@ -20,7 +20,6 @@ from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
-from slurm_jobs import Job, lost, processes
 
 ROWS = Path(__file__).parents[1] / "packages" / "mtnlg-eval" / "tests" / "rows"
 EXACT = "tp=1,pp=2,dp=2"  # nothing is summed in another order
@@ -362,56 +361,3 @@ def test_ranks_end_together(victim: str, checkpoint: Path, tmp_path: Path) -> No
     deadline = time.monotonic() + 60
     while Path(f"/proc/{other}/stat").exists() and " Z " not in Path(f"/proc/{other}/stat").read_text():
         assert time.monotonic() < deadline
-
-
-TASKS = ("--data", str(ROWS), "--tasks", "hellaswag,lambada,hans", "--shots", "0,2", "--layout", EXACT)
-SLURM = """
-model = { layers = 1, hidden = 8, heads = 1, sequence = 8, vocabulary = 64 }
-train = { samples = 8, batch = 8, lr = 1e-3 }
-
-[slurm]
-sbatch = { cpus-per-task = 1, gpus-per-node = false, time = 10 }
-setup = ["export MASTER_ADDR=127.0.0.1"]
-"""
-
-
-def job_words(folder: Path) -> list[str]:
-    """Options by which a scoring is a job of two nodes with two ranks each."""
-    (folder / "train.toml").write_text(SLURM)
-    return ["--launcher", "slurm", "--slurm", "train.toml", "--ranks-a-node", "2", "--setup", "export HF_HUB_OFFLINE=1"]
-
-
-def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
-    slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path
-) -> None:
-    """A killed rank ends the job and its other ranks, and the same command resumes; a lost node requeues it."""
-    run = [sys.executable, "-m", "mtnlg_eval.cli", "run", str(checkpoint), "--out", "out", *TASKS, *job_words(tmp_path)]
-
-    def ranks(node: str) -> list[int]:
-        return processes(node, line="mtnlg_eval.cli run")
-
-    first = Job(run, tmp_path, "out/slurm-*.log")
-    first.until(lambda: ranks("n2"))
-    os.kill(ranks("n2")[0], signal.SIGKILL)
-    first.until_ended()
-    assert first.fact("JobState") == "FAILED"
-    job = Job(run, tmp_path, "out/slurm-*.log")
-    job.until(lambda: ranks("n2"))
-    for rank in ranks("n2"):
-        os.kill(rank, signal.SIGSTOP)  # so that it cannot complete before
-    with lost("n2", slurm_daemons):
-        job.until_ended()
-    assert (job.fact("JobState"), job.fact("Restarts"), job.fact("NodeList")) == ("COMPLETED", "1", "n[1,3]"), job.log()
-    assert samples(tmp_path / "out") == samples(whole)
-    assert results(tmp_path / "out") == results(whole)
-
-
-@pytest.mark.usefixtures("slurm_daemons")
-def test_watch_scores_as_slurm_jobs(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
-    """It waits for each, and names a checkpoint whose job has failed."""
-    words = ["watch", str(checkpoint.parent), "--out", "out", "--once", *TASKS, *job_words(tmp_path)]
-    for status, more in ((1, ["--shots", "0", "--style", "gpt3", "--srun=--ntasks=3"]), (0, [])):
-        done = subprocess.run([sys.executable, "-m", "mtnlg_eval.cli", *words, *more], cwd=tmp_path, check=False)
-        assert done.returncode == status
-    assert samples(tmp_path / "out") == samples(whole)
-    assert (tmp_path / "out" / "report.html").exists()
