@@ -68,8 +68,10 @@ def _source(number: int, name: str) -> Series:
 def _chart(run: Run, title: str, about: str, series: Sequence[Series], level: float | None = None) -> Chart:
     """A chart of the steps, with a mark at each change of the run; of losses, larger and from the least value on."""
     is_loss = title not in SMALL.values()
-    points: list[Points] = [[(s.tokens, y, s) for s in run.steps if (y := one.value(s)) is not None] for one in series]
-    values = [y for own in points for _, y, _ in own] or [0.0 if is_loss else 1.0]
+    points: list[Points] = [
+        [(s.tokens, at, s) for s in run.steps if (at := one.value(s)) is not None] for one in series
+    ]
+    values = [value for own in points for _, value, _ in own] or [0.0 if is_loss else 1.0]
     values += [] if level is None else [level]
     low, high, end = min(values) if is_loss else 0.0, max(values), run.steps[-1].tokens
     room = 0.05 * (high - low) if low else 0.0
