@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mtnlg_data.console import Failure
 from mtnlg_data.console import UsageFailure as DataUsageFailure
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import preset
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.slurm import Job, script_of_ranks, submit, training_script
@@ -109,11 +111,22 @@ srun() {
 
 def test_elastic_job_takes_the_nodes_whose_ranks_share_a_batch(tmp_path: Path) -> None:
     """A batch of 64 over dp 4, 2 or 1, of two nodes each: three nodes are used as two."""
-    text = script(recipe := recipe_of({"tp": 8, "dp": 4}), [], tmp_path, (), 4, elastic=recipe)
+    text = script(recipe := recipe_of({"tp": 8, "dp": 4}), [], tmp_path, (), 4, fit=recipe.within)
     options = options_of(text)
     assert (options["nodes"], options["mincpus"], options.get("ntasks-per-node")) == ("2-8", "32", None)
     assert "\nin_use=(0 0 2 2 4 4 4 4 8)\n" in text
-    assert options_of(script(recipe, [], tmp_path, (), 32, elastic=recipe))["nodes"] == "1"
+    assert options_of(script(recipe, [], tmp_path, (), 32, fit=recipe.within))["nodes"] == "1"
+
+
+def test_elastic_job_takes_no_nodes_too_few_for_the_planner(tmp_path: Path) -> None:
+    """ZeRO-1 shards the optimizer's state of 6.7 B parameters over dp."""
+    recipe = recipe_of({"dp": 16})
+    recipe = recipe.model_copy(update={"model": preset("dense-6.7b")})
+    fit = partial(run.fit_cluster, recipe, "dgx-a100", False)
+    assert options_of(script(recipe, [], tmp_path, (), 2, fit=fit))["nodes"] == "2-8"
+    assert options_of(script(recipe, [], tmp_path, (), 2, fit=recipe.within))["nodes"] == "1-8"
+    with pytest.raises(UsageFailure, match="cannot fit"):
+        script(recipe, [], tmp_path, fit=partial(run.fit_cluster, recipe_of({"dp": 16}), "dgx-a100", False))
 
 
 def test_scoring_is_requeued_before_its_time_ends(tmp_path: Path) -> None:

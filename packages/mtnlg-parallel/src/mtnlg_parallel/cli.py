@@ -134,7 +134,8 @@ def train(  # noqa: PLR0917  (typer names them)
         place = slurm.Job(
             "mtnlg-parallel train", out, chosen.layout, chosen.slurm, sbatch or [], (), ranks_a_node, device
         )
-        script = slurm.training_script(place, arguments, max_restarts, chosen if elastic else None)
+        fit = partial(launch.fit_cluster, chosen, cluster, force)
+        script = slurm.training_script(place, arguments, max_restarts, fit if elastic else None)
         if dry_run:
             typer.echo(script, nl=False)
         else:

@@ -126,6 +126,14 @@ def _prepare_again(fit: Callable[[], Recipe], data: DataFingerprint, out: Path) 
     return recipe.layout
 
 
+def fit_cluster(recipe: Recipe, cluster: str | None, force: bool, ranks: int) -> Recipe:
+    """`Recipe.within`; raises ``UsageFailure`` also where it cannot fit the named cluster: ZeRO-1 shards less."""
+    fitted = recipe.within(ranks)
+    if cluster is not None:
+        forecast(fitted, cluster, force)
+    return fitted
+
+
 def fit_started(recipe: Recipe) -> Recipe:
     """The recipe at the largest ``dp`` for the ranks that torchrun has started; ends a rank that is left over."""
     rank = read_environment()

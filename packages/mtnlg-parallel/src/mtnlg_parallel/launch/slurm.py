@@ -32,7 +32,7 @@ from mtnlg_parallel.record.run_dir import LOGS, SUMMARY
 from mtnlg_parallel.statuses import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_parallel.layout import Layout
@@ -153,14 +153,16 @@ def submit(job: Job, script: str) -> str:
     return number
 
 
-def training_script(job: Job, arguments: Sequence[str], max_restarts: int = 100, elastic: Recipe | None = None) -> str:
+def training_script(
+    job: Job, arguments: Sequence[str], max_restarts: int = 100, fit: Callable[[int], Recipe] | None = None
+) -> str:
     """The script of a training. Raises ``UsageFailure`` where a value cannot stand in one.
 
-    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. ``elastic`` is the recipe of a
-    job that takes fewer nodes too.
+    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. ``fit`` makes the
+    job take fewer nodes too: the recipe for a number of ranks, or ``UsageFailure`` where they are too few.
     """
     out, tasks = job.out, job.tasks_per_node
-    in_use = nodes_in_use(elastic, tasks) if elastic else [job.nodes]
+    in_use = _nodes_in_use(job, fit) if fit else [job.nodes]
     least, most = next(filter(None, in_use)), in_use[-1]
     ours: slurm.Options = {"signal": f"USR1@{WARNING_SECONDS}"}
     if least < most:  # tasks would make Slurm take the fewest nodes
@@ -195,12 +197,13 @@ def script_of_ranks(job: Job, module: str, arguments: Sequence[str]) -> str:
     )
 
 
-def nodes_in_use(recipe: Recipe, tasks: int) -> list[int]:
-    """How many nodes of ``tasks`` ranks each `Recipe.within` takes, by the number that there are; 0: too few."""
-    used = [0] * (recipe.layout.world // tasks + 1)
+def _nodes_in_use(job: Job, fit: Callable[[int], Recipe]) -> list[int]:
+    """How many nodes the ranks take, by the number that there are; 0: too few. Raises as ``fit`` where all are."""
+    fit(job.layout.world)
+    tasks, used = job.tasks_per_node, [0] * (job.nodes + 1)
     for nodes in range(len(used)):
         with suppress(UsageFailure):
-            used[nodes] = -(-recipe.within(nodes * tasks).layout.world // tasks)
+            used[nodes] = -(-fit(nodes * tasks).layout.world // tasks)
     return used
 
 
