@@ -360,6 +360,23 @@ def test_agent_with_stopped_ranks_has_not_failed(
     assert not list((tmp_path / LOGS).glob("*.failure"))
 
 
+@pytest.mark.parametrize(("node", "ranks"), [(0, [0, 1, 2, 3]), (1, [4, 5])])
+def test_elastic_agents_start_the_ranks_of_a_smaller_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, node: int, ranks: list[int]
+) -> None:
+    """A batch of 12 over two of three nodes: six ranks of dp, each told the layout."""
+    train = {"samples": 36, "batch": 12, "lr": 1e-3, "validation_samples": 12}
+    recipe = Recipe.model_validate({"model": {"preset": "tiny"}, "layout": {"dp": 12}, "train": train}, strict=False)
+    be_rank(SLURM_NODEID=node, SLURM_STEP_NUM_NODES=2, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
+    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
+    monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
+    tell = "import os, sys; print(os.environ['WORLD_SIZE'], sys.argv[1]); raise SystemExit(75)"
+    monkeypatch.setattr(launch, "_rank_command", lambda *_: [sys.executable, "-c", tell])
+    assert launch.run_node(recipe, tmp_path, tmp_path, RunOptions(), 4, resume=True, elastic=True)
+    logs = {int(path.stem.removeprefix("rank-")): path.read_text().strip() for path in (tmp_path / LOGS).iterdir()}
+    assert logs == dict.fromkeys(ranks, "6 --layout=tp=1,pp=1,dp=6")
+
+
 def test_a_signal_ends_a_pause() -> None:
     with record_signals(signal.SIGUSR1) as signals:
         threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
