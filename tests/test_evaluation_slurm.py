@@ -39,7 +39,8 @@ def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
     slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path
 ) -> None:
     """A killed rank ends the job and its other ranks, and the same command resumes; a lost node requeues it."""
-    run = [sys.executable, "-m", "mtnlg_eval.cli", "run", str(checkpoint), "--out", "out", *TASKS, *job_words(tmp_path)]
+    words = ["run", str(checkpoint), "--out", "out", "--batch-tokens", "60", *TASKS, *job_words(tmp_path)]
+    run = [sys.executable, "-m", "mtnlg_eval.cli", *words]
 
     def ranks(node: str) -> list[int]:
         return processes(node, line="mtnlg_eval.cli run")
@@ -50,7 +51,7 @@ def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
     first.until_ended()
     assert first.fact("JobState") == "FAILED"
     job = Job(run, tmp_path, "out/slurm-*.log")
-    job.until(lambda: ranks("n2"))
+    job.until(lambda: (tmp_path / "out" / "scores.sqlite").exists() and ranks("n2"))
     for rank in ranks("n2"):
         os.kill(rank, signal.SIGSTOP)  # so that it cannot complete before
     with lost("n2", slurm_daemons):
