@@ -33,6 +33,7 @@ RESUMED_MAY_DIFFER: Final = {
     "train.samples": "a run may become longer or shorter; train.decay, which shapes the learning rate, is compared",
     "train.micro_batch": "how a batch is cut",
     "train.precision": "of the steps to come; master weights and moments are fp32 in each",
+    "train.gradients": "as precision",
     "train.recompute": "the same gradients, of more or less memory",
     "train.engine": "what runs the same work",
     "train.schedule": "the order of the same work",

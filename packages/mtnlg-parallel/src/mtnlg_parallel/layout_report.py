@@ -142,6 +142,8 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
     parameters = sum(parts.values())
     is_deepspeed = train.engine == "deepspeed"
     state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
+    if train.gradients == "bf16":
+        state["accumulated gradients"] //= 2
     shared = {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
     if train.precision == "fp32" and not is_deepspeed:
         del shared["master weights"]

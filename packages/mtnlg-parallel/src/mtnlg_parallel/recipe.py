@@ -140,6 +140,9 @@ class Train(Settings):
     precision: Literal["fp32", "bf16", "fp8"] = Field(
         "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
     )
+    gradients: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of their sums over micro-batches and ranks; bf16 rounds at each, and takes half of the memory"
+    )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
     engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")
     schedule: str = Field(DEFAULT, description=f"order of a pipeline rank's work: {', '.join(OURS)}, or a reference")
@@ -235,6 +238,8 @@ class Train(Settings):
         for key, end in (("warmup", self.warmup), ("hold", self.hold)):
             if end >= self.decay:
                 raise ValueError(f"{key} = {end} must end before decay = {self.decay}, which counts it in")
+        if self.gradients == "bf16" and self.precision == "fp32":
+            raise ValueError('gradients = "bf16" needs precision = "bf16" or "fp8", not "fp32"')
         if self.new_tokenizer and not self.initial:
             raise ValueError("new_tokenizer = true needs initial: --new-tokenizer goes with --from")
         if self.min_lr > self.lr:

@@ -34,6 +34,7 @@ TINY: Final[Mapping[str, Any]] = {
 
 FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": ("fp32", "bf16", "fp8"),
+    "gradients": ("fp32", "bf16"),
     "head": ("tied", "untied"),
     "family": ("gpt", "llama"),
     "schedule": tuple(SCHEDULES),
@@ -81,6 +82,7 @@ class Case(NamedTuple):
         model, layout, train = self.recipe.model, self.recipe.layout, self.recipe.train
         return {
             "precision": train.precision,
+            "gradients": train.gradients,
             "schedule": train.schedule + f" x {train.chunks}" * (train.chunks > 1),
             "layout": str(layout),
             "head": "tied" if model.tied else "untied",
@@ -107,6 +109,7 @@ def matrix() -> Iterator[Case]:
             "schedule": cell["schedule"],
             "chunks": SCHEDULES[cell["schedule"]].fewest_chunks,
             "precision": cell["precision"],
+            "gradients": cell["gradients"],
             "recompute": cell["recompute"],
             "sequence_parallel": cell["sequence_parallel"],
             "batch": 8,
@@ -198,6 +201,7 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
         "sequence_parallel": chance.random() < 0.6,
         "offload_activations": chance.random() < 0.3,
         "precision": chance.choice(("fp32", "fp32", "bf16", "bf16", "fp8")),
+        "gradients": chance.choice(("fp32", "fp32", "bf16")),
         "lr": chance.choice((1e-3, 3e-3, 1e-2)),
         "warmup": chance.choice((0, batch)),
         "decay": 20 * batch,

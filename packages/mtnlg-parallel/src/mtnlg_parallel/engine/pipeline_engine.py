@@ -25,7 +25,9 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mtnlg_parallel.model.attention_masks import EXACT_DROPOUT
 from mtnlg_parallel.model.slicing import new_group
 from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
 from mtnlg_parallel.schedules import load_schedule, orders
@@ -37,6 +39,7 @@ from .sharded_optimizer import BucketKind, ShardedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.autograd.graph import GradientEdge
     from torch.distributed import Work
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
     from mtnlg_parallel.schedules.schedule import Kind
 
     from .contract import Fragment, Judge, MicroBatches, Observe, StepSettings
+
+HOPPER = (9, 0)
+"""Compute capability of the H100."""
 
 Key = tuple[int, int]
 """A pass of a rank: micro-batch and chunk."""
@@ -74,6 +80,10 @@ class PipelineEngine:
             for local in part.local_parameters()
         )
         self.optimizer = ShardedOptimizer(kinds, dp_group, train, self.splits_backward)
+        for part in self.parts:
+            for module in (part.embedding, *part.layers.values(), part.final_norm):
+                if module:
+                    self.optimizer.wait_before(module)
         staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """Makes autograd record what is computed of a message."""
@@ -138,7 +148,8 @@ class PipelineEngine:
             part.train(training)
             part.observe = self.observe if training else None
         step = _Step(self, order, batches, scale)
-        step.run()
+        with native_attention(self.device):
+            step.run()
         if self._slicing.eight_bit:
             self._slicing.eight_bit.forget_weights()
         return step.losses
@@ -162,6 +173,17 @@ class PipelineEngine:
     def new_message(self) -> Tensor:
         """An uninitialised message: hidden states of a micro-batch, or their gradient."""
         return self._message()
+
+
+def native_attention(device: torch.device) -> AbstractContextManager[object]:
+    """From Hopper on prefer cuDNN's attention, whose kernels are made for the GPU; releases of PyTorch differ in this.
+
+    Where kernels must be deterministic PyTorch chooses, and what cuDNN cannot do goes to the next that can.
+    """
+    any_kernel = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
+    if any_kernel or torch.cuda.get_device_capability(device) < HOPPER:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *EXACT_DROPOUT], set_priority=True)
 
 
 class _Step:
@@ -197,13 +219,13 @@ class _Step:
             if stage or tokens_BS is None
             else tokens_BS.to(engine.device, non_blocking=True)
         )
-        engine.optimizer.wait_for_weights(action.chunk)
         if torch.is_grad_enabled() and stage:
             x = _Received.apply(x, engine.anchor, self._input_gradients, key)  # type: ignore[no-untyped-call]
         host = engine.host_activations if torch.is_grad_enabled() and key not in self._back_at_once else None
         with host.moved_out(key) if host else nullcontext():
             y = part(x)
         if targets_BS is not None and stage == engine.last_stage:
+            engine.optimizer.wait_for_weights(action.chunk)  # those of a head of its own
             y = part.loss(y, targets_BS.to(engine.device, non_blocking=True))
             self.losses.append(y.detach())
         else:

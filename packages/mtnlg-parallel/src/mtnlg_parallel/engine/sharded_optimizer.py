@@ -1,13 +1,13 @@
-"""ZeRO-1 whose gradients are summed in fp32 while backward runs: AdamW over this rank's share of every bucket.
+"""ZeRO-1 whose gradients are summed while backward runs: AdamW over this rank's share of every bucket.
 
 A bucket is some parameters of one part of the decoder, side by side in flat buffers: weights in the model's dtype,
-gradients in fp32, both cut evenly over the data-parallel ranks, at any element.
+gradients in fp32 or as ``train.gradients`` says, both cut evenly over the data-parallel ranks, at any element.
 
     add, product      each micro-batch adds to the bucket's gradients, the first overwrites them
     reduce            once the last micro-batch has added all of them: reduce-scatter to the rank that owns the share
     norm              of all shares, each parameter once; the sum of squares is the caller's to sum over all ranks
     update            AdamW on fp32 master weights, this rank's share
-    gather            all-gather of the shares' weights, waited for before the part's next forward
+    gather            all-gather of the shares' weights, the first layer's first; each layer waits for its own
 
 Parameters of which each tensor-parallel rank has seen a part of the sequence, and the tied token table where first and
 last stage hold a copy each, are summed over those ranks before: their buckets are reduced after the last backward.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Work
+    from torch.nn import Module
 
     from mtnlg_model.checkpoint.manifest import SlotName
     from mtnlg_parallel.model.eight_bit import Factor
@@ -62,6 +63,7 @@ class Bucket:
         kind: BucketKind,
         parameters: Sequence[LocalParameter],
         dp_group: ProcessGroup,
+        dtype: torch.dtype,
         put_off: list[Callable[[], None]] | None = None,
     ) -> None:
         self.kind, self.parameters, self._group = kind, parameters, dp_group
@@ -71,10 +73,10 @@ class Bucket:
         width = -(-elements // ranks)
         self.begin, self.end = rank * width, (rank + 1) * width
         self.weights = torch.zeros(ranks * width, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros(ranks * width, dtype=torch.float32, device=first.device)
+        self.gradients = torch.zeros(ranks * width, dtype=dtype, device=first.device)
         share = self.weights[self.begin : self.end]
         self.master = torch.nn.Parameter(share.float() if first.dtype != torch.float32 else share)
-        self.gradient_share = self.master.grad = self.gradients[self.begin : self.end]
+        self._reduced = self.gradients[self.begin : self.end]
         self.starts: list[int] = []
         self.sums: list[ParameterGradient] = []
         self._arrivals_left = 0
@@ -98,7 +100,7 @@ class Bucket:
 
     def begin_step(self, micro_batches: int) -> None:
         """Expect the gradients of so many micro-batches of every parameter."""
-        self._arrivals_left = micro_batches * len(self.parameters)
+        self._arrivals_left, self.master.grad = micro_batches * len(self.parameters), None
         for gradient in self.sums:
             gradient.is_empty = True
 
@@ -109,9 +111,7 @@ class Bucket:
 
     def _start_reduce(self) -> None:
         if self._group.size() > 1:
-            work = distributed.reduce_scatter_tensor(
-                self.gradient_share, self.gradients, group=self._group, async_op=True
-            )
+            work = distributed.reduce_scatter_tensor(self._reduced, self.gradients, group=self._group, async_op=True)
             self._work.append(work)
 
     def reduce(self) -> None:
@@ -119,6 +119,12 @@ class Bucket:
         if self.kind.summed_over is not None:
             wait_for(distributed.all_reduce(self.gradients, group=self.kind.summed_over, async_op=True))
             self._start_reduce()
+
+    def finish_reduce(self) -> Tensor:
+        """The rank's share of the summed gradients, in fp32: where they are in bf16 a copy until the next step."""
+        self.finish()
+        self.master.grad = share = self._reduced.float()
+        return share
 
     def start_gather(self) -> None:
         """Begin to spread the updated shares of all ranks."""
@@ -195,13 +201,17 @@ class ShardedOptimizer:
     ) -> None:
         self.put_off: list[Callable[[], None]] = []
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
+        places: dict[Tensor, int] = {}
         for kind, local in parameters:
             by_kind.setdefault(kind, []).append(local)
+            places[local.parameter] = len(places)
+        dtype = torch.bfloat16 if train.gradients == "bf16" else torch.float32
         self.buckets = [
-            Bucket(kind, part, dp_group, self.put_off if apart else None)
+            Bucket(kind, part, dp_group, dtype, self.put_off if apart else None)
             for kind, locals_ in by_kind.items()
             for part in _parts(locals_[::-1])
         ]
+        self._in_order_of_use = sorted(self.buckets, key=lambda bucket: places[bucket.parameters[-1].parameter])
         groups: list[dict[str, Any]] = [
             {"params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays], "decays": decays}
             for decays in (True, False)
@@ -240,11 +250,8 @@ class ShardedOptimizer:
         """Wait until every share of the gradients is summed; returns the fp64 sum of squares of those that count."""
         for bucket in self.buckets:
             bucket.reduce()
-        squares = []
-        for bucket in self.buckets:
-            bucket.finish()
-            if bucket.kind.counts:
-                squares.append(_sum_of_squares(bucket.gradient_share))
+        shares = [(bucket.kind, bucket.finish_reduce()) for bucket in self.buckets]
+        squares = [_sum_of_squares(share) for kind, share in shares if kind.counts]
         device = self.buckets[0].gradients.device
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
@@ -255,11 +262,23 @@ class ShardedOptimizer:
             group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
         if scale < 1:
             for bucket in self.buckets:
-                bucket.gradient_share.mul_(scale)
+                if bucket.master.grad is not None:
+                    bucket.master.grad.mul_(scale)
         self._adamw.step()
         self._steps += 1
-        for bucket in self.buckets:
+        for bucket in self._in_order_of_use:
             bucket.start_gather()
+
+    def wait_before(self, module: Module) -> None:
+        """Have a module's forward wait until this rank has its weights."""
+        own = {*module.parameters()}
+        buckets = [bucket for bucket in self.buckets if any(local.parameter in own for local in bucket.parameters)]
+
+        def wait(*_: object) -> None:
+            for bucket in buckets:
+                bucket.finish()
+
+        module.register_forward_pre_hook(wait)
 
     def wait_for_weights(self, chunk: int) -> None:
         """Wait until this rank has all weights of a part."""

@@ -183,8 +183,9 @@ def _gradient_bytes(run: Run, software: Software) -> int:
 
 
 def _apart_bytes(shape: Shape, software: Software) -> float:
-    """An fp32 weight gradient of 8-bit factors, which is added to its sum by another operation; after the loss."""
-    return 4.0 * max(n * k for n, k in shape.linears) if sums_apart(shape, software) else 0.0
+    """A weight gradient of 8-bit factors, which is added to its sum by another operation; after the loss."""
+    width = float(software.reduced_bytes(shape.gradient_bytes))
+    return width * max(n * k for n, k in shape.linears) if sums_apart(shape, software) else 0.0
 
 
 def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:

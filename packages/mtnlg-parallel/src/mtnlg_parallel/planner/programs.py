@@ -107,7 +107,7 @@ SOFTWARE: Final = _programs(
     # what it has, and any schedule runs; DeepSpeed's runs the default one.
     (
         ENGINES["pipeline"],
-        _OURS + "fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule",
+        _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule",
         {"scatter_pipeline": False},
     ),
     (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),

@@ -220,7 +220,8 @@ def train_run(recipe: Recipe) -> Run:
 def train_software(train: Train) -> Software:
     """The program that ``train`` runs. An engine of the user's own is planned as the default one."""
     engine = load_software(ENGINES.get(train.engine, ENGINES["pipeline"]))
-    return engine if train.kernels else engine.model_copy(update={"fused_kernels": False})
+    changes = {} if train.kernels else {"fused_kernels": False}
+    return engine.model_copy(update=changes | {"reduces_half": train.gradients == "bf16"})
 
 
 def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None = None) -> str | None:

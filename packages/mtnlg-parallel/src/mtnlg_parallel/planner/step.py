@@ -257,7 +257,8 @@ def _exposed_by_chunk(
     """Seconds of each stage's gradient reduction after its work, and of the weights' gathering before the next step's.
 
     A chunk's buckets are reduced as its last pass fills them, first those of its last layer's second MLP matrix, of a
-    parameter each at least; the first layer's qkv is last. Weights are gathered chunk by chunk, each until its forward.
+    parameter each at least; the first layer's qkv is last. Weights are gathered chunk by chunk, each until its forward;
+    in our engine each layer's until the layer's.
     """
     pp, shape, cut = run.layout.pp, run.shape, chunks(run, software)
     width, (columns, depth) = software.reduced_bytes(shape.gradient_bytes), shape.linears[0]
@@ -278,8 +279,12 @@ def _exposed_by_chunk(
         for chunk in own:
             has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
             table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
+            first = arrived + ring.gather(shape.width * (parameters[chunk] / max(cut[chunk].layers, 1) + table))
             arrived += ring.gather(shape.width * (parameters[chunk] + table))
-            gathered = max(gathered, arrived - starts[chunk])
+            last = arrived
+            if software.is_ours:  # all layers but one run before the last one's weights are needed
+                last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / max(cut[chunk].layers, 1)))
+            gathered = max(gathered, last - starts[chunk])
     return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
 

@@ -51,8 +51,8 @@ ONE_CAST_KERNELS: Final = 3
 TRANSPOSE_BYTES: Final = 2
 """Traffic an element of 8 bits that is transposed, or copied."""
 
-APART_SUM_BYTES: Final = 12
-"""Traffic an element of an fp32 product that is added to the sum by an operation of its own."""
+APART_SUM: Final = 3
+"""Times that an element of a product goes through memory where an operation of its own adds it to the sum."""
 
 COPIED_SHARE: Final = 0.68
 """Share of an overlapped collective that costs no time where it is made of copies, which take no processors."""
@@ -141,7 +141,7 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
     if sums_apart(shape, software):
-        added = APART_SUM_BYTES * parameters
+        added = APART_SUM * software.reduced_bytes(shape.gradient_bytes) * parameters
     memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
     cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
@@ -149,7 +149,7 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
 
 
 def sums_apart(shape: Shape, software: Software) -> bool:
-    """Whether fp32 weight gradients of 8-bit factors are added by operations of their own, not in the product."""
+    """Whether weight gradients of 8-bit factors are added by operations of their own, not in the product."""
     return software.fused_accumulation and software.casts_8_bits_once(shape.product_width)
 
 
@@ -222,7 +222,7 @@ def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> f
 
 def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
     extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if software.fused_accumulation else 0
-    extra = 2 if sums_apart(shape, software) else extra
+    extra = software.reduced_bytes(shape.gradient_bytes) - 2 if sums_apart(shape, software) else extra
     return sum(
         gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra, width=shape.product_width)
         for columns, depth in shape.linears
