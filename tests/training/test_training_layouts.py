@@ -104,10 +104,11 @@ def test_activations_kept_on_the_host_change_no_bit(run_ranks: RunRanks, data: P
         ((2, 1, 2), {"precision": "bf16"}),
         ((2, 1, 2), {"precision": "bf16", "engine": "deepspeed"}),
         ((1, 2, 2), {"precision": "bf16", "schedule": "zero-bubble", "chunks": 2}),
+        ((2, 1, 2), {"precision": "bf16", "gradients": "bf16"}),
         ((2, 1, 2), {"precision": "fp8", "engine": "deepspeed"}),
         ((2, 2, 1), {"precision": "fp8", "schedule": "interleaved", "chunks": 2, "recompute": "none"}),
     ],
-    ids=["bf16", "bf16-deepspeed", "bf16-zero-bubble", "fp8-deepspeed", "fp8-interleaved"],
+    ids=["bf16", "bf16-deepspeed", "bf16-zero-bubble", "bf16-sums", "fp8-deepspeed", "fp8-interleaved"],
 )
 def test_resumes_to_the_last_bit(
     layout: tuple[int, int, int], changes: Json, run_ranks: RunRanks, data: Path, tmp_path: Path

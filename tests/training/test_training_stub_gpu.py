@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.schedule=zero-bubble", "model.attention_dropout=0", "model.layers=4"]
 """Of the pipeline engine, which runs it at pp = 1 too; attention draws its dropout's seed as a number on the host."""
 
-FP8 = "train.precision=fp8"
+FP8, SUMS = "train.precision=fp8", "train.gradients=bf16"
 EIGHT_BITS = [*SMALL, FP8, "train.recompute=full"]
 INTERLEAVED = ["train.schedule=interleaved", "train.chunks=2", "train.recompute=selective"]
 RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4", "train.sequence_parallel=true"]
@@ -36,6 +36,9 @@ PLANNED = {
         for stage in (0, 3)
     },
     "fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
+    "sums in bf16": Case("dense-1.3b", [*SMALL, SUMS], 0, 2),
+    "8 bits, sums in bf16": Case("dense-1.3b", [*SMALL, FP8, SUMS], 0, 2),
+    "four slices": Case("dense-1.3b", [*SMALL[1:], "layout.tp=4", "train.recompute=none"], 0, 2),
     "recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
     "recomputed, of 8 samples": Case("dense-1.3b", [*SMALL, "train.recompute=full", "train.micro_batch=8"], 0, 2),
     "8 bits": Case("dense-1.3b", [*SMALL, FP8], 0, 2),

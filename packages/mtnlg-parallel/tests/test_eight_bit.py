@@ -173,3 +173,23 @@ def test_shared_input_is_rounded_once_for_all_products(bits: int) -> None:
     assert roundings.count((torch.Size([32, 64]), FORWARD)) == (bits == 8)
     apart = gradients(lambda input_SBH: [products.column(input_SBH, layer) for layer in layers])
     assert all(map(torch.equal, together, apart))
+
+
+def test_sums_of_fewer_bits_in_forward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast: list[bool] = []
+    eager = eight_bit.product
+
+    def product(*factors: Any, fast_sums: list[bool] = fast, **options: Any) -> Tensor:  # noqa: ANN401  (its factors)
+        fast_sums.append(options.get("fast", False))
+        return eager(*factors, **options)
+
+    monkeypatch.setattr(eight_bit, "product", product)
+    layer = SlicedWeight(torch.nn.Parameter(noise(16, 32)), ONE_RANK)
+    torch.autograd.backward(products.column(noise(4, 1, 32).requires_grad_(), layer).sum())
+    assert fast == [True, False, False]
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **options: asked.append(options["use_fast_accum"]))
+    values: Any = SimpleNamespace(is_cuda=True, t=lambda: None)
+    for is_fast in (True, False):
+        eager(Factor(values, noise(1)), Factor(values, noise(1)), torch.bfloat16, is_fast)
+    assert asked == [True, False]

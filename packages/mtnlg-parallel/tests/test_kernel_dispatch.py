@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from mtnlg_model import functional
+from mtnlg_parallel.engine.pipeline_engine import native_attention
 from mtnlg_parallel.kernels import best_ops, dispatch
 from mtnlg_parallel.model import attention_masks
 from mtnlg_parallel.model.head import EAGER
@@ -75,6 +77,26 @@ def test_empty_tensors_launch_nothing() -> None:
     torch.autograd.backward(best_ops(CPU).bias_gelu(x_F, bias_F).sum())
     assert bias_F.grad is not None
     assert not bias_F.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("capability", "deterministic", "is_first"),
+    [((9, 0), False, True), ((10, 0), False, True), ((8, 0), False, False), ((9, 0), True, False)],
+)
+def test_cudnn_attention_comes_first_from_hopper_on(
+    capability: tuple[int, int], deterministic: bool, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    order = torch._C._get_sdp_priority_order
+    before = order()
+    with native_attention(torch.device("cuda")):
+        assert (order() != before) == is_first
+        assert order()[0] == int(SDPBackend.CUDNN_ATTENTION if is_first else before[0])
+        q_BNSD = torch.zeros(1, 1, 2, 8)
+        attention_masks.attention_of_rank(0, q_BNSD, q_BNSD, q_BNSD, None, 1.0, 0.1)
+        assert order()[0] == int(SDPBackend.CUDNN_ATTENTION if is_first else before[0])
+    assert order() == before
 
 
 def test_attention_dropout_avoids_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,3 +98,6 @@ def test_rank_with_chunks_holds_strided_stages(mt_nlg: Recipe) -> None:
     shard = rank_shard(mt_nlg.model_copy(update={"train": train}), 2239)
     assert tuple(shard.parts) == ("layers.34", "layers.69", "layers.104", "final_norm", "head")
     assert list(shard.state) == ["weights", "accumulated gradients", "master weights", "moments"]
+    halved = train.model_copy(update={"gradients": "bf16"})
+    state = rank_shard(mt_nlg.model_copy(update={"train": halved}), 2239).state
+    assert state == {**shard.state, "accumulated gradients": shard.state["accumulated gradients"] / 2}

@@ -4,6 +4,7 @@ Torch's collectives are replaced by ones that note when they begin and when they
 the stream wait, not the host, so what runs between the two runs beside the collective.
 """
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,7 +50,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401  (what a product asks of a slicing)
     """A weight whose gradient's product is noted."""
     layer = SlicedWeight(torch.nn.Parameter(torch.randn(4, 4)), slicing)
-    layer.sink = SimpleNamespace(product=lambda *_: events.append("product for dW"))
+    layer.sink = SimpleNamespace(
+        product=lambda *_: events.append("product for dW"), beside=lambda: events.append("product that waits")
+    )
     return layer
 
 
@@ -61,9 +64,54 @@ def test_input_gradient_sum_overlaps_weight_product(sequence_parallel: bool, eve
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
     if sequence_parallel:
         gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
-        assert events == [gather, scatter, f"waited for {gather}", "product for dW", f"waited for {scatter}"]
+        beside = ["product that waits", f"waited for {gather}", "product for dW"]
+        assert events == [gather, scatter, *beside, f"waited for {scatter}"]
     else:
-        assert events == ["all_reduce", "product for dW", "waited for all_reduce"]
+        assert events == ["all_reduce", "product that waits", "product for dW", "waited for all_reduce"]
+
+
+def test_output_gradient_gather_overlaps_a_product_that_waits(events: Events) -> None:
+    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=True, eight_bit=None, group=None)
+    y = products.row(torch.randn(2, 1, 4, requires_grad=True), sliced_weight(slicing, events))
+    events.clear()
+    y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
+    gather = "all_gather_into_tensor"
+    assert events == [gather, "product that waits", f"waited for {gather}", "product for dW"]
+
+
+@pytest.mark.parametrize("product", [products.column, products.row])
+def test_forward_collectives_overlap_products_of_pieces(
+    product: Callable[..., Tensor], events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slicing: Any = SimpleNamespace(degree=4, sequence_parallel=True, eight_bit=None, group=None)
+    layer, is_row = sliced_weight(slicing, events), product is products.row
+    matmul = products.matmul
+    monkeypatch.setattr(products, "matmul", lambda *factors: events.append("product") or matmul(*factors))
+    y = product(torch.randn(8, 1, 4), layer)
+    assert len(y) == (2 if is_row else 32)
+    if is_row:
+        scatter = "reduce_scatter_tensor"
+        assert events == ["product", scatter] * 2 + [f"waited for {scatter}"] * 2
+    else:
+        gather = "all_gather_into_tensor"
+        assert events == [gather, gather, *2 * [f"waited for {gather}", "product"]]
+
+
+def test_a_product_waits_for_a_collective(events: Events) -> None:
+    layers, optimizer = bucketed([0, 0, 0], events, at_most=1)
+    optimizer.begin_step(1)
+    sums = [cast("Any", layer.sink) for layer in layers]
+    sums[2].product(torch.ones(4, 2), torch.ones(4, 2))
+    assert sums[2].is_empty
+    sums[1].beside()
+    assert not sums[2].is_empty
+    for number in (1, 0):
+        sums[number].product(torch.ones(4, 2), torch.ones(4, 2))
+    assert [each.is_empty for each in sums] == [True, False, False]
+    (last,) = optimizer.take_put_off()
+    assert not events
+    last()
+    assert events == ["reduce_scatter_tensor"]
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -82,10 +130,12 @@ def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, 
     assert [event for event in events if not event.startswith("waited")] == begun
 
 
-def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None:
+def bucketed(
+    chunks: Sequence[int], events: Events, at_most: int = 0, train: Train = TRAIN
+) -> tuple[list[SlicedWeight], ShardedOptimizer]:
+    """A weight in each of these chunks, and their optimizer over two ranks."""
     group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
-    layers = [sliced_weight(None, events) for _ in range(3)]
-    chunks = (0, 0, 1)
+    layers = [sliced_weight(None, events) for _ in chunks]
     optimizer = ShardedOptimizer(
         (
             (
@@ -95,8 +145,14 @@ def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None
             for chunk, layer in zip(chunks, layers, strict=True)
         ),
         group,
-        TRAIN,
+        train,
+        at_most,
     )
+    return layers, optimizer
+
+
+def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None:
+    layers, optimizer = bucketed([0, 0, 1], events)
     optimizer.begin_step(2)
     for number in (2, 2, 1, 1, 0, 0):  # the last part's two micro-batches first
         events.append(f"dW of {number}")
@@ -113,3 +169,56 @@ def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None
     assert events == [gathered] * 2 + [f"waited for {gathered}"]
     optimizer.wait_for_weights(1)
     assert events == [gathered] * 2 + [f"waited for {gathered}"] * 2
+
+
+def test_each_layer_waits_for_its_own_weights(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_optimizer, "BUCKET_ELEMENTS", 1)
+    layers, optimizer = bucketed([0, 0, 0], events)
+    for number, layer in enumerate(layers):
+        optimizer.wait_before(layer)
+        layer.forward = lambda number=number: events.append(f"layer {number}")
+    optimizer.begin_step(1)
+    for layer in layers:
+        cast("Any", layer.sink).product(torch.ones(4, 2), torch.ones(4, 2))
+    optimizer.finish_gradients()
+    before = [layer.weight.data_ptr() for layer in layers]
+    gathers: list[int] = []
+    begin = sharded_optimizer.distributed.all_gather_into_tensor
+
+    def gather(weights: Tensor, *rest: Any, **options: Any) -> Any:  # noqa: ANN401  (a collective)
+        gathers.append(weights.data_ptr())
+        return begin(weights, *rest, **options)
+
+    monkeypatch.setattr(sharded_optimizer.distributed, "all_gather_into_tensor", gather)
+    events.clear()
+    optimizer.update(1.0, StepSettings(1e-3, 0.1, 1.0))
+    assert gathers == before
+    for layer in layers:
+        layer()
+    gathered = "all_gather_into_tensor"
+    ran = [event for number in range(3) for event in (f"waited for {gathered}", f"layer {number}")]
+    assert events == [gathered] * 3 + ran
+
+
+def test_bf16_sums_are_reduced_in_bf16_and_updated_in_fp32(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
+    (layer,), optimizer = bucketed([0], events, train=TRAIN.model_copy(update={"gradients": "bf16"}))
+    reduced: list[torch.dtype] = []
+    fake = sharded_optimizer.distributed
+    begin = fake.reduce_scatter_tensor
+
+    def reduce_scatter(share: Tensor, *rest: Any, **options: Any) -> Any:  # noqa: ANN401  (a collective)
+        reduced.append(share.dtype)
+        return begin(share, *rest, **options)
+
+    monkeypatch.setattr(fake, "reduce_scatter_tensor", reduce_scatter)
+    (bucket,) = optimizer.buckets
+    for value in (1.0, 2**-8):  # of which bf16 has no sum
+        optimizer.begin_step(2)
+        assert bucket.master.grad is None
+        for factor in (1.0, value):
+            cast("Any", layer.sink).product(torch.full((4, 1), factor), torch.ones(4, 1))
+        optimizer.finish_gradients()
+        assert bucket.master.grad is not None
+        assert bucket.master.grad.dtype == torch.float32
+        assert bucket.master.grad.tolist() == [2.0 if value == 1 else 1.0] * 8
+    assert reduced == [torch.bfloat16] * 2

@@ -175,6 +175,7 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.lerning_rate=1", "train.lerning_rate = 1: unknown key; valid keys: batch, betas"),
         ('train.lr="fast"', "train.lr = 'fast': Input should be a valid number"),
         ("train.precision=fp16", "train.precision = 'fp16': Input should be 'fp32', 'bf16' or 'fp8'"),
+        ("train.gradients=bf16", 'gradients = "bf16" needs precision = "bf16" or "fp8"'),
         ("train.warmup=100", "warmup = 100 must end before decay = 100"),
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),

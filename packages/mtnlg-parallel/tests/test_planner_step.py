@@ -16,9 +16,10 @@ from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_second
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
 from mtnlg_parallel.planner.report import plan
-from mtnlg_parallel.planner.run import Run, hardware_flops
+from mtnlg_parallel.planner.run import Run, hardware_flops, train_software
 from mtnlg_parallel.planner.scaling import PUBLISHED
 from mtnlg_parallel.planner.step import chunks, lower_bound, predict
+from mtnlg_parallel.recipe import Train
 
 SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
 MT_NLG = preset("mt-nlg-530b")
@@ -381,3 +382,28 @@ def test_offloading_costs_only_exposed_copies() -> None:
     forward = min(predict(kept, DGX, engine).pipeline.forward)
     assert seconds(moved, a_pass / forward) <= at_once + forward
     assert seconds(moved, 1e9) == pytest.approx(31 * a_pass / 1e9, rel=0.2), "each but the last micro-batch, one way"
+
+
+def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
+    """And not another program with the same switches."""
+    other = PIPELINE.model_copy(update={"name": "other"})
+    run = Run(SMALL, Layout(tp=4, dp=8), batch=32, recompute="none", sequence_parallel=True)
+    ours, theirs = (predict(run, DGX, program).breakdown for program in (PIPELINE, other))
+    assert 0 < ours.data_comms < theirs.data_comms
+    assert 0 < ours.tensor_comms < theirs.tensor_comms
+    assert ours.compute > theirs.compute * 0.999
+    forward = [layer_cost.layer(run.shape, DGX, program).forward for program in (PIPELINE, other)]
+    assert forward[0].products >= forward[1].products
+    c, busy = forward[1].collectives, forward[0].products
+    assert forward[0].collectives == pytest.approx(c / 2 + c / 2 - 0.5 * min(c / 2, busy))
+    whole = run._replace(layout=Layout(tp=2, dp=8))
+    whole_forward = [layer_cost.layer(whole.shape, DGX, program).forward for program in (PIPELINE, other)]
+    assert whole_forward[0].collectives == whole_forward[1].collectives
+
+
+@pytest.mark.parametrize(("gradients", "width"), [("fp32", 4), ("bf16", 2)])
+def test_a_recipes_sums_of_gradients_are_planned(gradients: str, width: int) -> None:
+    train = Train.model_validate({"samples": 8, "batch": 8, "lr": 1e-3, "decay": 8, "gradients": gradients})
+    run = Run(SMALL, Layout(dp=8), batch=8)
+    held = memory(run, train_software(train))[0]
+    assert held.gradients == width * SMALL.parameters

@@ -141,7 +141,8 @@ class Train(Settings):
         "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
     )
     gradients: Literal["fp32", "bf16"] = Field(
-        "fp32", description="of their sums over micro-batches and ranks; bf16 rounds at each, and takes half of the memory"
+        "fp32",
+        description="of their sums over micro-batches and ranks; bf16 rounds at each, and takes half of the memory",
     )
     recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
     engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")

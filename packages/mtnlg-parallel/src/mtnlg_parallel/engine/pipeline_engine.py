@@ -79,7 +79,8 @@ class PipelineEngine:
             for chunk, part in enumerate(self.parts)
             for local in part.local_parameters()
         )
-        self.optimizer = ShardedOptimizer(kinds, dp_group, train, self.splits_backward)
+        at_most = None if self.splits_backward else int(layout.tp > 1)
+        self.optimizer = ShardedOptimizer(kinds, dp_group, train, at_most)
         for part in self.parts:
             for module in (part.embedding, *part.layers.values(), part.final_norm):
                 if module:
@@ -244,10 +245,11 @@ class _Step:
         else:
             dy = self._receives["backward"].take()
         torch.autograd.backward((output,), (dy,))
-        if engine.splits_backward:
-            self._put_off[key] = engine.optimizer.take_put_off()
+        self._put_off[key] = engine.optimizer.take_put_off()
         if stage:
             self._send("backward", self._input_gradients.pop(key), stage - 1)
+        if not engine.splits_backward:
+            self._weights(action)
         if engine.host_activations:
             engine.host_activations.drop(key)
 

@@ -15,6 +15,8 @@ last stage hold a copy each, are summed over those ranks before: their buckets a
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ from mtnlg_parallel.waiting import wait_for
 from .contract import MOMENTS, Fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup, Work
     from torch.nn import Module
@@ -64,7 +66,7 @@ class Bucket:
         parameters: Sequence[LocalParameter],
         dp_group: ProcessGroup,
         dtype: torch.dtype,
-        put_off: list[Callable[[], None]] | None = None,
+        put_off: PutOff,
     ) -> None:
         self.kind, self.parameters, self._group = kind, parameters, dp_group
         first = parameters[0].parameter
@@ -86,7 +88,7 @@ class Bucket:
             self.starts.append(start)
             start = self._take(local, start, put_off)
 
-    def _take(self, local: LocalParameter, start: int, put_off: list[Callable[[], None]] | None) -> int:
+    def _take(self, local: LocalParameter, start: int, put_off: PutOff) -> int:
         """Lay a parameter's storage into the buffers, and have its gradients added there."""
         parameter = local.parameter
         stop = start + parameter.numel()
@@ -147,24 +149,38 @@ class Bucket:
                 yield local, begin - first, end - first, begin - self.begin
 
 
+class PutOff:
+    """Products of weight gradients that wait: all, to be taken, with ``most`` None; else so many at most."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self.products = deque[Callable[[], None]]()
+
+    def append(self, product: Callable[[], None]) -> None:
+        """Let a product wait; those before it run while more than ``most`` do."""
+        self.products.append(product)
+        self.run(self._most or 0)
+
+    def run(self, left: int) -> None:
+        """Run the oldest until so many are left."""
+        while self._most is not None and len(self.products) > max(left, 0):
+            self.products.popleft()()
+
+
 class ParameterGradient:
-    """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it.
+    """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it."""
 
-    Products go to the list ``put_off``, if there is one, to be called later.
-    """
-
-    def __init__(
-        self, total: Tensor, arrived: Callable[[], None], put_off: list[Callable[[], None]] | None = None
-    ) -> None:
+    def __init__(self, total: Tensor, arrived: Callable[[], None], put_off: PutOff) -> None:
         self._total, self._arrived, self._put_off = total, arrived, put_off
         self.is_empty = True
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         """Add dy xᵀ, or put it off."""
-        if self._put_off is None:
-            self._add_product(dy_ON, x_IN)
-        else:
-            self._put_off.append(lambda: self._add_product(dy_ON, x_IN))
+        self._put_off.append(lambda: self._add_product(dy_ON, x_IN))
+
+    def beside(self) -> None:
+        """Add the product that has waited longest, unless all wait to be taken."""
+        self._put_off.run(len(self._put_off.products) - 1)
 
     def _add_product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         products.add_product(self._total, dy_ON, x_IN, first=self.is_empty)
@@ -189,7 +205,8 @@ class ParameterGradient:
 class ShardedOptimizer:
     """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares.
 
-    Where weight gradients are ``apart`` from backward, their products wait in a list that `take_put_off` empties.
+    So many products of weight gradients may wait ``at_most``, for a collective beside which to run, and all with None;
+    `take_put_off` takes what waits.
     """
 
     def __init__(
@@ -197,9 +214,9 @@ class ShardedOptimizer:
         parameters: Iterable[tuple[BucketKind, LocalParameter]],
         dp_group: ProcessGroup,
         train: Train,
-        apart: bool = False,
+        at_most: int | None = 0,
     ) -> None:
-        self.put_off: list[Callable[[], None]] = []
+        self._put_off = PutOff(at_most)
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
         places: dict[Tensor, int] = {}
         for kind, local in parameters:
@@ -207,7 +224,7 @@ class ShardedOptimizer:
             places[local.parameter] = len(places)
         dtype = torch.bfloat16 if train.gradients == "bf16" else torch.float32
         self.buckets = [
-            Bucket(kind, part, dp_group, dtype, self.put_off if apart else None)
+            Bucket(kind, part, dp_group, dtype, self._put_off)
             for kind, locals_ in by_kind.items()
             for part in _parts(locals_[::-1])
         ]
@@ -237,8 +254,8 @@ class ShardedOptimizer:
 
     def take_put_off(self) -> list[Callable[[], None]]:
         """The products that have been put off since the last call."""
-        taken = [*self.put_off]
-        self.put_off.clear()
+        taken = [*self._put_off.products]
+        self._put_off.products.clear()
         return taken
 
     def begin_step(self, micro_batches: int) -> None:

@@ -88,9 +88,10 @@ class EightBit:
 
 
 @torch.no_grad()
-def product(a_MK: Factor, b_NK: Factor, dtype: torch.dtype) -> Tensor:
-    """A bᵀ, [M, N] in ``dtype``, summed in fp32."""
+def product(a_MK: Factor, b_NK: Factor, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """A bᵀ, [M, N] in ``dtype``, summed in fp32; ``fast``: of fewer bits, in the registers of Hopper's tensor cores."""
     (a, a_scale), (b, b_scale) = a_MK, b_NK
     if a.is_cuda:
-        return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=dtype)  # noqa: SLF001  (torch's only door to 8-bit products)
+        scales = {"scale_a": a_scale, "scale_b": b_scale}
+        return torch._scaled_mm(a, b.t(), **scales, out_dtype=dtype, use_fast_accum=fast)  # noqa: SLF001  (torch's only door to 8-bit products)
     return ((a.float() @ b.float().t()) * (a_scale * b_scale)).to(dtype)

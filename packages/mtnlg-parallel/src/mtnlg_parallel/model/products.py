@@ -5,8 +5,10 @@
 
 Sums and gathers are over the tensor-parallel ranks: all-reduces, or under sequence parallelism reduce-scatters and
 all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backward each is in flight beside a product:
-gathers beside the one for dx, sums of dx beside the one for dW. Products of one x, as SwiGLU's, share its gathers, its
-rounding and the sum of dx over the ranks.
+gathers of x beside the one for dx, gathers of dy and sums of dx beside one for a dW, that of the layer before in
+backward where a sink lets it wait. In forward a sequence is cut in `pieces`: each one's gather is beside the product of
+the piece before, its sum beside that of the next. Products of one x, as SwiGLU's, share its gathers, its rounding and
+the sum of dx over the ranks.
 
 A layer's weight is a `SlicedWeight`. Its dW goes to the `GradientSink` that an engine has set, and else to autograd. A
 sink can add it in fp32 inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has
@@ -89,6 +91,9 @@ class GradientSink(Protocol):
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
         """Add dy xᵀ, a sum over tokens, now or later; both factors are of one kind."""
 
+    def beside(self) -> None:
+        """Add a product that waits, if any: a collective is in flight."""
+
 
 class SlicedWeight(nn.Module):
     """A rank's slice of a weight, [O, I], how its ranks multiply by it, and what takes its gradient."""
@@ -144,6 +149,9 @@ class _Columns(Function):
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.layers, slicing = layers, layers[0].slicing
+        if (number := pieces(slicing, x.shape[0])) > 1:
+            ctx.save_for_backward(x)
+            return _gathered_products(x, weights, slicing, number)
         whole, x_NI = _wait(*_gather(x, slicing)), None
         if slicing.eight_bit is None:
             ctx.save_for_backward(x)
@@ -168,6 +176,7 @@ class _Columns(Function):
             dx += more
             factors.append(dy_ON)
         summed = _sum(dx, slicing)
+        _run_beside(summed[1], layers[0])
         x = _wait(*gathered)
         if not any(ctx.needs_input_grad[2:]):
             return _wait(*summed), None, *(None for _ in layers)
@@ -209,15 +218,74 @@ class _Row(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SlicedWeight, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
         x_NI = kept.pop()
         ctx.layer, ctx.kept = layer, kept
+        if (number := pieces(layer.slicing, x.shape[0] // layer.slicing.degree)) > 1:
+            return _summed_product(x, weight, layer.slicing, number)
         return _wait(*_sum(_forward(x_NI, x, weight, layer.slicing), layer.slicing))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401  (as above)
         (x, *scale), layer = ctx.kept[0].saved_tensors, ctx.layer
-        dx, dy_ON = _backward(_wait(*_gather(dy, layer.slicing)), layer.weight, layer.slicing)
+        gathered = _gather(dy, layer.slicing)
+        _run_beside(gathered[1], layer)
+        dx, dy_ON = _backward(_wait(*gathered), layer.weight, layer.slicing)
         x_IN = Factor(x, *scale) if scale else _matrix(x).t()
         return dx, _weight_gradient(layer, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
+
+
+def pieces(slicing: Slicing, rows: int) -> int:
+    """In how many pieces a forward product goes of which each rank has ``rows`` positions; whole, in one.
+
+    Products of pieces are slower, collectives of many ranks longer: a piece for each two ranks.
+    """
+    number = slicing.degree // 2
+    cut = slicing.sequence_parallel and slicing.eight_bit is None and number > 0 and rows % number == 0
+    return number if cut else 1
+
+
+def _gathered_products(x: Tensor, weights: Sequence[Tensor], slicing: Slicing, number: int) -> tuple[Tensor, ...]:
+    """Each product of the whole x, [S/tp, …, I] → [S, …, O]; the next piece is gathered beside those of one."""
+    ys = [x.new_empty(len(x) * slicing.degree, *x.shape[1:-1], len(weight)) for weight in weights]
+    gathered = _gather(x.chunk(number)[0], slicing)
+    for place, following in enumerate((*x.chunk(number)[1:], None)):
+        piece, gathered = gathered, (x, None) if following is None else _gather(following, slicing)
+        x_RNI = _wait(*piece).view(slicing.degree, -1, x.shape[-1])
+        for y, weight in zip(ys, weights, strict=True):
+            _multiply(x_RNI, weight, _by_rank(y, slicing, number)[place])
+    return tuple(ys)
+
+
+def _summed_product(x: Tensor, weight: Tensor, slicing: Slicing, number: int) -> Tensor:
+    """The summed product, [S, …, I] → [S/tp, …, O]; one piece is summed beside the product of the next."""
+    y = x.new_empty(len(x) // slicing.degree, *x.shape[1:-1], len(weight))
+    sums = []
+    for x_RNI, part in zip(_by_rank(x, slicing, number), y.chunk(number), strict=True):
+        partial = x.new_empty(*x_RNI.shape[:-1], len(weight))
+        _multiply(x_RNI, weight, partial)
+        summed = partial.view(-1, *y.shape[1:])
+        sums.append((distributed.reduce_scatter_tensor(part, summed, group=slicing.group, async_op=True), partial))
+    for work, _ in sums:
+        wait_for(work)
+    return y
+
+
+def _by_rank(x: Tensor, slicing: Slicing, number: int) -> tuple[Tensor, ...]:
+    """[S, …, I] → of each piece what belongs to each rank's positions, [R, N, I]."""
+    return x.reshape(slicing.degree, number, -1, x.shape[-1]).unbind(1)
+
+
+def _multiply(x_RNI: Tensor, weight_OI: Tensor, out_RNO: Tensor) -> None:
+    """X Wᵀ into a tensor whose ranks may lie apart."""
+    if x_RNI.is_cuda:
+        torch.bmm(x_RNI, weight_OI.t().expand(len(x_RNI), -1, -1), out=out_RNO)
+    else:
+        out_RNO.copy_(matmul(x_RNI.contiguous(), weight_OI.t()))
+
+
+def _run_beside(work: Work | None, layer: SlicedWeight) -> None:
+    """Beside a collective run a product that waits."""
+    if work and layer.sink:
+        layer.sink.beside()
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -230,7 +298,7 @@ def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -
     if x_NI is None or slicing.eight_bit is None:
         return matmul(x, weight.t())
     w_OI, _ = slicing.eight_bit.weight(weight)
-    return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
+    return eight_bit.product(x_NI, w_OI, x.dtype, fast=True).view(*x.shape[:-1], -1)
 
 
 def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor | Factor]:

@@ -121,7 +121,9 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
     recomputed = _recomputed_bytes(shape, software)
-    if waiting and run.recompute == "full":  # the last layer's factors wait in place of all that it keeps at work
+    if (
+        run.pipeline_schedule.splits_backward and run.recompute == "full"
+    ):  # the last layer's factors wait in place of all that it keeps at work
         last = _factor_bytes(run, software) + (_table_bytes(run) if layout.pp == 1 else 0.0)
         waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
     embedding = _end_activations(run, stage)
@@ -287,9 +289,10 @@ def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int)
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes that weight gradients put off keep."""
+    """Peak bytes that weight gradients put off keep; in our own engine one waits for a collective."""
     if not run.pipeline_schedule.splits_backward:
-        return 0.0
+        one = software.name == ENGINES["pipeline"] and run.layout.tp > 1
+        return _factor_bytes(run, software) / len(run.shape.linears) if one else 0.0
     passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
     layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
     return _factor_bytes(run, software) * passes * layers

@@ -18,6 +18,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.planner.programs import ENGINES
 
 from . import network
 from .attention import attention
@@ -117,8 +118,9 @@ def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cos
 
 def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     """Forward cost of a layer without the attention core."""
-    products = sum(
-        gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
+    pieces = _pieces(shape, software)
+    products = pieces * sum(
+        gemm_seconds(cluster, shape.tokens // pieces, columns, depth, width=shape.product_width)
         for columns, depth in shape.linears
     )
     kernels = _kernels(software)
@@ -126,8 +128,19 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     collectives = tensor_collectives(shape, cluster, 2 - _saved_by_8_bits(shape, software))
     if software.overlap_forward:
         collectives = collectives._replace(collectives=exposed(collectives.collectives, products, COPIED_SHARE))
+    elif pieces > 1:  # all but the first gather, and all but the last sum
+        first = collectives.collectives / pieces
+        beside = exposed(collectives.collectives - first, products)
+        launches = pieces * collectives.launches + (pieces - 1) * len(shape.linears)
+        collectives = collectives._replace(collectives=first + beside, launches=launches)
     cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
     return cost.plus(_casts(shape, cluster, software, 0)).plus(_exchange(shape, cluster, software))
+
+
+def _pieces(shape: Shape, software: Software) -> int:
+    """In how many pieces our engines multiply forward, each beside a collective (`model.products.pieces`)."""
+    cut = software.is_ours and shape.sequence_parallel and shape.product_width > 1
+    return max(shape.tp // 2, 1) if cut else 1
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
@@ -232,8 +245,9 @@ def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float
 def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
     """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more, or their 8 bits.
 
-    Sums of input gradients, and these gathers, go beside weight gradients. Where those are put off, the gathers alone
-    have a product beside them, that of an input gradient.
+    Sums of input gradients, and these gathers, go beside weight gradients; in our own engine, where one may wait for
+    it, gathers of output gradients too. Where those are put off, the first gathers alone have a product beside them,
+    that of an input gradient.
     """
     in_8_bits = software.casts_8_bits_once(shape.product_width) or _saved_by_8_bits(shape, software) > 0
     again = 0.5 if in_8_bits else 1.0
@@ -244,7 +258,9 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
     if shape.splits_backward:
         number, beside = again if shape.sequence_parallel else 0, inputs
     else:
-        number, beside = 1 + again if shape.sequence_parallel else 2, _weight_seconds(shape, cluster, software)
+        outputs = software.name == ENGINES["pipeline"]  # whose gradients are gathered beside a product that waits
+        number = 1 + again + outputs if shape.sequence_parallel else 2
+        beside = _weight_seconds(shape, cluster, software)
     overlapped = tensor_collectives(shape, cluster, number).collectives
     hidden = overlapped - exposed(overlapped, beside, COPIED_SHARE if software.overlap_forward else OVERLAP_SHARE)
     return collectives._replace(collectives=collectives.collectives - hidden)
