@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mtnlg_parallel import layout
 from mtnlg_parallel.engine import deepspeed as deepspeed_engine
 from mtnlg_parallel.engine import pipeline_engine, sharded_optimizer
 from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine, GuardedAdamW
@@ -97,6 +98,12 @@ def small_buckets() -> None:
     sharded_optimizer.BUCKET_ELEMENTS = deepspeed_engine.COPIED_ELEMENTS = 500
 
 
+def small_pieces() -> None:
+    """Have four tensor-parallel ranks multiply in two pieces, of however few tokens."""
+    vars(layout)["PIECE_TOKENS"] = 1
+
+
+PipelinePieces = broken(PipelineEngine, small_pieces)
 PipelineUnsummed = broken(PipelineEngine, sum_nothing)
 PipelineHead = broken(PipelineEngine, lose_head_gradient)
 PipelineSum = broken(PipelineEngine, sum_in_bf16)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mtnlg_model.config import ModelConfig
+from mtnlg_parallel import layout
 from mtnlg_parallel.engine import sharded_optimizer
 from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
@@ -83,6 +84,7 @@ def test_output_gradient_gather_overlaps_a_product_that_waits(events: Events) ->
 def test_forward_collectives_overlap_products_of_pieces(
     product: Callable[..., Tensor], events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(layout, "PIECE_TOKENS", 1)
     slicing: Any = SimpleNamespace(degree=4, sequence_parallel=True, eight_bit=None, group=None)
     layer, is_row = sliced_weight(slicing, events), product is products.row
     matmul = products.matmul

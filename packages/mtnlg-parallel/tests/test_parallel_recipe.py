@@ -175,7 +175,6 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.lerning_rate=1", "train.lerning_rate = 1: unknown key; valid keys: batch, betas"),
         ('train.lr="fast"', "train.lr = 'fast': Input should be a valid number"),
         ("train.precision=fp16", "train.precision = 'fp16': Input should be 'fp32', 'bf16' or 'fp8'"),
-        ("train.gradients=bf16", 'gradients = "bf16" needs precision = "bf16" or "fp8"'),
         ("train.warmup=100", "warmup = 100 must end before decay = 100"),
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
@@ -202,6 +201,12 @@ def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, over
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"{small}: ")
     assert words in line
+
+
+def test_sums_in_bf16_need_bf16(small: Path) -> None:
+    with pytest.raises(UsageFailure, match="gradients"):
+        load_recipe(small, ["train.precision=fp32", "train.gradients=bf16"])
+    assert load_recipe(small, ["train.gradients=bf16"]).train.gradients == "bf16"
 
 
 @pytest.mark.parametrize(

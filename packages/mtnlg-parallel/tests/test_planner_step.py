@@ -150,7 +150,7 @@ def test_separate_weight_gradients_are_the_same_work() -> None:
     )
     all_reduce = layer_cost.tensor_collectives(SPLIT._replace(model=MT_NLG).shape, DGX, 1).collectives
     exposed = apart.backward.collectives - layer.backward.collectives
-    assert exposed == pytest.approx(OVERLAP_SHARE * all_reduce)
+    assert exposed == pytest.approx(2 * OVERLAP_SHARE * all_reduce)
     for backward, weights, both in zip(split.backward, split.weights, whole.backward, strict=True):
         assert backward + weights == pytest.approx(both, rel=0.1)
 
@@ -387,7 +387,7 @@ def test_offloading_costs_only_exposed_copies() -> None:
 def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
     """And not another program with the same switches."""
     other = PIPELINE.model_copy(update={"name": "other"})
-    run = Run(SMALL, Layout(tp=4, dp=8), batch=32, recompute="none", sequence_parallel=True)
+    run = Run(SMALL, Layout(tp=4, dp=8), batch=32, micro_batch=4, recompute="none", sequence_parallel=True)
     ours, theirs = (predict(run, DGX, program).breakdown for program in (PIPELINE, other))
     assert 0 < ours.data_comms < theirs.data_comms
     assert 0 < ours.tensor_comms < theirs.tensor_comms
@@ -396,9 +396,9 @@ def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
     assert forward[0].products >= forward[1].products
     c, busy = forward[1].collectives, forward[0].products
     assert forward[0].collectives == pytest.approx(c / 2 + c / 2 - 0.5 * min(c / 2, busy))
-    whole = run._replace(layout=Layout(tp=2, dp=8))
-    whole_forward = [layer_cost.layer(whole.shape, DGX, program).forward for program in (PIPELINE, other)]
-    assert whole_forward[0].collectives == whole_forward[1].collectives
+    for whole in (run._replace(layout=Layout(tp=2, dp=8)), run._replace(micro_batch=1)):
+        ours_whole, theirs_whole = (layer_cost.layer(whole.shape, DGX, each).forward for each in (PIPELINE, other))
+        assert ours_whole.collectives == theirs_whole.collectives
 
 
 @pytest.mark.parametrize(("gradients", "width"), [("fp32", 4), ("bf16", 2)])

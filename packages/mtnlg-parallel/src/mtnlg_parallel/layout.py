@@ -68,6 +68,9 @@ MOST_LAYERS: Final = 4096
 CHUNK_MULTIPLE: Final = 128
 """The head's chunks are a multiple of this many tokens, a tile of matrix products."""
 
+PIECE_TOKENS: Final = 4096
+"""Fewest tokens of a piece of a tensor-parallel product: of fewer, thin products lose more than is hidden."""
+
 MIN_CHUNK: Final = 1024
 """Fewest tokens in a chunk of the head, if there are more. Its weight gradient does N / 2 FLOP per byte of traffic, and
 an H100 is memory bound below 300."""
@@ -254,6 +257,15 @@ def balanced_cuts(costs: tuple[float, ...], parts: int) -> tuple[int, ...]:
             if candidates:
                 best[end] = min(candidates)
     return best[len(costs)][1]
+
+
+def forward_pieces(tp: int, tokens: int) -> int:
+    """In how many pieces tensor-parallel ranks multiply the tokens of a micro-batch, each beside a collective.
+
+    Products of pieces are slower and collectives of more ranks longer: a piece for each two ranks, not below
+    `PIECE_TOKENS`.
+    """
+    return max(min(tp // 2, tokens // PIECE_TOKENS), 1)
 
 
 def head_chunk(tokens: int, hidden: int, width: int) -> int:

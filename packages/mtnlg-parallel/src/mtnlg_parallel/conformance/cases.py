@@ -151,16 +151,6 @@ def long_sum() -> Case:
     return Case("256 micro-batches", recipe)
 
 
-def four_slices() -> Iterator[Case]:
-    """Of four tensor-parallel ranks, which gather and sum in pieces."""
-    model = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": TOKENS, "init_std": 0.1}
-    train = {"batch": 8, "samples": 16, "micro_batch": 2}
-    for (family, settings), precision in itertools.product(FAMILIES.items(), ("fp32", "bf16")):
-        recipe = _recipe({**model, **settings}, {"tp": 4}, train | {"precision": precision})
-        assert recipe  # noqa: S101  (a constant)
-        yield Case(f"{family} in four slices, {precision}", recipe)
-
-
 def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
     """Few of the `matrix`' cases, chosen greedily, that have every combination of ``strength`` factors' values."""
     left = [(set(itertools.combinations(case.name.split(), strength)), case) for case in cases]

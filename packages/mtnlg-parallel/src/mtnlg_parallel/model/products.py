@@ -28,6 +28,7 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from mtnlg_parallel import layout
 from mtnlg_parallel.waiting import wait_for
 
 from . import eight_bit
@@ -149,7 +150,7 @@ class _Columns(Function):
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.layers, slicing = layers, layers[0].slicing
-        if (number := pieces(slicing, x.shape[0])) > 1:
+        if (number := pieces(slicing, x.shape[0], x.numel() // x.shape[-1])) > 1:
             ctx.save_for_backward(x)
             return _gathered_products(x, weights, slicing, number)
         whole, x_NI = _wait(*_gather(x, slicing)), None
@@ -218,7 +219,8 @@ class _Row(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SlicedWeight, kept: list[Any]) -> Tensor:  # noqa: ANN401  (as above)
         x_NI = kept.pop()
         ctx.layer, ctx.kept = layer, kept
-        if (number := pieces(layer.slicing, x.shape[0] // layer.slicing.degree)) > 1:
+        ranks = layer.slicing.degree
+        if (number := pieces(layer.slicing, x.shape[0] // ranks, x.numel() // x.shape[-1] // ranks)) > 1:
             return _summed_product(x, weight, layer.slicing, number)
         return _wait(*_sum(_forward(x_NI, x, weight, layer.slicing), layer.slicing))
 
@@ -233,14 +235,12 @@ class _Row(Function):
         return dx, _weight_gradient(layer, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
 
 
-def pieces(slicing: Slicing, rows: int) -> int:
-    """In how many pieces a forward product goes of which each rank has ``rows`` positions; whole, in one.
-
-    Products of pieces are slower, collectives of many ranks longer: a piece for each two ranks.
-    """
-    number = slicing.degree // 2
-    cut = slicing.sequence_parallel and slicing.eight_bit is None and number > 0 and rows % number == 0
-    return number if cut else 1
+def pieces(slicing: Slicing, positions: int, tokens: int) -> int:
+    """In how many pieces a forward product goes of which each rank has so many positions and tokens; whole, in one."""
+    if slicing.eight_bit or not slicing.sequence_parallel:
+        return 1
+    number = layout.forward_pieces(slicing.degree, tokens * slicing.degree)
+    return 1 if positions % number else number
 
 
 def _gathered_products(x: Tensor, weights: Sequence[Tensor], slicing: Slicing, number: int) -> tuple[Tensor, ...]:

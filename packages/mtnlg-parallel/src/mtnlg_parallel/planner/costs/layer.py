@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_parallel.layout import head_chunk
+from mtnlg_parallel.layout import forward_pieces, head_chunk
 from mtnlg_parallel.planner.programs import ENGINES
 
 from . import network
@@ -118,7 +118,8 @@ def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cos
 
 def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     """Forward cost of a layer without the attention core."""
-    pieces = _pieces(shape, software)
+    in_pieces = software.is_ours and shape.sequence_parallel and shape.product_width > 1
+    pieces = forward_pieces(shape.tp, shape.tokens) if in_pieces else 1
     products = pieces * sum(
         gemm_seconds(cluster, shape.tokens // pieces, columns, depth, width=shape.product_width)
         for columns, depth in shape.linears
@@ -135,12 +136,6 @@ def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
         collectives = collectives._replace(collectives=first + beside, launches=launches)
     cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
     return cost.plus(_casts(shape, cluster, software, 0)).plus(_exchange(shape, cluster, software))
-
-
-def _pieces(shape: Shape, software: Software) -> int:
-    """In how many pieces our engines multiply forward, each beside a collective (`model.products.pieces`)."""
-    cut = software.is_ours and shape.sequence_parallel and shape.product_width > 1
-    return max(shape.tp // 2, 1) if cut else 1
 
 
 def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
