@@ -138,9 +138,9 @@ SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequenc
 
 
 def test_separate_weight_gradients_are_the_same_work() -> None:
-    """All but the sums of dx: their product is put off, so half of what overlaps no longer does."""
-    runs = (SPLIT, SPLIT._replace(schedule="1f1b"))
-    split, whole = (predict(run, DGX, PIPELINE).pipeline for run in runs)
+    """All but the sums of dx and the gathers of dy: their product is put off, so half of these no longer overlaps."""
+    runs, alone = (SPLIT, SPLIT._replace(schedule="1f1b")), PIPELINE.model_copy(update={"overlap_tensor": False})
+    split, whole = (predict(run, DGX, alone).pipeline for run in runs)
     assert split.weights
     assert whole.weights is None
     assert split.forward == whole.forward
@@ -391,7 +391,6 @@ def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
     ours, theirs = (predict(run, DGX, program).breakdown for program in (PIPELINE, other))
     assert 0 < ours.data_comms < theirs.data_comms
     assert 0 < ours.tensor_comms < theirs.tensor_comms
-    assert ours.compute > theirs.compute * 0.999
     forward = [layer_cost.layer(run.shape, DGX, program).forward for program in (PIPELINE, other)]
     assert forward[0].products >= forward[1].products
     c, busy = forward[1].collectives, forward[0].products
