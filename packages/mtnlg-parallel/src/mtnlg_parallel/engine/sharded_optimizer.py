@@ -216,7 +216,7 @@ class ShardedOptimizer:
         train: Train,
         at_most: int | None = 0,
     ) -> None:
-        self._put_off = PutOff(at_most)
+        self.put_off = PutOff(at_most)
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
         places: dict[Tensor, int] = {}
         for kind, local in parameters:
@@ -224,7 +224,7 @@ class ShardedOptimizer:
             places[local.parameter] = len(places)
         dtype = torch.bfloat16 if train.gradients == "bf16" else torch.float32
         self.buckets = [
-            Bucket(kind, part, dp_group, dtype, self._put_off)
+            Bucket(kind, part, dp_group, dtype, self.put_off)
             for kind, locals_ in by_kind.items()
             for part in _parts(locals_[::-1])
         ]
@@ -254,8 +254,8 @@ class ShardedOptimizer:
 
     def take_put_off(self) -> list[Callable[[], None]]:
         """The products that have been put off since the last call."""
-        taken = [*self._put_off.products]
-        self._put_off.products.clear()
+        taken = [*self.put_off.products]
+        self.put_off.products.clear()
         return taken
 
     def begin_step(self, micro_batches: int) -> None:
