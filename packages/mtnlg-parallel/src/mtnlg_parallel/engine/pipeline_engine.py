@@ -208,6 +208,8 @@ class _Step:
         work = {"forward": self._forward, "backward": self._backward, "weights": self._weights}
         for action in self._order:
             work[action.kind](action)
+        for product in self._engine.optimizer.take_put_off():  # which waited for a collective
+            product()
         for send, _ in self._sends:
             wait_for(send)
 
@@ -245,11 +247,10 @@ class _Step:
         else:
             dy = self._receives["backward"].take()
         torch.autograd.backward((output,), (dy,))
-        self._put_off[key] = engine.optimizer.take_put_off()
+        if engine.splits_backward:
+            self._put_off[key] = engine.optimizer.take_put_off()
         if stage:
             self._send("backward", self._input_gradients.pop(key), stage - 1)
-        if not engine.splits_backward:
-            self._weights(action)
         if engine.host_activations:
             engine.host_activations.drop(key)
 
