@@ -38,7 +38,7 @@ PLANNED = {
     "fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
     "sums in bf16": Case("dense-1.3b", [*SMALL, SUMS], 0, 2),
     "8 bits, sums in bf16": Case("dense-1.3b", [*SMALL, FP8, SUMS], 0, 2),
-    "four slices": Case("dense-1.3b", [*SMALL[1:], "layout.tp=4", "train.recompute=none"], 0, 2),
+    "four slices in pieces": Case("dense-1.3b", [*SMALL[1:], "layout.tp=4", "train.micro_batch=4"], 0, 2),
     "recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
     "recomputed, of 8 samples": Case("dense-1.3b", [*SMALL, "train.recompute=full", "train.micro_batch=8"], 0, 2),
     "8 bits": Case("dense-1.3b", [*SMALL, FP8], 0, 2),
