@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
@@ -89,13 +91,14 @@ def test_cudnn_attention_comes_first_from_hopper_on(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     order = torch._C._get_sdp_priority_order
+    cudnn: Any = SDPBackend.CUDNN_ATTENTION
     before = order()
     with native_attention(torch.device("cuda")):
         assert (order() != before) == is_first
-        assert order()[0] == int(SDPBackend.CUDNN_ATTENTION if is_first else before[0])
+        assert order()[0] == (int(cudnn) if is_first else before[0])
         q_BNSD = torch.zeros(1, 1, 2, 8)
         attention_masks.attention_of_rank(0, q_BNSD, q_BNSD, q_BNSD, None, 1.0, 0.1)
-        assert order()[0] == int(SDPBackend.CUDNN_ATTENTION if is_first else before[0])
+        assert order()[0] == (int(cudnn) if is_first else before[0])
     assert order() == before
 
 

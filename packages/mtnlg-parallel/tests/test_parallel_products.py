@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtnlg_parallel.engine.sharded_optimizer import ParameterGradient
+from mtnlg_parallel.engine.sharded_optimizer import ParameterGradient, PutOff
 from mtnlg_parallel.model import products
 from mtnlg_parallel.model.products import SlicedWeight
 
@@ -49,7 +49,7 @@ def _torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adding_a_gradient_moves_eight_bytes_a_parameter() -> None:
     """Reads and writes of the fp32 total, none of a gradient of its own: 28 bytes where DeepSpeed's engine adds it."""
     total = torch.empty(OUTPUTS, INPUTS)
-    sink = ParameterGradient(total, lambda: None)
+    sink = ParameterGradient(total, lambda: None, PutOff(0))
     for number in range(2):
         x, dy = (value.flatten(0, 1) for value in micro_batch(number, torch.bfloat16))
         with WeightTraffic() as traffic:
