@@ -18,8 +18,6 @@ from training import stub_gpu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
     from mtnlg_parallel.recipe import Recipe
 
 MICRO_BATCHES = 8
@@ -55,7 +53,7 @@ def run(recipe: Recipe) -> None:
     """Two steps and a copy of the state between them."""
     import torch
 
-    from mtnlg_parallel.engine.contract import StepSettings
+    from mtnlg_parallel.engine.contract import MicroBatch, StepSettings
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.training import checkpointing
@@ -66,10 +64,10 @@ def run(recipe: Recipe) -> None:
     engine = PipelineEngine(recipe, device, best_ops(device))
     copier = checkpointing.StateCopier(engine, device)
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    def batches() -> Iterator[MicroBatch]:
         while True:
             shape = recipe.train.micro_batch, recipe.model.sequence
-            yield torch.empty(shape, dtype=torch.long).pin_memory(), torch.empty(shape, dtype=torch.long).pin_memory()
+            yield MicroBatch(*(torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2)))
 
     def step() -> None:
         engine.train_batch(batches(), MICRO_BATCHES, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mtnlg_parallel.engine.contract import MicroBatch
     from mtnlg_parallel.recipe import Recipe
 
 
@@ -140,13 +141,15 @@ def know_neighbours(recipe: Recipe) -> None:
     deepspeed.ops._probe_compatible_ops = refuse
 
 
-def pinned(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+def pinned(recipe: Recipe) -> Iterator[MicroBatch]:
     """Micro-batches as `training.samples.Prefetch` has them."""
     import torch
 
+    from mtnlg_parallel.engine.contract import MicroBatch
+
     shape = recipe.train.micro_batch, recipe.model.sequence
     while True:
-        yield torch.empty(shape, dtype=torch.long).pin_memory(), torch.empty(shape, dtype=torch.long).pin_memory()
+        yield MicroBatch(*(torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2)))
 
 
 def timing_events() -> int:

@@ -165,7 +165,7 @@ def step(case: Case) -> Answer:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from mtnlg_model import rotary
-    from mtnlg_parallel.engine.contract import StepSettings
+    from mtnlg_parallel.engine.contract import MicroBatch, StepSettings
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
@@ -175,10 +175,10 @@ def step(case: Case) -> Answer:
     recipe = load_recipe(Path(case.recipe), case.overrides)
     layout, train, device = recipe.layout, recipe.train, torch.device("cuda", 0)
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    def batches() -> Iterator[MicroBatch]:
         while True:
             tokens_BS = torch.empty(train.micro_batch, recipe.model.sequence + 1, dtype=torch.long)
-            yield tokens_BS[:, :-1], tokens_BS[:, 1:]
+            yield MicroBatch(tokens_BS[:, :-1], tokens_BS[:, 1:])
 
     distributed.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=layout.world)
     gpu = storages()

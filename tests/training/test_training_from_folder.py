@@ -93,7 +93,7 @@ def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two ar
     losses = [[(step["loss"], step["grad_norm"]) for step in read_steps(out)] for out in outs]
     assert losses[0] == losses[1]
     if precision == "fp32":
-        inputs, targets = next(micro_batches(open_stream(data / "tokens", 8), range(8), 8, 1, 0))
+        inputs, targets, *_ = next(micro_batches(open_stream(data / "tokens", 8), range(8), 8, 1, 0))
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
         with torch.no_grad():
             loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())

@@ -69,6 +69,25 @@ class TokenStream(Protocol):
         """Sample ``sample``, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
 
 
+class Sample(NamedTuple):
+    """A sample's tokens, and of each whether it is learned (None: all are) and whether a document begins with it."""
+
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.bool_] | None = None
+    begins: NDArray[np.bool_] | None = None
+
+
+class DocumentStream(TokenStream, Protocol):
+    """A stream that knows its documents, and perhaps has a mask of the tokens that are learned."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens are not learned."""
+
+    def sample(self, sample: int) -> Sample:
+        """Sample ``sample`` with its mask and documents. Raises ``IndexError`` outside [0, len)."""
+
+
 def open_stream(
     tokens: Location | str, seq_length: int, split: Split = "train", samples: int | None = None
 ) -> BlendedStream:
@@ -104,6 +123,7 @@ class _SourceRange(NamedTuple):
     start: int
     tokens: int
     windows: int
+    mask: TokenStore | None
 
     @classmethod
     def open(cls, tokens: Location, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _SourceRange:
@@ -113,10 +133,13 @@ class _SourceRange(NamedTuple):
                 f"{store.prefix}.bin: holds {store.documents} documents of {store.tokens} tokens where "
                 f"{tokens / 'blend.json'} says {source.documents} of {source.tokens}; run the tokenize stage again"
             )
+        mask = TokenStore(tokens / f"{source.prefix}.mask") if source.mask else None
+        if mask and mask.tokens != store.tokens:
+            raise Failure(f"{mask.prefix}.bin: a mask of {mask.tokens} tokens for {store.tokens}; tokenize again")
         boundary = store.offset(store.documents - held_out(store.documents, blend.validation))
         start, stop = (0, boundary) if split == "train" else (boundary, store.tokens)
         windows = max(0, stop - start - 1) // seq_length
-        return cls(source.name, source.weight, store, start, stop - start, windows)
+        return cls(source.name, source.weight, store, start, stop - start, windows, mask)
 
 
 class BlendedStream:
@@ -130,6 +153,7 @@ class BlendedStream:
         self.vocab_size = blend.vocabulary
         self.seed = blend.seed
         self.sources = tuple(sources)
+        self.masked = any(source.mask for source in sources)
         self.blender = Blender([source.weight for source in sources])
         self.fingerprint = _fingerprint(blend, seq_length, split)
         self._samples = sum(source.windows for source in sources) if samples is None else samples
@@ -144,10 +168,26 @@ class BlendedStream:
 
         Raises ``IndexError`` outside [0, len), and ``Failure`` if a store has been changed or damaged since.
         """
+        source, start, stop = self._range(sample)
+        return self._read(source, start, stop)
+
+    def sample(self, sample: SupportsIndex) -> Sample:
+        """Sample ``sample`` with its mask and documents. Raises as ``__getitem__``."""
+        source, start, stop = self._range(sample)
+        begins = np.zeros(stop - start, np.bool_)
+        begins[source.store.starts(start, stop) - start] = True
+        counts = source.mask and source.mask.read(start, stop) != 0
+        return Sample(self._read(source, start, stop), counts, begins)
+
+    def _range(self, sample: SupportsIndex) -> tuple[_SourceRange, int, int]:
+        """Source, first and last of the tokens of a sample."""
         number, window = self.locate(sample)
         source = self.sources[number]
         start = source.start + window * self.seq_length
-        tokens = source.store.read(start, start + self.seq_length + 1)
+        return source, start, start + self.seq_length + 1
+
+    def _read(self, source: _SourceRange, start: int, stop: int) -> NDArray[np.int32]:
+        tokens = source.store.read(start, stop)
         if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
             raise Failure(
@@ -176,7 +216,10 @@ class BlendedStream:
 
 def _fingerprint(blend: Blend, seq_length: int, split: Split) -> str:
     units = apportion(UNITS, _integers([source.weight for source in blend.sources]))
-    sources = [(source.name, source.sha256, unit) for source, unit in zip(blend.sources, units, strict=True)]
+    sources = [
+        (source.name, source.sha256, unit, *([source.mask] if source.mask else []))
+        for source, unit in zip(blend.sources, units, strict=True)
+    ]
     parts = [ORDER_VERSION, blend.seed, blend.vocabulary, blend.validation, seq_length, split, sources]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

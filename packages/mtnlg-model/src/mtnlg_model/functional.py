@@ -32,8 +32,13 @@ from . import alibi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Mask = Tensor | "Documents" | None
+
 TABLE_ROWS = 8192
 """Rows of the token table that are in fp32 at a time."""
+
+MAX_FLASH_HEAD = 256
+"""Of flash attention's head sizes, which are multiples of 8."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
@@ -127,7 +132,7 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     q_BNSD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     scale: float,
     rate: float,
     window: int | None = None,
@@ -140,8 +145,10 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
     the last key. With a ``window`` a query attends to the last so many of the keys that it may attend to, which are
     neighbours. ``cap`` is that of the scores' `softcap`. ``slopes`` are those of ALiBi, one per head, by which scores
-    fall per key before the last; keys are neighbours then, too.
+    fall per key before the last; keys are neighbours then, too. With `Documents` as the mask each one is as if alone.
     """
+    if isinstance(mask, Documents):
+        return mask.attention(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap, slopes)
     if slopes is not None:
         with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale)
         return attention(*with_positions, mask, scale, rate, window, cap)[..., : v_BGTD.shape[-1]]
@@ -214,7 +221,7 @@ class AttentionOp(Protocol):
         q_BNSD: Tensor,
         k_BGTD: Tensor,
         v_BGTD: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         scale: float,
         rate: float,
         window: int | None = None,
@@ -259,3 +266,51 @@ class Attend(Protocol):
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
         """Context [B, N, S or len(places), D], computed by any number of calls of ``attention``."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """An `Attend` for rows of documents laid end to end: every token attends to those before it in its document.
+
+    ``lengths`` are those of all rows' documents in order; each row ends with one. ``bounds`` has the sums of these
+    lengths from 0 on, int32 [documents + 1], on the GPU of q; None on a CPU.
+    """
+
+    lengths: tuple[int, ...]
+    bounds: Tensor | None = None
+
+    @property
+    def places(self) -> None:
+        """None: all tokens."""
+
+    def __call__(  # noqa: PLR0917  (as `Attend`)
+        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
+    ) -> Tensor:
+        """Context [B, N, S, D]."""
+        return attention(q_BNSD, k_BNSD, v_BNSD, self, scale, rate)
+
+    def attention(  # noqa: PLR0917  (as `attention`)
+        self,
+        q_BNSD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        scale: float,
+        rate: float,
+        window: int | None,
+        cap: float | None,
+        slopes: tuple[float, ...] | None,
+    ) -> Tensor:
+        """`attention` of each document by itself, or of all by one kernel of a GPU that computes the same."""
+        b, _, s, d = q_BNSD.shape
+        plain = cap is None and slopes is None and d % 8 == 0 and d <= MAX_FLASH_HEAD
+        if self.bounds is not None and plain and q_BNSD.dtype in {torch.bfloat16, torch.float16}:
+            q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
+            bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
+            sides = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+            # No public function of PyTorch takes documents, windows and dropout. The last flags: causal, no mask back.
+            flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
+            x_TND: Tensor = flash(q_TND, k_TGD, v_TGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
+            return x_TND.unflatten(0, (b, s)).transpose(1, 2)
+        parts = (x.transpose(0, 1).flatten(1, 2)[None].split(self.lengths, 2) for x in (q_BNSD, k_BGSD, v_BGSD))
+        one_by_one = [attention(*part, None, scale, rate, window, cap, slopes) for part in zip(*parts, strict=True)]
+        return torch.cat(one_by_one, 2)[0].unflatten(1, (b, s)).transpose(0, 1)

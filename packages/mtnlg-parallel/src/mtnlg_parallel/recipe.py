@@ -268,6 +268,20 @@ class Train(Settings):
         return self
 
 
+class DataSettings(Settings):
+    """What a sample's tokens attend to."""
+
+    documents: Literal["joined", "isolated"] = Field(
+        "joined",
+        description="joined: to all before them; isolated: to those of their document, with positions from 0",
+    )
+
+    @property
+    def isolated(self) -> bool:
+        """Whether attention stays within documents."""
+        return self.documents == "isolated"
+
+
 class GuardSettings(Settings):
     """When a step is skipped (`mtnlg_parallel.training.guard`), and how long it may take."""
 
@@ -301,6 +315,7 @@ class Recipe(Settings):
     model: ModelConfig
     layout: Layout = Layout()
     train: Train
+    data: DataSettings = DataSettings()
     guard: GuardSettings = GuardSettings()
     watch: WatchSettings = WatchSettings()
     slurm: Slurm = Slurm()
@@ -359,6 +374,10 @@ class Recipe(Settings):
                 if dp == layout.dp or not (fitted.batch_size.rounding or self.batch_size.rounding):
                     return fitted
         raise UsageFailure(f"--elastic: {ranks} ranks take layout {layout} at no dp with the same batches")
+
+    def reads_samples(self, pp: int) -> bool:
+        """Whether this pipeline rank needs the samples: inputs, targets, or where documents begin."""
+        return pp in {0, self.layout.pp - 1} or self.data.isolated
 
     @property
     def batch_size(self) -> BatchSize:

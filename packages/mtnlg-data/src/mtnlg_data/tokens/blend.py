@@ -31,6 +31,7 @@ class BlendSource(Settings):
     documents: int = Field(ge=0)
     tokens: int = Field(ge=0)
     sha256: str = Field(description="TokenStore.checksum")
+    mask: str = Field("", description="that of PREFIX.mask, a store with 1 where a token is learned; empty: all are")
 
 
 class Blend(Settings):

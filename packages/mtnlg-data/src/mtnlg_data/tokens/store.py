@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import tempfile
+from bisect import bisect_left
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -212,6 +213,12 @@ class TokenStore:
             )
         starts = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
         return np.append(starts, self.tokens)[bounds - low]
+
+    def starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin among tokens ``start`` to ``stop``, counted as these are."""
+        first = bisect_left(range(self.documents), start, key=self.offset)
+        last = bisect_left(range(self.documents), stop, lo=first, key=self.offset)
+        return self.offsets(first, last)[:-1]
 
     def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
         """Tokens ``start`` to ``stop`` of all documents, concatenated; a read-only array.

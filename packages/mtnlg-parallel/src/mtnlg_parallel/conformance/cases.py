@@ -70,6 +70,8 @@ class Case(NamedTuple):
     """Steps of the plain loop from whose state the engine begins."""
     skipped: int = -1
     """Step, counted from 0, that ``judge`` forbids."""
+    masked: bool = False
+    """Some targets do not count."""
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -96,6 +98,8 @@ class Case(NamedTuple):
             "offload": "yes" if train.offload_activations else "no",
             "dropout": "yes" if model.dropout else "no",
             "begins": "from a state" if self.steps_before else "anew",
+            "documents": self.recipe.data.documents,
+            "targets": "some" if self.masked else "all",
         }
 
 
@@ -143,6 +147,31 @@ def unlike_layers() -> Iterator[Case]:
         yield Case(name, recipe)
 
 
+def tuning() -> Iterator[Case]:
+    """Isolated documents and masks, alone and together, in each schedule; and each way to attend."""
+    train = {"batch": 8, "samples": 16, "precision": "fp32", "sequence_parallel": True}
+    kinds: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any]]] = [
+        ("gpt", FAMILIES["gpt"], {"tp": 2, "pp": 2}, {"precision": "bf16", "recompute": "full"}),
+        ("gpt", FAMILIES["gpt"], {"tp": 2, "pp": 3}, {"recompute": "selective"}),
+        ("gpt", FAMILIES["gpt"], {"dp": 2}, {"precision": "bf16", "recompute": "none", "micro_batch": 2}),
+        ("llama", FAMILIES["llama"] | {"kv_heads": 1, "qk_norm": False}, {"tp": 2, "dp": 2}, {"micro_batch": 2}),
+        ("alibi", FAMILIES["gpt"] | {"positions": "alibi"}, {"pp": 2}, {"schedule": "zero-bubble"}),
+        (
+            "windows",
+            FAMILIES["llama"] | {"by_layer": [{"window": 3}, {}], "attention_softcap": 5.0},
+            {"pp": 2, "dp": 2},
+            {"schedule": "interleaved", "chunks": 2, "precision": "bf16"},
+        ),
+    ]
+    model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 24, "vocabulary": TOKENS, "init_std": 0.1}
+    for (name, family, layout, more), masked in itertools.product(kinds, (False, True)):
+        for documents in ("joined", "isolated")[not masked :]:
+            recipe = _recipe({**model, **family}, layout, train | more, documents)
+            assert recipe, name  # noqa: S101  (a constant)
+            how = f"{recipe.layout} {recipe.train.schedule} {recipe.train.precision}"
+            yield Case(f"{name} {how} {documents} {'masked' * masked}", recipe, masked=masked)
+
+
 def long_sum() -> Case:
     """256 micro-batches in bf16, the sum of whose gradients would be too coarse in bf16."""
     model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
@@ -168,13 +197,15 @@ def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = l
     chance = random.Random(f"{seed}/{number}")
     while True:
         layout, train = _draw_layout(chance)
-        recipe = _recipe(_draw_model(chance, layout, train), layout.model_dump(), train)
+        documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
+        recipe = _recipe(_draw_model(chance, layout, train), layout.model_dump(), train, documents)
         if recipe and not unsupported(recipe):
             break
     steps = len(Case("", recipe).steps)
     before = chance.choice((0, 0, *range(1, steps)))
     skipped = chance.randrange(before, steps) if steps - before > 1 and chance.random() < 0.2 else -1
-    return Case(f"--seed {seed} --first {number}", recipe, before, skipped)
+    masked = random.Random(f"{seed}/{number}/masked").random() < 1 / 3
+    return Case(f"--seed {seed} --first {number}", recipe, before, skipped, masked)
 
 
 def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
@@ -252,9 +283,12 @@ def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any])
     }
 
 
-def _recipe(model: Mapping[str, Any], layout: Mapping[str, int], train: Mapping[str, Any]) -> Recipe | None:
+def _recipe(
+    model: Mapping[str, Any], layout: Mapping[str, int], train: Mapping[str, Any], documents: str = "joined"
+) -> Recipe | None:
     defaults = {"lr": 3e-3, "decay": 256, "weight_decay": 0.5, "validation_samples": train["batch"]}
     sections = {"model": {"dropout": 0.0, "attention_dropout": 0.0, **model}, "layout": dict(layout)}
+    sections["data"] = {"documents": documents}
     try:
         return Recipe.model_validate({**sections, "train": defaults | dict(train)}, strict=False)
     except ValidationError:

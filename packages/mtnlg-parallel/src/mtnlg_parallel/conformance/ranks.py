@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import SlotName
-    from mtnlg_parallel.engine.contract import Engine
+    from mtnlg_parallel.engine.contract import Engine, MicroBatch
 
     from .cases import Case
 
@@ -159,13 +159,13 @@ def _train(content: dict[str, Any], case: Case, engine: str, start: State, devic
 def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
     """Train steps [first, last) and validate."""
     recipe, layout = case.recipe, case.recipe.layout
-    train, stream = recipe.train, Tokens(recipe.model.sequence, recipe.train.seed)
+    train, stream = recipe.train, Tokens(recipe.model.sequence, recipe.train.seed, case.masked)
     place = layout.coordinates(distributed.get_rank())
     multiple = recipe.batch_size.multiple
     losses, norms, pieces = list[float](), list[float](), list[list[Piece]]()
 
-    def batches(samples: range) -> Iterator[tuple[Tensor, Tensor]]:
-        return micro_batches(stream, samples, train.micro_batch, layout.dp, place.dp)
+    def batches(samples: range) -> Iterator[MicroBatch]:
+        return micro_batches(stream, samples, train.micro_batch, layout.dp, place.dp, recipe.data.isolated)
 
     for number, (before, batch) in list(enumerate(case.steps))[first:last]:
         masters = [fragment.master for fragment in engine.fragments()]
@@ -173,7 +173,7 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         engine.before_update = lambda masters=masters, seen=seen: seen.append(_sums(masters))  # type: ignore[misc]
         torch.manual_seed(hash((before, place.pp, place.dp, place.tp * train.sequence_parallel)))
         outcome = engine.train_batch(
-            batches(range(before, before + batch)) if place.pp in {0, layout.pp - 1} else None,
+            batches(range(before, before + batch)) if recipe.reads_samples(place.pp) else None,
             batch // multiple,
             StepSettings(train.learning_rate.at(before + batch), train.weight_decay, train.clip),
             lambda _loss, _norm, number=number: "forbidden by the case" if number == case.skipped else None,  # type: ignore[misc]

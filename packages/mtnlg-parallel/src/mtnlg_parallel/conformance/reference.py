@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from mtnlg_data.stream import Sample
 from mtnlg_model import decoder
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.model import eight_bit
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.stream import TokenStream
     from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_parallel.engine.contract import MicroBatch
     from mtnlg_parallel.recipe import Recipe
 
     from .cases import Case
@@ -51,10 +53,11 @@ Arrays = dict[str, dict["SlotName", "NDArray[np.float64]"]]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Training samples that can be learned, by number: each token is the one before plus 0 to 3 (`TokenStream`)."""
+    """Training samples that can be learned, by number: each token is the one before plus 0 to 3 (`DocumentStream`)."""
 
     seq_length: int
     seed: int
+    masked: bool = False
     vocab_size: int = TOKENS
     fingerprint: str = "conformance"
 
@@ -66,6 +69,11 @@ class Tokens:
         """Tokens [seq_length + 1] of a sample."""
         drawn = np.random.default_rng((self.seed, sample)).integers(0, 4, self.seq_length + 1)
         return (np.cumsum(drawn) % TOKENS).astype(np.int32)
+
+    def sample(self, sample: int) -> Sample:
+        """A sample of documents of five tokens on average, of which every third is learned, or all."""
+        drawn = np.random.default_rng((self.seed, sample, 1)).random((2, self.seq_length + 1))
+        return Sample(self[sample], drawn[0] < 1 / 3 if self.masked else None, drawn[1] < 1 / 5)
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,15 @@ class PlainLoop:
     """A decoder, its fp32 masters and their optimizer in one process."""
 
     def __init__(
-        self, recipe: Recipe, precision: Precision, start: State | None = None, stream: TokenStream | None = None
+        self,
+        recipe: Recipe,
+        precision: Precision,
+        start: State | None = None,
+        stream: TokenStream | None = None,
+        masked: bool = False,
     ) -> None:
         self.recipe, train = recipe, recipe.train
-        self.stream = stream or Tokens(recipe.model.sequence, train.seed)
+        self.stream = stream or Tokens(recipe.model.sequence, train.seed, masked)
         self._decoder = Decoder(recipe.model, seed=train.seed)
         high = torch.float64 if precision == "fp64" else torch.float32
         self._masters = {
@@ -130,20 +143,33 @@ class PlainLoop:
             weight.copy_(self._masters[name])
 
     def loss(self, samples: range, stream: TokenStream | None = None) -> Tensor:
-        """Mean cross entropy of samples, of another stream if it is given, in nats."""
-        inputs, targets = next(micro_batches(stream or self.stream, samples, len(samples), 1, 0))
-        logits = self._decoder(inputs)
-        return F.cross_entropy(
-            logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1), targets.flatten()
-        )
+        """Mean cross entropy of samples, of another stream if it is given, in nats.
+
+        It is that of the targets that count; each isolated document is a sample of its own.
+        """
+        batch = self._batch(samples, stream)
+        inputs, targets = batch.inputs, batch.targets.flatten()
+        if batch.positions is None:
+            logits = self._decoder(inputs).flatten(0, 1)
+        else:
+            documents = inputs.flatten().split(batch.lengths)  # type: ignore[no-untyped-call]
+            logits = torch.cat([self._decoder(tokens[None])[0] for tokens in documents])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, targets, ignore_index=-1) if (targets >= 0).any() else 0.0 * logits.sum()
+
+    def _batch(self, samples: range, stream: TokenStream | None = None) -> MicroBatch:
+        isolated = self.recipe.data.isolated
+        return next(micro_batches(stream or self.stream, samples, len(samples), 1, 0, isolated))
 
     def step(self, before: int, batch: int, update: bool) -> tuple[float, float]:
         """Take a step; returns its loss and gradient norm."""
         now, total = self.recipe.train.at(before), 0.0
         size = now.micro_batch
         gradients = {name: torch.zeros_like(master) for name, master in self._masters.items()}
-        for first in range(before, before + batch, size):
-            loss = self.loss(range(first, first + size)) * (size / batch)
+        parts = [range(first, first + size) for first in range(before, before + batch, size)]
+        counted = [int((self._batch(part).targets >= 0).sum()) for part in parts]
+        for part, count in zip(parts, counted, strict=True):
+            loss = self.loss(part) * (count / sum(counted))
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             for name, weight in self._decoder.named_parameters():
@@ -178,7 +204,7 @@ class PlainLoop:
 
 def plain_run(case: Case, precision: Precision, start: State | None = None) -> Trace:
     """Train a case. Without ``start`` the loop takes the case's steps before by itself."""
-    loop = PlainLoop(case.recipe, precision, start)
+    loop = PlainLoop(case.recipe, precision, start, masked=case.masked)
     numbered = list(enumerate(case.steps))
     if start is None:
         for number, (before, batch) in numbered[: case.steps_before]:

@@ -19,19 +19,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.checkpoint.manifest import SlotName
+    from mtnlg_model.functional import Documents
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe
 
-    MicroBatches = Iterator[tuple[Tensor, Tensor]]
+    MicroBatches = Iterator["MicroBatch"]
     Judge = Callable[[float, float], str | None]
     """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
 
     Observe = Callable[[str, Tensor], None]
-    """Takes "loss" and the loss of each sample of a micro-batch [B], or "layers.N" and the hidden states behind it."""
+    """Takes "loss" and the loss of each sample of a micro-batch [B], or "layers.N" and the hidden states behind it.
+
+    Where only some targets count, the loss is 0 at others, and "targets" and their number in each sample come before.
+    """
 
 
 MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
+
+
+class MicroBatch(NamedTuple):
+    """Inputs and targets, int64 [B, S] each. Where documents are isolated, also where they begin.
+
+    ``positions`` [B, S] count from 0 in each document; ``bounds``, int32, is where each begins in the flattened inputs,
+    and their end; ``lengths`` are theirs. ``counted`` is the number of targets that the loss counts, of which there may
+    be fewer than all: the others are below 0. It is None where all of the run's do.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    bounds: Tensor | None = None
+    lengths: tuple[int, ...] = ()
+    counted: int | None = None
+
+    def attention(self, layers: int, device: torch.device) -> tuple[Tensor | None, list[Documents] | None]:
+        """Positions, and what replaces causal attention in each of so many layers, on ``device``; None by default."""
+        if self.positions is None or self.bounds is None:
+            return None, None
+        from mtnlg_model.functional import Documents  # noqa: PLC0415  (this module imports no torch)
+
+        bounds = self.bounds.to(device, non_blocking=True) if device.type == "cuda" else None
+        return self.positions.to(device, non_blocking=True), [Documents(self.lengths, bounds)] * layers
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ class Engine(Protocol):
     ) -> Outcome:
         """Run so many micro-batches, and update unless ``judge`` gives a reason not to.
 
-        ``batches`` is needed on the first and last stage.
+        ``batches`` is needed where `Recipe.reads_samples`.
         """
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:

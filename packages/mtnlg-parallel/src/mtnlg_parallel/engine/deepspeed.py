@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,12 @@ from mtnlg_parallel.model.stage_modules import build_stages
 
 from .contract import MOMENTS, Fragment, Outcome
 from .process import suppress_output
+from .targets import weigh_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch import Tensor
 
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.model.head import ParallelOps
@@ -44,6 +48,9 @@ class DeepSpeedEngine:
         os.environ["DS_ACCELERATOR"] = device.type
         self.device, self._multiple = device, recipe.batch_size.multiple
         self._steps = 0
+        self._layers, self._isolated = recipe.model.layers, recipe.data.isolated
+        self._batches: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._attention: deque[tuple[Any, ...]] = deque()
         self.observe: Observe = lambda _what, _tensor: None
         with suppress_output():
             import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
@@ -55,6 +62,7 @@ class DeepSpeedEngine:
             vars(deepspeed.runtime.pipe.engine)["MEMORY_OPT_ALLREDUCE_SIZE"] = COPIED_ELEMENTS
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
             (self._stage,) = build_stages(recipe, device, ops, megatron_layers(recipe.train))
+            self._stage.register_forward_pre_hook(self._with_documents)
             self._adamw = build_optimizer(self._stage, recipe.train)
             with _own_groups_alone():
                 self._engine, *_ = deepspeed.initialize(
@@ -126,7 +134,7 @@ class DeepSpeedEngine:
         self._adamw.permits_update = verdict.permits_update
         self._engine.set_train_batch_size(micro_batches * self._multiple)
         self._stage.observe = self.observe
-        self._engine.train_batch(self._on_device(batches) if batches else None)
+        self._engine.train_batch(self._on_device(batches, micro_batches) if batches else None)
         self._stage.observe = None
         self._forget_rounded()
         for timer in self._engine.timers.get_timers().values():  # else it keeps two events of every step
@@ -137,7 +145,7 @@ class DeepSpeedEngine:
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
         """Mean loss over the micro-batches, in nats per token."""
-        loss = float(self._engine.eval_batch(self._on_device(batches), num_micro_batches=micro_batches))
+        loss = float(self._engine.eval_batch(self._on_device(batches, micro_batches), num_micro_batches=micro_batches))
         self._forget_rounded()
         return loss
 
@@ -145,11 +153,28 @@ class DeepSpeedEngine:
         if self._stage.slicing.eight_bit:
             self._stage.slicing.eight_bit.forget_weights()
 
-    def _on_device(self, batches: MicroBatches) -> MicroBatches:
+    def _on_device(self, batches: MicroBatches, micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The micro-batches on this rank's device: DeepSpeed's own copies would make the host wait for the GPU."""
-        for tensors in batches:
-            tokens_BS, targets_BS = (tensor.to(self.device, non_blocking=True) for tensor in tensors)
+        if self._engine.is_last_stage():
+            dp_group = self._engine.grid.get_data_parallel_group()
+            batches, self._stage.target_weight = weigh_targets(batches, micro_batches, dp_group, self.device)
+        self._batches = self._move(batches)
+        return self._batches
+
+    def _move(self, batches: MicroBatches) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            self._attention.append(batch.attention(self._layers, self.device))
+            tokens_BS, targets_BS = (tensor.to(self.device, non_blocking=True) for tensor in batch[:2])
             yield tokens_BS, targets_BS
+
+    def _with_documents(self, _stage: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs of the stage's next forward pass, and where documents begin in them, of which DeepSpeed knows not.
+
+        A stage between first and last asks for the micro-batch itself.
+        """
+        if self._isolated and not self._attention:
+            next(self._batches)
+        return (*inputs, *self._attention.popleft()) if self._attention else inputs
 
     def _loss_and_grad_norm(self) -> tuple[float, float]:
         """Loss and gradient norm of the batch whose gradients have just been reduced, equal on every rank.

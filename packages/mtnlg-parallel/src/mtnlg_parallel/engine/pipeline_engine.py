@@ -36,6 +36,7 @@ from mtnlg_parallel.waiting import wait_for
 from .contract import Outcome
 from .offloading import HostActivations
 from .sharded_optimizer import BucketKind, ShardedOptimizer
+from .targets import weigh_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.schedules import Action, Order
     from mtnlg_parallel.schedules.schedule import Kind
 
-    from .contract import Fragment, Judge, MicroBatches, Observe, StepSettings
+    from .contract import Fragment, Judge, MicroBatch, MicroBatches, Observe, StepSettings
 
 HOPPER = (9, 0)
 """Compute capability of the H100."""
@@ -71,7 +72,8 @@ class PipelineEngine:
         self._place = place = layout.coordinates(distributed.get_rank())
         self.parts = build_stages(recipe, device, ops)
         self._slicing = slicing = self.parts[0].slicing
-        dp_group = new_group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
+        self._dp_group = dp_group = new_group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
+        self.reads_samples, self.layers = recipe.reads_samples(place.pp), recipe.model.layers
         ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks, device)
         kinds = (
@@ -148,6 +150,9 @@ class PipelineEngine:
         for part in self.parts:
             part.train(training)
             part.observe = self.observe if training else None
+        if self._place.pp == self._layout.pp - 1:
+            micro_batches = len({action.micro_batch for action in order})
+            batches, self.parts[-1].target_weight = weigh_targets(batches, micro_batches, self._dp_group, self.device)
         step = _Step(self, order, batches, scale)
         with native_attention(self.device):
             step.run()
@@ -192,6 +197,7 @@ class _Step:
 
     def __init__(self, engine: PipelineEngine, order: Order, batches: MicroBatches, loss_scale: float) -> None:
         self._engine, self._order, self._batches, self._loss_scale = engine, order, batches, loss_scale
+        self._read: dict[int, MicroBatch] = {}
         self._input_gradients: dict[Key, Tensor] = {}
         self._outputs: dict[Key, GradientEdge] = {}
         self._put_off: dict[Key, list[Callable[[], None]]] = {}
@@ -216,25 +222,34 @@ class _Step:
     def _forward(self, action: Action) -> None:
         engine, key = self._engine, action[1:]
         part, stage = engine.parts[action.chunk], engine.stage_of(action.chunk)
-        tokens_BS, targets_BS = next(self._batches) if stage in {0, engine.last_stage} else (None, None)
+        batch = self._batch(action)
         x = (
             self._receives["forward"].take()
-            if stage or tokens_BS is None
-            else tokens_BS.to(engine.device, non_blocking=True)
+            if stage or batch is None
+            else batch.inputs.to(engine.device, non_blocking=True)
         )
         if torch.is_grad_enabled() and stage:
             x = _Received.apply(x, engine.anchor, self._input_gradients, key)  # type: ignore[no-untyped-call]
         host = engine.host_activations if torch.is_grad_enabled() and key not in self._back_at_once else None
         with host.moved_out(key) if host else nullcontext():
-            y = part(x)
-        if targets_BS is not None and stage == engine.last_stage:
+            y = part(x, *batch.attention(engine.layers, engine.device)) if batch else part(x)
+        if batch and stage == engine.last_stage:
             engine.optimizer.wait_for_weights(action.chunk)  # those of a head of its own
-            y = part.loss(y, targets_BS.to(engine.device, non_blocking=True))
+            y = part.loss(y, batch.targets.to(engine.device, non_blocking=True))
             self.losses.append(y.detach())
         else:
             self._send("forward", y.detach(), stage + 1)
         if torch.is_grad_enabled():
             self._outputs[key] = get_gradient_edge(y)
+
+    def _batch(self, action: Action) -> MicroBatch | None:
+        """The micro-batch of a forward pass, which is read for a rank's first part and kept until its last."""
+        if not self._engine.reads_samples:
+            return None
+        if action.chunk == 0:
+            self._read[action.micro_batch] = next(self._batches)
+        is_last = action.chunk == len(self._engine.parts) - 1
+        return self._read.pop(action.micro_batch) if is_last else self._read[action.micro_batch]
 
     def _backward(self, action: Action) -> None:
         engine, key = self._engine, action[1:]

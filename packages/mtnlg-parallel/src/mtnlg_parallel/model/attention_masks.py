@@ -17,6 +17,8 @@ from mtnlg_model import functional
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mtnlg_model.functional import Mask
+
 EXACT_DROPOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Without cuDNN, which PyTorch 2.10 and 2.11 prefer on Hopper: it rounds the rate to sixteenths (pytorch PR 174245)."""
 
@@ -26,7 +28,7 @@ def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank
     q_BNSD: Tensor,
     k_BNTD: Tensor,
     v_BNTD: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     scale: float,
     rate: float,
     window: int | None = None,

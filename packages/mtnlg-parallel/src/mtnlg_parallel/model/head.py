@@ -101,6 +101,7 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
     padding: int = 0,
     cap: float | None = None,
     observe: Callable[[Tensor], None] | None = None,
+    masked: bool = False,
 ) -> Tensor:
     """Mean cross entropy in nats, in fp32, of x_SBH after the final norm, with this rank's rows of the token table.
 
@@ -109,12 +110,12 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
     sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
     and the gradient of x is summed over them. dW accumulates over chunks in the weight's dtype: in bf16 each chunk
     after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks. ``observe`` gets the loss of each
-    sample, [B].
+    sample, [B]. If ``masked``, targets below 0 have no loss and no gradient; the mean is over all still.
     """
     if slicing.sequence_parallel:
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
     x_NH, targets_N = x_SBH.flatten(0, 1), targets_BS.t().flatten()
-    chunked = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap, len(targets_BS), observe)
+    chunked = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap, len(targets_BS), observe, masked)
     if torch.is_grad_enabled():
         loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, chunked)  # type: ignore[no-untyped-call]
         return loss
@@ -169,6 +170,7 @@ class _ChunkedLoss:
     cap: float | None
     samples: int
     observe: Callable[[Tensor], None] | None
+    masked: bool
 
     def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean loss; fills ``gradients``, if given, with s dx, summed over the slices, and s dW / `HEADROOM`."""
@@ -185,6 +187,9 @@ class _ChunkedLoss:
             logits_NV[:, real:] = -torch.inf
             logsumexp_N, target_N = self._combine_slices(self.ops.statistics(logits_NV, targets_N, first))
             losses.append(logsumexp_N - target_N)
+            if self.masked:  # no slice has such a target, and exp(z - Inf) is 0
+                losses[-1].masked_fill_(targets_N < 0, 0)
+                logsumexp_N = logsumexp_N.masked_fill(targets_N < 0, torch.inf)
             if gradients:
                 self.ops.gradient(logits_NV, targets_N, first, logsumexp_N, _power_of_two(tokens) / tokens)
                 if slope_NV is not None:

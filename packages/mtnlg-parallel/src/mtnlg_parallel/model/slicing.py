@@ -120,12 +120,17 @@ class Slicing:
             box[axis] = slice(self.rank * width, (self.rank + 1) * width)
         return tuple(box)
 
-    def positions(self, tokens_BS: Tensor) -> Tensor | None:
-        """Positions that this rank embeds, [1, S/tp]; None without sequence parallelism, where it embeds all."""
+    def positions(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor | None:
+        """Positions that this rank embeds, [B or 1, S/tp], counted from 0 unless given.
+
+        Without sequence parallelism it embeds all: those given, or None.
+        """
         if not self.sequence_parallel:
-            return None
+            return positions_BS
+        if positions_BS is None:
+            positions_BS = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
         width = tokens_BS.shape[1] // self.degree
-        return torch.arange(self.rank * width, (self.rank + 1) * width, device=tokens_BS.device)[None]
+        return positions_BS[:, self.rank * width : (self.rank + 1) * width]
 
 
 def _kv_group(ranks: list[int], place: int, config: ModelConfig) -> Any:  # noqa: ANN401  (a ProcessGroup)

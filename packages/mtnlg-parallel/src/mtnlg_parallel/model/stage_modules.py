@@ -99,6 +99,8 @@ class StageModules(nn.Module):
     head: nn.Module | None
     observe: Observe | None = None
     """Takes what passes (`engine.contract.Observe`)."""
+    target_weight: float | None = None
+    """That of a target in the mean over all of a micro-batch, where only some count (`engine.targets`)."""
 
     def __init__(  # noqa: PLR0917  (a stage of what, on which slices, how)
         self,
@@ -133,14 +135,12 @@ class StageModules(nn.Module):
         """
         x_SBH, rotations = x, None
         if self.embedding:
-            x_SBH = self.embedding(x, self.slicing.positions(x) if positions_BS is None else positions_BS)
+            x_SBH = self.embedding(x, self.slicing.positions(x, positions_BS))
         if positions_BS is not None:
             rotations = rotary.rotations(rotary.by_base(self.config), x_SBH, positions_BS)
         for number, layer in self.layers.items():
-            if self._recompute_all:
-                x_SBH = checkpoint_activations(layer, x_SBH)
-            else:
-                x_SBH = layer(x_SBH, attend and attend[int(number)], rotations)
+            inputs = x_SBH, attend and attend[int(number)], rotations
+            x_SBH = checkpoint_activations(layer, *inputs) if self._recompute_all else layer(*inputs)
             if self.observe:
                 self.observe(f"layers.{number}", x_SBH.detach())
         return self.final_norm(x_SBH) if self.final_norm else x_SBH
@@ -156,14 +156,18 @@ class StageModules(nn.Module):
         return getattr(self.head, "bias", None)
 
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
-        """Mean cross entropy of the last stage's `forward`, in nats."""
+        """Mean cross entropy of the last stage's `forward`, in nats; with a ``target_weight``, of those from 0."""
         weight_VH: Tensor = self.table
         if self.table_bias is not None:  # the product with a 1 beside x
             x_SBH = F.pad(F.pad(x_SBH, (0, 1), value=1.0), (0, BIAS_COLUMNS - 1))
             weight_VH = F.pad(torch.cat((weight_VH, self.table_bias[:, None]), dim=1), (0, BIAS_COLUMNS - 1))
         padding, cap = self.config.vocabulary_padding, self.config.logit_softcap
         observe = self.observe and partial(self.observe, "loss")
-        return mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap, observe)
+        masked = self.target_weight is not None
+        if self.observe and masked:
+            self.observe("targets", (targets_BS >= 0).sum(1))
+        loss = mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap, observe, masked)
+        return loss if self.target_weight is None else loss * self.target_weight
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from mtnlg_parallel.engine.contract import MicroBatch
     from mtnlg_parallel.recipe import Recipe
-
-    from .samples import MicroBatch
 
 
 STOP_SECONDS = 60.0
@@ -137,13 +136,8 @@ class Training:
             recorder.close(self.progress, stop_signal)
         return stop_signal
 
-    @property
-    def _reads_samples(self) -> bool:
-        """Whether this rank needs samples: inputs on the first stage, targets on the last."""
-        return self.coordinates.pp in {0, self.recipe.layout.pp - 1}
-
     def _prefetch(self) -> Prefetch | None:
-        if not self._reads_samples:
+        if not self.recipe.reads_samples(self.coordinates.pp):
             return None
         return Prefetch(
             self.data.train, self.recipe, self.progress.samples, self.coordinates.dp, pinned=self.device.type == "cuda"
@@ -202,7 +196,7 @@ class Training:
         recipe = self.recipe
         count = validation_samples(recipe, self.data.validation)
         with self.watchdog.during("validation", recipe.guard.patience * max(1, count // recipe.train.batch)):
-            batches, error = self._held_out(count if self._reads_samples else 0)
+            batches, error = self._held_out(count if recipe.reads_samples(self.coordinates.pp) else 0)
             if error := next(filter(None, all_gather_json(error, self.device)), ""):
                 step["validation_error"] = error
                 if self.rank == 0 and error != self.validation_error:
@@ -220,7 +214,8 @@ class Training:
         stream, size, dp = self.data.validation, self.recipe.train.micro_batch, self.recipe.layout.dp
         assert stream is not None  # noqa: S101  (`open_data` has seen to it)
         try:
-            return list(micro_batches(stream, range(count), size, dp, self.coordinates.dp)), ""
+            dp_rank, isolated = self.coordinates.dp, self.recipe.data.isolated
+            return list(micro_batches(stream, range(count), size, dp, dp_rank, isolated)), ""
         except (Failure, OSError) as error:  # of a store that is damaged or out of reach
             return [], error_line(error)
 

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from mtnlg_data.stream import BlendedStream, open_stream
+from mtnlg_data.stream import BlendedStream, Sample, open_stream
 from mtnlg_model.checkpoint.manifest import file_checksum
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_parallel.engine.contract import MicroBatch
 from mtnlg_parallel.identity import DataFingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from mtnlg_data.stream import TokenStream
     from mtnlg_parallel.recipe import Recipe, StreamPart
-
-    MicroBatch = tuple[Tensor, Tensor]
 
 PREFETCH_DEPTH = 64
 """Micro-batches in the queue, a few megabytes."""
@@ -41,6 +39,7 @@ class RunStream:
         self._parts, self._begins, self._samples = parts, [part.at for part, _ in parts], samples
         self.seq_length = parts[0][1].seq_length
         self.vocab_size = max(stream.vocab_size for _, stream in parts)
+        self.masked = any(_is_masked(stream) for _, stream in parts)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -48,10 +47,18 @@ class RunStream:
 
     def __getitem__(self, sample: int) -> NDArray[np.int32]:
         """Sample ``sample`` of the run, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
+        stream, number = self._place(sample)
+        return stream[number]
+
+    def sample(self, sample: int) -> Sample:
+        """Sample ``sample`` of the run with its mask and its documents. Raises as ``__getitem__``."""
+        return _sample(*self._place(sample))
+
+    def _place(self, sample: int) -> tuple[TokenStream, int]:
         if not 0 <= sample < self._samples:
             raise IndexError(f"sample {sample} of {self._samples}")
         part, stream = self._part(sample)
-        return stream[part.number(sample)]
+        return stream, part.number(sample)
 
     def _part(self, sample: int) -> tuple[StreamPart, TokenStream]:
         return self._parts[bisect_right(self._begins, sample) - 1]
@@ -100,6 +107,15 @@ class RunStream:
             return read[0][-1]
         told = [(at, start, skip, fingerprint) for at, _, start, skip, fingerprint in read]
         return blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+
+
+def _is_masked(stream: TokenStream) -> bool:
+    return bool(getattr(stream, "masked", False))
+
+
+def _sample(stream: TokenStream, number: int) -> Sample:
+    """A sample of a stream; all of its targets count, and it is one document, where the stream tells no more."""
+    return stream.sample(number) if hasattr(stream, "sample") else Sample(stream[number])
 
 
 def _sources(stream: TokenStream) -> tuple[list[tuple[str, int]], Callable[[int], list[int]]]:
@@ -177,6 +193,7 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
             raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
         if data.tokenizer != first.tokenizer and file_checksum(data.tokenizer) != file_checksum(first.tokenizer):
             raise UsageFailure(f"{data.tokenizer}: another tokenizer than {first.tokenizer}; tokenize with that one")
+        _check_documents(data, recipe)
         opened.append((part, data.train))
     assert first  # noqa: S101  (a run has a first part)
     if train.validation_every and not validation_samples(recipe, first.validation):
@@ -187,6 +204,14 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
         )
     corpus = first.corpus or len(first.train)
     return RunData(RunStream(opened, total), first.tokenizer, first.validation, corpus, first.left_out)
+
+
+def _check_documents(data: Data, recipe: Recipe) -> None:
+    """Raise ``UsageFailure`` where documents shall be isolated in a stream that knows none."""
+    for stream in (data.train, data.validation):
+        if recipe.data.isolated and stream is not None and not hasattr(stream, "sample"):
+            hint = "give the stream a method `sample`, as mtnlg_data.stream.DocumentStream has it"
+            raise UsageFailure(f'data.documents = "isolated": {type(stream).__name__} knows no documents; {hint}')
 
 
 def _open_folder(tokens: Path, sequence: int, samples: int) -> Data:
@@ -202,7 +227,9 @@ def validation_samples(recipe: Recipe, stream: TokenStream | None) -> int:
     return 0 if stream is None else min(recipe.train.validation_samples, len(stream)) // multiple * multiple
 
 
-def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int) -> Iterator[MicroBatch]:
+def micro_batches(  # noqa: PLR0917  (which samples, whose share)
+    stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int, isolated: bool = False
+) -> Iterator[MicroBatch]:
     """Yield inputs and targets, each int64 [micro_batch, S], of one rank's share of ``samples``.
 
     Micro-batches go to the ranks in turn, so that together the ranks read each sample once.
@@ -210,9 +237,35 @@ def micro_batches(stream: TokenStream, samples: range, micro_batch: int, dp: int
     import torch  # noqa: PLC0415  (the launching process uses the rest of this module without torch)
 
     for start in samples[dp_rank * micro_batch :: dp * micro_batch]:
-        rows = np.stack([stream[number] for number in range(start, start + micro_batch)])
-        tokens_BS = torch.from_numpy(rows).long()
-        yield tokens_BS[:, :-1], tokens_BS[:, 1:]
+        numbers = range(start, start + micro_batch)
+        if isolated or _is_masked(stream):
+            yield _of_documents([_sample(stream, number) for number in numbers], isolated)
+            continue
+        tokens_BS = torch.from_numpy(np.stack([stream[number] for number in numbers])).long()
+        yield MicroBatch(tokens_BS[:, :-1], tokens_BS[:, 1:])
+
+
+def _of_documents(rows: Sequence[Sample], isolated: bool) -> MicroBatch:
+    """A micro-batch of which some targets count: with isolated documents, no document's first token does."""
+    import torch  # noqa: PLC0415  (as above)
+
+    tokens, every = np.stack([row.tokens for row in rows]).astype(np.int64), np.ones(len(rows[0].tokens), np.bool_)
+    counts = np.stack([every if row.counts is None else row.counts for row in rows])[:, 1:]
+    begins = np.stack([~every if row.begins is None else row.begins for row in rows])
+    if isolated:
+        counts = counts & ~begins[:, 1:]
+    targets = torch.from_numpy(np.where(counts, tokens[:, 1:], -1))
+    batch = MicroBatch(torch.from_numpy(tokens[:, :-1]), targets, counted=int(counts.sum()))
+    if not isolated:
+        return batch
+    begins, places = begins[:, :-1], np.arange(tokens.shape[1] - 1)
+    begins[:, 0] = True  # the rest of a document that an earlier sample began
+    bounds = np.append(np.flatnonzero(begins), begins.size)
+    return batch._replace(
+        positions=torch.from_numpy(places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)),
+        bounds=torch.from_numpy(bounds.astype(np.int32)),
+        lengths=tuple(np.diff(bounds).tolist()),
+    )
 
 
 class Prefetch:
@@ -258,14 +311,15 @@ class Prefetch:
         try:
             for before, batch in recipe.batch_size.steps(train.samples, begin):
                 samples = range(before, before + batch)
-                for tensors in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank):
-                    self._queue.put(_pin(*tensors) if self._pinned else tensors)
+                for one in micro_batches(stream, samples, train.micro_batch, layout.dp, dp_rank, recipe.data.isolated):
+                    self._queue.put(_pin(one) if self._pinned else one)
                     if self._closed.is_set():
                         return
         except BaseException as error:  # noqa: BLE001  (raised in the training thread)
             self._queue.put(error)
 
 
-def _pin(inputs: Tensor, targets: Tensor) -> MicroBatch:
-    """Both in pinned memory, and contiguous: other tensors go to a GPU through memory that is not pinned."""
-    return inputs.contiguous().pin_memory(), targets.contiguous().pin_memory()
+def _pin(batch: MicroBatch) -> MicroBatch:
+    """All in pinned memory, and contiguous: other tensors go to a GPU through memory that is not pinned."""
+    tensors = {name: each for name, each in batch._asdict().items() if hasattr(each, "pin_memory")}
+    return batch._replace(**{name: tensor.contiguous().pin_memory() for name, tensor in tensors.items()})

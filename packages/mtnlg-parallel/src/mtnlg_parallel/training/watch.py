@@ -58,7 +58,8 @@ class Watch:
         self._is_due = False
         self._stopwatch: Stopwatch | None = None
         self._losses: list[Tensor] = []  # of this step's samples
-        self._lost: list[tuple[range, Tensor]] = []  # of steps since the last measurement
+        self._targets: list[Tensor] = []  # that count in these, where not all do
+        self._lost: list[tuple[range, Tensor]] = []  # sums and numbers of losses since the last measurement
         self._extremes: dict[str, list[Tensor]] = {}
         self._sums: list[Any] = []  # of the bits of master weights, then of weights
         self._slowest = -1
@@ -69,7 +70,7 @@ class Watch:
         """Before step number ``step``."""
         every = self._recipe.watch.every
         self._is_due = bool(every) and step % every == 0
-        for kept in (self._losses, self._extremes, self._sums):
+        for kept in (self._losses, self._targets, self._extremes, self._sums):
             kept.clear()
         if self._is_due and self._recipe.layout.dp > 1:
             shares = (_bits(each.master.to(each.local.parameter.dtype)) for each in self._engine.fragments())
@@ -79,6 +80,8 @@ class Watch:
     def _observe(self, what: str, tensor: Tensor) -> None:
         if what == "loss":
             self._losses.append(tensor)
+        elif what == "targets":
+            self._targets.append(tensor)
         elif self._is_due:
             self._extremes.setdefault(what, []).append(torch.linalg.vector_norm(tensor, math.inf))
 
@@ -96,7 +99,11 @@ class Watch:
         """Add the figures of a step that is due. Raises ``Failure`` on all ranks where weights are not the same."""
         number, batch = step["samples"], step["batch_size"]
         if self._losses and "skipped" not in step:
-            self._lost.append((range(number - batch, number), torch.cat(self._losses)))
+            losses = torch.cat(self._losses)
+            pairs = losses, torch.ones_like(losses)
+            if self._targets:
+                pairs = losses * self._recipe.model.sequence, torch.cat(self._targets)
+            self._lost.append((range(number - batch, number), torch.stack(pairs)))
         if not self._stopwatch:
             return
         mine = {
@@ -124,7 +131,9 @@ class Watch:
         step.update(_finite(figures))
         self._find_slowest(step, ranks)
 
-    def _sources(self, samples: int, losses: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, dict[str, float]]:
+    def _sources(
+        self, samples: int, losses: Sequence[Mapping[str, tuple[float, float]]]
+    ) -> dict[str, dict[str, float]]:
         """Of each source the tokens read, the passes over it, and the mean of its losses on all ranks."""
         found = {}
         for source, (count, passes) in self._stream.read(samples).items():
@@ -134,20 +143,25 @@ class Watch:
                 found[source] |= _finite({"loss": math.fsum(totals) / sum(counts)})
         return found
 
-    def _losses_by_source(self) -> dict[str, tuple[float, int]]:
-        """Sum and number of the losses of each source since the last measurement, of one rank of each dp."""
+    def _losses_by_source(self) -> dict[str, tuple[float, float]]:
+        """Sum and number of the losses of each source since the last measurement, of one rank of each dp.
+
+        They are those of samples, or of the targets that count.
+        """
         taken, self._lost = self._lost, []
         place, train = self._recipe.layout.coordinates(self._rank), self._recipe.train
-        sums: dict[str, tuple[float, int]] = {}
+        sums: dict[str, tuple[float, float]] = {}
         if place.tp or not taken:
             return sums
-        losses, dp = iter(torch.cat([losses for _, losses in taken]).tolist()), self._recipe.layout.dp
+        losses = zip(*torch.cat([pairs for _, pairs in taken], 1).tolist(), strict=True)
+        dp = self._recipe.layout.dp
         for samples, _ in taken:
             for first in samples[place.dp * train.micro_batch :: dp * train.micro_batch]:
                 for sample in range(first, first + train.micro_batch):
                     source = self._stream.source(sample)
-                    total, count = sums.get(source, (0.0, 0))
-                    sums[source] = total + next(losses), count + 1
+                    total, count = sums.get(source, (0.0, 0.0))
+                    loss, targets = next(losses)
+                    sums[source] = total + loss, count + targets
         return sums
 
     def _squares(self, settings: StepSettings) -> tuple[float, float]:
