@@ -46,7 +46,7 @@ FLOW = {
 NEVER = {"mtnlg_data": {"torch"}, "mtnlg_model": {"torch.distributed", "megatron", "deepspeed"}}
 NEVER_ANYWHERE = {"pickle", "dill", "cloudpickle"}
 TWINS = {
-    ("mtnlg_data", "mtnlg_model"): ("console.py", "files.py", "settings.py"),
+    ("mtnlg_data", "mtnlg_model"): ("console.py", "files.py", "sandbox.py", "settings.py"),
     ("mtnlg_data", "mtnlg_eval"): ("report/style.css",),
 }
 

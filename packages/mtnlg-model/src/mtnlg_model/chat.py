@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from jinja2.ext import Extension
 from pydantic import ConfigDict
 
 from .checkpoint.chat_files import own_file
 from .checkpoint.manifest import parse_json
 from .console import Failure, UsageFailure
 from .files import read_small
-from .sandbox import Sandbox
+from .sandbox import chat_environment
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jinja2 import Template
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
 
 FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
 DEFAULT = "default"
@@ -115,7 +111,7 @@ class Chat:
             raise UsageFailure(f"no chat template {name}; there are {', '.join(self.templates)}")
         self.text, self.place = self.templates[name]
         try:
-            self._chosen = _environment().from_string(self.text)
+            self._chosen = chat_environment().from_string(self.text)
         except Exception as error:  # noqa: BLE001  (Jinja's, or Python's of what Jinja makes of it)
             raise Failure(f"{self.place}: not a Jinja template: {error}") from None
         return self.text
@@ -166,34 +162,3 @@ def _read(path: Path) -> bytes:
     except UnicodeDecodeError as error:
         raise Failure(f"{path}: not UTF-8: {error}") from None
     return raw
-
-
-class _Generation(Extension):
-    """``{% generation %}``, which marks an answer for training and changes nothing in a prompt."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's)
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> Sandbox:
-    """What templates expect: trimmed blocks, loop controls, JSON without HTML's escapes, a way to refuse a chat."""
-    extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-    return environment
-
-
-def _to_json(value: object, **options: Any) -> str:  # noqa: ANN401  (of json.dumps)
-    return json.dumps(value, **{"ensure_ascii": False, **options})
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

@@ -4,23 +4,30 @@ A template reaches neither Python's objects behind its values nor a way to chang
 one rendering has a budget, in characters: each value that a template names or computes, constants and text included,
 costs `STEP` and its size. What grows out of arguments (``"x" * 10**9``) is refused before it is computed. A regular
 expression has no bound but the text that it runs over.
+
+`chat_environment` has what chat templates expect. mtnlg_data and mtnlg_model have a copy of this file each, since
+neither may import the other; a test keeps them equal.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import datetime
 from functools import lru_cache, wraps
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jinja2 import Template, nodes, pass_context
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jinja2.parser import Parser
     from jinja2.runtime import Context
 
 BUDGET = 10_000_000
@@ -28,6 +35,9 @@ BUDGET = 10_000_000
 STEP = 32
 MOST = 1 << 28
 """Bytes that one call could make of its arguments, before its result is charged."""
+
+MARKS = ("\ue0f0\ue0f1", "\ue0f1\ue0f0")
+"""Around what a template says is an answer; characters of private use."""
 
 
 class _Rendering(Template):
@@ -125,3 +135,43 @@ class _Charging(NodeTransformer):
         if stored or not isinstance(node, nodes.Expr):
             return node
         return nodes.Filter(node, "charged", [], [], None, None, lineno=node.lineno)
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks an answer for training: by `MARKS`, or by nothing in a prompt."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's)
+    marks = ("", "")
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        begin, end = (nodes.Output([nodes.TemplateData(mark, lineno=line)], lineno=line) for mark in self.marks)
+        return [begin, *parser.parse_statements(("name:endgeneration",), drop_needle=True), end]
+
+
+class _Marking(_Generation):
+    marks = MARKS
+
+
+def chat_environment(*, marked: bool = False) -> Sandbox:
+    """What templates expect: trimmed blocks, loop controls, JSON without HTML's escapes, a way to refuse a chat.
+
+    If ``marked``, `MARKS` stand around what is within ``{% generation %}``.
+    """
+    extensions = [_Marking if marked else _Generation, "jinja2.ext.loopcontrols"]
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return environment
+
+
+def _to_json(value: object, **options: Any) -> str:  # noqa: ANN401  (of json.dumps)
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import mmap
 import re
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,15 @@ class Rows(Reader):
     id: str = setting("id", "Key or column of a document's id; a.b is b in a.", min_length=1)
     message: str | None = setting(
         None,
-        "Of a chat, a list of messages under field: the text of each, such as '{role}: {content}\\n'.",
-        pattern=MESSAGE_KEY.pattern,
+        "Of a chat, a list of messages under field: the text of each, such as '{role}: {content}\\n'; or json, for "
+        "tokenize's chat: the list as it is, or with field = 'prompt+answer' one of these two keys.",
+        pattern=MESSAGE_KEY.pattern + "|^json$",
     )
 
     def text_of(self, value: object) -> str | None:
         """The text that stands under ``field``: a string, or that of all messages of a chat; None where it is none."""
+        if self.message == "json" and isinstance(value, list):
+            return json.dumps(value, ensure_ascii=False)
         if self.message is None or not isinstance(value, list):
             return value if isinstance(value, str) else None
         parts = MESSAGE_KEY.split(self.message)  # keys at odd places, between what stands around them
@@ -46,8 +50,12 @@ class Rows(Reader):
 
     def record(self, row: dict[str, Any], number: int, where: str) -> Record | Dropped:
         """The document of an object, which loses what becomes text or id."""
-        holder, key = find_key(row, self.field)
-        text = self.text_of(value := holder.pop(key, None))
+        fields = self.field.split("+", 1) if self.message == "json" else [self.field]
+        found = [find_key(row, field) for field in fields]
+        value, *answers = (holder.pop(key, None) for holder, key in found)
+        if answers:
+            value = [{"role": "user", "content": value}, {"role": "assistant", "content": answers[0]}]
+        text = self.text_of(value)
         if text is None:
             kind = "" if value is None else f" ({type(value).__name__})"
             return no_text(where, self.field, kind, (name for name, one in row.items() if isinstance(one, str)))

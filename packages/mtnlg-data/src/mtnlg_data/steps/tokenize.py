@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.summary import Summary
+    from mtnlg_data.tokens.chat import Chat
     from mtnlg_data.transfer.urls import Location
 
 
@@ -80,6 +81,12 @@ class TokenizeKeys(Settings):
         gt=0,
         le=1,
     )
+    chat: bool = setting(
+        False,
+        "Its texts are chats of messages, read with message = 'json': tokens are by the chat template beside the "
+        "tokenizer, and only those of the assistant's messages are learned.",
+        keyed=False,
+    )
 
 
 class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
@@ -118,6 +125,16 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         from mtnlg_data.tokens.tokenizer import check_tokenizer  # noqa: PLC0415
 
         check_tokenizer(self.settings)
+        self.chat()
+
+    def chat(self) -> Chat | None:
+        """The chat template, where a source has chats. Raises ``Failure`` where there is none."""
+        chats = tuple(name for name, keys in self.sources.items() if keys.chat)
+        if not chats:
+            return None
+        from mtnlg_data.tokens.chat import read_chat  # noqa: PLC0415
+
+        return read_chat(self.settings, chats)
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """Tokens are on disk as encoded, merged and in the stores, at 4.3 characters of English each."""
@@ -133,7 +150,8 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         from mtnlg_data.tokens.tokenizer import tokenizer_files  # noqa: PLC0415
 
         files = [file_digest(file) for file in tokenizer_files(self.settings)]
-        return [self.settings.model_copy(update={"tokenizer": None}), self.sources[source], files]
+        chat = [self.chat()] if self.sources[source].chat else []
+        return [self.settings.model_copy(update={"tokenizer": None}), self.sources[source], files, *chat]
 
     def apply(self, job: Job) -> Summary:
         """Encode, shuffle, write the stores."""

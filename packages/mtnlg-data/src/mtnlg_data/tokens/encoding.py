@@ -6,19 +6,22 @@ document's ids, its end token and, if there is one, its beginning token included
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from mtnlg_data.document import DocumentFile
+from mtnlg_data.document import DocumentFile, shard_source
 from mtnlg_data.exchange import KEYS, read_rows, write_rows
 from mtnlg_data.tally import Tallies
 from mtnlg_data.text.arrays import binary_column, texts_of
 
 from .blend import held_out
+from .chat import ChatEncoder, UnusableChat
 from .encoder import batch_slices, open_encoder
-from .store import dtype_for, idx_path, span_digest, writing_store
+from .store import bin_path, dtype_for, idx_path, span_digest, writing_store
 from .tokenizer import document_key
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from mtnlg_data.steps.tokenize import Library
     from mtnlg_data.summary import Summary
 
+    from .chat import Chat
+
 
 class Encoding(NamedTuple):
     """How to encode; the library is in no key, since the ids are the same from all."""
@@ -39,15 +44,18 @@ class Encoding(NamedTuple):
     around: Sequence[int]  # the ids that begin and end a document, or the one that ends it
     seed: int
     library: Library
+    chat: Chat | None = None
 
     def fingerprint(self) -> object:
         """What the ids and their order depend on."""
-        return [self.tokenizer, self.seed]
+        return [self.tokenizer, self.seed, *([self.chat] if self.chat else [])]
 
 
 def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding) -> Summary:
     """Encode row groups of a shard, into rows by key; returns their tallies and the number of ``tokens``."""
     shard, groups = work
+    if how.chat and shard_source(shard.path) in how.chat.sources:
+        return _encode_chats(shard, groups, output, how)
     around, dtype = how.around, dtype_for(how.vocabulary)
     encode = open_encoder(how.tokenizer.output, how.library)
     tallies, tokens = Tallies(), 0
@@ -68,6 +76,32 @@ def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding
     return {**tallies.summary(), "tokens": tokens}
 
 
+def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encoding) -> Summary:
+    """As `encode_groups`, of a source of chats, with a column ``mask``."""
+    assert how.chat  # noqa: S101  (`encode_groups` has looked)
+    encode = ChatEncoder(how.tokenizer.output, how.chat, how.around[-1])
+    tally = (tallies := Tallies())[shard_source(shard.path)]
+    tokens = 0
+    with DocumentFile(shard.path) as file, write_rows(output) as rows:
+        for group in groups:
+            batch = file.read(group, ["key", "text"])
+            keys, ids, masks = list[int](), list[bytes](), list[bytes]()
+            for key, text in zip(batch["key"].to_pylist(), batch["text"].to_pylist(), strict=True):
+                try:
+                    numbers, learned = encode(text)
+                except UnusableChat as reason:
+                    tally.drop(len(text), str(reason))
+                    continue
+                tally.keep(len(text))
+                keys.append(document_key(how.seed, key))
+                ids.append(np.array(numbers, dtype_for(how.vocabulary)).tobytes())
+                masks.append(bytes(learned))
+                tokens += len(numbers)
+            columns = {"ids": pa.array(ids, pa.large_binary()), "mask": pa.array(masks, pa.large_binary())}
+            rows.add(np.array(keys, np.uint64), columns)
+    return {**tallies.summary(), "tokens": tokens}
+
+
 class StoreWrite(NamedTuple):
     """A store that is to be written: files of rows, each of the keys after those of the one before."""
 
@@ -76,22 +110,26 @@ class StoreWrite(NamedTuple):
     documents: int
     vocabulary: int
     validation: float
+    masked: bool = False
 
     def fingerprint(self) -> object:
         """All but the place."""
-        return self[1:]
+        return self[1:] if self.masked else self[1:-1]
 
 
 def write_store(work: StoreWrite, output: Path) -> Summary:
     """Write a store, whose ``.bin`` is ``output``; ``unigrams`` counts the tokens of documents that are not held out.
 
+    One of masks, ``PREFIX.mask``, is beside the store where it has any; ``mask`` is its checksum, or empty.
     Raises ``ValueError`` as ``StoreWriter.extend`` does.
     """
     prefix, dtype = output.with_suffix(""), dtype_for(work.vocabulary)
     training = work.documents - held_out(work.documents, work.validation)
     unigrams = np.zeros(work.vocabulary, np.int64)
     tokens = 0
-    with writing_store(prefix, work.vocabulary) as writer:
+    beside = prefix.with_name(f"{prefix.name}.mask")
+    with writing_store(prefix, work.vocabulary) as writer, ExitStack() as stack:
+        mask = stack.enter_context(writing_store(beside, 2, np.dtype(np.uint8))) if work.masked else None
         tables = chain.from_iterable(read_rows([piece], 0, KEYS - 1) for piece in work.pieces)
         for batch in chain.from_iterable(table.to_batches() for table in tables):
             data, bounds = texts_of(batch["ids"])
@@ -99,13 +137,18 @@ def write_store(work: StoreWrite, output: Path) -> Summary:
             trained = sizes[: max(0, training - writer.documents)].sum()
             unigrams += np.bincount(ids[:trained], minlength=work.vocabulary)
             writer.extend(ids, sizes)
+            if mask:
+                data, bounds = texts_of(batch["mask"])
+                mask.extend(data[bounds[0] : bounds[-1]], sizes)
             tokens += len(ids)
     paths = [output, idx_path(prefix)]
+    masks = [bin_path(beside), idx_path(beside)] if work.masked else []
     return {
         "documents": writer.documents,
         "tokens": tokens,
         "training_tokens": int(unigrams.sum()),
         "store": span_digest(paths),
         "unigrams": unigrams.tolist(),
-        "files": [paths[1].name],
+        "mask": span_digest(masks) if masks else "",
+        "files": [path.name for path in (*paths[1:], *masks)],
     }

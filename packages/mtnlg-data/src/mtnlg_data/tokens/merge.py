@@ -14,7 +14,7 @@ import numpy as np
 from mtnlg_data.console import Failure
 from mtnlg_data.files import sha256
 
-from .store import TokenStore, writing_store
+from .store import TokenStore, idx_path, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,8 @@ def _check_mergeable(stores: Sequence[TokenStore], prefixes: Sequence[Path], out
     for number, store in enumerate(stores):
         if places[number] in places[:number]:
             raise Failure(f"{store.prefix}: given twice")
+        if idx_path(mask := prefixes[number].with_name(f"{prefixes[number].name}.mask")).exists():
+            raise Failure(f"{mask}.idx: stores with masks are not merged; give each a source of its own in blend.json")
         if places[number] == out.resolve():
             raise Failure(f"{out}: is one of the stores to merge; give another --out")
         if store.dtype != first.dtype or store.dtype not in MERGEABLE_DTYPES:

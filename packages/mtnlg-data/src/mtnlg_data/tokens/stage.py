@@ -50,7 +50,7 @@ SEQUENCE = 2048  # tokens of the paper's samples (4.1): a store with fewer is wa
 
 def write_blend(blend: Blend, output: Path) -> Summary:
     """Write blend.json; returns no counts."""
-    write_json(output, blend.model_dump(mode="json"))
+    write_json(output, blend.model_dump(mode="json", exclude_defaults=True))
     return {}
 
 
@@ -76,10 +76,13 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
             (shard, part) for shard in own for part in _split_row_groups(groups[shard.path])
         )
     ]
-    how = Encoding(tokenizer, vocabulary, around, settings.seed, settings.library)
+    how = Encoding(tokenizer, vocabulary, around, settings.seed, settings.library, chat := step.chat())
     encoded = job.map("encode", encode_groups, work, how=how)
     by_source = groupby(encoded, key=lambda done: done.output.parent.name)
-    stores = [_Shuffle.of(job, source, [*own], vocabulary, settings.validation) for source, own in by_source]
+    masked = chat.sources if chat else ()
+    stores = [
+        _Shuffle.of(job, source, [*own], vocabulary, settings.validation, source in masked) for source, own in by_source
+    ]
     unwritten = [store for store in stores if not job.is_done(write_store, store.write, store.output)]
     job.map("shuffle", merge, [piece for store in unwritten for piece in store.pieces()], scratch=True)
     written = job.map("stores", write_store, [(store.write, store.output) for store in stores])
@@ -95,7 +98,9 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
         eod=around[-1],
         validation=settings.validation,
         sources=tuple(
-            BlendSource(name=source, prefix=source, sha256=summaries[source]["store"], **counts)
+            BlendSource(
+                name=source, prefix=source, sha256=summaries[source]["store"], mask=summaries[source]["mask"], **counts
+            )
             for source, counts in tokens_by_source.items()
         ),
     )
@@ -162,7 +167,9 @@ class _Shuffle(NamedTuple):
     output: Path  # the store's .bin
 
     @classmethod
-    def of(cls, job: Job, source: str, encoded: Sequence[Done], vocabulary: int, validation: float) -> _Shuffle:
+    def of(  # noqa: PLR0917  (the figures of a store)
+        cls, job: Job, source: str, encoded: Sequence[Done], vocabulary: int, validation: float, masked: bool
+    ) -> _Shuffle:
         """The way of a source that these tasks have encoded."""
         rows = job.collect("merge", encoded[0].output.parent, encoded, scratch=True)
         tokens = sum(done.summary["tokens"] for done in encoded)
@@ -170,7 +177,8 @@ class _Shuffle(NamedTuple):
         folder = job.state / "stores" / source
         documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
         paths = [folder / f"{number:07d}{ROWS_SUFFIX}" for number in range(pieces)]
-        return cls(rows, StoreWrite(paths, rows.digest, documents, vocabulary, validation), bin_path(job.out / source))
+        write = StoreWrite(paths, rows.digest, documents, vocabulary, validation, masked)
+        return cls(rows, write, bin_path(job.out / source))
 
     def pieces(self) -> Iterator[tuple[Range, Path]]:
         """The ranges of keys that are merged by themselves, and where to."""

@@ -88,11 +88,11 @@ def span_digest(paths: Sequence[Path]) -> str:
 class StoreWriter:
     """Appends documents in their final order; made by ``writing_store``."""
 
-    def __init__(self, tokens: BinaryIO, sizes: BinaryIO, vocabulary: int) -> None:
+    def __init__(self, tokens: BinaryIO, sizes: BinaryIO, vocabulary: int, dtype: np.dtype[Any]) -> None:
         self._tokens = tokens
         self._sizes = sizes
         self._vocabulary = vocabulary
-        self._dtype = dtype_for(vocabulary)
+        self._dtype = dtype
         self.documents = 0
 
     def add(self, ids: NDArray[np.integer[Any]]) -> None:
@@ -114,22 +114,22 @@ class StoreWriter:
 
 
 @contextmanager
-def writing_store(prefix: Path, vocabulary: int) -> Iterator[StoreWriter]:
+def writing_store(prefix: Path, vocabulary: int, dtype: np.dtype[Any] | None = None) -> Iterator[StoreWriter]:
     """Write a store in one pass and constant memory; nothing is put in place until all documents are written.
 
     Sizes are kept in an unnamed temporary file beside the store until then.
     """
-    folder = prefix.parent
+    folder, dtype = prefix.parent, dtype or dtype_for(vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     new_or_regular(idx_path(prefix))
     with naming(bin_path(prefix)), tempfile.TemporaryFile(dir=folder) as sizes:
         with atomic_path(bin_path(prefix)) as partial:
             with partial.open("wb") as tokens:
-                writer = StoreWriter(tokens, sizes, vocabulary)
+                writer = StoreWriter(tokens, sizes, vocabulary, dtype)
                 yield writer
             idx_path(prefix).unlink(missing_ok=True)  # never leave an index beside the tokens of another run
         with atomic_open(idx_path(prefix)) as index:
-            _write_index(index, sizes, writer.documents, dtype_for(vocabulary))
+            _write_index(index, sizes, writer.documents, dtype)
 
 
 def _write_index(index: BinaryIO, sizes: BinaryIO, documents: int, dtype: np.dtype[Any]) -> None:

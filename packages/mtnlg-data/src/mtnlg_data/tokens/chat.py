@@ -1,0 +1,159 @@
+"""Chats to tokens and their mask, by the chat template beside the model's tokenizer.
+
+    text      JSON messages, as a reader with ``message = "json"`` has written them
+    tokens    of the chat as the template renders it, special tokens by number, and the end token if they lack it
+    mask      1 for the tokens of answers: those within the template's ``{% generation %}``, or else what a message of
+              the assistant's adds to the prompt of the messages before it
+
+A prompt's tokens must be the first of the whole chat's: the model will meet them so. A chat of which this does not hold
+is dropped, as are those that the template refuses and those whose messages spell a special token. Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from mtnlg_data.console import Failure
+from mtnlg_data.files import read_small
+from mtnlg_data.sandbox import MARKS, chat_environment
+
+from .tokenizer import tokenizer_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from jinja2 import Template
+
+    from mtnlg_data.steps.tokenize import TokenizeSettings
+
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+
+
+class Chat(NamedTuple):
+    """A chat template, the special tokens that it may name, and the sources of chats."""
+
+    template: str
+    tokens: dict[str, str]
+    sources: tuple[str, ...]
+
+    def fingerprint(self) -> object:
+        """What tokens and masks depend on."""
+        return [self.template, self.tokens]
+
+
+def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
+    """The template of the tokenizer's folder. Raises ``Failure`` where there is none, or none that can be read."""
+    files = tokenizer_files(settings)
+    if not files:
+        raise Failure(f"sources.{sources[0]}.chat needs tokenize.tokenizer, the folder of a model with a chat template")
+    folder, config, template = files[0].parent, dict[str, Any](), None
+    try:
+        if (folder / CONFIG).is_file():
+            config = json.loads(read_small(folder / CONFIG, follow=True))
+        template = config.get("chat_template")
+        if isinstance(template, list):
+            template = {each["name"]: each["template"] for each in template}.get("default")
+        if (folder / TEMPLATE).is_file():
+            template = read_small(folder / TEMPLATE, follow=True).decode()
+        if not isinstance(template, str):
+            raise Failure(f"{folder}: no chat template for sources.{sources[0]}; put {TEMPLATE} there")
+        chat_environment().from_string(template)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, TemplateError) as error:
+        raise Failure(f"{folder}: no chat template that can be read: {error}") from None
+    given = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+    return Chat(template, {key: text for key, text in texts.items() if isinstance(text, str)}, sources)
+
+
+class UnusableChat(Exception):  # noqa: N818  (no error: a document is dropped)
+    """Why a chat becomes no tokens: the reason of a drop."""
+
+
+class ChatEncoder:
+    """Encodes chats by a tokenizer.json and a template; ``eod`` is the token that ends documents."""
+
+    def __init__(self, tokenizer: Path, chat: Chat, eod: int) -> None:
+        self._tokenizer = _open(tokenizer, tokenizer.stat().st_mtime_ns)
+        self._template: Template = chat_environment(marked=True).from_string(chat.template)
+        self._marks_answers = "generation" in chat.template and "endgeneration" in chat.template
+        self._variables, self._eod = chat.tokens, eod
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._reserved = [token.content for token in added if token.special] + [*MARKS]
+
+    def __call__(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of a chat, the end token included, and 1 for each that is learned. Raises ``UnusableChat``."""
+        messages = self._messages(text)
+        rendered = self._render(messages)
+        pieces = [piece.split(MARKS[1]) for piece in rendered.split(MARKS[0])]
+        whole = "".join(chain.from_iterable(pieces))
+        spans = self._marked(pieces) if self._marks_answers else self._added(messages, whole)
+        ids = self._encode(whole)
+        learned = [0] * len(ids)
+        for begin, end in spans:
+            first, last = (self._count(whole[:place], ids) for place in (begin, end))
+            learned[first:last] = [1] * (last - first)
+        if not any(learned):
+            raise UnusableChat("no_answer")
+        if ids[-1] != self._eod:
+            ids, learned = [*ids, self._eod], [*learned, learned[-1]]
+        return ids, learned
+
+    def _messages(self, text: str) -> list[dict[str, Any]]:
+        try:
+            messages = json.loads(text)
+            contents = [message["content"] for message in messages if isinstance(message["role"], str)]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise UnusableChat("not_a_chat") from None
+        if not all(isinstance(content, str) for content in contents) or len(contents) < len(messages):
+            raise UnusableChat("not_a_chat")
+        if any(token in content for token in self._reserved for content in contents):
+            raise UnusableChat("spells_special_token")
+        return list(messages)
+
+    def _render(self, messages: Sequence[dict[str, Any]], prompt: bool = False) -> str:
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=prompt, **self._variables)
+        except Exception:  # noqa: BLE001  (a program of anyone raises anything)
+            raise UnusableChat("not_rendered") from None
+
+    @staticmethod
+    def _marked(pieces: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
+        """Where answers begin and end in the text of these pieces, of which the first is before any answer."""
+        spans, place = list[tuple[int, int]](), len(pieces[0][0])
+        for answer, *rest in pieces[1:]:
+            spans.append((place, place + len(answer)))
+            place += len(answer) + sum(map(len, rest))
+        return spans
+
+    def _added(self, messages: Sequence[dict[str, Any]], whole: str) -> list[tuple[int, int]]:
+        """Where in the whole text the assistant's messages are."""
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before, after = self._render(messages[:number], prompt=True), self._render(messages[: number + 1])
+                if not (whole.startswith(after) and after.startswith(before)):
+                    raise UnusableChat("unstable_template")
+                spans.append((len(before), len(after)))
+        return spans
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _count(self, text: str, ids: Sequence[int]) -> int:
+        """How many of the ids are those of a beginning of their text."""
+        beginning = self._encode(text)
+        if list(ids[: len(beginning)]) != beginning:
+            raise UnusableChat("unstable_tokens")
+        return len(beginning)
+
+
+@lru_cache(maxsize=1)
+def _open(path: Path, _changed: int) -> Tokenizer:
+    return Tokenizer.from_file(str(path))

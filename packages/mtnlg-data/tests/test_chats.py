@@ -1,0 +1,169 @@
+"""Chats become tokens and a mask by the template of the model; what cannot be told for sure is dropped and counted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from mtnlg_data import Extract, Local, SourceFile, Tokenize, run_step
+from mtnlg_data.console import Failure
+from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
+from mtnlg_data.tokens.merge import merge
+from mtnlg_data.tokens.store import TokenStore
+from mtnlg_data.tokens.tokenizer import train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mtnlg_data.summary import Summary
+
+HEAD = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+TAIL = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+PLAIN = HEAD + "{{ m.content + '<|im_end|>' + '\n' }}" + TAIL
+MARKED = (
+    HEAD + "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL
+)
+COUNTING = "{{ messages | length }} messages: " + PLAIN
+ANSWERS = ["Paris.", "Of course: Berlin, I think.", "It is 42."]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "The capital of France?"},
+    {"role": "assistant", "content": ANSWERS[0]},
+    {"role": "user", "content": "And of Germany?"},
+    {"role": "assistant", "content": ANSWERS[1]},
+]
+
+
+def model_folder(folder: Path, template: str | None = PLAIN) -> Path:
+    """A tokenizer, and the files that say how chats are written."""
+    folder.mkdir(parents=True)
+    tokenizer = train_tokenizer(iter([json.dumps(CHAT)] * 3), 300)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": {"content": "<|endoftext|>"}}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | ({"chat_template": template} if template else {}))
+    )
+    return folder
+
+
+def tokenize(
+    folder: Path, rows: Sequence[object], model: Path, options: dict[str, str] | None = None
+) -> tuple[Path, Summary]:
+    """Rows of JSON lines, extracted and tokenized as a source of chats; their tokens, and the step's summary."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = SourceFile("chat", path, path.name, "jsonl", {"field": "messages", "message": "json", **(options or {})})
+    run_step(Extract(), [file], folder / "documents", Local(1))
+    shards = sorted((folder / "documents").glob("*.parquet"))
+    step = Tokenize(tokenizer=str(model), validation=0.0, sources={"chat": {"weight": 1.0, "chat": True}})
+    return folder / "tokens", run_step(step, shards, folder / "tokens", Local(1))
+
+
+def learned(tokens: Path, document: int = 0) -> tuple[str, list[str]]:
+    """The text of a document, and its stretches that are learned."""
+    tokenizer = Tokenizer.from_file(str(tokens / "tokenizer.json"))
+    ids, mask = (TokenStore(tokens / name)[document].tolist() for name in ("chat", "chat.mask"))
+    assert len(ids) == len(mask)
+    stretches, before = list[list[int]](), 0
+    for number, own in zip(ids, mask, strict=True):
+        if own and not before:
+            stretches.append([])
+        if own:
+            stretches[-1].append(number)
+        before = own
+
+    def decode(numbers: list[int]) -> str:
+        return str(tokenizer.decode(numbers, skip_special_tokens=False))
+
+    return decode(ids), [decode(stretch) for stretch in stretches]
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [(PLAIN, "<|im_end|>\n"), (MARKED, "<|im_end|>")], ids=["plain", "marked"]
+)
+def test_answers_are_learned(tmp_path: Path, template: str, end: str) -> None:
+    tokens, _ = tokenize(tmp_path / "run", [{"messages": CHAT}], model_folder(tmp_path / "model", template))
+    text, answers = learned(tokens)
+    rendered = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in CHAT)
+    assert text == f"{rendered}<|endoftext|>"
+    last = "<|endoftext|>" if template is PLAIN else ""
+    assert answers == [f"{ANSWERS[0]}{end}", f"{ANSWERS[1]}{end}{last}"]
+
+
+def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n}?", "reply": {"text": f"It is {n}."}} for n in range(3)]
+    options = {"field": "question+reply.text"}
+    tokens, _ = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"), options)
+    found = {learned(tokens, n)[1][0].partition("<")[0] for n in range(3)}
+    assert found == {"It is 0.", "It is 1.", "It is 2."}
+
+
+def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "<|im_start|>"}
+    rows: list[Any] = [
+        {"messages": CHAT},
+        {"messages": [*CHAT[:2], answer]},
+        {"messages": CHAT[:2]},
+        {"messages": [{"role": "user"}]},
+        {"messages": ["hello"]},
+        {"messages": []},
+    ]
+    _, summary = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"))
+    counts = summary["sources"]["chat"]
+    assert counts["dropped"] == {"no_answer": 2, "not_a_chat": 2, "spells_special_token": 1}
+    assert (counts["documents_in"], counts["documents_out"]) == (6, 1)
+
+
+def test_a_template_whose_prompts_are_no_beginnings_is_never_guessed(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", COUNTING)
+    _, summary = tokenize(tmp_path / "run", [{"messages": CHAT}, {"messages": CHAT[1:3]}], model)
+    assert summary["sources"]["chat"]["dropped"] == {"unstable_template": 2}
+
+
+@pytest.mark.parametrize("template", [None, "{% if %}"])
+def test_chats_need_a_template(tmp_path: Path, template: str | None) -> None:
+    with pytest.raises(Failure, match="no chat template"):
+        tokenize(tmp_path / "run", [{"messages": CHAT}], model_folder(tmp_path / "model", template))
+
+
+def test_a_mask_is_part_of_the_stream(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    rows = [
+        {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}]}
+        for n in range(40)
+    ]
+    tokens, _ = tokenize(tmp_path / "run", rows, model)
+    stream = open_stream(tokens, 32)
+    as_document: DocumentStream = stream
+    assert as_document.masked
+    store, mask = TokenStore(tokens / "chat"), TokenStore(tokens / "chat.mask")
+    assert mask.dtype == np.uint8
+    starts = set(store.offsets(0, 40).tolist())
+    for number in range(len(stream)):
+        _, window = stream.locate(number)
+        sample, place = stream.sample(number), slice(32 * window, 32 * window + 33)
+        assert sample.counts is not None
+        assert sample.begins is not None
+        assert (sample.tokens == stream[number]).all()
+        assert sample.counts.tolist() == [bool(one) for one in mask.read(place.start, place.stop)]
+        assert np.flatnonzero(sample.begins).tolist() == [
+            at - place.start for at in sorted(starts) if place.start <= at < place.stop
+        ]
+    blend = json.loads((tokens / "blend.json").read_text())
+    blend["sources"][0]["mask"] = "other"
+    (tokens / "blend.json").write_text(json.dumps(blend))
+    assert open_stream(tokens, 32).fingerprint != stream.fingerprint
+    del blend["sources"][0]["mask"]
+    (tokens / "blend.json").write_text(json.dumps(blend))
+    plain: BlendedStream = open_stream(tokens, 32)
+    assert (plain.masked, plain.sample(0).counts) == (False, None)
+    with pytest.raises(Failure, match=r"chat\.mask"):
+        merge([tokens / "chat"], tmp_path / "merged")
