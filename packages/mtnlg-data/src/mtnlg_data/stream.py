@@ -176,7 +176,7 @@ class BlendedStream:
         source, start, stop = self._range(sample)
         begins = np.zeros(stop - start, np.bool_)
         begins[source.store.starts(start, stop) - start] = True
-        counts = source.mask and source.mask.read(start, stop) != 0
+        counts = None if source.mask is None else source.mask.read(start, stop) != 0
         return Sample(self._read(source, start, stop), counts, begins)
 
     def _range(self, sample: SupportsIndex) -> tuple[_SourceRange, int, int]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -32,7 +32,7 @@ from . import alibi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Mask = Tensor | "Documents" | None
+    Mask: TypeAlias = "Tensor | Documents | None"
 
 TABLE_ROWS = 8192
 """Rows of the token table that are in fp32 at a time."""
@@ -306,11 +306,12 @@ class Documents:
         if self.bounds is not None and plain and q_BNSD.dtype in {torch.bfloat16, torch.float16}:
             q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
             bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
-            sides = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+            sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
             # No public function of PyTorch takes documents, windows and dropout. The last flags: causal, no mask back.
             flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
             x_TND: Tensor = flash(q_TND, k_TGD, v_TGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
-            return x_TND.unflatten(0, (b, s)).transpose(1, 2)
-        parts = (x.transpose(0, 1).flatten(1, 2)[None].split(self.lengths, 2) for x in (q_BNSD, k_BGSD, v_BGSD))
-        one_by_one = [attention(*part, None, scale, rate, window, cap, slopes) for part in zip(*parts, strict=True)]
-        return torch.cat(one_by_one, 2)[0].unflatten(1, (b, s)).transpose(0, 1)
+            return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)
+        rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q_BNSD, k_BGSD, v_BGSD))
+        parts: Any = zip(*(torch.split(x_1NTD, self.lengths, 2) for x_1NTD in rows), strict=True)
+        x_NTD = torch.cat([attention(q, k, v, None, scale, rate, window, cap, slopes) for q, k, v in parts], 2)[0]
+        return x_NTD.view(len(x_NTD), b, s, -1).transpose(0, 1)
