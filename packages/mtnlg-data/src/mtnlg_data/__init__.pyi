@@ -20,7 +20,7 @@ from .steps.extract import Extract
 from .steps.filter import Filter
 from .steps.quality import Quality
 from .steps.tokenize import Tokenize
-from .stream import TokenStream, open_stream
+from .stream import DocumentStream, Sample, TokenStream, open_stream
 from .text.batch import TextBatch
 from .tokens.store import TokenStore
 
@@ -30,6 +30,7 @@ __all__ = [
     "Decontaminate",
     "Deduplicate",
     "Document",
+    "DocumentStream",
     "Drop",
     "Dropped",
     "Effect",
@@ -44,6 +45,7 @@ __all__ = [
     "Recipe",
     "Record",
     "Rule",
+    "Sample",
     "SourceFile",
     "Step",
     "TextBatch",

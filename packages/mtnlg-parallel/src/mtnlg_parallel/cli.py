@@ -112,7 +112,7 @@ def train(  # noqa: PLR0917  (typer names them)
     """
     weights = [launch.initial_weights(initial, out)] if initial else []
     weights += ["train.new_tokenizer=true"] * new_tokenizer
-    chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights])
+    chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights], data)
     options = RunOptions(wandb, _profile_window(profile), device)
     if dry_run and launcher == "local":
         print_rank(rank_shard(chosen, rank), chosen)

@@ -3,6 +3,7 @@
 Lengths are in samples of ``model.sequence`` tokens. A recipe may word them, and is then counted in samples once, here:
 
     "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to the even one
+    "3 epochs"       of all samples of --data, one pass over each source
     "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself the
                      shortest ramp of so many steps. No layout's rounding of the ramp counts, so that a length is the
                      same in every layout
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -60,6 +62,9 @@ RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into oth
 """Former keys of [train] and why they are ignored. Each run's own recipe.toml holds every key of its version."""
 
 
+_DATA: ContextVar[Path | None] = ContextVar("data", default=None)
+"""The data folder whose samples are counted while a recipe is read."""
+
 Range = Annotated[tuple[Every, Every], Field(strict=False)]
 Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
 
@@ -72,7 +77,7 @@ class Change(Settings):
     min_lr: Annotated[float, Field(ge=0.0)] | None = Field(None, description="learning rate behind the decay")
     hold: Annotated[Every, IN_SAMPLES] | None = Field(None, description="until when the peak is held")
     decay: Annotated[Samples, IN_SAMPLES] | None = Field(None, description="where the decay ends")
-    decay_shape: Shape | None = Field(None, description="cosine or linear")
+    decay_shape: Shape | None = Field(None, description="cosine, linear or constant")
     batch: Samples | None = Field(None, description="samples of a step, over all ranks")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
     clip: Positive | None = Field(None, description="largest norm of the gradients")
@@ -130,7 +135,9 @@ class Train(Settings):
         0, description="until when the peak is held; the warm-up's end unless later"
     )
     decay: Annotated[Samples, IN_SAMPLES] = Field(description="where its decay ends; all samples unless given")
-    decay_shape: Shape = Field("cosine", description="cosine or linear; with a hold, linear is warmup-stable-decay")
+    decay_shape: Shape = Field(
+        "cosine", description="cosine or linear (with a hold: warmup-stable-decay), or constant: none"
+    )
     # strict=False: a list, after `Recipe` has counted the lengths
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False, description="AdamW's, of the moments")
     eps: Positive = Field(1e-8, description="AdamW's, beside the second moment's root")
@@ -396,7 +403,7 @@ class Recipe(Settings):
         """Notes for the user on what will run, but perhaps not as meant."""
         train, rounding = self.train, self.batch_size.rounding
         notes = [rounding] if rounding else []
-        if train.samples > train.decay and train.min_lr == 0:
+        if train.samples > train.decay and train.min_lr == 0 and train.decay_shape != "constant":
             notes.append(
                 f"the learning rate is 0 after train.decay = {train.decay} of train.samples = {train.samples}; "
                 "raise train.decay, or set train.min_lr"
@@ -449,6 +456,11 @@ def _count(written: Any, sequence: int | None, after: Callable[[int], int | None
     except (TypeError, ValueError):
         return written
     steps = min(int(amount), LIMIT)
+    if unit == "epochs":
+        from mtnlg_parallel.training.samples import samples_of  # noqa: PLC0415  (of these recipes alone)
+
+        folder = _DATA.get()
+        return round(amount * samples_of(folder, sequence)) if folder and sequence else written
     counted = steps if unit == "samples" else after(steps) if unit == "steps" else sequence and round(amount / sequence)
     return written if counted is None else counted
 
@@ -512,12 +524,17 @@ def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  #
     return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
+    Epochs are of ``data``, a folder that mtnlg-data has made.
     Raises ``Failure`` where there is none, ``UsageFailure`` with a line for each mistake.
     """
-    return load(Path(path), FILE, Recipe, overrides)
+    before = _DATA.set(data)
+    try:
+        return load(Path(path), FILE, Recipe, overrides)
+    finally:
+        _DATA.reset(before)
 
 
 class RunOptions(NamedTuple):

@@ -78,7 +78,9 @@ def train(
     cannot fit this machine (or ``cluster``) by the planner's forecast, unless ``force``; ``Failure`` where a rank fails
     and is not restarted, or another run is at work in ``out``.
     """
-    recipe, out = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(out)
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, data=None if isinstance(data, Data) else Path(data))
+    out = Path(out)
     options = options._replace(callbacks=[*options.callbacks, *callbacks], trackers=[*options.trackers, *trackers])
     if options.wandb is not None:
         check_wandb()

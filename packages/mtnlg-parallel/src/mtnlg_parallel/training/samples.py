@@ -210,8 +210,13 @@ def _check_documents(data: Data, recipe: Recipe) -> None:
     """Raise ``UsageFailure`` where documents shall be isolated in a stream that knows none."""
     for stream in (data.train, data.validation):
         if recipe.data.isolated and stream is not None and not hasattr(stream, "sample"):
-            hint = "give the stream a method `sample`, as mtnlg_data.stream.DocumentStream has it"
+            hint = "give the stream a method `sample`, as mtnlg_data.DocumentStream has it"
             raise UsageFailure(f'data.documents = "isolated": {type(stream).__name__} knows no documents; {hint}')
+
+
+def samples_of(data: Path, sequence: int) -> int:
+    """Samples of one pass over a data folder's training tokens."""
+    return sum(source.windows for source in open_stream(data / "tokens", sequence).sources)
 
 
 def _open_folder(tokens: Path, sequence: int, samples: int) -> Data:

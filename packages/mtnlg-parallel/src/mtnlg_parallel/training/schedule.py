@@ -7,6 +7,7 @@ peak p and floor f
             p                                                           w < x <= h
             f + (p - f) (1 + cos(π (x - h) / (d - h))) / 2              h < x <= d, "cosine"
             f + (p - f) (d - x) / (d - h)                               h < x <= d, "linear"
+            p                                                           w < x, "constant"
             f                                                           d < x
 
 MT-NLG's is a cosine with h = w; a hold with a linear decay is warmup-stable-decay.
@@ -37,7 +38,7 @@ from mtnlg_model.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LENGTH: Final = re.compile(r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,12})?) ?([kMBT]?) (samples|steps|tokens)")
+_LENGTH: Final = re.compile(r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,12})?) ?([kMBT]?) (samples|steps|tokens|epochs)")
 _MAGNITUDES: Final = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -45,18 +46,18 @@ class WrittenLength(NamedTuple):
     """A length as a recipe words it."""
 
     amount: Fraction
-    unit: Literal["samples", "steps", "tokens"]
+    unit: Literal["samples", "steps", "tokens", "epochs"]
 
 
 def parse_length(text: str) -> WrittenLength:
-    """Parse ``300B tokens``, ``5000 steps`` or ``1.5M samples``. Raises ``ValueError`` where it is none of these."""
+    """Parse ``300B tokens``, ``5000 steps``, ``1.5M samples`` or ``3 epochs``. Raises ``ValueError`` for others."""
     match = _LENGTH.fullmatch(text)
     if not match:
         raise ValueError('write a number of samples, or such as "5000 steps", "300B tokens", "1.5M samples"')
     amount, unit = Fraction(match[1].replace("_", "")) * _MAGNITUDES[match[2]], match[3]
-    if unit != "tokens" and amount.denominator > 1:
+    if unit in {"samples", "steps"} and amount.denominator > 1:
         raise ValueError(f"not a whole number of {unit}")
-    return WrittenLength(amount, unit)  # type: ignore[arg-type]  # (one of the three, by the pattern)
+    return WrittenLength(amount, unit)  # type: ignore[arg-type]  # (one of the four, by the pattern)
 
 
 def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
@@ -64,11 +65,12 @@ def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
     if not isinstance(value, str):
         return value
     unit = parse_length(value).unit
-    raise ValueError(f"{unit} need a valid {'model.sequence' if unit == 'tokens' else 'train.batch and train.ramp'}")
+    needed = {"tokens": "valid model.sequence", "epochs": "valid model.sequence, and --data"}
+    raise ValueError(f"{unit} need a {needed.get(unit, 'valid train.batch and train.ramp')}")
 
 
 LIMIT: Final = 1 << 60
-Shape = Literal["cosine", "linear"]
+Shape = Literal["cosine", "linear", "constant"]
 """Of the learning rate's decay."""
 
 Samples = Annotated[int, Field(gt=0, lt=LIMIT)]
@@ -103,6 +105,8 @@ class LearningRate:
         """The learning rate after ``samples`` consumed samples."""
         if samples <= self.warmup:
             return self.peak * samples / self.warmup if self.warmup else self.peak
+        if self.shape == "constant":
+            return self.peak
         if samples > self.decay:
             return self.floor
         hold = max(self.hold, self.warmup)

@@ -1,0 +1,92 @@
+"""Runs on isolated documents and masks: resumed in other layouts and engines they train as one plain loop does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtnlg_data.tokens.store import TokenStore, writing_store
+from mtnlg_model.settings import dump
+from mtnlg_parallel.recipe import DataSettings, Recipe, load_recipe
+from mtnlg_parallel.training.samples import open_data
+from training.reference_loop import FP32, Json, RunRanks, assert_holds, assert_same_steps, recipe_of, reference_run
+from training.test_training_layouts import trained
+
+
+@pytest.fixture(scope="module")
+def masked(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data, of whose code every third token is learned, on average."""
+    copy = shutil.copytree(data, tmp_path_factory.mktemp("data") / "masked")
+    tokens, draw = copy / "tokens", np.random.default_rng(3)
+    store = TokenStore(tokens / "code")
+    with writing_store(tokens / "code.mask", 2, np.dtype(np.uint8)) as mask:
+        for number in range(len(store)):
+            mask.add((draw.random(len(store[number])) < 1 / 3).astype(np.uint8))
+    blend = json.loads((tokens / "blend.json").read_text())
+    blend["sources"][1]["mask"] = TokenStore(tokens / "code.mask").checksum()
+    (tokens / "blend.json").write_text(json.dumps(blend))
+    return copy
+
+
+def isolated(layout: tuple[int, int, int], documents: str, **train: object) -> Recipe:
+    data = DataSettings.model_validate({"documents": documents})
+    return recipe_of(layout, {"layers": 4}, **train).model_copy(update={"data": data})
+
+
+@pytest.mark.parametrize("documents", ["isolated", "joined"])
+def test_a_run_goes_through_layouts_and_engines(
+    documents: str, run_ranks: RunRanks, masked: Path, tmp_path: Path
+) -> None:
+    steps: list[Json] = []
+    parts: list[tuple[tuple[int, int, int], int, Json]] = [
+        ((2, 2, 1), 24, {}),
+        ((1, 2, 1), 40, {"schedule": "zero-bubble", "chunks": 2}),
+        ((1, 1, 2), 52, {"engine": "deepspeed"}),
+        ((1, 4, 1), 68, {"engine": "deepspeed"}),
+        ((1, 2, 2), 84, {"schedule": "interleaved", "chunks": 2}),
+    ]
+    for layout, samples, changes in parts:
+        recipe = isolated(layout, documents, samples=samples, **changes)
+        steps += trained(run_ranks, recipe, masked, tmp_path)[0]["steps"]
+    reference, state = reference_run(isolated((1, 1, 1), documents), masked)
+    assert_same_steps(steps, reference, FP32)
+    assert_holds(max((tmp_path / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:])), state)
+
+
+def test_resumed_runs_have_the_same_bits(run_ranks: RunRanks, masked: Path, tmp_path: Path) -> None:
+    """Dropout, recomputed attention, bf16: and two halves are the whole."""
+    keys = {"precision": "bf16", "recompute": "selective", "ramp": None, "validation_every": 0}
+    runs = []
+    for out, ends in (("whole", (64,)), ("halves", (32, 64))):
+        steps: list[Json] = []
+        for samples in ends:
+            recipe = isolated((2, 2, 1), "isolated", samples=samples, **keys)
+            dropped = recipe.model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1})
+            recipe = recipe.model_copy(update={"model": dropped})
+            steps += trained(run_ranks, recipe, masked, tmp_path / out)[0]["steps"]
+        runs.append([(step["step"], step["loss"], step["grad_norm"]) for step in steps])
+    assert runs[0] == runs[1]
+
+
+def test_losses_of_sources_are_means_over_learned_tokens(run_ranks: RunRanks, masked: Path, tmp_path: Path) -> None:
+    recipe = isolated((1, 2, 2), "joined", samples=8, ramp=None, validation_every=0)
+    recipe = recipe.model_copy(update={"watch": recipe.watch.model_copy(update={"every": 1})})
+    (step,) = trained(run_ranks, recipe, masked, tmp_path)[0]["steps"]
+    stream = open_data(masked, recipe).train
+    learned = {"prose": 0, "code": 0}
+    for number in range(8):
+        counts = stream.sample(number).counts
+        learned[stream.source(number)] += 8 if counts is None else int(counts[1:].sum())
+    losses = {name: source["loss"] for name, source in step["sources"].items()}
+    mean = sum(losses[name] * learned[name] for name in learned) / sum(learned.values())
+    assert step["loss"] == pytest.approx(mean, rel=FP32)
+
+
+def test_epochs_are_passes_over_the_data(data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of()
+    (tmp_path / "train.toml").write_text(dump(recipe))
+    loaded = load_recipe(tmp_path, ["train.samples=1.5 epochs", "train.decay=2 epochs"], data)
+    corpus = open_data(data, recipe).corpus
+    assert (loaded.train.samples, loaded.train.decay) == (round(1.5 * corpus), 2 * corpus)
