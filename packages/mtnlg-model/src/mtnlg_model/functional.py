@@ -297,12 +297,11 @@ class Documents:
         scale: float,
         rate: float,
         window: int | None,
-        cap: float | None,
-        slopes: tuple[float, ...] | None,
+        *more: Any,  # noqa: ANN401  (cap and slopes)
     ) -> Tensor:
         """`attention` of each document by itself, or of all by one kernel of a GPU that computes the same."""
         b, _, s, d = q_BNSD.shape
-        plain = cap is None and slopes is None and d % 8 == 0 and d <= MAX_FLASH_HEAD
+        plain = more == (None, None) and d % 8 == 0 and d <= MAX_FLASH_HEAD
         if self.bounds is not None and plain and q_BNSD.dtype in {torch.bfloat16, torch.float16}:
             q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
             bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
@@ -313,5 +312,5 @@ class Documents:
             return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)
         rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q_BNSD, k_BGSD, v_BGSD))
         parts: Any = zip(*(torch.split(x_1NTD, self.lengths, 2) for x_1NTD in rows), strict=True)
-        x_NTD = torch.cat([attention(q, k, v, None, scale, rate, window, cap, slopes) for q, k, v in parts], 2)[0]
+        x_NTD = torch.cat([attention(q, k, v, None, scale, rate, window, *more) for q, k, v in parts], 2)[0]
         return x_NTD.view(len(x_NTD), b, s, -1).transpose(0, 1)

@@ -120,7 +120,7 @@ class StoreWrite(NamedTuple):
 def write_store(work: StoreWrite, output: Path) -> Summary:
     """Write a store, whose ``.bin`` is ``output``; ``unigrams`` counts the tokens of documents that are not held out.
 
-    One of masks, ``PREFIX.mask``, is beside the store where it has any; ``mask`` is its checksum, or empty.
+    One of masks, ``PREFIX.mask``, is beside the store where it has any; ``mask`` is its checksum.
     Raises ``ValueError`` as ``StoreWriter.extend`` does.
     """
     prefix, dtype = output.with_suffix(""), dtype_for(work.vocabulary)
@@ -149,6 +149,6 @@ def write_store(work: StoreWrite, output: Path) -> Summary:
         "training_tokens": int(unigrams.sum()),
         "store": span_digest(paths),
         "unigrams": unigrams.tolist(),
-        "mask": span_digest(masks) if masks else "",
         "files": [path.name for path in (*paths[1:], *masks)],
+        **({"mask": span_digest(masks)} if masks else {}),
     }

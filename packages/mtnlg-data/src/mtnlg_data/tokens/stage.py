@@ -98,10 +98,8 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
         eod=around[-1],
         validation=settings.validation,
         sources=tuple(
-            BlendSource(
-                name=source, prefix=source, sha256=summaries[source]["store"], mask=summaries[source]["mask"], **counts
-            )
-            for source, counts in tokens_by_source.items()
+            BlendSource(name=source, prefix=source, sha256=store["store"], mask=store.get("mask", ""), **counts)
+            for (source, counts), store in zip(tokens_by_source.items(), summaries.values(), strict=True)
         ),
     )
     job.map("blend", write_blend, [(blend, out / "blend.json")])

@@ -148,28 +148,23 @@ def unlike_layers() -> Iterator[Case]:
 
 
 def tuning() -> Iterator[Case]:
-    """Isolated documents and masks, alone and together, in each schedule; and each way to attend."""
-    train = {"batch": 8, "samples": 16, "precision": "fp32", "sequence_parallel": True}
-    kinds: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any]]] = [
-        ("gpt", FAMILIES["gpt"], {"tp": 2, "pp": 2}, {"precision": "bf16", "recompute": "full"}),
-        ("gpt", FAMILIES["gpt"], {"tp": 2, "pp": 3}, {"recompute": "selective"}),
-        ("gpt", FAMILIES["gpt"], {"dp": 2}, {"precision": "bf16", "recompute": "none", "micro_batch": 2}),
-        ("llama", FAMILIES["llama"] | {"kv_heads": 1, "qk_norm": False}, {"tp": 2, "dp": 2}, {"micro_batch": 2}),
-        ("alibi", FAMILIES["gpt"] | {"positions": "alibi"}, {"pp": 2}, {"schedule": "zero-bubble"}),
-        (
-            "windows",
-            FAMILIES["llama"] | {"by_layer": [{"window": 3}, {}], "attention_softcap": 5.0},
-            {"pp": 2, "dp": 2},
-            {"schedule": "interleaved", "chunks": 2, "precision": "bf16"},
-        ),
-    ]
+    """Masks, on joined and on isolated documents, in each schedule and by each way to attend."""
     model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 24, "vocabulary": TOKENS, "init_std": 0.1}
-    for (name, family, layout, more), masked in itertools.product(kinds, (False, True)):
-        for documents in ("joined", "isolated")[not masked :]:
-            recipe = _recipe({**model, **family}, layout, train | more, documents)
-            assert recipe, name  # noqa: S101  (a constant)
-            how = f"{recipe.layout} {recipe.train.schedule} {recipe.train.precision}"
-            yield Case(f"{name} {how} {documents} {'masked' * masked}", recipe, masked=masked)
+    train = {"batch": 8, "samples": 16, "sequence_parallel": True}
+    gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"] | {"kv_heads": 1}, {"precision": "fp32"}
+    windows = {"by_layer": [{"window": 3}, {}], "attention_softcap": 5.0}
+    kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
+        (gpt, {"tp": 2, "pp": 2}, {"recompute": "full"}),
+        (gpt, {"tp": 2, "pp": 3}, {"recompute": "selective", **fp32}),
+        (gpt, {"dp": 2}, {"recompute": "none", "micro_batch": 2}),
+        (llama, {"tp": 2, "dp": 2}, {"offload_activations": True, **fp32}),
+        (gpt | {"positions": "alibi"}, {"tp": 2, "pp": 2}, {"schedule": "zero-bubble", **fp32}),
+        (llama | windows, {"pp": 2, "dp": 2}, {"schedule": "interleaved", "chunks": 2}),
+    ]
+    for (family, layout, more), documents in itertools.product(kinds, ("joined", "isolated")):
+        recipe = _recipe(model | family, layout, train | more, documents)
+        assert recipe  # noqa: S101  (a constant)
+        yield Case(f"{documents} {recipe.layout} {more}", recipe, masked=True)
 
 
 def long_sum() -> Case:
