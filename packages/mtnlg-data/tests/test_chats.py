@@ -122,10 +122,15 @@ def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:
     assert (counts["documents_in"], counts["documents_out"]) == (6, 1)
 
 
-def test_a_template_whose_prompts_are_no_beginnings_is_never_guessed(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "model", COUNTING)
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [(COUNTING, "unstable_template"), ("{{ 'x' * 10**9 }}", "not_rendered"), ("{{ 1 / 0 }}", "not_rendered")],
+    ids=["counting", "hostile", "failing"],
+)
+def test_a_template_that_says_nothing_for_sure_is_never_guessed(tmp_path: Path, template: str, reason: str) -> None:
+    model = model_folder(tmp_path / "model", template)
     _, summary = tokenize(tmp_path / "run", [{"messages": CHAT}, {"messages": CHAT[1:3]}], model)
-    assert summary["sources"]["chat"]["dropped"] == {"unstable_template": 2}
+    assert summary["sources"]["chat"]["dropped"] == {reason: 2}
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}"])
