@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 
 from mtnlg_data import Extract, Local, SourceFile, Tokenize, run_step
 from mtnlg_data.console import Failure
+from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
+from mtnlg_data.tokens.chat import ChatEncoder, read_chat
 from mtnlg_data.tokens.merge import merge
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import train_tokenizer
@@ -96,6 +98,22 @@ def test_answers_are_learned(tmp_path: Path, template: str, end: str) -> None:
     assert text == f"{rendered}<|endoftext|>"
     last = "<|endoftext|>" if template is PLAIN else ""
     assert answers == [f"{ANSWERS[0]}{end}", f"{ANSWERS[1]}{end}{last}"]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["plain", "marked"])
+def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = model_folder(tmp_path / "model", template)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), chat_template=template)
+    encode = ChatEncoder(
+        model / "tokenizer.json", read_chat(TokenizeSettings(tokenizer=str(model)), ("chat",)), eod=999
+    )
+    for messages in (CHAT, CHAT[1:], CHAT[1:3]):
+        (*ids, end), (*mask, _) = encode(json.dumps(messages))
+        options = {"return_dict": True, "return_assistant_tokens_mask": template is MARKED}
+        expected = theirs.apply_chat_template(messages, tokenize=True, **options)
+        assert (ids, end) == (list(expected["input_ids"]), 999)
+        assert template is PLAIN or mask == list(expected["assistant_masks"])
 
 
 def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
