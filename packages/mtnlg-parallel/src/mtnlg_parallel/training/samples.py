@@ -179,7 +179,7 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
                 raise UsageFailure(f"{place}: {has}; the recipe needs {needed} of {sequence} tokens")
         elif isinstance(data, str | os.PathLike):
             place = str(Path(data) / "tokens")
-            data = _open_folder(Path(place), sequence, needed)
+            data = _open_folder(Path(place), sequence, needed, bool(train.validation_every))
         else:
             hint = "give the folder that mtnlg-data run has made, or mtnlg_parallel.Data(stream, tokenizer)"
             raise UsageFailure(f"data is a {type(data).__name__}; {hint}")
@@ -219,10 +219,10 @@ def samples_of(data: Path, sequence: int) -> int:
     return sum(source.windows for source in open_stream(data / "tokens", sequence).sources)
 
 
-def _open_folder(tokens: Path, sequence: int, samples: int) -> Data:
+def _open_folder(tokens: Path, sequence: int, samples: int, validates: bool) -> Data:
     train = open_stream(tokens, sequence, "train", samples)
     corpus = sum(source.windows for source in train.sources)
-    validation = open_stream(tokens, sequence, "validation")
+    validation = open_stream(tokens, sequence, "validation") if validates else None
     return Data(train, tokens / "tokenizer.json", validation, corpus, train.left_out)
 
 
