@@ -1,5 +1,6 @@
 """Isolated documents and masks: what a micro-batch says of them, attention as if alone, targets that do not count."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,8 @@ def test_attention_of_documents_is_that_of_each_alone(dtype: torch.dtype, option
     torch.manual_seed(3)
     lengths = (5, 7, 1, 11)
     inputs = [torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2)]
-    out = Documents(lengths)(lambda *all_, **_: attention(*all_, **options), *inputs, 0.3, 0.0)  # type: ignore[arg-type]
+    q, k, v = inputs
+    out = Documents(lengths)(partial(attention, **options), q, k, v, 0.3, 0.0)  # type: ignore[arg-type]
     weights = torch.randn_like(out)
     together = torch.autograd.grad((out * weights).sum(), inputs)
     begin = 0
@@ -129,7 +131,7 @@ def test_flash_attention_is_that_of_each_document_alone(window: int | None) -> N
     lengths, results = (40, 56, 96), []
     bounds = torch.tensor([0, 40, 96, 192], dtype=torch.int32, device="cuda")
     for documents in (Documents(lengths, bounds), Documents(lengths)):
-        out = attention(*inputs, documents, 0.1, 0.0, window)
+        out = attention(inputs[0], inputs[1], inputs[2], documents, 0.1, 0.0, window)
         results.append((out, *torch.autograd.grad(out.float().square().sum(), inputs)))
     for flash, exact in zip(*results, strict=True):
         assert torch.allclose(flash, exact, rtol=2e-2, atol=2e-2)

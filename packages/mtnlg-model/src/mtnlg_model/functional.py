@@ -311,6 +311,6 @@ class Documents:
             x_TND: Tensor = flash(q_TND, k_TGD, v_TGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
             return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)
         rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q_BNSD, k_BGSD, v_BGSD))
-        parts: Any = zip(*(torch.split(x_1NTD, self.lengths, 2) for x_1NTD in rows), strict=True)
+        parts: Any = zip(*(torch.split(x_1NTD, list(self.lengths), 2) for x_1NTD in rows), strict=True)
         x_NTD = torch.cat([attention(q, k, v, None, scale, rate, window, *more) for q, k, v in parts], 2)[0]
         return x_NTD.view(len(x_NTD), b, s, -1).transpose(0, 1)
