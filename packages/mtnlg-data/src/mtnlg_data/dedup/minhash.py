@@ -30,19 +30,21 @@ import pyarrow as pa
 from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
-from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.characters import (
     EXTEND,
     LETTER,
     LETTERED,
+    SPACE,
     character_kinds,
+    character_table,
     code_at,
     code_before,
     code_points,
     fold_case,
 )
 from mtnlg_data.text.compiled import jit, wide_vectors
-from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64, fmix64_scalar, hash_strings
+from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, hash_strings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,10 +54,16 @@ if TYPE_CHECKING:
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.steps.deduplicate import ShingleKind
+    from mtnlg_data.text.arrays import Texts
 
+    #: Foldings, kinds of characters or which are white space, whether shingles are of words, and of how many.
+    Measure = tuple[NDArray[np.uint32], NDArray[np.uint8], bool, int]
 
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
 ASCII = 128  # first code point, and first byte, that is none of it
+BLANK = np.uint64(32)
+BYTES_SIGNED = 1 << 16  # of texts at a time, so that all about them stays in the processor's caches
+LANES = 16  # numbers of 32 bits of a vector
 
 
 def write_signatures(
@@ -80,16 +88,11 @@ def write_signatures(
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
         names[0, row : row + batch.num_rows] = hash_strings(of_batch.dictionary)[of_batch.indices.to_numpy()]
         names[1, row : row + batch.num_rows] = hash_strings(batch["key"])
-        for part in small_batches(batch):
-            shingles, bounds = hash_shingles(part["text"], *shingle)
-            signatures = minhash(shingles, bounds, a, b)
-            own = slice(row, row := row + part.num_rows)
-            counts[own] = np.diff(bounds)
-            contents[:, own] = content_hashes(shingles, bounds)
-            for empty in np.flatnonzero(counts[own] == 0).tolist():
-                digest = blake2b(part["text"][empty].as_buffer(), digest_size=16).digest()
-                contents[:, own.start + empty] = np.frombuffer(digest, np.uint64)
-            keys[own] = band_keys(signatures, bands)
+        own = slice(row, row := row + batch.num_rows)
+        _sign(texts_of(batch["text"]), _measure(*shingle), a, b, counts[own], contents[:, own], keys[own])
+        for empty in np.flatnonzero(counts[own] == 0).tolist():
+            digest = blake2b(batch["text"][empty].as_buffer(), digest_size=16).digest()
+            contents[:, own.start + empty] = np.frombuffer(digest, np.uint64)
     columns = {"count": counts, "source": names[0], "order": names[1]}
     band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
     table = pa.record_batch({"keys": band_columns, **columns})
@@ -126,18 +129,73 @@ def hash_shingles(
     column: pa.LargeStringArray, kind: ShingleKind, length: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Shingle hashes of all texts, repeats included, and bounds: text t has ``shingles[bounds[t] : bounds[t + 1]]``."""
-    lengths = np.full(len(column), length)
-    if kind == "word":
-        hashes, bounds, characters = hash_words(*texts_of(column), folded_codes(), character_kinds())
-        lengths[2 * characters > np.diff(bounds)] = -(-3 * length // 5)
+    return _hash_shingles(*texts_of(column), _measure(kind, length))
+
+
+def _measure(kind: ShingleKind, length: int) -> Measure:
+    return folded_codes(), character_kinds() if kind == "word" else character_table() & SPACE, kind == "word", length
+
+
+@jit
+def _sign(  # noqa: PLR0917  (numba takes no keywords)
+    texts: Texts,
+    measure: Measure,
+    a: NDArray[np.uint32],
+    b: NDArray[np.uint32],
+    counts: NDArray[np.uint32],
+    contents: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+) -> None:
+    """Fill in the number of shingles, the content hash and the band keys of each text, some texts at a time."""
+    data, bounds = texts
+    first = 0
+    while first < len(counts):
+        last = first + 1
+        while last < len(counts) and bounds[last + 1] - bounds[first] <= BYTES_SIGNED:
+            last += 1
+        shingles, ends = _hash_shingles(data, bounds[first : last + 1], measure)
+        counts[first:last] = ends[1:] - ends[:-1]
+        contents[:, first:last] = content_hashes(shingles, ends)
+        keys[first:last] = band_keys(minhash(shingles, ends, a, b), keys.shape[1])
+        first = last
+
+
+@jit
+def _hash_shingles(
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], measure: Measure
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    folds, kinds, is_word, length = measure
+    lengths = np.full(len(bounds) - 1, length)
+    if is_word:
+        hashes, parts, characters = hash_words(data, bounds, folds, kinds)
+        lengths[2 * characters > parts[1:] - parts[:-1]] = -(-3 * length // 5)
     else:
-        collapsed = [" ".join(fold_case(text).split()) for text in column.to_pylist()]
-        hashes = fmix64(code_points("".join(collapsed)).astype(np.uint64))
-        bounds = np.concatenate([[0], np.cumsum([len(text) for text in collapsed], dtype=np.int64)])
-    counts = np.diff(bounds)
-    sizes = np.where(counts < lengths, counts > 0, counts - lengths + 1)
-    shingle_bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    return shingle_ngrams(hashes, bounds, shingle_bounds), shingle_bounds
+        hashes, parts = _hash_characters(data, bounds, folds, kinds)
+    return shingle_ngrams(hashes, parts, lengths)
+
+
+@jit
+def _hash_characters(
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], is_space: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Hashes of the characters of folded texts, of which white space is collapsed as by ``str.split``, and bounds."""
+    hashes, hash_bounds = np.empty(bounds[-1] - bounds[0], np.uint64), np.zeros(len(bounds), np.int64)
+    count = 0
+    for text in range(len(bounds) - 1):
+        place, first, parted = bounds[text], count, False
+        while place < bounds[text + 1]:
+            code, size = code_at(data, place)
+            if is_space[code]:
+                parted = count > first
+            else:
+                if parted:
+                    hashes[count] = fmix64_scalar(BLANK)
+                    count += 1
+                hashes[count] = fmix64_scalar(np.uint64(folds[code]))
+                count, parted = count + 1, False
+            place += size
+        hash_bounds[text + 1] = count
+    return hashes[:count], hash_bounds
 
 
 @cache
@@ -223,24 +281,28 @@ def _word_sum(
 
 @jit
 def shingle_ngrams(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], shingle_bounds: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """``words.ngram_hashes`` within each text; ``shingle_bounds`` fixes n for each.
+    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """``words.ngram_hashes`` within each text, whose n ``lengths`` has, and their bounds; of fewer words all are one.
 
     A pass over a text's shingles for each of the n words: vectors take many shingles at a time, a rolling hash one.
     """
     wide_vectors()
+    counts = bounds[1:] - bounds[:-1]
+    lengths = np.minimum(lengths, counts)
+    shingle_bounds = np.zeros(len(bounds), np.int64)
+    shingle_bounds[1:] = np.cumsum(counts - lengths + (counts > 0))
     values = np.zeros(shingle_bounds[-1], np.uint64)
-    for text in range(len(bounds) - 1):
+    for text in range(len(counts)):
         of_text = values[shingle_bounds[text] : shingle_bounds[text + 1]]
         size = len(of_text)
-        for word in range(bounds[text], bounds[text + 1] - size + 1):
+        for word in range(bounds[text], bounds[text] + lengths[text]):
             words = hashes[word : word + size]
             for shingle in range(size):
                 of_text[shingle] = of_text[shingle] * WORD_BASE + words[shingle]
         for shingle in range(size):
             of_text[shingle] = fmix64_scalar(of_text[shingle])
-    return values
+    return values, shingle_bounds
 
 
 @jit
@@ -252,20 +314,24 @@ def minhash(
     Eight shingles per pass, the last of a text repeated, so that a signature is written to memory an eighth as often.
     """
     wide_vectors()
-    signatures = np.full((len(bounds) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
+    signatures = np.empty((len(bounds) - 1, len(a)), np.uint32)
+    signature = np.empty(-(-len(a) // LANES) * LANES, np.uint32)
+    scales, offsets = np.zeros_like(signature), np.zeros_like(signature)
+    scales[: len(a)], offsets[: len(b)] = a, b
     for text in range(len(bounds) - 1):
-        signature, last = signatures[text], bounds[text + 1] - 1
+        signature[:], last = np.uint32(0xFFFFFFFF), bounds[text + 1] - 1
         for first in range(bounds[text], last + 1, 8):
             h0, h1 = fmix32_upper(shingles[first]), fmix32_upper(shingles[min(first + 1, last)])
             h2, h3 = fmix32_upper(shingles[min(first + 2, last)]), fmix32_upper(shingles[min(first + 3, last)])
             h4, h5 = fmix32_upper(shingles[min(first + 4, last)]), fmix32_upper(shingles[min(first + 5, last)])
             h6, h7 = fmix32_upper(shingles[min(first + 6, last)]), fmix32_upper(shingles[min(first + 7, last)])
-            for p in range(len(a)):
-                low = min(np.uint32(a[p] * h0 + b[p]), np.uint32(a[p] * h1 + b[p]))
-                low = min(low, np.uint32(a[p] * h2 + b[p]), np.uint32(a[p] * h3 + b[p]))
-                high = min(np.uint32(a[p] * h4 + b[p]), np.uint32(a[p] * h5 + b[p]))
-                high = min(high, np.uint32(a[p] * h6 + b[p]), np.uint32(a[p] * h7 + b[p]))
+            for p in range(len(signature)):
+                low = min(np.uint32(scales[p] * h0 + offsets[p]), np.uint32(scales[p] * h1 + offsets[p]))
+                low = min(low, np.uint32(scales[p] * h2 + offsets[p]), np.uint32(scales[p] * h3 + offsets[p]))
+                high = min(np.uint32(scales[p] * h4 + offsets[p]), np.uint32(scales[p] * h5 + offsets[p]))
+                high = min(high, np.uint32(scales[p] * h6 + offsets[p]), np.uint32(scales[p] * h7 + offsets[p]))
                 signature[p] = min(signature[p], low, high)
+        signatures[text] = signature[: len(a)]
     return signatures
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import begins, stable_order, write_rows
-from mtnlg_data.text.arrays import small_batches, texts_of
+from mtnlg_data.text.arrays import BYTES_AT_A_TIME, texts_of
 from mtnlg_data.text.hashing import hash_strings
 
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, windows_with
@@ -51,7 +51,7 @@ def write_things(
     shard, number, anchors = item
     repeated = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
     with write_rows(output) as things:
-        for first, batch in _batches(shard, ["text", "source", "key"]):
+        for first, batch in _batches(shard, ["text", "source", "key"], small=kind != "documents"):
             if kind == "documents":
                 found = find_documents(batch["text"])
             elif kind == "lines":
@@ -79,13 +79,12 @@ def write_anchors(item: tuple[Shard, int], output: Path, *, measure: Sequence[An
     return {"rows": anchors.rows}
 
 
-def _batches(shard: Shard, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Small batches of the shard's documents, each with the row of its first."""
+def _batches(shard: Shard, columns: Sequence[str], *, small: bool = True) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of the shard's documents, each with the row of its first."""
     first = 0
-    for batch in read_documents(shard.path, columns):
-        for part in small_batches(batch):
-            yield first, part
-            first += part.num_rows
+    for batch in read_documents(shard.path, columns, batch_bytes=BYTES_AT_A_TIME if small else None):
+        yield first, batch
+        first += batch.num_rows
 
 
 def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> NDArray[np.uint64]:

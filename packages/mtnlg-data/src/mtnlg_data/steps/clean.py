@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from mtnlg_data.document import replace_columns, shard_source
 from mtnlg_data.extract.language import Language, LanguageSettings, open_identifier, text_length
-from mtnlg_data.mojibake import fix_text, unbounded_cost_reason
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.sources.reader import yields_pages
@@ -153,6 +152,8 @@ def clean_text(
 ) -> tuple[str, str | None]:
     """Apply the rules to a text; returns the cleaned text, and the reason to drop the document or None."""
     if "unicode" in rules:
+        from mtnlg_data.mojibake import fix_text, unbounded_cost_reason  # noqa: PLC0415  (ftfy: 30 ms of every command)
+
         if reason := unbounded_cost_reason(text):
             return text, reason
         text = fix_text(text)
