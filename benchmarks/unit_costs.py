@@ -4,8 +4,8 @@
 
 Steps are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filter and exact on real
 news (``plan``). A curation runs in one process, over all and over a few; a step's cost is what lies between. Real web
-pages, with much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart; ``exact``
-runs with each kind alone, and with all.
+pages, with much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart, for each
+method of ``extract``; ``exact`` runs with each kind alone, and with all.
 
 The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compares those that they hold now.
 """
@@ -64,6 +64,7 @@ vocabulary = 400
 sample_bytes = 100_000
 """
 KINDS = ("documents", "lines", "substrings")
+METHODS = ("justext", "main", "resiliparse", "trafilatura")
 #: Tasks whose cost does not follow the text that their step reads.
 CONSTANT = {"train_classifier", "write_ngrams", "choose_rare", "write_tokenizer", "write_blend"}
 
@@ -97,7 +98,6 @@ class Curation(NamedTuple):
     costs: dict[str, float]
     millions: dict[str, float]
     size: CorpusSize
-    page_bytes: dict[str, float]  # per character of text, by source
 
     def slopes(self, few: Curation) -> dict[str, float]:
         """Costs per million characters, beside a smaller curation of the same kind."""
@@ -122,8 +122,31 @@ def curation(
     millions = {name: stage["characters_in"] / 1e6 for name, stage in stages.items() if name != "extract"}
     extracted = stages["extract"]["sources"]
     millions |= {f"extract {name}": own["characters_out"] / 1e6 for name, own in extracted.items()}
-    pages = {name: own["characters_in"] / own["characters_out"] for name, own in extracted.items()}
-    return Curation(engine.costs, millions, estimate_corpus(recipe)._replace(near_duplicates=gone), pages)
+    return Curation(engine.costs, millions, estimate_corpus(recipe)._replace(near_duplicates=gone))
+
+
+def methods_of_extract(few: Sequence[Path], some: Sequence[Path], out: Path) -> dict[str, float]:
+    """Costs of each method by the pages' bytes and by their text, from crawls of two kinds, a few pages of each."""
+    costs: dict[str, float] = {}
+    for method in METHODS:
+        for folder in few:
+            _extraction(folder, method, out / "first")  # imports the library
+        runs = zip(*([_extraction(folder, method, out) for folder in each] for each in (few, some)), strict=True)
+        more = [[b - a for a, b in zip(*run, strict=True)] for run in runs]
+        (one, page), (other, larger) = ((seconds / text, size / text) for seconds, size, text in more)
+        per_byte = max(0.0, (other - one) / (larger - page))
+        costs |= {f"extract {method} bytes": per_byte, f"extract {method} text": one - page * per_byte}
+    return costs
+
+
+def _extraction(folder: Path, method: str, out: Path) -> tuple[float, float, float]:
+    """CPU seconds that a folder's web pages take, and millions of their bytes and of characters of their text."""
+    recipe = load_recipe(folder, [f"extract.method={method}"])
+    engine = Costs(out := out / f"{method}-{folder.name}")
+    summary = run_step(recipe.steps[0], recipe.files(), out / "1-extract", engine)
+    (source,) = WEB & {*summary["sources"]}
+    sizes = (summary["sources"][source][f"characters_{way}"] / 1e6 for way in ("in", "out"))
+    return engine.costs[f"extract {source}"], *sizes
 
 
 def kinds_of_exact(out: Path, few: Path) -> dict[str, float]:
@@ -169,11 +192,9 @@ def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
             outs = [base / f"{each}-{turn}" for each in names]
             few, some, few_news, some_news = (curation(base / each, out) for each, out in zip(names, outs, strict=True))
             costs, of_news = some.slopes(few), some_news.slopes(few_news)
-            (page,) = (step for step in costs if step.startswith("extract ") and step.split()[1] in WEB)
-            one, other = costs.pop(page), of_news["extract web"]
-            ratios = some.page_bytes[page.split()[1]], some_news.page_bytes["web"]
-            per_byte = max(0.0, (other - one) / (ratios[1] - ratios[0]))
-            costs |= {"extract page bytes": per_byte, "extract page text": one - ratios[0] * per_byte}
+            costs = {step: own for step, own in costs.items() if step.removeprefix("extract ") not in WEB}
+            folders = [base / each for each in names]
+            costs |= methods_of_extract(folders[::2], folders[1::2], base / f"methods-{turn}")
             costs |= {"filter": of_news["filter"]} | kinds_of_exact(outs[3], outs[2])
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)

@@ -5,6 +5,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 
 from __future__ import annotations
 
+import atexit
 import gc
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import Annotated, Literal, NoReturn
@@ -243,6 +244,8 @@ add_result_commands(app)
 def main() -> NoReturn:
     """Run the command line."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
+    gc.freeze()
+    atexit.register(gc.freeze)  # or all modules would be searched for cycles as the process ends
     run(app)
 
 

@@ -19,10 +19,19 @@ from mtnlg_data.summary import read_failure, stage_summary
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mtnlg_data.extract.extractors import Method
     from mtnlg_data.extract.grouping import Group
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.summary import Summary
+
+#: Core-seconds of each method per million bytes of pages, and per million characters of their text.
+COSTS: dict[Method, tuple[float, float]] = {
+    "justext": (0.0110, 0.078),
+    "main": (0.0117, 0.090),
+    "resiliparse": (0.0162, 0.114),
+    "trafilatura": (0.0525, 0.617),
+}
 
 
 class Extract(Step[ExtractSettings, Settings]):
@@ -39,7 +48,8 @@ class Extract(Step[ExtractSettings, Settings]):
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """Pages by their bytes, most of which the parser alone sees, and by their text; a worker parses the longest."""
-        of_web = corpus.web * (0.0157 * corpus.page_bytes + 0.184) + (1 - corpus.web) * 0.0531
+        of_bytes, of_text = COSTS[self.settings.method]
+        of_web = corpus.web * (of_bytes * corpus.page_bytes + of_text) + (1 - corpus.web) * 0.0531
         page = 8 * min(corpus.longest, self.settings.largest_page)
         model = self.settings.language_model.stat().st_size if self.settings.language_model else 0
         return Cost(
