@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import Bools, Int64s, UInt64s
 FAN_OUT = 128  # a power of two
 KEY_BITS = 64
 KEYS = 1 << KEY_BITS
@@ -49,7 +50,7 @@ MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, a
 ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a task reads, about
 
 
-def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def stable_order(keys: UInt64s) -> Int64s:
     """The order that sorts these keys, in which equal ones stay in theirs: ``np.argsort(keys, kind="stable")``, faster.
 
     NumPy sorts numbers by vector instructions, but an order by comparisons. So what is sorted here are numbers with the
@@ -68,7 +69,7 @@ def stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     return order[np.argsort(ordered, kind="stable")] if (ordered[1:] < ordered[:-1]).any() else order
 
 
-def begins(keys: NDArray[np.generic]) -> NDArray[np.bool_]:
+def begins(keys: NDArray[np.generic]) -> Bools:
     """Which of ascending keys differs from the one before."""
     differs = np.ones(len(keys), np.bool_)
     differs[1:] = keys[1:] != keys[:-1]
@@ -85,11 +86,11 @@ class Numbering(NamedTuple):
         """Left shift that makes a key of a number."""
         return KEY_BITS - max(1, (self.total - 1).bit_length())
 
-    def keys(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    def keys(self, numbers: NDArray[np.integer[Any]]) -> UInt64s:
         """The keys of these numbers."""
         return numbers.astype(np.uint64) << np.uint64(self.shift)
 
-    def numbers(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def numbers(self, keys: UInt64s) -> Int64s:
         """The numbers of these keys."""
         return (keys >> np.uint64(self.shift)).astype(np.int64)
 
@@ -235,7 +236,7 @@ class RunWriter:
         self._bytes = 0
         self.rows = 0
 
-    def add(self, sort: NDArray[np.uint64], columns: Mapping[str, Any]) -> None:
+    def add(self, sort: UInt64s, columns: Mapping[str, Any]) -> None:
         """Add rows in any order."""
         table = pa.table({"sort": sort, **columns})
         self._tables.append(table)
@@ -287,7 +288,7 @@ class _Run:
 
     def __init__(self, batch: pa.RecordBatch, first: int, last: int) -> None:
         self.batch = batch
-        self.keys: NDArray[np.uint64] = batch["sort"].to_numpy()
+        self.keys: UInt64s = batch["sort"].to_numpy()
         self.begin = int(np.searchsorted(self.keys, np.uint64(first)))
         self.end = int(np.searchsorted(self.keys, np.uint64(last), side="right"))
 

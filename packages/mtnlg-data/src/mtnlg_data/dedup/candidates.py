@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s, UInt64s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
@@ -74,9 +73,7 @@ def collect_candidates(
     return {"candidates": len(rows), "bytes": size}
 
 
-def shingle_sets(
-    shingles: NDArray[np.uint64], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def shingle_sets(shingles: UInt64s, bounds: Int64s) -> tuple[UInt64s, Int64s]:
     """The distinct shingles of each text, ascending, and their bounds; sorts ``shingles`` in place."""
     for begin, end in pairwise(bounds.tolist()):
         shingles[begin:end].sort()

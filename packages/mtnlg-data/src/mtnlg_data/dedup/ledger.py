@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Bools, Int64s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
@@ -64,13 +63,13 @@ def write_names(item: tuple[Shard, Range], output: Path, *, numbering: Numbering
     return {"removed": runs.rows}
 
 
-def _names(shard: Shard, rows: NDArray[np.int64]) -> dict[str, pa.ChunkedArray]:
+def _names(shard: Shard, rows: Int64s) -> dict[str, pa.ChunkedArray]:
     """The names of these rows, which ascend."""
     table = pa.Table.from_batches([batch for _, batch in read_rows(shard.path, rows, NAMES)])
     return dict(zip(NAMES, table.columns, strict=True))
 
 
-def _twins(shards: Sequence[Shard], documents: NDArray[np.int64]) -> pa.Table:
+def _twins(shards: Sequence[Shard], documents: Int64s) -> pa.Table:
     """Names and places of kept documents, which ascend: a row for each."""
     shard_of = np.searchsorted([shard.first for shard in shards], documents, "right") - 1
     tables = []
@@ -175,7 +174,7 @@ def write_survivors(item: tuple[Shard, Range, Sequence[int]], output: Path, *, n
 
 
 def _surviving_batches(
-    shard: Shard, document_stays: NDArray[np.bool_], sampled: NDArray[np.int64], tallies: Tallies, samples: list[str]
+    shard: Shard, document_stays: Bools, sampled: Int64s, tallies: Tallies, samples: list[str]
 ) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in read_documents(shard.path):

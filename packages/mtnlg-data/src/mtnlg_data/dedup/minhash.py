@@ -49,15 +49,14 @@ from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s, UInt8s, UInt32s, UInt64s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.steps.deduplicate import ShingleKind
     from mtnlg_data.text.arrays import Texts
 
     #: Foldings, kinds of characters or which are white space, whether shingles are of words, and of how many.
-    Measure = tuple[NDArray[np.uint32], NDArray[np.uint8], bool, int]
+    Measure = tuple[UInt32s, UInt8s, bool, int]
 
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
 ASCII = 128  # first code point, and first byte, that is none of it
@@ -115,7 +114,7 @@ def read_signatures(contents: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(signatures_path(contents)))).get_batch(0)
 
 
-def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def permutations(count: int, seed: int) -> tuple[UInt32s, UInt32s]:
     """Multipliers a (odd) and offsets b of ``count`` permutations, as datasketch draws them.
 
     Importing it would take SciPy with it: 42 MB of every worker.
@@ -125,9 +124,7 @@ def permutations(count: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.
     return a, draw.randint(0, 1 << 32, count, np.uint32)
 
 
-def hash_shingles(
-    column: pa.LargeStringArray, kind: ShingleKind, length: int
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def hash_shingles(column: pa.LargeStringArray, kind: ShingleKind, length: int) -> tuple[UInt64s, Int64s]:
     """Shingle hashes of all texts, repeats included, and bounds: text t has ``shingles[bounds[t] : bounds[t + 1]]``."""
     return _hash_shingles(*texts_of(column), _measure(kind, length))
 
@@ -140,11 +137,11 @@ def _measure(kind: ShingleKind, length: int) -> Measure:
 def _sign(  # noqa: PLR0917  (numba takes no keywords)
     texts: Texts,
     measure: Measure,
-    a: NDArray[np.uint32],
-    b: NDArray[np.uint32],
-    counts: NDArray[np.uint32],
-    contents: NDArray[np.uint64],
-    keys: NDArray[np.uint64],
+    a: UInt32s,
+    b: UInt32s,
+    counts: UInt32s,
+    contents: UInt64s,
+    keys: UInt64s,
 ) -> None:
     """Fill in the number of shingles, the content hash and the band keys of each text, some texts at a time."""
     data, bounds = texts
@@ -161,9 +158,7 @@ def _sign(  # noqa: PLR0917  (numba takes no keywords)
 
 
 @jit
-def _hash_shingles(
-    data: NDArray[np.uint8], bounds: NDArray[np.int64], measure: Measure
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _hash_shingles(data: UInt8s, bounds: Int64s, measure: Measure) -> tuple[UInt64s, Int64s]:
     folds, kinds, is_word, length = measure
     lengths = np.full(len(bounds) - 1, length)
     if is_word:
@@ -175,9 +170,7 @@ def _hash_shingles(
 
 
 @jit
-def _hash_characters(
-    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], is_space: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _hash_characters(data: UInt8s, bounds: Int64s, folds: UInt32s, is_space: UInt8s) -> tuple[UInt64s, Int64s]:
     """Hashes of the characters of folded texts, of which white space is collapsed as by ``str.split``, and bounds."""
     hashes, hash_bounds = np.empty(bounds[-1] - bounds[0], np.uint64), np.zeros(len(bounds), np.int64)
     count = 0
@@ -199,7 +192,7 @@ def _hash_characters(
 
 
 @cache
-def folded_codes() -> NDArray[np.uint32]:
+def folded_codes() -> UInt32s:
     """Table over all code points: the one that ``fold_case`` puts in its place."""
     folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     folded[LETTERED] = code_points(fold_case("".join(map(chr, LETTERED))))
@@ -207,9 +200,7 @@ def folded_codes() -> NDArray[np.uint32]:
 
 
 @jit
-def hash_words(
-    data: NDArray[np.uint8], bounds: NDArray[np.int64], folds: NDArray[np.uint32], kinds: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+def hash_words(data: UInt8s, bounds: Int64s, folds: UInt32s, kinds: UInt8s) -> tuple[UInt64s, Int64s, Int64s]:
     """``words.find_words`` of folded texts in UTF-8: the words' hashes and bounds, and how many are characters.
 
     Over ASCII there is no branch for each word, which no processor foresees: letters are summed and counted under a
@@ -265,9 +256,7 @@ def hash_words(
 
 
 @jit
-def _word_sum(
-    total: np.uint64, letters: np.uint64, data: NDArray[np.uint8], end: np.uint64, folds: NDArray[np.uint32]
-) -> np.uint64:
+def _word_sum(total: np.uint64, letters: np.uint64, data: UInt8s, end: np.uint64, folds: UInt32s) -> np.uint64:
     """What ``fmix64`` makes the hash of the word of so many letters that ends here: its sum, unless it is long."""
     if letters <= LONGEST_SUM:
         return total
@@ -280,9 +269,7 @@ def _word_sum(
 
 
 @jit
-def shingle_ngrams(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def shingle_ngrams(hashes: UInt64s, bounds: Int64s, lengths: Int64s) -> tuple[UInt64s, Int64s]:
     """``words.ngram_hashes`` within each text, whose n ``lengths`` has, and their bounds; of fewer words all are one.
 
     A pass over a text's shingles for each of the n words: vectors take many shingles at a time, a rolling hash one.
@@ -306,9 +293,7 @@ def shingle_ngrams(
 
 
 @jit
-def minhash(
-    shingles: NDArray[np.uint64], bounds: NDArray[np.int64], a: NDArray[np.uint32], b: NDArray[np.uint32]
-) -> NDArray[np.uint32]:
+def minhash(shingles: UInt64s, bounds: Int64s, a: UInt32s, b: UInt32s) -> UInt32s:
     """Signatures [texts, permutations] of the shingles' upper halves; all ones for a text without shingles.
 
     Eight shingles per pass, the last of a text repeated, so that a signature is written to memory an eighth as often.
@@ -345,7 +330,7 @@ def fmix32_upper(value: np.uint64) -> np.uint32:
 
 
 @jit
-def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
+def content_hashes(shingles: UInt64s, bounds: Int64s) -> UInt64s:
     """Content hashes [2, texts]."""
     wide_vectors()
     hashes = np.zeros((2, len(bounds) - 1), np.uint64)
@@ -360,7 +345,7 @@ def content_hashes(shingles: NDArray[np.uint64], bounds: NDArray[np.int64]) -> N
 
 
 @jit
-def band_keys(signatures: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
+def band_keys(signatures: UInt32s, bands: int) -> UInt64s:
     """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
     keys = np.zeros((len(signatures), bands), np.uint64)
     rows = signatures.shape[1] // bands

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from mtnlg_data.array_types import Float64s, Int64s, UInt32s, UInt64s
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
@@ -41,19 +42,19 @@ GROUP_BYTES = 1 << 27  # of the candidates of a group, about; one has at least a
 class ShingleSets(NamedTuple):
     """Set i is ``values[starts[i]:ends[i]]``, ascending."""
 
-    values: NDArray[np.uint64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    values: UInt64s
+    starts: Int64s
+    ends: Int64s
 
 
 class Candidates(NamedTuple):
     """The candidates of one group, by cluster and document; what decides which of them stays, and what is compared."""
 
-    documents: NDArray[np.int64]
-    ranks: NDArray[np.uint32]
-    orders: NDArray[np.uint64]
-    times: NDArray[np.int64]  # that its text stands in the corpus
-    keys: NDArray[np.uint64]  # [candidates, bands]
+    documents: Int64s
+    ranks: UInt32s
+    orders: UInt64s
+    times: Int64s  # that its text stands in the corpus
+    keys: UInt64s  # [candidates, bands]
     sets: ShingleSets
 
 
@@ -75,9 +76,7 @@ def deduplicate_group(
     return {"removed": len(removed)}
 
 
-def choose_representatives(
-    candidates: Candidates, rows: NDArray[np.int64], component: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def choose_representatives(candidates: Candidates, rows: Int64s, component: Int64s) -> Int64s:
     """Index in ``rows`` of the candidate that each component keeps; components are numbered from 0."""
     documents, ranks, orders = candidates.documents[rows], candidates.ranks[rows], candidates.orders[rows]
     order = np.lexsort((documents, orders, ranks, component))
@@ -112,12 +111,12 @@ def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
     return Candidates(documents, ranks, orders, times, of_keys.reshape(-1, bands), sets)
 
 
-def _mapped(file: IO[bytes]) -> NDArray[np.uint64]:
+def _mapped(file: IO[bytes]) -> UInt64s:
     file.flush()
     return np.asarray(np.memmap(file, np.uint64, "r+")) if file.tell() else np.empty(0, np.uint64)
 
 
-def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[NDArray[np.int64]]:
+def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[Int64s]:
     """Yield verified pairs [pairs, 2], some at a time: (pivot, duplicate), as rows of the group."""
     pairs_of_two = [np.empty((0, 2), np.int64)]
     for band, keys in enumerate(map(np.ascontiguousarray, candidates.keys.T)):
@@ -134,7 +133,7 @@ def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: in
     yield once[jaccard(once, candidates.sets) >= threshold]
 
 
-def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def buckets(keys: UInt64s) -> tuple[Int64s, Int64s]:
     """The candidates that share a key with another, key by key, and the number of candidates of each such key."""
     order = stable_order(keys)
     ordered = keys[order]
@@ -143,20 +142,20 @@ def buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int
     return order[np.repeat(shared, sizes)], sizes[shared]
 
 
-def draw_pivots(keys: NDArray[np.uint64], band: int, rounds: int, seed: int) -> NDArray[np.int64]:
+def draw_pivots(keys: UInt64s, band: int, rounds: int, seed: int) -> Int64s:
     """Random numbers [buckets, rounds] from 0 to 2**63 - 1 that select the pivots of buckets with these keys."""
     turns = fmix64(np.arange(rounds, dtype=np.uint64) + np.uint64(seed << 32) + np.uint64(band << 16))
     return (fmix64(keys[:, None] + turns) >> np.uint64(1)).astype(np.int64)
 
 
 def verify_buckets(  # noqa: PLR0917  (all of a band)
-    members: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    draws: NDArray[np.int64],
-    times: NDArray[np.int64],
+    members: Int64s,
+    sizes: Int64s,
+    draws: Int64s,
+    times: Int64s,
     sets: ShingleSets,
     threshold: float,
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[Int64s]:
     """Yield verified pairs [pairs, 2], (pivot, duplicate), of all buckets, which have so many of the members each.
 
     ``draws`` [buckets, rounds] selects the pivots, each candidate as likely as ``times`` of them.
@@ -183,7 +182,7 @@ def verify_buckets(  # noqa: PLR0917  (all of a band)
 
 
 @jit
-def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
+def jaccard(pairs: Int64s, sets: ShingleSets) -> Float64s:
     """Jaccard similarity of each pair [pairs, 2] of sets; no set is empty."""
     values, starts, ends = sets
     similarities = np.empty(len(pairs), np.float64)
@@ -195,7 +194,7 @@ def jaccard(pairs: NDArray[np.int64], sets: ShingleSets) -> NDArray[np.float64]:
 
 
 @jit
-def intersection_size(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> int:
+def intersection_size(a: UInt64s, b: UInt64s) -> int:
     """Number of values that two ascending sets share."""
     i = j = count = 0
     while i < len(a) and j < len(b):

@@ -19,10 +19,11 @@ from .tokens import LINE_FEED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import Int64s, UInt8s
 LOW = (1 << 32) - 1
 
 
-def merge_spans(spans: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def merge_spans(spans: NDArray[np.integer[Any]]) -> Int64s:
     """Spans (row, first byte, last byte exclusive) that overlap or touch as one; by row and place."""
     rows, begins, ends = spans.astype(np.int64).T
     begins, ends = rows << 32 | begins, rows << 32 | ends
@@ -35,15 +36,13 @@ def merge_spans(spans: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     return np.stack([begins[first] >> 32, begins[first] & LOW, reach[last] & LOW], axis=1)
 
 
-def cut_texts(texts: Texts, spans: NDArray[np.int64]) -> Texts:
+def cut_texts(texts: Texts, spans: Int64s) -> Texts:
     """The texts without these merged spans, whose rows are numbers of texts."""
     return Texts(*_cut(texts, spans, np.searchsorted(spans[:, 0], np.arange(len(texts.bounds))), character_table()))
 
 
 @jit
-def _cut(
-    texts: Texts, spans: NDArray[np.int64], bounds: NDArray[np.int64], table: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _cut(texts: Texts, spans: Int64s, bounds: Int64s, table: UInt8s) -> tuple[UInt8s, Int64s]:
     data = texts.data
     out = np.empty(texts.bounds[-1] - texts.bounds[0], np.uint8)
     out_bounds = np.zeros(len(texts.bounds), np.int64)
@@ -70,7 +69,7 @@ def _cut(
 
 
 @jit
-def _line_feeds(data: NDArray[np.uint8], begin: int, end: int) -> int:
+def _line_feeds(data: UInt8s, begin: int, end: int) -> int:
     count = 0
     for place in range(begin, end):
         count += data[place] == LINE_FEED
@@ -78,7 +77,7 @@ def _line_feeds(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 @jit
-def _copy(data: NDArray[np.uint8], begin: int, end: int, out: NDArray[np.uint8], written: int) -> int:
+def _copy(data: UInt8s, begin: int, end: int, out: UInt8s, written: int) -> int:
     """Copy these bytes to where ``written`` is; returns where they end."""
     for place in range(begin, end):
         out[written] = data[place]

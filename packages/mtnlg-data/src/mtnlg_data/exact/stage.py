@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
     from mtnlg_data.exchange import Range, Rows
     from mtnlg_data.job import Job
@@ -110,19 +109,19 @@ def cut_repeats(shard: Shard, found: Mapping[Kind, Range], shortest: int) -> Dec
     return decide
 
 
-def _merged_spans(repeats: Range) -> NDArray[np.int64]:
+def _merged_spans(repeats: Range) -> Int64s:
     """What repeats cover."""
     parts = [merge_spans(places(table)[:, 1:]) for table in repeats.tables()]
     return merge_spans(np.concatenate([np.empty((0, 3), np.int64), *parts]))
 
 
-def _between(spans: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
+def _between(spans: Int64s, rows: slice) -> Int64s:
     """The spans of these rows, counted from the first."""
     begin, end = np.searchsorted(spans[:, 0], [rows.start, rows.stop])
     return np.asarray(spans[begin:end] - np.array([rows.start, 0, 0]))
 
 
-def _samples(rule: str, batch: pa.RecordBatch, spans: NDArray[np.int64]) -> list[tuple[str, int, str, str, str]]:
+def _samples(rule: str, batch: pa.RecordBatch, spans: Int64s) -> list[tuple[str, int, str, str, str]]:
     """Rule, hash, key, id and text of the first cut of the documents with the lowest hashes."""
     rows, first = np.unique(spans[:, 0], return_index=True)
     ranks = key_ranks(batch)[rows]

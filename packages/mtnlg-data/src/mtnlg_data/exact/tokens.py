@@ -23,8 +23,7 @@ from mtnlg_data.text.hashing import WORD_BASE, fmix64, hash_span, hash_spans
 from mtnlg_data.text.words import word_classes, word_spans
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s, UInt8s, UInt64s
     from mtnlg_data.steps.exact import TokenUnit
     from mtnlg_data.text.arrays import Texts
 
@@ -34,21 +33,21 @@ LINE_FEED, BLANK = 10, np.uint8(32)
 class Items(NamedTuple):
     """Things that may recur in a batch of texts: their hashes, texts, and first and last byte (exclusive) there."""
 
-    keys: NDArray[np.uint64]
-    texts: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    keys: UInt64s
+    texts: Int64s
+    begins: Int64s
+    ends: Int64s
 
 
 class Windows(NamedTuple):
     """All windows of a batch: their first tokens and their anchors; the half-windows' hashes; the tokens' places."""
 
-    firsts: NDArray[np.int64]
-    anchors: NDArray[np.int64]
-    halves: NDArray[np.uint64]
-    sums: NDArray[np.uint64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    firsts: Int64s
+    anchors: Int64s
+    halves: UInt64s
+    sums: UInt64s
+    starts: Int64s
+    ends: Int64s
 
 
 def find_documents(column: pa.LargeStringArray) -> Items:
@@ -59,7 +58,7 @@ def find_documents(column: pa.LargeStringArray) -> Items:
 
 
 @jit
-def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def _hash_texts(texts: Texts, table: UInt8s) -> UInt64s:
     """Hash of every text with its words joined by one space."""
     data, bounds = texts
     keys = np.empty(len(bounds) - 1, np.uint64)
@@ -74,7 +73,7 @@ def _hash_texts(texts: Texts, table: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 
 @jit
-def _blank_spaces(part: NDArray[np.uint8], blanked: NDArray[np.uint8]) -> bool:
+def _blank_spaces(part: UInt8s, blanked: UInt8s) -> bool:
     """Copy a text with a blank for each white space of ASCII; returns whether all of the text is ASCII.
 
     Like ``_has_pair`` it has no branch and no index but its counter, so that many bytes are looked at together.
@@ -89,7 +88,7 @@ def _blank_spaces(part: NDArray[np.uint8], blanked: NDArray[np.uint8]) -> bool:
 
 
 @jit
-def _has_pair(blanked: NDArray[np.uint8]) -> bool:
+def _has_pair(blanked: UInt8s) -> bool:
     """Whether a blank follows another."""
     firsts, seconds, pair = blanked[:-1], blanked[1:], np.uint8(0)
     for place in range(len(seconds)):
@@ -98,7 +97,7 @@ def _has_pair(blanked: NDArray[np.uint8]) -> bool:
 
 
 @jit
-def _join_words(part: NDArray[np.uint8], joined: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
+def _join_words(part: UInt8s, joined: UInt8s, table: UInt8s) -> int:
     """Copy a text with one blank for each run of white space, and none before the first word; returns its length."""
     one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
     size, after_space = np.uint64(0), one
@@ -131,7 +130,7 @@ def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:
     return Items(*_lines(texts, _line_feeds(texts), lowered, _line_feeds(lowered), character_table(), shortest))
 
 
-def _line_feeds(texts: Texts) -> NDArray[np.int64]:
+def _line_feeds(texts: Texts) -> Int64s:
     begin, end = texts.bounds[0], texts.bounds[-1]
     return np.asarray(begin + np.flatnonzero(texts.data[begin:end] == LINE_FEED))
 
@@ -139,12 +138,12 @@ def _line_feeds(texts: Texts) -> NDArray[np.int64]:
 @jit
 def _lines(  # noqa: PLR0917  (numba takes no keywords)
     texts: Texts,
-    feeds: NDArray[np.int64],
+    feeds: Int64s,
     lowered: Texts,
-    low_feeds: NDArray[np.int64],
-    table: NDArray[np.uint8],
+    low_feeds: Int64s,
+    table: UInt8s,
     shortest: int,
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[UInt64s, Int64s, Int64s, Int64s]:
     """Lower case may take other bytes, but has the same line ends: both are walked together."""
     most = len(texts.bounds) + len(feeds)
     keys, rows = np.empty(most, np.uint64), np.empty(most, np.int64)
@@ -177,22 +176,20 @@ def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
 
 
 @jit
-def _sums(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _sums(hashes: UInt64s) -> UInt64s:
     sums = np.zeros(len(hashes) + 1, np.uint64)
     for token in range(len(hashes)):
         sums[token + 1] = sums[token] * WORD_BASE + hashes[token]
     return sums
 
 
-def _window_hashes(sums: NDArray[np.uint64], firsts: NDArray[np.int64], length: int) -> NDArray[np.uint64]:
+def _window_hashes(sums: UInt64s, firsts: Int64s, length: int) -> UInt64s:
     power = np.uint64(pow(int(WORD_BASE), length, 1 << 64))
     return fmix64(sums[firsts + length] - sums[firsts] * power)
 
 
 @jit
-def _anchors(
-    bounds: NDArray[np.int64], halves: NDArray[np.uint64], length: int, half: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _anchors(bounds: Int64s, halves: UInt64s, length: int, half: int) -> tuple[Int64s, Int64s]:
     """First token of every window that lies in one text, and of its anchor; both ascend."""
     firsts, anchors = np.empty(len(halves), np.int64), np.empty(len(halves), np.int64)
     count = 0
@@ -210,17 +207,17 @@ def _anchors(
     return firsts[:count].copy(), anchors[:count].copy()
 
 
-def anchor_keys(windows: Windows) -> NDArray[np.uint64]:
+def anchor_keys(windows: Windows) -> UInt64s:
     """Hash of each anchor."""
     return windows.halves[windows.anchors[_changes(windows.anchors)]]
 
 
-def _changes(anchors: NDArray[np.int64]) -> NDArray[np.int64]:
+def _changes(anchors: Int64s) -> Int64s:
     """The windows whose anchors are not those of the windows before."""
     return np.flatnonzero(np.diff(anchors, prepend=-1))
 
 
-def windows_with(windows: Windows, texts: Texts, length: int, repeated: NDArray[np.uint64]) -> Items:
+def windows_with(windows: Windows, texts: Texts, length: int, repeated: UInt64s) -> Items:
     """The windows whose anchors are among the repeated ones, which ascend."""
     changes = _changes(windows.anchors)
     recurs = is_in(windows.halves[windows.anchors[changes]], repeated)
