@@ -23,7 +23,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chardet
 import charset_normalizer
@@ -31,7 +31,7 @@ import webencodings
 from resiliparse.parse.encoding import detect_encoding
 
 from mtnlg_data.extract.charset import decode_html
-from record import conditions, option_parser, write_result
+from record import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +141,7 @@ DETECTORS: dict[str, Callable[[bytes], str]] = {
 }
 
 
-def measure(pages: dict[str, list[bytes]]) -> dict[str, dict[str, object]]:
+def compare(pages: dict[str, list[bytes]]) -> dict[str, dict[str, object]]:
     """Return the share of pages that each detector reads right, in all and by kind, and milliseconds per page."""
     truth = {kind: [each.decode(codec(kind)) for each in of_kind] for kind, of_kind in pages.items()}
     table = {}
@@ -170,23 +170,17 @@ def western_pages(folder: Path, count: int) -> Iterator[bytes]:
             yield western_page(folder, sign, number, (300, 3000, 20_000)[number // 3 % 3])
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--pages", type=int, default=30)
-    parser.add_argument("--messages", type=Path, default=Path("/usr/share/locale"))
-    options = parser.parse_args()
-    about = conditions("mtnlg-data", "resiliparse", "charset-normalizer", "chardet", "chardetng-py", "webencodings")
-    folder = options.messages
-    tables = {
-        length: measure(
-            {encoding: [page(folder, encoding, n, length) for n in range(options.pages)] for encoding in LANGUAGES}
-        )
-        for length in LENGTHS
+def measure(pages: int = 30, messages: Path = Path("/usr/share/locale")) -> dict[str, Any]:
+    """Decode pages of every encoding and length, and English with signs."""
+    return {
+        "by_length": {
+            length: compare({code: [page(messages, code, n, length) for n in range(pages)] for code in LANGUAGES})
+            for length in LENGTHS
+        },
+        "english_with_signs": compare({"windows-1252": list(western_pages(messages, 9))}),
+        "pages": pages,
     }
-    english = measure({"windows-1252": list(western_pages(folder, 9))})
-    write_result({"by_length": tables, "english_with_signs": english, "pages": options.pages, **about}, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "resiliparse", "charset-normalizer", "chardet", "chardetng-py", "webencodings")

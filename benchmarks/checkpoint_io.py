@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
@@ -43,48 +43,39 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
-from record import conditions, exact_ratio, option_parser, ratios, spread, write_result
+from record import exact_ratio, ratios, run, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mtnlg_model.config import ModelConfig
 
+    Ways = dict[str, Callable[[Path], object]]
+
 PRESET, SHORT = "gpt2-medium", "gpt2"
 EXPORTED = "gpt2-large"
 COMMAND = "from mtnlg_model import cli; cli.main()"
 PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
 TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0}, "merges": []}}
-Times = dict[str, list[float]]
-T = TypeVar("T")
 
 
-def sync(folder: Path) -> None:
-    """Wait until every file under ``folder`` is on disk."""
+def sync(folder: Path, *, drop: bool = False) -> None:
+    """Wait until every file under ``folder`` is on disk; ``drop`` its pages from the cache."""
     for path in [folder, *folder.rglob("*")]:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
+        if drop and path.is_file():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
 
-def drop_from_cache(folder: Path) -> None:
-    """Drop the pages of the files under ``folder`` from the cache."""
-    sync(folder)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
 def io_counters() -> dict[str, int]:
-    """Return /proc/self/io of this process."""
-    return {
-        key: int(value) for key, value in (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    }
+    """Return bytes by read calls, and from the disk, of this process."""
+    lines = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return {key: int(value) for key, value in lines if key in {"rchar", "read_bytes"}}
 
 
-def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], object]]:
+def savers(decoder: Decoder, tokenizer: Path) -> Ways:
     """Return each library's function that saves into an empty folder."""
     state = dict(decoder.state_dict())
     return {
@@ -95,15 +86,13 @@ def savers(decoder: Decoder, tokenizer: Path) -> dict[str, Callable[[Path], obje
     }
 
 
-def loaders(decoder: Decoder) -> dict[str, Callable[[Path], object]]:
+def loaders(decoder: Decoder) -> Ways:
     """Return each library's function that loads the whole state into ``decoder``."""
-    state = dict(decoder.state_dict())
+    state, read = dict(decoder.state_dict()), safetensors.torch.load_file
     return {
         "mtnlg_model": lambda folder: reader.load(decoder, Checkpoint.open(folder)),
         "torch.save": lambda folder: decoder.load_state_dict(torch.load(folder / "model.pt")),
-        "safetensors": lambda folder: decoder.load_state_dict(
-            safetensors.torch.load_file(folder / "model.safetensors")
-        ),
+        "safetensors": lambda folder: decoder.load_state_dict(read(folder / "model.safetensors")),
         "torch.distributed.checkpoint": lambda folder: load_distributed(state, checkpoint_id=folder, no_dist=True),
     }
 
@@ -117,7 +106,7 @@ def tp2_index(name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return ()
 
 
-def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> dict[str, Callable[[Path], None]]:
+def slicers(config: ModelConfig, targets: dict[str, torch.Tensor]) -> Ways:
     """Return the functions that load a tp-2 slice into ``targets``, of the libraries that can."""
     indices = {name: tp2_index(name, shape) for name, shape in config.parameter_shapes().items()}
 
@@ -158,73 +147,69 @@ def header_bytes(folder: Path) -> int:
     return (step / "manifest.json").stat().st_size + sum(sizes)
 
 
-def measure(scratch: Path, rounds: int, preset: str, clock: Callable[[], float]) -> dict[str, object]:
+def rotated(ways: Ways, number: int) -> list[tuple[str, Callable[[Path], object]]]:
+    """Return the items, starting with the ``number``-th."""
+    listed, first = list(ways.items()), number % len(ways)
+    return listed[first:] + listed[:first]
+
+
+def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float]) -> dict[str, object]:
     """Time saving and loading in rounds; return all figures."""
     config = PRESETS[preset]
-    decoder = Decoder(config)
-    tokenizer = scratch / "tokenizer.json"
+    decoder, tokenizer = Decoder(config), scratch / "tokenizer.json"
     tokenizer.write_text("{}")
-    folders = {name: scratch / name for name in savers(decoder, tokenizer)}
-    saved, synced, loaded, sliced = (Times() for _ in range(4))
-    blocking: list[float] = []
+    kinds = ("save", "save_and_sync", "load", "load_tp2_slice", "training_stands_still")
+    seconds: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
     reads: dict[str, dict[str, int]] = {}
-    targets = {
-        name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in config.parameter_shapes().items()
-    }
-    size = sum(target.nbytes for target in targets.values())
+    shapes = config.parameter_shapes()
+    targets = {name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in shapes.items()}
+
+    def note(kind: str, name: str, started: float) -> None:
+        seconds[kind].setdefault(name, []).append(round(clock() - started, 4))
+
     for number in range(rounds):
         for name, save in rotated(savers(decoder, tokenizer), number):
-            shutil.rmtree(folders[name], ignore_errors=True)
-            folders[name].mkdir()
+            shutil.rmtree(scratch / name, ignore_errors=True)
+            (scratch / name).mkdir()
             started = clock()
-            save(folders[name])
-            saved.setdefault(name, []).append(clock() - started)
-            sync(folders[name])
-            synced.setdefault(name, []).append(clock() - started)
+            save(scratch / name)
+            note("save", name, started)
+            sync(scratch / name)
+            note("save_and_sync", name, started)
         shutil.rmtree(scratch / "background", ignore_errors=True)
-        blocking.append(blocking_seconds(decoder, scratch / "background"))
+        name = "mtnlg_model, in the background"
+        seconds["training_stands_still"].setdefault(name, []).append(blocking_seconds(decoder, scratch / "background"))
         for name, load in rotated(loaders(decoder), number):
             started = clock()
-            load(folders[name])
-            loaded.setdefault(name, []).append(clock() - started)
-        for name, cut in rotated(slicers(config, targets), number):
-            cut(folders[name])
+            load(scratch / name)
+            note("load", name, started)
+        for name, read in rotated(slicers(config, targets), number):
+            read(scratch / name)
             started = clock()
-            cut(folders[name])
-            sliced.setdefault(name, []).append(clock() - started)
-            drop_from_cache(folders[name])
+            read(scratch / name)
+            note("load_tp2_slice", name, started)
+            sync(scratch / name, drop=True)
             before = io_counters()
-            cut(folders[name])
-            after = io_counters()
-            reads[name] = {"slice": size, **{key: after[key] - before[key] for key in ("rchar", "read_bytes")}}
+            read(scratch / name)
+            reads[name] = {key: value - before[key] for key, value in io_counters().items()}
     return {
         **{
-            f"{what}_against_safetensors": exact_ratio(ratios(times["safetensors"], times["mtnlg_model"]))
-            for what, times in {"save": saved, "save_and_sync": synced, "load": loaded}.items()
+            f"{kind}_against_safetensors": exact_ratio(
+                ratios(seconds[kind]["safetensors"], seconds[kind]["mtnlg_model"])
+            )
+            for kind in ("save", "save_and_sync", "load")
         },
         "clock": clock.__name__,
+        "threads": torch.get_num_threads(),
         "model": {"preset": preset, "bytes": 4 * config.parameters},
-        "save_seconds": medians(saved),
-        "save_and_sync_seconds": medians(synced),
-        "load_seconds": medians(loaded),
-        "load_tp2_slice_seconds": medians(sliced),
-        "training_stands_still_seconds": medians({"mtnlg_model, in the background": blocking}),
+        **{
+            f"{kind}_seconds": {name: {**spread(each, 3), "rounds": each} for name, each in of_kind.items()}
+            for kind, of_kind in seconds.items()
+        },
+        "bytes_of_the_slice": sum(target.nbytes for target in targets.values()),
         "bytes_read_for_the_slice": reads,
-        "bytes_of_manifest_and_headers": header_bytes(folders["mtnlg_model"]),
-    }
-
-
-def rotated(ways: dict[str, T], number: int) -> list[tuple[str, T]]:
-    """Return the items, starting with the ``number``-th."""
-    listed = list(ways.items())
-    return listed[number % len(listed) :] + listed[: number % len(listed)]
-
-
-def medians(times: Times) -> dict[str, dict[str, object]]:
-    """Return median, spread and all rounds of every library."""
-    return {
-        name: {**spread(rounds, 3), "rounds": [round(seconds, 3) for seconds in rounds]}
-        for name, rounds in times.items()
+        "bytes_of_manifest_and_headers": header_bytes(scratch / "mtnlg_model"),
+        "rounds": rounds,
     }
 
 
@@ -257,22 +242,17 @@ def peak_bytes(code: str, *arguments: str) -> int:
     return int(child.stdout.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--folder", type=Path, help="needs 12 GB of space (default: a temporary folder)")
-    parser.add_argument("--short", action="store_true", help="a small model, in CPU seconds")
-    options = parser.parse_args()
-    preset, clock = (SHORT, time.process_time) if options.short else (PRESET, time.perf_counter)
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        about = conditions("mtnlg-model", "torch", "safetensors") | {"threads": torch.get_num_threads()}
-        result = {**about, "rounds": options.rounds, **measure(Path(scratch), options.rounds, preset, clock)}
-        for folder in Path(scratch).iterdir():
-            shutil.rmtree(folder, ignore_errors=True)
-        if not options.short:
-            result["peak_bytes"] = export_peaks(Path(scratch))
-    write_result(result, options.out)
+def measure(folder: Path | None = None, short: bool = False, rounds: int = 5) -> dict[str, Any]:
+    """Compare in ``folder``, which needs 12 GB; ``short``: a small model, in CPU seconds."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        scratch = Path(name)
+        if short:
+            return compare(scratch, rounds, SHORT, time.process_time)
+        result = compare(scratch, rounds, PRESET, time.perf_counter)
+        for each in scratch.iterdir():
+            shutil.rmtree(each, ignore_errors=True)
+        return {**result, "peak_bytes": export_peaks(scratch)}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-model", "torch", "safetensors")

@@ -32,7 +32,7 @@ from mtnlg_model.checkpoint.writer import FILE_BYTES, publish
 from mtnlg_model.families import preset
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.layout import Layout, sliced_axis, stages
-from record import conditions, option_parser, spread, time_rounds, write_result
+from record import run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -154,8 +154,14 @@ def resumed_bytes(config: ModelConfig, folder: Path) -> dict[str, float]:
     return {f"{name}_terabytes": round(total / 1e12, 2) for name, total in totals.items()}
 
 
-def measure(scratch: Path, rounds: int) -> dict[str, Any]:
-    """Publish and open in rounds; return all figures."""
+def measure(rounds: int = 5) -> dict[str, Any]:
+    """Publish and open in rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {"rounds": rounds, **publish_and_open(Path(folder), rounds)}
+
+
+def publish_and_open(scratch: Path, rounds: int) -> dict[str, Any]:
+    """Return all figures."""
     config = preset("mt-nlg-530b")
     parts = writers_parts(config)
     tokenizer = scratch / "tokenizer.json"
@@ -189,14 +195,5 @@ def make_folder(folder: Path, parts: dict[str, bytes]) -> None:
             (folder / file).touch()
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    options = option_parser(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        about = conditions("mtnlg-model", "mtnlg-parallel", "torch")
-        result = {**about, "rounds": options.rounds, **measure(Path(scratch), options.rounds)}
-    write_result(result, options.out)
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-model", "mtnlg-parallel", "torch")

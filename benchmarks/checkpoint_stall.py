@@ -21,7 +21,7 @@ from typing import Any
 
 import mtnlg_parallel
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
-from record import conditions, option_parser, spread, write_result
+from record import run, spread
 from training_engine import make_data
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart"
@@ -35,7 +35,7 @@ SETTINGS = (
 )
 
 
-def measure(data: Path, out: Path) -> dict[str, float]:
+def train_once(data: Path, out: Path) -> dict[str, float]:
     """Train once; the medians over checkpoints and steps."""
     mtnlg_parallel.train(mtnlg_parallel.load_recipe(RECIPE, SETTINGS), data, out)
     steps = list(read_steps(out))[2 * EVERY :]
@@ -55,18 +55,15 @@ def measure(data: Path, out: Path) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    options = option_parser(__doc__, rounds=3).parse_args()
-    about = conditions("mtnlg-parallel", "torch", "deepspeed")
+def measure(rounds: int = 3) -> dict[str, Any]:
+    """Train so many times."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_data(folder / "data", vocabulary=4096, tokens=1 << 20)
-        rounds = [measure(folder / "data", folder / f"out-{number}") for number in range(options.rounds)]
-    result: dict[str, Any] = {**about, "recipe": "quickstart", "checkpoint_every": EVERY, "steps": STEPS}
-    result["disk"] = {key: spread([figure[key] for figure in rounds], 4) for key in rounds[0]}
-    write_result({**result, "rounds": options.rounds}, options.out)
+        runs = [train_once(folder / "data", folder / f"out-{number}") for number in range(rounds)]
+    disk = {key: spread([figures[key] for figures in runs], 4) for key in runs[0]}
+    return {"recipe": "quickstart", "checkpoint_every": EVERY, "steps": STEPS, "disk": disk, "rounds": rounds}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed")

@@ -17,51 +17,37 @@ spread of the plain loop by precision: how far its roundings alone move each fig
 
 from __future__ import annotations
 
-import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtnlg_parallel.conformance import Result, drawn_cases, fixed_cases, matrix, run_cases
+from mtnlg_parallel.conformance import Result, drawn_cases, fixed_cases, run_cases
+from mtnlg_parallel.conformance import matrix as all_cells
 from mtnlg_parallel.conformance.suite import counts
 from mtnlg_parallel.engine.build import engine_class
-from record import conditions, write_result
+from record import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def main() -> int:
-    """Check the cases; returns whether any differs."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", default="pipeline")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--matrix", action="store_true", help="cells of the matrix instead of drawn cases")
-    parser.add_argument(
-        "--strength", type=int, default=4, help="factors of which every combination of values is checked"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    options = parser.parse_args()
-    result = conditions("mtnlg-parallel", "torch", "deepspeed", "megatron-core") | {"engine": options.engine}
-    cells, unsupported = list(matrix()), engine_class(options.engine).unsupported
+def measure(
+    *, engine: str = "pipeline", seed: int = 1, cases: int = 500, matrix: bool = False, strength: int = 4, jobs: int = 1
+) -> dict[str, Any]:
+    """Check drawn cases, or cells of the matrix; ``jobs`` at a time."""
+    cells, unsupported = list(all_cells()), engine_class(engine).unsupported
     reasons = [reason for cell in cells if (reason := unsupported(cell.recipe))]
-    if options.matrix:
-        cases = fixed_cases(options.engine, options.strength)
-        result |= {"strength": options.strength, "cells": len(cells) - len(reasons)}
+    if matrix:
+        chosen = fixed_cases(engine, strength)
+        result: dict[str, Any] = {"strength": strength, "cells": len(cells) - len(reasons)}
         result |= {"not_supported": {reason: reasons.count(reason) for reason in sorted(set(reasons))}}
     else:
-        cases = list(islice(drawn_cases(options.engine, options.seed), options.cases))
-        result |= {"seed": options.seed}
+        chosen, result = list(islice(drawn_cases(engine, seed), cases)), {"seed": seed}
     began = time.monotonic()
-    results = list(run_cases(options.engine, cases, options.jobs))
-    write_result(result | summary(results) | {"seconds": round(time.monotonic() - began)}, options.out)
-    return any(each.status != "held" for each in results)
+    results = list(run_cases(engine, chosen, jobs))
+    return {"engine": engine} | result | summary(results) | {"seconds": round(time.monotonic() - began)}
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
@@ -92,4 +78,4 @@ def _digits(value: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed", "megatron-core")

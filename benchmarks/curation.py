@@ -21,24 +21,21 @@ import ast
 import gzip
 import json
 import os
-import platform
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zstandard
 
-from record import default_out, option_parser, ratios, spread, today, write_result
+from record import cpu_seconds, ratios, run, spread
+from run_watch import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,39 +146,17 @@ def curate(folder: Path, out: Path, workers: int) -> Run:
     """Run the command into ``out``, and remove it."""
     command = [str(Path(sys.executable).with_name("mtnlg-data")), "--quiet", "run", str(folder / "data.toml")]
     options = ("--out", str(out), "--workers", str(workers))
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, started, memory = cpu_seconds() - time.process_time(), time.perf_counter(), 0
     process = subprocess.Popen([*command, *options], env={**os.environ, **ONE_THREAD})
-    memory: list[int] = [0]
-    watcher = threading.Thread(target=_watch, args=(process, memory))
-    watcher.start()
-    status = process.wait()
-    seconds = time.perf_counter() - started
-    watcher.join()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if status:
-        sys.exit(f"{' '.join(command)} ended with status {status}")
+    while process.poll() is None:
+        memory = max(memory, sum(map(_resident, (process.pid, *descendants(process.pid)))))
+        time.sleep(PAUSE)
+    seconds, of_children = time.perf_counter() - started, cpu_seconds() - time.process_time() - before
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} ended with status {process.returncode}")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(out)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(seconds, cpu_seconds, memory[0], {stage["name"]: stage["seconds"] for stage in summary["stages"]})
-
-
-def _watch(process: subprocess.Popen[bytes], memory: list[int]) -> None:
-    while process.poll() is None:
-        memory[0] = max(memory[0], sum(map(_resident, _family(process.pid))))
-        time.sleep(PAUSE)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield pid
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
-    except OSError:  # the process has just ended
-        return
-    for child in children:
-        yield from _family(child)
+    return Run(seconds, of_children, memory, {stage["name"]: stage["seconds"] for stage in summary["stages"]})
 
 
 def _resident(pid: int) -> int:
@@ -191,10 +166,9 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any]:
+def measure_time(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any]:
     """Curate in rounds by one worker and by two; return rates, shares of the stages and scaling."""
     size = write_corpus(scratch / "in", files, count)
-    load = os.getloadavg()
     runs: dict[int, list[Run]] = {1: [], 2: []}
     for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
@@ -215,7 +189,6 @@ def measure(scratch: Path, files: int, count: int, rounds: int) -> dict[str, Any
         "seconds": {str(workers): spread(each, 4) for workers, each in seconds.items()},
         "corpus": {"files": files, "documents_a_file": count, "bytes": size},
         "rounds": rounds,
-        "load_before": [round(each, 2) for each in load],
     }
 
 
@@ -230,30 +203,17 @@ def measure_memory(scratch: Path, files: int, count: int) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--files", type=int, default=8)
-    parser.add_argument("--documents", type=int, nargs=2, default=[300, 40], help="per file: for time, for memory")
-    parser.add_argument("--scratch", type=Path)
-    parser.set_defaults(out=default_out("curation"))
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        memory = measure_memory(Path(scratch) / "memory", options.files, options.documents[1])
-        measured = measure(Path(scratch) / "time", options.files, options.documents[0], options.rounds)
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-    versions = {name: version(name) for name in LIBRARIES}
-    load = [round(each, 2) for each in os.getloadavg()]
-    result = {
-        "date": today(),
-        "memory_of_ten_times_the_files": memory,
-        **measured,
-        "load_after": load,
-        "machine": machine,
-        "versions": versions,
-    }
-    write_result(result, options.out)
+def measure(
+    files: int = 8, documents: tuple[int, ...] = (300, 40), rounds: int = 5, scratch: Path | None = None
+) -> dict[str, Any]:
+    """Measure time and memory, with so many documents per file."""
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        memory = measure_memory(Path(name) / "memory", files, documents[1])
+        return {
+            "memory_of_ten_times_the_files": memory,
+            **measure_time(Path(name) / "time", files, documents[0], rounds),
+        }
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, *LIBRARIES, name="curation")

@@ -20,39 +20,39 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from record import conditions, option_parser, write_result
+from record import run
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
 
-def main() -> int:
-    """Print and write kills, seeds and differences; 1 where there is one."""
+def measure(kills: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Run seed after seed from this one until there were as many kills; return differences."""
     import curations  # noqa: PLC0415  (of the tests)
 
-    parser = option_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="the first")
-    options = parser.parse_args()
-    about = conditions("mtnlg-data")
     runs: dict[str, int] = {}
     failures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         recipe, left = curations.undisturbed(Path(folder))
-        for seed in count(options.seed):
-            out = Path(folder, str(seed))
-            words = [sys.executable, str(TESTS / "crashing.py"), str(recipe), str(out), str(seed)]
+        for number in count(seed):
+            out = Path(folder, str(number))
+            words = [sys.executable, str(TESTS / "crashing.py"), str(recipe), str(out), str(number)]
             ended = subprocess.run(words, capture_output=True, text=True, check=False)
-            runs[str(seed)] = int(ended.stdout or 0)
+            runs[str(number)] = int(ended.stdout or 0)
             if ended.returncode or curations.left_by(out) != left:
-                failures.append({"seed": seed, "said": ended.stderr[-2000:]})
-            print(f"seed {seed}: {runs[str(seed)]} deaths; {sum(runs.values())} in all, {len(failures)} runs differ")
-            if sum(runs.values()) >= options.kills:
-                break
-    result = {"kills": sum(runs.values()), "runs": len(runs), "differ": len(failures)}
-    write_result({"conditions": about, **result, "deaths_by_seed": runs, "failures": failures}, options.out)
-    return bool(failures)
+                failures.append({"seed": number, "said": ended.stderr[-2000:]})
+            done = sum(runs.values())
+            print(f"seed {number}: {runs[str(number)]} deaths; {done} in all, {len(failures)} runs differ", flush=True)
+            if done >= kills:
+                return {
+                    "kills": done,
+                    "runs": len(runs),
+                    "differ": len(failures),
+                    "deaths_by_seed": runs,
+                    "failures": failures,
+                }
+    raise AssertionError
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__, "mtnlg-data")

@@ -29,6 +29,7 @@ import gzip
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,12 @@ from datatrove.pipeline.readers import ParquetReader, WarcReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 from datatrove.pipeline.writers import ParquetWriter
 
-from deduplication import cpu_seconds, find_theirs
+from deduplication import find_theirs
 from filters import RULES_ON, SETTINGS, Plain, their_steps
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_file
 from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.tokens.tokenizer import read_tokenizer
-from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+from record import claimed_ratio, cpu_seconds, rates, ratios, run, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,46 +143,37 @@ def _total(stats: dict[str, Any], name: str) -> int:
     return int(stats[name]["total"] if isinstance(stats[name], dict) else stats[name])
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--megabytes", type=float, default=40, help="of HTML")
-    parser.add_argument("--method", default="trafilatura", help="our extractor; datatrove's is Trafilatura")
-    parser.add_argument("--scratch", type=Path)
-    options = parser.parse_args()
-    about = conditions(*LIBRARIES)
-    sides: dict[str, Callable[[Path, Path], dict[str, int]]] = {"mtnlg_data": ours, "datatrove": theirs}
-    cpu: dict[str, list[float]] = {name: [] for name in sides}
+def measure(
+    data: Path, method: str = "trafilatura", megabytes: float = 40.0, rounds: int = 3, scratch: Path | None = None
+) -> dict[str, Any]:
+    """Curate so much HTML by both; ``method`` is our extractor, datatrove's is Trafilatura."""
     left: dict[str, dict[str, int]] = {}
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        folder, crawl = Path(scratch), KnownCrawl(paragraphs())
-        gpt2 = options.data / "gpt2"
-        read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(folder / "tokenizer.json"))
-        samples = sorted((options.data / "web").glob("*.warc.gz"))
-        write_pages(folder / "small", crawl, options.megabytes / 10, samples, options.method)
-        size = write_pages(folder / "pages", crawl, options.megabytes, samples, options.method)
-        for name, side in sides.items():
-            side(folder / "small", folder / f"warm-{name}")
-        for number in range(options.rounds):
-            for name in sorted(sides, reverse=bool(number % 2)):
-                before = cpu_seconds()
-                left[name] = sides[name](folder / "pages", folder / f"{name}-{number}")
-                cpu[name].append(cpu_seconds() - before)
-                print(f"round {number}, {name}: {cpu[name][-1]:.2f} CPU seconds", flush=True)
-    result = {
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        folder, crawl = Path(name), KnownCrawl(paragraphs())
+        read_tokenizer([data / "gpt2" / "encoder.json", data / "gpt2" / "vocab.bpe"]).save(
+            str(folder / "tokenizer.json")
+        )
+        samples = sorted((data / "web").glob("*.warc.gz"))
+        write_pages(folder / "small", crawl, megabytes / 10, samples, method)
+        size = write_pages(folder / "pages", crawl, megabytes, samples, method)
+        ours(folder / "small", folder / "warm-ours")
+        theirs(folder / "small", folder / "warm-theirs")
+
+        def go(side: str, curate: Callable[[Path, Path], dict[str, int]]) -> None:
+            left[side] = curate(folder / "pages", folder / "out")
+
+        sides = {side: partial(go, side, each) for side, each in (("mtnlg_data", ours), ("datatrove", theirs))}
+        cpu = time_rounds(sides, rounds, cpu_seconds, folder / "out")
+    return {
         **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"]), 2),
         "megabytes_per_second": rates(size / 1e6, cpu),
         "left": left,
-        "method": options.method,
+        "method": method,
         "megabytes": round(size / 1e6, 3),
-        "rounds": options.rounds,
+        "rounds": rounds,
         "seconds_of_one_core": cpu,
-        **about,
-        "load_average_after": round(os.getloadavg()[0], 1),
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, *LIBRARIES)

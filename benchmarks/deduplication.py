@@ -4,7 +4,7 @@
 # ///
 """Fuzzy deduplication of a Parquet file: mtnlg_data against datatrove's four stages and against rensa, one core.
 
-    python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--sides NAME,...] [--out FILE]
+    python benchmarks/deduplication.py ARTICLES [--documents 5000] [--rounds 5] [--sides NAME ...] [--out FILE]
 
 ARTICLES holds one article a line, after its id (articles_1000.train of chrisjmccormick/MinHash). Documents consist of
 their sentences; one in ten has a copy with some words changed. All sides take word 5-grams and one thread:
@@ -28,22 +28,19 @@ import gc
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 import tempfile
-import time
-from argparse import SUPPRESS
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 import pyarrow.parquet as pq
 
-from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+from record import articles as read_articles
+from record import claimed_ratio, cpu_seconds, megabytes_of, rates, ratios, run, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,24 +155,9 @@ SIDES: dict[str, Callable[[Path, Path], set[str]]] = {
 }
 
 
-def time_process(side: str, shard: Path, out: Path) -> float:
-    """Return CPU seconds of a process that runs one side once."""
-    before = cpu_seconds()
-    subprocess.run([sys.executable, __file__, str(shard), "--only", side, str(out)], check=True, capture_output=True)
-    return cpu_seconds() - before
-
-
-def time_run(side: Callable[[Path, Path], set[str]], shard: Path, out: Path) -> tuple[float, float, set[str]]:
-    """Return CPU seconds, wall-clock seconds, and the survivors."""
-    before, started = cpu_seconds(), time.perf_counter()
-    survivors = side(shard, out)
-    return cpu_seconds() - before, time.perf_counter() - started, survivors
-
-
-def cpu_seconds() -> float:
-    """Return CPU seconds of this process and its children."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def run_side(name: str, shard: Path, out: Path) -> None:
+    """Run one side once, in a process of its own."""
+    subprocess.run([sys.executable, __file__, str(shard), "--only", name, str(out)], check=True, capture_output=True)
 
 
 def quality(survivors: set[str], documents: list[Document], similar: dict[str, float]) -> dict[str, float]:
@@ -191,70 +173,51 @@ def quality(survivors: set[str], documents: list[Document], similar: dict[str, f
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("articles", type=Path)
-    parser.add_argument("--documents", type=int, default=5000)
-    parser.add_argument("--sides", type=lambda text: text.split(","), default=list(SIDES))
-    parser.add_argument("--only", nargs=2, help=SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        SIDES[options.only[0]](options.articles, Path(options.only[1]))
-        return
+def measure(
+    articles: Path, documents: int = 5000, sides: tuple[str, ...] = tuple(SIDES), rounds: int = 5
+) -> dict[str, Any]:
+    """Deduplicate so many documents."""
     from mtnlg_data.document import batch_documents, write_documents  # noqa: PLC0415
 
-    articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
-    documents, similar = make_corpus(articles, options.documents)
-    megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
-    about = conditions("mtnlg-data", "datatrove", "rensa", "spacy", "xxhash", "numpy", "numba")
-    sides = {name: SIDES[name] for name in options.sides}
-    cpu: dict[str, list[float]] = {name: [] for name in sides}
-    clock: dict[str, list[float]] = {name: [] for name in sides}
-    whole: dict[str, list[float]] = {name: [] for name in sides}
-    qualities: dict[str, dict[str, float]] = {}
+    made, similar = make_corpus(read_articles(articles), documents)
+    megabytes = megabytes_of(document.text for document in made)
+    survivors: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        shard = Path(scratch) / "in" / "web-00000.parquet"
-        small = Path(scratch) / "small" / "web-00000.parquet"
-        write_documents(shard, batch_documents(documents))
-        write_documents(small, batch_documents(documents[:600]))
-        for name, side in sides.items():  # compiles and imports what the first use needs, verification of pairs too
-            side(small, Path(scratch) / f"warm-{name}")
+        shard, small = (Path(scratch) / name / "web-00000.parquet" for name in ("in", "small"))
+        write_documents(shard, batch_documents(made))
+        write_documents(small, batch_documents(made[:600]))
+
+        def deduplicate(name: str, source: Path) -> None:
+            survivors[name] = SIDES[name](source, out)
+
+        out = Path(scratch) / "out"
+        # The first compiles and imports what the first use needs, verification of pairs too.
+        time_rounds({name: partial(deduplicate, name, small) for name in sides}, 1, out=out)
         gc.freeze()  # neither side is to look through the corpus and what the other has imported
-        for number in range(options.rounds):
-            for name in sorted(sides, reverse=bool(number % 2)):
-                out = Path(scratch) / f"{name}-{number}"
-                cpu_seconds, seconds, survivors = time_run(sides[name], shard, out)
-                rmtree(
-                    out, ignore_errors=True
-                )  # what a run writes fills memory that no other has freed, which takes the kernel longer
-                cpu[name].append(cpu_seconds)
-                clock[name].append(seconds)
-                qualities[name] = quality(survivors, documents, similar)
-                whole[name].append(time_process(name, shard, out))
-                rmtree(out, ignore_errors=True)
-    peers = [name for name in sides if name != "mtnlg_data"]
-    result = {
+        cpu = time_rounds({name: partial(deduplicate, name, shard) for name in sides}, rounds, cpu_seconds, out)
+        whole = time_rounds({name: partial(run_side, name, shard, out) for name in sides}, rounds, cpu_seconds, out)
+    return {
         "ratios": {
             name: {
                 **claimed_ratio(ratios(cpu[name], cpu["mtnlg_data"]), 2),
                 "with_start": claimed_ratio(ratios(whole[name], whole["mtnlg_data"]), 2),
             }
-            for name in peers
+            for name in sides
+            if name != "mtnlg_data"
         },
         "megabytes_per_second": rates(megabytes, cpu),
-        "quality": qualities,
-        "documents": len(documents),
+        "quality": {name: quality(kept, made, similar) for name, kept in survivors.items()},
+        "documents": len(made),
         "pairs": len(similar),
         "pairs_of_0.8": sum(similarity >= 0.8 for similarity in similar.values()),
         "megabytes": round(megabytes, 3),
         "seconds_of_one_core": cpu,
         "seconds_with_start": whole,
-        "seconds_by_the_clock": clock,
-        **about,
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    if "--only" in sys.argv:
+        SIDES[sys.argv[3]](Path(sys.argv[1]), Path(sys.argv[4]))
+    else:
+        run(measure, __doc__, "mtnlg-data", "datatrove", "rensa", "spacy", "xxhash", "numpy", "numba")

@@ -1,22 +1,17 @@
 """An evaluation's time against lm-eval's hf backend.
 
-    python benchmarks/evaluation.py --data ROWS --gpt2 FOLDER [--documents 2] [--rounds 3] [--threads 1]
-                                    [--part whole|texts|fixed_order …] [--shots 0|few …] [--family gpt2|llama]
-                                    [--out FILE]
+    python benchmarks/evaluation.py ROWS GPT2 [--documents 2] [--rounds 3] [--threads 1] [--shots 0 few] [--out FILE]
 
-ROWS holds the tasks' published rows, FOLDER GPT-2's encoder.json and vocab.bpe. Prompts are the paper's, at no shots
-and at GPT-3's K. Without ``--part`` and ``--shots`` all are measured; parts measured apart are added to FILE:
+ROWS holds the tasks' published rows, GPT2 GPT-2's encoder.json and vocab.bpe. Prompts are the paper's, at no shots and
+at GPT-3's K. Measured is the work of a command (rows, prompts, scores, results): lm-eval's own with its hf backend over
+ours, on the same weights, tasks, rows and threads, with ``--documents`` rows of every task, in alternating order. Every
+answer is compared. Loading modules and models does not count.
 
-    whole        The work of a command (rows, prompts, scores, results): lm-eval's own with its hf backend over ours, on
-                 the same weights, tasks, rows and threads, with ``--documents`` rows of every task, in alternating
-                 order. Every answer is compared. Loading modules and models does not count.
-    texts        Greedy texts of 32 tokens after ``--documents`` prompts of every task: hf over ours.
-    fixed_order  On a GPU alone: time with sums in fixed order over the free order, and how many scores have other bits
-                 in other batches, in both.
+On a GPU alone, "fixed order": time with sums in fixed order over the free order, and how many scores have other bits in
+other batches, in both.
 
-The model is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the
-1.3B model's 24 of 2,048 in bf16; with ``--family llama`` of a Llama's parts, three heads of queries to one of keys.
-Ratios are medians over rounds: of CPU time, on a GPU of time.
+The model is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the 1.3B model's 24 of 2,048 in
+bf16. Ratios are medians over rounds: of CPU time, on a GPU of time.
 """
 
 # /// script
@@ -37,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 import torch
 from lm_eval import evaluator
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from mtnlg_eval.evaluation import silence_lm_eval
@@ -57,12 +51,10 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
-from mtnlg_model.families import PRESETS
-from record import conditions, exact_ratio, gpu, option_parser, ratios, time_rounds, write_result
+from record import exact_ratio, gpu, ratios, run, time_rounds
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     Order = Callable[[torch.device], AbstractContextManager[None]]
@@ -77,24 +69,12 @@ GPU = torch.cuda.is_available()
 LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 CLOCK = time.perf_counter if GPU else time.process_time
-PARTS = ("whole", "texts", "fixed_order")
 SHOTS = ("0", "few")
 
 
-def model_config(layers: int, hidden: int, heads: int) -> ModelConfig:
-    """A GPT-2 of these sizes."""
-    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=VOCABULARY)
-
-
-def as_llama(config: ModelConfig) -> ModelConfig:
-    """A Llama of the sizes of a GPT-2."""
-    kinds = ("layers", "hidden", "heads", "head_size", "sequence", "vocabulary")
-    sizes = {name: getattr(config, name) for name in kinds} | {"kv_heads": config.heads // 3 or 1}
-    return PRESETS["llama-3.2-1b"].model_copy(update={**sizes, "ffn": 8 * config.hidden // 3})
-
-
-def write_checkpoint(gpt2: Path, folder: Path, config: ModelConfig) -> Checkpoint:
+def write_checkpoint(gpt2: Path, folder: Path) -> Checkpoint:
     """Write a random model with GPT-2's tokenizer."""
+    config = ModelConfig(layers=LAYERS, hidden=HIDDEN, heads=HEADS, sequence=2048, vocabulary=VOCABULARY)
     folder.mkdir(parents=True, exist_ok=True)
     bpe = tokenizers.models.BPE.from_file(str(gpt2 / "encoder.json"), str(gpt2 / "vocab.bpe"))
     tokenizer = tokenizers.Tokenizer(bpe)
@@ -124,30 +104,9 @@ def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> t
     return task.with_shots(lm, TASKS_BY_NAME[name].few if shots == "few" else 0), rows
 
 
-def texts(checkpoint: Checkpoint, hf: HFLM, options: Namespace) -> dict[str, Any]:
-    """Time of greedy texts, lm-eval's hf backend over ours, and how many are the same."""
-    lm, requests = DecoderLM.open(checkpoint), list[Instance]()
-    for name in TASKS_BY_NAME:
-        task, rows = load(name, options.data, options.documents, lm, "0")
-        task.build_all_requests(samples=rows)
-        prompts = dict.fromkeys(instance.args[0][-2000:] for instance in task.instances)
-        requests += [Instance("generate_until", {}, (text, {"max_gen_toks": 32}), 0) for text in prompts]
-    given: dict[str, list[str]] = {}
-
-    def run(side: str, model: TemplateLM) -> None:
-        lm.store = AnswerStore("benchmark")
-        given[side] = model.generate_until(requests)
-
-    sides = {"mtnlg_eval": partial(run, "mtnlg_eval", lm), "hf": partial(run, "hf", hf)}
-    seconds = time_rounds(sides, options.rounds, CLOCK)
-    same = sum(own == their for own, their in zip(given["mtnlg_eval"], given["hf"], strict=True))
-    about = {"texts": len(requests), "same": same, "seconds": seconds}
-    return {**exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])), **about}
-
-
-def whole(checkpoint: Checkpoint, hf: HFLM, options: Namespace, shots: str) -> dict[str, Any]:
+def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: int, shots: str) -> dict[str, Any]:  # noqa: PLR0917
     """Time of all tasks, lm-eval's own over ours, and the largest difference of their answers."""
-    lm, data, documents = DecoderLM.open(checkpoint), options.data, options.documents
+    lm = DecoderLM.open(checkpoint)
     model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
 
@@ -173,7 +132,7 @@ def whole(checkpoint: Checkpoint, hf: HFLM, options: Namespace, shots: str) -> d
             evaluated = evaluator.evaluate(hf, {"tasks": {name: task}}, samples={name: rows}, bootstrap_iters=0)
             keep("hf", name, evaluated["samples"][name])
 
-    seconds = time_rounds({"mtnlg_eval": ours, "hf": theirs}, options.rounds, CLOCK)
+    seconds = time_rounds({"mtnlg_eval": ours, "hf": theirs}, rounds, CLOCK)
     pairs = [(answers["mtnlg_eval"][key], answer) for key, answer in answers["hf"].items()]
     return {
         **exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])),
@@ -218,71 +177,38 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
     return {**exact_ratio(ratios(seconds["fixed"], seconds["free"])), **differ, "seconds": seconds}
 
 
-def rounds(words: Sequence[str], count: int) -> Iterator[dict[str, Any]]:
-    """Compare ``count`` times with lm-eval's hf backend, as `whole`, on one model: a result after each."""
-    options = parse_options(words)
-    with tempfile.TemporaryDirectory() as name:
-        checkpoint = write_checkpoint(options.gpt2, Path(name) / "model", model_config(LAYERS, HIDDEN, HEADS))
-        hf = open_hf(checkpoint, Path(name) / "hf")
-        for _ in range(count):
-            yield from (whole(checkpoint, hf, options, shots) for shots in options.shots or SHOTS)
-
-
-def open_hf(checkpoint: Checkpoint, folder: Path) -> HFLM:
-    """Export the model, and open it with lm-eval's hf backend."""
-    with progress("export", len(checkpoint.names), "tensors") as advance:
-        export_huggingface(checkpoint, folder, advance)
-    dtype = str(DTYPE).removeprefix("torch.")
-    return HFLM(pretrained=str(folder), device=DEVICE, dtype=dtype, batch_size=32 if GPU else 8)
-
-
-def parse_options(words: Sequence[str] | None = None) -> Namespace:
-    """Read the command line, and set lm-eval and torch up."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--gpt2", type=Path, required=True)
-    parser.add_argument("--documents", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--shots", choices=SHOTS, action="append")
-    parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2", help="of the model that is compared")
-    options = parser.parse_args(words)
+def open_models(gpt2: Path, folder: Path, threads: int) -> tuple[Checkpoint, HFLM]:
+    """Set lm-eval and torch up, write a model, export it, and open that with lm-eval's hf backend."""
     silence_lm_eval()
-    torch.set_num_threads(options.threads)
-    return options
+    torch.set_num_threads(threads)
+    checkpoint = write_checkpoint(gpt2, folder / "model")
+    with progress("export", len(checkpoint.names), "tensors") as advance:
+        export_huggingface(checkpoint, folder / "hf", advance)
+    dtype = str(DTYPE).removeprefix("torch.")
+    return checkpoint, HFLM(pretrained=str(folder / "hf"), device=DEVICE, dtype=dtype, batch_size=32 if GPU else 8)
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    options = parse_options()
-    parts = options.part or PARTS
-    result: dict[str, Any] = {
-        **conditions("mtnlg-eval", "lm-eval", "torch", "transformers"),
-        "threads": options.threads,
-        **({"gpu": gpu()} if GPU else {}),
-    }
+def few_shots(data: Path, gpt2: Path, documents: int, count: int) -> Iterator[dict[str, Any]]:
+    """Compare ``count`` times at few shots on one model: a result after each."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if parts:
-            config = model_config(LAYERS, HIDDEN, HEADS)
-            family, of_family = options.family, "" if options.family == "gpt2" else f", {options.family}"
-            sizes = f"{LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}"
-            result[f"model{of_family}"] = f"random {family}, {sizes}"
-            checkpoint = write_checkpoint(
-                options.gpt2, folder / "model", as_llama(config) if family == "llama" else config
-            )
-        hf = open_hf(checkpoint, folder / "hf")
-        result["clock"] = CLOCK.__name__
-        if "texts" in parts:
-            result[f"texts{of_family}"] = texts(checkpoint, hf, options)
-        if "whole" in parts:
-            for shots in options.shots or SHOTS:
-                result[f"{shots} shots{of_family}"] = whole(checkpoint, hf, options, shots)
-        if "fixed_order" in parts and GPU:
-            result["fixed order"] = fixed_order(checkpoint, options.data, options.documents, options.rounds)
-    earlier = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
-    write_result(earlier | result, options.out)
+        checkpoint, hf = open_models(gpt2, Path(name), 1)
+        for _ in range(count):
+            yield whole(checkpoint, hf, data, documents, 1, "few")
+
+
+def measure(  # noqa: PLR0917  (the command line)
+    data: Path, gpt2: Path, documents: int = 2, threads: int = 1, shots: tuple[str, ...] = SHOTS, rounds: int = 3
+) -> dict[str, Any]:
+    """Compare at each of ``shots``."""
+    result: dict[str, Any] = {"threads": threads, "clock": CLOCK.__name__, **({"gpu": gpu()} if GPU else {})}
+    result["model"] = f"random, {LAYERS} layers of {HIDDEN:,}, vocabulary {VOCABULARY:,}, {DTYPE}"
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint, hf = open_models(gpt2, Path(name), threads)
+        result |= {f"{each} shots": whole(checkpoint, hf, data, documents, rounds, each) for each in shots}
+        if GPU:
+            result["fixed order"] = fixed_order(checkpoint, data, documents, rounds)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-eval", "lm-eval", "torch", "transformers")

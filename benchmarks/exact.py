@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,8 @@ from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.steps.exact import Exact
-from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+from record import articles as read_articles
+from record import claimed_ratio, megabytes_of, rates, ratios, run, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,61 +143,50 @@ DOCUMENT_SIDES: dict[str, Callable[[str, Path, Path], Path]] = {
 }
 
 
-def measure(kind: str, shards: tuple[Path, Path], out: Path, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def compare(kind: str, shards: tuple[Path, Path], out: Path, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return CPU seconds by side and round, and what each side leaves; the first shard warms up."""
+    left: dict[str, Any] = {}
+
+    def deduplicate(name: str, shard: Path) -> None:
+        left[name] = sides[name](kind, shard, out)
+
+    def count(name: str, shard: Path) -> None:
+        deduplicate(name, shard)
+        paths = left[name].glob("*.parquet")
+        texts = [text for path in paths for text in pq.read_table(path)["text"].to_pylist()]
+        lines = sorted(line.strip().lower() for text in texts for line in text.split("\n"))
+        left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "lines": "\n".join(lines)}
+
     sides = {name: side for name, side in SIDES.items() if name == "mtnlg_data" or kind != "substrings"}
     if kind == "documents":
         sides |= DOCUMENT_SIDES
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    left: dict[str, Any] = {}
-    for number in range(-1, rounds):
-        for name in sorted(sides, reverse=bool(number % 2)):
-            before = time.process_time()
-            folder = sides[name](kind, shards[number >= 0], out / f"{kind}-{name}-{number}")
-            if number >= 0:
-                seconds[name].append(time.process_time() - before)
-            texts = [text for path in folder.glob("*.parquet") for text in pq.read_table(path)["text"].to_pylist()]
-            lines = sorted(line.strip().lower() for text in texts for line in text.split("\n"))
-            left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "lines": "\n".join(lines)}
+    time_rounds({name: partial(deduplicate, name, shards[0]) for name in sides}, 1, out=out)
+    seconds = time_rounds({name: partial(deduplicate, name, shards[1]) for name in sides}, rounds, out=out)
+    time_rounds({name: partial(count, name, shards[1]) for name in sides}, 1, out=out)
     left["the same lines"] = len({figures.pop("lines") for figures in left.values()}) == 1
     return seconds, left
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("articles", type=Path)
-    parser.add_argument("--documents", type=int, default=5000)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    options = parser.parse_args()
-    articles = [line.partition(" ")[2] for line in options.articles.read_text(encoding="utf-8").splitlines()]
-    documents = corpus(articles, options.documents)
-    megabytes = sum(len(document.text.encode()) for document in documents) / 1e6
-    about = conditions("mtnlg-data", "datatrove", "polars", "duckdb", "xxhash", "numpy", "numba", "pyarrow")
-    kinds = {}
+def measure(articles: Path, documents: int = 5000, kinds: tuple[str, ...] = KINDS, rounds: int = 5) -> dict[str, Any]:
+    """Deduplicate so many documents, by each kind."""
+    made = corpus(read_articles(articles), documents)
+    megabytes = megabytes_of(document.text for document in made)
+    found = {}
     with tempfile.TemporaryDirectory() as scratch:
         shards = (Path(scratch) / "small" / "web-00000.parquet", Path(scratch) / "in" / "web-00000.parquet")
-        for path, part in zip(shards, (documents[:300], documents), strict=True):
+        for path, part in zip(shards, (made[:300], made), strict=True):
             write_documents(path, batch_documents(part))
-        for kind in options.kinds:
-            seconds, left = measure(kind, shards, Path(scratch), options.rounds)
-            kinds[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}
+        for kind in kinds:
+            seconds, left = compare(kind, shards, Path(scratch) / "out", rounds)
+            found[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}
+            against = {name: ratios(each, seconds["mtnlg_data"]) for name, each in seconds.items()}
             if kind != "substrings":
-                kinds[kind] |= claimed_ratio(ratios(seconds["datatrove"], seconds["mtnlg_data"]))
-            kinds[kind]["ratios"] = {
-                name: claimed_ratio(ratios(own, seconds["mtnlg_data"]), 2)
-                for name, own in seconds.items()
-                if name != "mtnlg_data"
+                found[kind] |= claimed_ratio(against["datatrove"])
+            found[kind]["ratios"] = {
+                name: claimed_ratio(each, 2) for name, each in against.items() if name != "mtnlg_data"
             }
-    result = {
-        "kinds": kinds,
-        "documents": len(documents),
-        "megabytes": round(megabytes, 3),
-        "rounds": options.rounds,
-        **about,
-    }
-    write_result(result, options.out)
+    return {"kinds": found, "documents": len(made), "megabytes": round(megabytes, 3), "rounds": rounds}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "datatrove", "polars", "duckdb", "xxhash", "numpy", "numba", "pyarrow")

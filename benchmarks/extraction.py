@@ -4,7 +4,7 @@
 # ///
 """The text of HTML pages: mtnlg_data against jusText, one core, with the same text byte for byte.
 
-    python benchmarks/extraction.py DATA [--folders FOLDER ...] [--every 4] [--rounds 7] [--out FILE]
+    python benchmarks/extraction.py DATA [FOLDER ...] [--every 4] [--rounds 7] [--out FILE]
 
 DATA holds extraction/**/*.html* and web/**/*.warc*; the folders hold other HTML files, such as manuals. First, every
 paragraph and its context-free and final classes are compared with jusText's, by origin. Then every fourth page is
@@ -18,7 +18,6 @@ from __future__ import annotations
 import gzip
 import statistics
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import justext
@@ -31,10 +30,11 @@ from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.extract.text import ExtractSettings, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
-from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
+from record import claimed_ratio, megabytes_of, rates, ratios, run, time_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
     from typing import Any
 
 SETTINGS, ANY_LANGUAGE = BoilerplateSettings(), ExtractSettings(languages=())
@@ -45,7 +45,7 @@ CLASSES = ("bad", "short", "neargood", "good")
 LARGEST = 2_000_000  # bytes of a page
 
 
-def read_pages(data: Path, folders: list[Path]) -> dict[str, dict[str, str]]:
+def read_pages(data: Path, folders: Sequence[Path]) -> dict[str, dict[str, str]]:
     """Return every page by its origin and name, decoded."""
     files = [SourceFile("web", path, path.name, "warc") for path in sorted(data.glob("web/**/*.warc*"))]
     records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
@@ -113,45 +113,35 @@ EXTRACTORS: dict[str, Callable[[str], object]] = {
 }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=7)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--folders", type=Path, nargs="*", default=[], help="of other HTML files")
-    parser.add_argument("--every", type=int, default=4, help="time one page of so many")
-    options = parser.parse_args()
-    about = conditions("mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")
-    by_origin = read_pages(options.data, options.folders)
+def measure(data: Path, *folders: Path, every: int = 4, rounds: int = 7) -> dict[str, Any]:
+    """Compare all pages, also of other ``folders``; time one of so many."""
+    by_origin = read_pages(data, folders)
     differing = {
-        origin: [name for name, page in pages.items() if not same_classes(page)] for origin, pages in by_origin.items()
+        origin: [n for n, page in pages.items() if not same_classes(page)] for origin, pages in by_origin.items()
     }
     pages = [page for pages in by_origin.values() for page in pages.values()]
-    timed = pages[:: options.every]
-    megabytes = sum(len(page.encode(errors="replace")) for page in timed) / 1e6
+    timed = pages[::every]
 
     def extract_all(extract: Callable[[str], object]) -> None:
         for page in timed:
             extract(page)
 
-    sides = {name: partial(extract_all, extract) for name, extract in EXTRACTORS.items()}
-    seconds = time_rounds(sides, options.rounds)
+    seconds = time_rounds({name: partial(extract_all, extract) for name, extract in EXTRACTORS.items()}, rounds)
     to_justext = {name: ratios(seconds["justext"], each) for name, each in seconds.items()}
-    result = {
+    return {
         **claimed_ratio(to_justext["mtnlg_data"], 2),
         "ratios_to_justext": {name: round(statistics.median(each), 2) for name, each in to_justext.items()},
-        "megabytes_per_second": rates(megabytes, seconds),
+        "megabytes_per_second": rates(megabytes_of(timed), seconds),
         "step_against_resiliparse": claimed_ratio(ratios(seconds["resiliparse"], seconds["step"]), 2),
         "pages_equal_to_justext": len(pages) - sum(map(len, differing.values())),
         "pages": len(pages),
         "pages_by_origin": {origin: len(pages) for origin, pages in by_origin.items()},
         "differing": {origin: names for origin, names in differing.items() if names},
         "pages_timed": len(timed),
-        "megabytes": round(megabytes, 3),
+        "megabytes": round(megabytes_of(timed), 3),
         "seconds_of_one_core": seconds,
-        **about,
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")

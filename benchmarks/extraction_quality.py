@@ -30,7 +30,6 @@ import statistics
 from collections import Counter
 from difflib import SequenceMatcher
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,10 +40,11 @@ from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.main_content import ROLES, WEIGHTS, features
 from mtnlg_data.extract.paragraphs import read_page
-from record import conditions, option_parser, rates, time_rounds, write_result
+from record import megabytes_of, rates, run, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 WORD = re.compile(r"\w+")
 PENALTY = 10.0  # on squares of the weights of standardized features
@@ -126,7 +126,7 @@ def mean_f1(samples: Sequence[Sample], extract: Callable[[str], str], *, held_ou
     return {group: round(statistics.mean(each), 4) for group, each in sorted(scores.items())}
 
 
-def fit(samples: Sequence[Sample]) -> dict[str, float]:
+def fitted_weights(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the weights of the features, and the bias, of pages that are not held out."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  (scores do without)
 
@@ -177,45 +177,31 @@ def draw(path: Path, scores: Mapping[str, Mapping[str, float]], speeds: Mapping[
     figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    """Score and time all extractors; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--fit", action="store_true", help="print the weights")
-    parser.add_argument("--picture", type=Path, help="file for the chart")
-    options = parser.parse_args()
-    samples = read_samples(options.data)
-    if options.fit:
-        print(json.dumps(fit(samples), indent=1))
-        return
-    about = conditions("mtnlg-data", "lxml", "readability-lxml", "resiliparse", "trafilatura")
+def measure(data: Path, rounds: int = 3, fit: bool = False, picture: Path | None = None) -> dict[str, Any]:
+    """Score and time all extractors, or fit the weights."""
+    samples = read_samples(data)
+    if fit:
+        return fitted_weights(samples)
     scores = {name: mean_f1(samples, extract) for name, extract in EXTRACTORS.items()}
-    megabytes = sum(len(sample.html.encode(errors="replace")) for sample in samples) / 1e6
 
-    def extract_all(extract: Callable[[str], str]) -> Callable[[], None]:
-        def run() -> None:
-            for sample in samples:
-                extract(sample.html)
+    def extract_all(extract: Callable[[str], str]) -> None:
+        for sample in samples:
+            extract(sample.html)
 
-        return run
-
-    seconds = time_rounds({name: extract_all(extract) for name, extract in EXTRACTORS.items()}, options.rounds)
-    speeds = rates(megabytes, seconds)
-    if options.picture:
-        draw(options.picture, scores, speeds)
-    fitted = mean_f1(samples, EXTRACTORS["mtnlg_data, main"], held_out=False)
-    result = {
+    seconds = time_rounds({name: partial(extract_all, each) for name, each in EXTRACTORS.items()}, rounds)
+    speeds = rates(megabytes_of(sample.html for sample in samples), seconds)
+    if picture:
+        draw(picture, scores, speeds)
+    return {
         "f1_held_out": scores,
-        "f1_of_main_on_the_pages_fitted_to": fitted,
+        "f1_of_main_on_the_pages_fitted_to": mean_f1(samples, EXTRACTORS["mtnlg_data, main"], held_out=False),
         "pages_held_out": dict(Counter(sample.benchmark for sample in samples if sample.held_out)),
         "megabytes_per_second": speeds,
         "seconds_of_one_core": seconds,
         "data": "Web Content Extraction Benchmark (c) 2026 Murrough Foley, CC-BY-4.0; scrapinghub/article-extraction-"
         "benchmark, MIT",
-        **about,
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "lxml", "readability-lxml", "resiliparse", "trafilatura")

@@ -28,7 +28,7 @@ from lxml import html
 from mtnlg_data.extract.language import detect_language
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.settings import FilterSettings
-from record import conditions, option_parser, write_result
+from record import run
 
 FAMILIES = ("gopher_repetition", "gopher_quality", "c4", "fineweb")
 PARAGRAPHS = "//div[@id='DisplayArea']//*[self::p or self::h1 or self::h2 or self::h3]"
@@ -66,7 +66,7 @@ def choose_pages(folder: Path, languages: list[str], count: int) -> list[str]:
     return long[:: max(1, len(long) // count)][:count]
 
 
-def measure(texts: list[str], language: str) -> dict[str, Any]:
+def compare(texts: list[str], language: str) -> dict[str, Any]:
     """Share kept by each family, and what its rules drop."""
     result = {}
     for family in FAMILIES:
@@ -79,34 +79,27 @@ def measure(texts: list[str], language: str) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Print the table, and write the result."""
-    parser = option_parser(__doc__)
-    parser.add_argument("help_folder", type=Path)
-    parser.add_argument("--catalogs", type=Path, default=Path("/usr/share/locale"))
-    parser.add_argument("--pages", type=int, default=300)
-    parser.add_argument("--picture", type=Path, help="file for a chart, as SVG")
-    options = parser.parse_args()
-    about = conditions("mtnlg-data")
-    languages = sorted(path.name for path in options.help_folder.iterdir() if (path / "text").is_dir())
-    pages = choose_pages(options.help_folder, languages, options.pages)
-    corpora = {}
+def measure(
+    help_folder: Path, catalogs: Path = Path("/usr/share/locale"), pages: int = 300, picture: Path | None = None
+) -> dict[str, Any]:
+    """Filter the same pages in every language, and catalogs of those that have none; ``picture`` is an SVG."""
+    languages = sorted(path.name for path in help_folder.iterdir() if (path / "text").is_dir())
+    names, corpora = choose_pages(help_folder, languages, pages), {}
     for language in languages:
-        texts = [read_page(options.help_folder / language / page) for page in pages]
+        texts = [read_page(help_folder / language / page) for page in names]
         code = language.partition("-")[0]
         corpora[language] = [text for text in texts if detect_language(text).code == code]  # others are not translated
     for language in CATALOGS:
-        path = options.catalogs / language / "LC_MESSAGES" / CATALOG
+        path = catalogs / language / "LC_MESSAGES" / CATALOG
         if path.is_file():
             corpora[f"{language} (messages)"] = read_catalog(path)
-    rows = {}
-    print(f"{'':16}{'texts':>6}" + "".join(f"{family:>20}" for family in FAMILIES))
-    for name, texts in corpora.items():
-        rows[name] = {"texts": len(texts)} | measure(texts, name.partition(" ")[0].partition("-")[0])
-        print(f"{name:16}{len(texts):6}" + "".join(f"{rows[name][family]['kept']:20.1%}" for family in FAMILIES))
-    write_result({"conditions": about, "languages": rows}, options.out)
-    if options.picture:
-        draw(rows, options.picture)
+    rows = {
+        name: {"texts": len(texts)} | compare(texts, name.partition(" ")[0].partition("-")[0])
+        for name, texts in corpora.items()
+    }
+    if picture:
+        draw(rows, picture)
+    return {"languages": rows}
 
 
 def draw(rows: dict[str, Any], picture: Path) -> None:
@@ -127,4 +120,4 @@ def draw(rows: dict[str, Any], picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data")

@@ -17,19 +17,17 @@ its files. Ratios are of CPU time. datatrove runs
 
 ``--plain`` measures each family against that setting alone, and nothing else: a minute instead of many.
 
-Decisions are compared on the same words (white space; sentences as mtnlg_data counts them) and on spaCy's, document by
-document with their reasons, and then each side's defaults against the other's.
+Decisions are compared document by document with their reasons, on the same words (white space; sentences as mtnlg_data
+counts them), and then each side's defaults against the other's.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
-import resource
 import tempfile
-import time
 from collections import Counter, deque
-from functools import cached_property
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,16 +59,12 @@ from mtnlg_data.filters.settings import FilterSettings
 from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.filter import Filter
-from mtnlg_data.text.arrays import Texts, small_batches
-from mtnlg_data.text.batch import TextBatch
+from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_table
-from mtnlg_data.text.words import Words, sum_words
-from record import claimed_ratio, conditions, option_parser, rates, ratios, write_result
+from record import articles, claimed_ratio, cpu_seconds, megabytes_of, rates, ratios, run, time_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
 SETTINGS = FilterSettings.model_validate(
     {"c4_fewest_words": 3, "c4_fewest_sentences": 5, "fineweb_duplicate_line_characters": 0.01}
@@ -109,8 +103,7 @@ OUR_NAMES = {
 
 def real_texts(data: Path) -> list[str]:
     """Return news and pages with more than white space."""
-    news = (data / "near_duplicates" / "articles_1000.train").read_text(encoding="utf-8").splitlines()
-    texts = [_in_lines(line.partition(" ")[2]) for line in news]
+    texts = [_in_lines(text) for text in articles(data / "near_duplicates" / "articles_1000.train")]
     html = sorted((data / "extraction" / "html").glob("*.html.gz"))
     pages = [gzip.decompress(path.read_bytes()) for path in html]
     for path in sorted((data / "web").glob("*.warc.gz")):
@@ -174,63 +167,25 @@ def their_decisions(texts: list[str], words: word_tokenizers.WordTokenizer | str
     return decisions
 
 
-def our_decisions(texts: list[str], settings: FilterSettings, batch_type: type[TextBatch] = TextBatch) -> list[str]:
+def our_decisions(texts: list[str], settings: FilterSettings) -> list[str]:
     """Return of each text its reason, or in brackets what is left of it."""
     rules = [name for name in RULES_ON if not name.startswith("pii")]
-    chosen = DocumentFilter(rules, settings, batch_type)
+    chosen = DocumentFilter(rules, settings)
     decided = chosen.decide(pa.array(texts, pa.large_string()), [None] * len(texts))
     kept = iter(decided.texts.to_pylist())
     return [f"<{next(kept)}>" if number == KEPT else chosen.reasons[number] for number in decided.reasons.tolist()]
 
 
-def spacy_words(texts: Texts) -> Words:
-    """Return the words that datatrove finds by spaCy in these texts."""
-    tokenizer = word_tokenizers.load_word_tokenizer(Languages.english).tokenizer
-    starts: list[int] = []
-    ends: list[int] = []
-    bounds = [0]
-    for begin, end in zip(texts.bounds[:-1], texts.bounds[1:], strict=True):
-        text = bytes(texts.data[begin:end]).decode()
-        tokenizer.max_length = len(text) + 10
-        offsets = begin + np.cumsum([0, *(len(character.encode()) for character in text)])
-        for token in tokenizer(text, disable=["parser", "tagger", "ner"]):
-            if word := token.text.strip():
-                first = token.idx + token.text.index(word)
-                starts.append(offsets[first])
-                ends.append(offsets[first + len(word)])
-        bounds.append(len(starts))
-    return sum_words(texts, np.array(starts, np.int64), np.array(ends, np.int64), np.array(bounds))
-
-
-class SpacyBatch(TextBatch):
-    """A batch with the words of spaCy."""
-
-    @cached_property
-    def words(self) -> Words:
-        """Words that datatrove finds."""
-        return spacy_words(self.texts)
-
-    @cached_property
-    def word_counts(self) -> NDArray[np.int64]:
-        """Number of them."""
-        return np.diff(self.words.bounds)
-
-
 def compare(texts: list[str]) -> dict[str, Any]:
     """Return how many documents the two sides decide differently, and for which reasons."""
-    whitespace = SETTINGS.model_copy(update={"words": "whitespace"})
-    same_words = _differences(their_decisions(texts, OurSentences()), our_decisions(texts, whitespace))
+    whitespace = our_decisions(texts, SETTINGS.model_copy(update={"words": "whitespace"}))
     theirs = their_decisions(texts, Languages.english)
-    on_spacy_words = _differences(theirs, our_decisions(texts, SETTINGS, SpacyBatch))
-    defaults = _differences(theirs, our_decisions(texts, SETTINGS))
-    between_spaces = _differences(theirs, our_decisions(texts, whitespace))
     return {
         "documents": len(texts),
         "kept_by_datatrove": sum(decision.startswith("<") for decision in theirs),
-        "on_the_same_words_and_sentences": same_words,
-        "on_spacys_words_and_our_sentences": on_spacy_words,
-        "defaults_of_both": defaults,
-        "default_of_datatrove_and_words_between_white_space": between_spaces,
+        "on_the_same_words_and_sentences": _differences(their_decisions(texts, OurSentences()), whitespace),
+        "defaults_of_both": _differences(theirs, our_decisions(texts, SETTINGS)),
+        "default_of_datatrove_and_words_between_white_space": _differences(theirs, whitespace),
     }
 
 
@@ -249,125 +204,80 @@ def _differences(theirs: list[str], ours: list[str]) -> dict[str, Any]:
     }
 
 
-def run_theirs(shard: Path, out: Path, steps: list[Any]) -> None:
-    """Filter the shard by these steps of datatrove."""
-    writer = ParquetWriter(str(out / "kept"), compression="zstd")
-    pipeline = [ParquetReader(str(shard.parent), glob_pattern=shard.name), *steps, writer]
-    LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / "log")).run()
+STEPS = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")
+"""Families of rules, in the order of `their_steps`."""
 
 
-def families() -> dict[str, tuple[list[str], Callable[[Any], list[Any]]]]:
-    """Return rules of mtnlg_data and the same steps of datatrove on given words, by family."""
-
-    def step(number: int) -> Callable[[Any], list[Any]]:
-        return lambda words: their_steps(words)[number : number + 1]
-
-    return {
-        "gopher_repetition": (RULES_OF["gopher_repetition"], step(0)),
-        "gopher_quality": (RULES_OF["gopher_quality"], step(1)),
-        "c4": (RULES_OF["c4"], step(2)),
-        "fineweb": (RULES_OF["fineweb"], step(3)),
-        "pii": (RULES_OF["pii"], lambda _: [PIIFormatter()]),
-    }
-
-
-def _cpu_seconds() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def measure_filters(texts: list[str], rounds: int, sides: tuple[str, ...]) -> dict[str, dict[str, list[float]]]:
+def time_families(texts: list[str], rounds: int, sides: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each family of rules by itself, from texts in memory to decisions, by side and round."""
     batch = next(iter(batch_documents(Document(f"{n}", "web", text) for n, text in enumerate(texts))))
     if batch.num_rows < len(texts):
         raise SystemExit("the texts do not fit into one batch")
 
-    def decide(rules: list[str]) -> None:
-        chosen = DocumentFilter(rules, SETTINGS)
-        for part in small_batches(batch):
-            chosen.decide(part["text"], [None] * part.num_rows)
+    def run_family(name: str, number: int, count: int | None) -> None:
+        if SIDES[name]:
+            step = [*their_steps(SIDES[name]), PIIFormatter()][number]
+            deque(step.run(TheirDocument(text=text, id="") for text in texts[:count]), maxlen=0)
+        else:
+            chosen = DocumentFilter(RULES_OF[STEPS[number]], SETTINGS)
+            for part in small_batches(batch):
+                chosen.decide(part["text"], [None] * part.num_rows)
 
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for family, (rules, steps) in families().items():
-        seconds[family] = {name: [] for name in sides}
-        for number in range(-1, rounds):  # the first compiles and imports
-            for name in sorted(sides, reverse=bool(number % 2)):
-                words = SIDES[name]
-                documents = [TheirDocument(text=text, id="") for text in texts[: 50 if number < 0 else None]]
-                before = time.process_time()
-                if words is None:
-                    decide(rules)
-                else:
-                    (step,) = steps(words)
-                    deque(step.run(iter(documents)), maxlen=0)
-                if number >= 0:
-                    seconds[family][name].append(time.process_time() - before)
+    seconds = {}
+    for number, family in enumerate(STEPS):
+        time_rounds({name: partial(run_family, name, number, 50) for name in sides}, 1)  # compiles and imports
+        seconds[family] = time_rounds({name: partial(run_family, name, number, None) for name in sides}, rounds)
     return seconds
 
 
-def measure_runs(shard: Path, small: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of all filters, from Parquet to Parquet, by side and round."""
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    for number in range(-1, rounds):  # the first imports and fills caches
-        source = small if number < 0 else shard
-        for name in sorted(SIDES, reverse=bool(number % 2)):
-            words, out = SIDES[name], shard.parent / f"{name}-{number}"
-            before = _cpu_seconds()
-            if words is None:
-                run_step(Filter(SETTINGS, {"web": {"filters": list(RULES_ON)}}), [source], out, Local(1))
-            else:
-                run_theirs(source, out, [*their_steps(words), PIIFormatter()])
-            if number >= 0:
-                seconds[name].append(_cpu_seconds() - before)
-    return seconds
+def run_filters(name: str, shard: Path, out: Path) -> None:
+    """Run all filters of a side from Parquet to Parquet."""
+    if SIDES[name] is None:
+        run_step(Filter(SETTINGS, {"web": {"filters": list(RULES_ON)}}), [shard], out, Local(1))
+        return
+    writer = ParquetWriter(str(out / "kept"), compression="zstd")
+    reader = ParquetReader(str(shard.parent), glob_pattern=shard.name)
+    pipeline = [reader, *their_steps(SIDES[name]), PIIFormatter(), writer]
+    LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / "log")).run()
 
 
 def claims(seconds: dict[str, list[float]], megabytes: float) -> dict[str, Any]:
-    """Return the ratios against both settings of datatrove, and each side's rate."""
-    others = [name for name in ("spacy", "plain") if f"datatrove_{name}" in seconds]
+    """Return the ratios against each setting of datatrove, and each side's rate."""
     against = {
-        f"against_{name}": claimed_ratio(ratios(seconds[f"datatrove_{name}"], seconds["mtnlg_data"])) for name in others
+        name.replace("datatrove", "against"): claimed_ratio(ratios(each, seconds["mtnlg_data"]))
+        for name, each in seconds.items()
+        if name != "mtnlg_data"
     }
     return {**against, "megabytes_per_second": rates(megabytes, seconds)}
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--copies", type=int, default=3, help="times that the texts are in the Parquet file")
-    parser.add_argument("--plain", action="store_true", help="only each family against the words of str.split")
-    options = parser.parse_args()
-    texts = real_texts(options.data)
-    about = conditions("mtnlg-data", "datatrove", "spacy", "numpy", "numba", "pyarrow")
-    megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    sides = ("mtnlg_data", "datatrove_plain") if options.plain else tuple(SIDES)
-    by_family = measure_filters(texts, options.rounds, sides)
-    families_alone = {family: claims(seconds, megabytes) for family, seconds in by_family.items()}
-    if options.plain:
-        size = {"documents": len(texts), "megabytes": round(megabytes, 3), "rounds": options.rounds}
-        write_result({"families": families_alone, **size, **about}, options.out)
-        return
-    decisions = compare(texts)
+def measure(data: Path, copies: int = 3, plain: bool = False, rounds: int = 5) -> dict[str, Any]:
+    """Compare families alone, all together on ``copies`` of the texts, and decisions; ``plain``: families alone."""
+    texts = real_texts(data)
+    megabytes, sides = megabytes_of(texts), list(SIDES)[: 2 if plain else 3]
+    alone = {family: claims(each, megabytes) for family, each in time_families(texts, rounds, sides).items()}
+    size = {"documents": len(texts), "megabytes": round(megabytes, 3), "rounds": rounds}
+    if plain:
+        return {"families": alone, **size}
     with tempfile.TemporaryDirectory() as scratch:
-        shard, small = (Path(scratch) / name / "web-00000.parquet" for name in ("in", "small"))
-        for path, part in ((shard, texts * options.copies), (small, texts[:50])):
+        shard, small, out = (
+            Path(scratch) / name for name in ("in/web-00000.parquet", "small/web-00000.parquet", "out")
+        )
+        for path, part in ((shard, texts * copies), (small, texts[:50])):
             write_documents(path, batch_documents(Document(f"{n}", "web", text) for n, text in enumerate(part)))
-        runs = measure_runs(shard, small, options.rounds)
-    result = {
-        **claims(runs, megabytes * options.copies),
-        "families": families_alone,
-        "decisions": decisions,
+        first, later = ({name: partial(run_filters, name, each, out) for name in sides} for each in (small, shard))
+        time_rounds(first, 1, out=out)  # imports and fills caches
+        runs = time_rounds(later, rounds, cpu_seconds, out)
+    return {
+        **claims(runs, megabytes * copies),
+        "families": alone,
+        "decisions": compare(texts),
         "settings": "recipes/fineweb without URL lists; datatrove: the filters' defaults, "
         "C4QualityFilter(filter_no_terminal_punct=False), PIIFormatter()",
-        "documents": len(texts),
-        "megabytes": round(megabytes, 3),
-        "copies": options.copies,
-        "rounds": options.rounds,
-        **about,
+        **size,
+        "copies": copies,
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "datatrove", "spacy", "numpy", "numba", "pyarrow")

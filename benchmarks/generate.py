@@ -16,7 +16,7 @@ are CPU time of one thread, so that other work on the machine costs neither side
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,7 +26,7 @@ from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
 from mtnlg_model.generation.generate import generate, use_column_major_weights
-from record import conditions, exact_ratio, option_parser, ratios, time_rounds, write_result
+from record import exact_ratio, ratios, run, time_rounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +60,7 @@ def make_models(config: ModelConfig) -> tuple[Decoder, PreTrainedModel]:
     return decoder, theirs
 
 
-def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -> dict[str, object]:
+def compare(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -> dict[str, object]:
     """Return the new tokens a second of both, medians of ``rounds``."""
     prompts = torch.randint(30_000, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
@@ -86,33 +86,22 @@ def measure(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to measure")
-    parser.add_argument("--batches", nargs="+", type=int, choices=(1, 8), default=[1, 8], help="rows at once")
-    options = parser.parse_args()
+def measure(
+    models: tuple[str, ...] = tuple(MODELS), batches: tuple[int, ...] = (1, 8), rounds: int = 5
+) -> dict[str, Any]:
+    """Generate with each model, by so many rows at once."""
     torch.set_num_threads(1)
-    about = conditions("mtnlg-model", "torch", "transformers")
     results = []
-    for name in options.models:
+    for name in models:
         decoder, other = make_models(MODELS[name])
-        about_model = {"model": name, "parameters": MODELS[name].parameters}
-        for batch in sorted(options.batches, reverse=True):
+        for batch in sorted(batches, reverse=True):
             if batch == 1:
                 use_column_major_weights(decoder)
-            results.append({**about_model, **measure(batch, options.rounds, decoder, other)})
-    result = {
-        **about,
-        "threads": torch.get_num_threads(),
-        "precision": "fp32",
-        "prompt": PROMPT,
-        "new": NEW,
-        "rounds": options.rounds,
-        "results": results,
-    }
-    write_result(result, options.out)
+            about = {"model": name, "parameters": MODELS[name].parameters}
+            results.append({**about, **compare(batch, rounds, decoder, other)})
+    sizes = {"threads": torch.get_num_threads(), "precision": "fp32", "prompt": PROMPT, "new": NEW, "rounds": rounds}
+    return {**sizes, "results": results}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-model", "torch", "transformers")

@@ -4,8 +4,8 @@
 
 DATA holds web/, extraction/, near_duplicates/ with articles_1000.train of chrisjmccormick/MinHash, gpt2/, eval/ and the
 published step times; PYTHON is that of an environment with mtnlg-data and its large peers, as ``nox -s bench`` makes
-one. Benchmarks that need what is not given are left out. Those of `WITHOUT` have no short form. ``--table`` measures
-what docs/benchmarks.md compares with other tools on the same work (`TABLE`) instead, writes results, draws the chart.
+one. Benchmarks that need what is not given are left out. ``--table`` measures what docs/benchmarks.md compares with
+other tools on the same work (`TABLE`) instead, writes results, draws the chart.
 
 Short forms are small, so their ratios are not those that README and `results` claim; they compare with themselves. A
 figure is lost if its median is below the least round of the last ten runs in which it was not, by more than half of
@@ -57,7 +57,6 @@ SHORTS = {
     "signatures": Short(f"{ARTICLES} --rounds 5", {"signatures": ()}),
     "cleaning": Short("{data} --rounds 5", {"ftfy's repairs": ()}),
     "extraction": Short("{data} --rounds 5", {"extraction": ()}),
-    "decontamination": Short(f"{ARTICLES} --ngrams 50000 --rounds 5", {"decontamination": ()}),
     "tokenization": Short(
         f"{{data}}/gpt2 {ARTICLES} --rounds 5",
         {"token ids": ("ratios", "ours by tokenizers"), "token ids, gigatoken": ("ratios", "ours by gigatoken, cold")},
@@ -97,49 +96,21 @@ SHORTS = {
         "--model cpu --rounds 5 --steps 2",
         {"a training step": ("ratios of processor seconds", "ours / plain")},
     ),
-    "startup": Short("--rounds 1", {"files to start a rank": ("libraries' files over a rank's",)}),
     "planner_published": Short(
         f"{{data}}/published_throughput.csv {TIMES}/dgx_a100_1_node.csv {TIMES}/dgx_a100_many_nodes.csv --shipped",
         {"a roofline's error over the planner's": ("ratio",)},
     ),
-    "evaluation": Short(
-        "--data {data}/eval --gpt2 {data}/gpt2 --part whole --shots 0 --documents 1 --rounds 2",
-        {"nine tasks": ("0 shots",)},
-    ),
+    "evaluation": Short("{data}/eval {data}/gpt2 --shots 0 --documents 1 --rounds 2", {"nine tasks": ("0 shots",)}),
 }
+"""Of benchmarks with a peer whose figure is a ratio, in little time, on any machine."""
 TABLE = {
     "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 "
-    "--sides mtnlg_data,datatrove_str_split,rensa,rensa_str_split",
+    "--sides mtnlg_data datatrove_str_split rensa rensa_str_split",
     "exact-peers": f"exact {ARTICLES} --documents 19000 --kinds documents",
     "extraction": "extraction {data} --rounds 5",
     "curation-peer": "curation_peer {data} --megabytes 15",
 }
 """Comparisons with other tools, 15 minutes in all: names of the results, scripts and their words."""
-WITHOUT = {
-    "calibration": "predictions beside this machine's steps",
-    "chaos": "a run under faults: right or wrong",
-    "charsets": "encodings named rightly, a table",
-    "checkpoint_manifest": "the peer is an older version",
-    "checkpoint_stall": "a share of our own steps",
-    "collectives": "cores for the ranks alone, or ratios of waiting",
-    "curation": "the peer is one worker, beside which two need two idle cores",
-    "curation_peer": "minutes, and its peer reads WARC by libraries of its own",
-    "curation_scale": "hours; the peer is the plan",
-    "curation_kills": "bytes after kills: equal or not",
-    "training_kills": "as curation_kills",
-    "extraction_quality": "word F1, a table",
-    "failures": "a simulation",
-    "filter_languages": "shares kept, on texts of packages that may not be there",
-    "conformance": "engines: as a plain loop or not",
-    "gpu": "needs a GPU",
-    "paper_in_small": "losses of one run, for minutes",
-    "plan": "the peer is the plan",
-    "planner_never_fitted": "as planner_published, on rows that nothing is fitted to",
-    "precision": "losses by precision, for minutes",
-    "schedules": "sleeping ranks, whose steps another load makes longer",
-    "unit_costs": "costs of our own steps",
-}
-"""Benchmarks without a short form, and why: most have no peer."""
 
 
 class Figure(NamedTuple):

@@ -169,15 +169,20 @@ class KnownCrawl:
     def record(self, page: Page) -> tuple[bytes, int]:
         """The page as a gzipped WARC record, and the bytes of its HTML."""
         body = self.html(page)
-        block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body
-        head = (
-            "WARC/1.0\r\nWARC-Type: response\r\nWARC-Date: 2021-01-15T00:00:00Z\r\n"
-            f"WARC-Record-ID: <urn:uuid:00000000-0000-4000-8000-{page.number:012d}>\r\n"
-            f"WARC-Target-URI: https://docs.example/{page.number}\r\n"
-            f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(block)}\r\n\r\n"
-        )
-        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-        return packer.compress(b"%b%b\r\n\r\n" % (head.encode(), block)) + packer.flush(), len(body)
+        return warc_record(body, page.number), len(body)
+
+
+def warc_record(page: bytes, number: int, kind: str = "text/html; charset=utf-8") -> bytes:
+    """A page as a gzipped WARC record."""
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n\r\n%b" % (kind.encode(), page)
+    head = (
+        "WARC/1.0\r\nWARC-Type: response\r\nWARC-Date: 2021-01-15T00:00:00Z\r\n"
+        f"WARC-Record-ID: <urn:uuid:00000000-0000-4000-8000-{number:012d}>\r\n"
+        f"WARC-Target-URI: https://docs.example/{number}\r\n"
+        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(block)}\r\n\r\n"
+    )
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    return packer.compress(b"%b%b\r\n\r\n" % (head.encode(), block)) + packer.flush()
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:

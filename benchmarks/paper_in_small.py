@@ -1,6 +1,6 @@
 """The paper's recipe, cut to four narrow layers, beside the plain loop: bf16, 1F1B, tensor 2 x pipeline 2, 100 steps.
 
-    python benchmarks/paper_in_small.py --data runs/quickstart/data [--out FILE] [--picture FILE.svg]
+    python benchmarks/paper_in_small.py runs/quickstart/data [--out FILE] [--picture FILE.svg]
 
 Everything that recipes/mt-nlg-530b says of precision, schedule, recomputation, optimizer and kind of batch ramp stays;
 width, vocabulary, lengths and learning rate are those of a model that a CPU can train, and dropout is 0, since no two
@@ -15,8 +15,6 @@ same samples in bf16 and in fp32, whose distance is what rounding alone does.
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +25,7 @@ from mtnlg_parallel import RunOptions, load_recipe, train
 from mtnlg_parallel.conformance.reference import PlainLoop
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.training.samples import open_data
-from record import conditions, write_result
+from record import run as benchmark
 
 if TYPE_CHECKING:
     from mtnlg_parallel import Recipe
@@ -43,32 +41,25 @@ CUT: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> int:
-    """Train three times, compare and draw."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, help="file for the result")
-    parser.add_argument("--picture", type=Path, help="file for the curves, as SVG")
-    options = parser.parse_args()
+def measure(data: Path, picture: Path | None = None) -> dict[str, Any]:
+    """Train three times and compare; ``picture`` is an SVG of the curves."""
     overrides = [f"{table}.{key}={value}" for table, keys in CUT.items() for key, value in keys.items()]
     recipe = load_recipe(Path(__file__).parents[1] / "recipes" / "mt-nlg-530b", overrides)
-    result = conditions("mtnlg-parallel", "torch", "deepspeed", "megatron-core") | {"changed": overrides}
     with TemporaryDirectory() as out:
-        train(recipe, options.data, Path(out), options=RunOptions(device="cpu"))
+        train(recipe, data, Path(out), options=RunOptions(device="cpu"))
         steps = list(read_steps(Path(out)))
     runs: dict[str, list[Any]] = {"tensor 2 x pipeline 2": [(step["loss"], step["grad_norm"]) for step in steps]}
-    runs |= {f"plain loop, {precision}": plain(recipe, options.data, precision) for precision in ("bf16", "fp32")}
+    runs |= {f"plain loop, {precision}": plain(recipe, data, precision) for precision in ("bf16", "fp32")}
     ours, rounded, exact = runs.values()
-    result |= {
+    if picture:
+        draw(runs, picture)
+    return {
+        "changed": overrides,
         "steps": len(steps),
         "relative_difference_to_the_plain_loop_in_bf16": differences(ours, rounded),
         "of_the_plain_loop_in_bf16_to_fp32": differences(rounded, exact),
-        "losses_and_norms": {name: [[round(x, 5) for x in pair] for pair in run] for name, run in runs.items()},
+        "losses_and_norms": {name: [[round(x, 5) for x in pair] for pair in each] for name, each in runs.items()},
     }
-    write_result(result, options.out)
-    if options.picture:
-        draw(runs, options.picture)
-    return 0
 
 
 def plain(recipe: Recipe, data: Path, precision: Literal["bf16", "fp32"]) -> list[Any]:
@@ -102,4 +93,4 @@ def draw(runs: dict[str, list[Any]], picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    benchmark(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed", "megatron-core")

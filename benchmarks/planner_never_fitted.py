@@ -4,31 +4,26 @@
 # ///
 """The planner against published runs that no constant was fitted to, with the constants as shipped.
 
-    python benchmarks/planner_never_fitted.py tests/data/never_fitted_runs.csv
+    python benchmarks/planner_never_fitted.py tests/data/never_fitted_runs.csv [--out FILE]
 
-Prints a table by source, GPU and precision: rows, those priced, mean absolute and mean error of the step time, the
-share in the 90 % interval, the errors of `planner_published`'s roofline and six operations, the mean error of the
-memory where it was published, and verdicts that were wrong: runs that ran and were called unfit, or failed for memory
-and were called fit.
-Writes benchmarks/results/<date>-planner-never-fitted.json and .csv (every row).
+Figures by source, GPU and precision: rows, those priced, mean absolute and mean error of the step time, the share in
+the 90 % interval, the errors of `planner_published`'s roofline and six operations, the mean error of the memory where
+it was published, and verdicts that were wrong: runs that ran and were called unfit, or failed for memory and were
+called fit. Beside them every row's.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner_published import roofline, six_operations
 from planner_rows import measured_seconds, predict_row, read_rows
-from record import default_out, today
+from record import run
 
 if TYPE_CHECKING:
-    from planner_rows import Row
+    from pathlib import Path
 
-COLUMNS = ("rows", "priced", "error", "mean", "in interval", "roofline", "6ND", "memory", "wrong verdicts")
+    from planner_rows import Row
 
 
 def described(row: Row) -> dict[str, Any]:
@@ -71,42 +66,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def shown(name: str, figure: float | None) -> str:
-    """Return a figure as the table has it."""
-    if figure is None:
-        return ""
-    if isinstance(figure, int):
-        return str(figure)
-    return (
-        f"{100 * figure:+.1f} %"
-        if name in {"mean", "memory"}
-        else f"{100 * figure:.{0 if name == 'in interval' else 1}f} %"
-    )
-
-
-def main() -> None:
-    """Predict every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    options = parser.parse_args()
-    rows = [described(row) for file in options.files for row in read_rows(file)]
-    kinds = {
-        kind: summary([row for row in rows if row["kind"] == kind]) for kind in dict.fromkeys(r["kind"] for r in rows)
-    }
-    kinds["all"] = summary(rows)
-    print("| runs | " + " | ".join(COLUMNS) + " |\n" + "|---" * (len(COLUMNS) + 1) + "|")
-    for kind, figures in kinds.items():
-        print(f"| {kind} | " + " | ".join(shown(name, figures[name]) for name in COLUMNS) + " |")
-    target = default_out("planner-never-fitted")
-    target.write_text(json.dumps({"date": today(), "by_kind": kinds}, indent=1) + "\n", encoding="utf-8")
-    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["kind", "id", "error", "in interval", "memory", "why not"])
-        for row in rows:
-            errors = [f"{row[name]:+.4f}" if name in row else "" for name in ("error", "memory")]
-            inside = {True: "yes", False: "no", None: ""}[row.get("inside")]
-            writer.writerow([row["kind"], row["id"], errors[0], inside, errors[1], row.get("why_not", "")])
+def measure(*files: Path) -> dict[str, Any]:
+    """Predict every row."""
+    rows = [described(row) for file in files for row in read_rows(file)]
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in dict.fromkeys(row["kind"] for row in rows)}
+    return {"by_kind": {kind: summary(own) for kind, own in (kinds | {"all": rows}).items()}, "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-parallel")

@@ -4,28 +4,26 @@
 # ///
 """The planner beside what others measured: every row of files of published runs, cross-validated by group.
 
-    python benchmarks/planner_published.py FILE.csv … [--intervals]
-    python benchmarks/planner_published.py FILE.csv … --shipped --out FILE    # no fits: the roofline's error over ours
+    python benchmarks/planner_published.py FILE.csv … [--intervals] [--out FILE]
+    python benchmarks/planner_published.py FILE.csv … --shipped [--out FILE]    # no fits: a roofline's error over ours
 
 1. Fit the planner's fitted constants (`planner_fit.CONSTANTS`) on all rows, by robust least squares on log errors; a
    source weighs as the root of its number of rows.
-2. Hold out groups of rows, whole hidden sizes, whole tensor parallel degrees, and whole sources, and predict each with
-   constants fitted without it: Gauss-Newton steps from the fit on all rows. A constant that no row left tells anything
-   of takes its neutral value, as for a program that nobody has measured; a GPU's clock the mean of the other clocks.
+2. Hold out groups of rows, whole hidden sizes and whole sources, and predict each with constants fitted without it:
+   Gauss-Newton steps from the fit on all rows. A constant that no row left tells anything of takes its neutral value,
+   as for a program that nobody has measured; a GPU's clock the mean of the other clocks.
 3. Predict with the shipped constants, by a roofline, and by six operations a parameter and token.
 
 vTrain's rows of one node were not measured but computed, from a traced layer for each shape (docs/decisions/0189): they
 are a source of their own and in no interval, but they alone tell the host's time of a launch.
 
-Prints a table by program and GPU, ``covered`` the share of its runs in the interval that their program's other hidden
-sizes give, and the rank correlation of BLOOM's trials; writes benchmarks/results/<date>-planner-published.json, .csv
-(every error, signed) and docs/planner-accuracy.svg; with ``--intervals`` also the planner's `intervals.toml`.
+The result has figures by program and GPU, ``covered`` the share of its runs in the interval that their program's other
+hidden sizes give, the rank correlation of BLOOM's trials, and every signed error. It draws docs/planner-accuracy.svg;
+with ``--intervals`` it writes the planner's `intervals.toml`.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +35,7 @@ from mtnlg_parallel.planner import interval
 from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
 from planner_rows import read_rows
-from record import default_out, today, write_result
+from record import run as benchmark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -214,60 +212,38 @@ def draw(path: Path, rows: Rows, columns: dict[str, Vector]) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    """Fit, cross-validate by group, compare, and write tables and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--intervals", action="store_true", help="write the planner's intervals.toml")
-    parser.add_argument("--shipped", action="store_true", help="only how much smaller the shipped errors are")
-    parser.add_argument("--out", type=Path, help="file for the result of --shipped")
-    options = parser.parse_args()
-    rows = Rows([row for file in options.files for row in read_rows(file)])
+def measure(*files: Path, intervals: bool = False, shipped: bool = False) -> dict[str, Any]:
+    """Fit, cross-validate by group, compare and draw; ``shipped``: only how much smaller the shipped errors are."""
+    rows = Rows([row for file in files for row in read_rows(file)])
     simple = np.log([roofline(run) for run in rows.runs] / rows.measured)
-    if options.shipped:
+    if shipped:
         theirs, ours = (float(np.abs(np.expm1(errors)).mean()) for errors in (simple, rows.shipped_errors))
-        write_result({"ratio": theirs / ours, "roofline": theirs, "shipped": ours}, options.out)
-        return
+        return {"ratio": theirs / ours, "roofline": theirs, "shipped": ours}
     fitted = fit(rows)
-    print(json.dumps({name: float(f"{v:.4g}") for name, v in zip(CONSTANTS, fitted, strict=True)}, indent=1))
     slopes = jacobian(rows, fitted)
     columns = {
         "shipped": rows.shipped_errors,
-        "fitted": rows.errors(fitted),
         "without hidden size": hold_out(rows, fitted, slopes, size_folds(rows)),
-        "without tp": hold_out(rows, fitted, slopes, lambda row: row.cells.get("tp") or "1"),
         "without source": hold_out(rows, fitted, slopes, source_of),
         "roofline": simple,
         "6ND": np.log([six_operations(run) for run in rows.runs] / rows.measured),
     }
-    figures = table(rows, columns)
-    shares = ("covered", "shipped in")
-    print("| " + " | ".join(["runs", "rows", *columns, "mean", *shares]) + " |\n" + "|---" * (len(columns) + 5) + "|")
-    for line in figures:
-        shown = " | ".join([f"{line[name]:.1%}" for name in columns] + [f"{line['mean']:+.1%}"])
-        print(f"| {line['runs']} | {line['rows']} | {shown} | " + " | ".join(f"{line[s]:.0%}" for s in shares) + " |")
-    for share in shares:
-        print(f"{share}: {sum(line[share] * line['rows'] for line in figures) / len(rows.rows):.1%} of all")
-    trials = np.array([source_of(row) == TRIALS for row in rows.rows])
-    rank = {
-        name: float(spearmanr(rows.measured[trials], (rows.measured * np.exp(columns[name]))[trials]).statistic)
-        for name in ("shipped", "without hidden size")
-    }
-    print(f"{TRIALS}: rank correlation {rank}")
-    result = {"date": today(), "constants": dict(zip(CONSTANTS, map(float, fitted), strict=True)), "by_group": figures}
-    result |= {"rank_correlation": rank}
-    target = default_out("planner-published")
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["source", "id", "measured", *columns])
-        for number, row in enumerate(rows.rows):
-            errors = [f"{np.expm1(errors[number]):+.4f}" for errors in columns.values()]
-            writer.writerow([source_of(row), row.cells.get("id") or number, rows.measured[number], *errors])
-    if options.intervals:
+    if intervals:
         write_intervals(rows, columns["without hidden size"], columns["without source"])
     draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, columns)
+    trials = np.array([source_of(row) == TRIALS for row in rows.rows])
+    errors = {name: [round(float(error), 4) for error in np.expm1(each)] for name, each in columns.items()}
+    return {
+        "constants": dict(zip(CONSTANTS, map(float, fitted), strict=True)),
+        "by_group": table(rows, columns),
+        "rank_correlation": {
+            name: float(spearmanr(rows.measured[trials], (rows.measured * np.exp(each))[trials]).statistic)
+            for name, each in columns.items()
+        },
+        "rows": [row.cells.get("id") or number for number, row in enumerate(rows.rows)],
+        "errors": errors,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    benchmark(measure, __doc__, "mtnlg-parallel", "scipy")

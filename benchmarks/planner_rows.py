@@ -17,9 +17,8 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,9 +30,6 @@ from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.programs import Software, load_software
 from mtnlg_parallel.planner.run import Run, hardware_flops, run_error
 from mtnlg_parallel.planner.step import predict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Patterns = tuple[tuple[str, Any], ...]
 """The first pattern that a cell has, and what it means."""
@@ -318,22 +314,8 @@ def measured_seconds(row: Row) -> float | None:
     return None
 
 
-def with_predictions(rows: Sequence[Row], predictions: Sequence[dict[str, Any]]) -> str:
-    """Return the CSV with the predictions as its last columns."""
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*rows[0].cells, *COLUMNS])
-    for row, predicted in zip(rows, predictions, strict=True):
-        writer.writerow([*row.cells.values(), *(_text(predicted[name]) for name in COLUMNS)])
-    return out.getvalue()
-
-
-def _text(value: float | bool | str | None) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else value or ""
-
-
 if __name__ == "__main__":
     published = read_rows(Path(sys.argv[1]))
-    sys.stdout.write(with_predictions(published, [predict_row(row) for row in published]))
+    writer = csv.DictWriter(sys.stdout, [*published[0].cells, *COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells | predict_row(row) for row in published)

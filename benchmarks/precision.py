@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from record import conditions, option_parser, write_result
+from record import run
 
 WINDOW = 20  # steps of which the mean loss is compared: single steps are of other samples each
 
@@ -36,26 +36,18 @@ def window_means(steps: list[dict[str, Any]]) -> list[float]:
     return [sum(losses[first : first + WINDOW]) / WINDOW for first in range(0, len(losses) - WINDOW + 1, WINDOW)]
 
 
-def main() -> None:
-    """Train in three precisions and write what the losses are."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"))
-    parser.add_argument("--steps", type=int, default=508)
-    options = parser.parse_args()
-    about = conditions("torch", "mtnlg-parallel")
+def measure(data: Path = Path("runs/quickstart/data"), steps: int = 508) -> dict[str, Any]:
+    """Train in three precisions and compare the losses."""
     with TemporaryDirectory() as folder:
-        means = {
-            precision: window_means(train(precision, options.data, options.steps, Path(folder, precision)))
-            for precision in ("fp32", "bf16", "fp8")
-        }
+        means = {each: window_means(train(each, data, steps, Path(folder, each))) for each in ("fp32", "bf16", "fp8")}
     difference = {
         name: max(abs(ours / bf16 - 1) for ours, bf16 in zip(means[name], means["bf16"], strict=True))
         for name in ("fp32", "fp8")
     }
     final = {name: losses[-1] for name, losses in means.items()}
-    result = {"steps": options.steps, "window": WINDOW, "final_loss": final, "largest_difference_from_bf16": difference}
-    write_result(about | result | {"mean_losses": means}, options.out)
+    result = {"steps": steps, "window": WINDOW, "final_loss": final, "largest_difference_from_bf16": difference}
+    return {**result, "mean_losses": means}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "torch", "mtnlg-parallel")

@@ -30,7 +30,7 @@ import fasttext
 import numpy as np
 
 from mtnlg_data.quality.classifier import CLASSIFIED_CHARACTERS, fit_classifier, roc_auc
-from record import conditions, option_parser, rates, ratios, spread, time_rounds, write_result
+from record import megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,7 +99,7 @@ def train_scorers(texts: list[str], labels: NDArray[np.bool_]) -> tuple[dict[str
     return scorers, seconds
 
 
-def measure(path: Path, rounds: int) -> dict[str, object]:
+def compare(path: Path, rounds: int) -> dict[str, object]:
     """Train on one set and score its last quarter; return all figures."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [row["text"][:CLASSIFIED_CHARACTERS].replace("\n", " ") for row in rows]
@@ -115,7 +115,7 @@ def measure(path: Path, rounds: int) -> dict[str, object]:
     times = time_rounds({name: partial(scorer, held_out) for name, scorer in scorers.items()}, rounds)
     peers = [name for name in scorers if name != "mtnlg-data"]
     best = max(peers, key=lambda name: accuracy[name]["auc"])
-    megabytes = sum(len(text.encode()) for text in held_out) / 1e6
+    megabytes = megabytes_of(held_out)
     return {
         "set": path.stem,
         "ratio": spread(ratios(times[best], times["mtnlg-data"]), 2),
@@ -128,26 +128,18 @@ def measure(path: Path, rounds: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=7)
-    parser.add_argument("texts", type=Path, nargs="*")
-    parser.add_argument("--good", nargs="+")
-    parser.add_argument("--other", nargs="+")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
-    if options.write:
-        write_docstrings(options.good, options.other, options.write)
-    machine = conditions("mtnlg-data", "fasttext-numpy2-wheel", "numpy", "numba", "scikit-learn")
-    sets = [measure(path, options.rounds) for path in options.texts]
-    result = {
-        "claim": "quality scoring at equal or better AUC",
-        "rounds": options.rounds,
-        "sets": sets,
-        "machine": machine,
-    }
-    write_result(result, options.out)
+def measure(
+    *texts: Path,
+    good: tuple[str, ...] = ("",),
+    other: tuple[str, ...] = ("",),
+    write: Path | None = None,
+    rounds: int = 7,
+) -> dict[str, Any]:
+    """Compare on every set."""
+    if write:
+        write_docstrings(good, other, write)
+    return {"rounds": rounds, "sets": [compare(path, rounds) for path in texts]}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "fasttext-numpy2-wheel", "numpy", "numba", "scikit-learn")

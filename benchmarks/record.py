@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from datetime import UTC, datetime
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
@@ -27,6 +30,35 @@ def option_parser(doc: str | None, rounds: int = 5) -> ArgumentParser:
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser
+
+
+def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str, name: str = "") -> None:
+    """Run a benchmark as a command: print what ``measure`` returns, with the conditions, and write it to ``--out``.
+
+    The parameters of ``measure`` are the command line: without a default a path, with one an option of its kind, of
+    several values where it is a tuple, a path where it is None. With a name the result is written without ``--out``.
+    """
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    given: list[str] = []
+    for word, parameter in inspect.signature(measure).parameters.items():
+        default, option = parameter.default, f"--{word.replace('_', '-')}"
+        if default is parameter.empty:
+            given.append(word)
+            parser.add_argument(word, type=Path, nargs="*" if parameter.kind is parameter.VAR_POSITIONAL else 1)
+        elif isinstance(default, bool):
+            parser.add_argument(option, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(option, type=type(default[0]), nargs="+", default=default)
+        else:
+            parser.add_argument(option, type=Path if default is None else type(default), default=default)
+    parser.add_argument("--out", type=Path, default=default_out(name) if name else None)
+    options = vars(parser.parse_args())
+    out, about = options.pop("out"), conditions(*packages)
+    paths = [path for word in given for path in options.pop(word)]
+    result = dict(measure(*paths, **options))
+    write_result({**result, **about, "load_average_after": round(os.getloadavg()[0], 1)}, out)
+    if result.get("differ") or result.get("failures"):
+        sys.exit(1)
 
 
 def today() -> str:
@@ -87,11 +119,15 @@ def _version(package: str) -> str | None:
 
 
 def time_rounds(
-    sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    out: Path | None = None,
 ) -> dict[str, list[float]]:
     """Return each side's seconds in every round; a round runs all sides, in alternating order.
 
-    The default clock is CPU time, so that other work on the machine costs neither side.
+    The default clock is CPU time, so that other work on the machine costs neither side. What a side writes to ``out``
+    is removed: it would fill memory that no other has freed, which takes the kernel longer.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
@@ -99,7 +135,25 @@ def time_rounds(
             started = clock()
             sides[name]()
             seconds[name].append(clock() - started)
+            if out:
+                shutil.rmtree(out, ignore_errors=True)
     return seconds
+
+
+def cpu_seconds() -> float:
+    """Return CPU seconds of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def articles(path: Path) -> list[str]:
+    """Return the texts of a file of articles, one a line after its id, as articles_1000.train."""
+    return [line.partition(" ")[2] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def megabytes_of(texts: Iterable[str]) -> float:
+    """Return the size of texts in UTF-8."""
+    return sum(len(text.encode(errors="replace")) for text in texts) / 1e6
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,7 +47,7 @@ class StageCost(NamedTuple):
     cpu_seconds: float
     driver_bytes: int  # peak memory
     worker_bytes: int  # of the worker that took most
-    opens: dict[str, int]  # of files, by the folder that they are in
+    opens: int  # of files
 
 
 class RunWatch:
@@ -56,16 +55,16 @@ class RunWatch:
 
     def __init__(self, raw: Path, out: Path) -> None:
         self.stages: dict[str, StageCost] = {}
-        self.opened: Counter[str] = Counter()  # in the stage at work
+        self._opened = 0  # in the stage at work
         self.disk_bytes = 0  # peak
         self.lost = False  # the kernel's queue of events was full
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._queue = self._libc.inotify_init1(os.O_NONBLOCK)
-        self._folders: dict[int, tuple[Path, str]] = {}
+        self._folders: dict[int, Path] = {}
         self._out = out
         out.mkdir(parents=True, exist_ok=True)
-        self._add(raw, raw.name)
-        self._add(out, "")
+        self._add(raw)
+        self._add(out)
         self._driver = 0
         self._announced, self._announces = socket.socketpair()
         self._peaks = (0, 0)  # of the driver, of any worker
@@ -93,15 +92,14 @@ class RunWatch:
         self._announced.close()
         self._announces.close()
 
-    def _add(self, folder: Path, name: str) -> None:
+    def _add(self, folder: Path) -> None:
         mask = IN_OPEN | IN_CLOSE | IN_CREATE | IN_MOVED_TO
         number = self._libc.inotify_add_watch(self._queue, os.fsencode(folder), mask)
         if number < 0:
             raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
-        self._folders[number] = folder, name
-        for inner in folder.iterdir():
-            if inner.is_dir():
-                self._add(inner, f"{name}/{inner.name}".lstrip("/"))
+        self._folders[number] = folder
+        for inner in filter(Path.is_dir, folder.iterdir()):
+            self._add(inner)
 
     def _read(self) -> None:
         while not self._end.is_set():
@@ -121,22 +119,19 @@ class RunWatch:
             if mask & IN_OVERFLOW:
                 self.lost = True
                 continue
-            folder, name = self._folders[number]
             file = events[place - length : place].rstrip(b"\0").decode(errors="replace")
             if mask & IN_DIRECTORY:
                 if mask & (IN_CREATE | IN_MOVED_TO):
                     with suppress(OSError):  # it has gone again
-                        self._add(folder / file, f"{name}/{file}".lstrip("/"))
+                        self._add(self._folders[number] / file)
             elif mask & IN_OPEN:
-                self.opened[name] += 1
+                self._opened += 1
 
     def _finish(self, stage: str) -> None:
         self._look_at_processes(reset=True)
         now = time.monotonic(), sum(self._ticks.values()) / TICKS
-        self.stages[stage] = StageCost(
-            now[0] - self._since[0], now[1] - self._since[1], *self._peaks, dict(sorted(self.opened.items()))
-        )
-        self._since, self._peaks, self.opened = now, (0, 0), Counter()
+        self.stages[stage] = StageCost(now[0] - self._since[0], now[1] - self._since[1], *self._peaks, self._opened)
+        self._since, self._peaks, self._opened = now, (0, 0), 0
 
     def _look(self) -> None:
         disk_at = 0.0
@@ -155,7 +150,7 @@ class RunWatch:
                 stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
                 self._ticks[process, stat[19]] = int(stat[11]) + int(stat[12])
                 fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-                if process in workers or process == self._driver or fields["Name"].startswith("ray::"):
+                if process in workers or process == self._driver:
                     peak = 1024 * int(fields.get("VmHWM", "0 kB").split()[0])
                     if self._libraries.get(process, (0, 0))[0] != peak:
                         self._libraries[process] = peak, uncounted_bytes(process)

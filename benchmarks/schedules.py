@@ -1,12 +1,12 @@
 """Idle time of a pipeline by its schedule: ours beside torch.distributed.pipelining's, on layers that sleep.
 
-    python benchmarks/schedules.py [--stages 4 8] [--rounds 3] [--recompute] [--picture FILE.svg] [--out FILE]
+    python benchmarks/schedules.py [--stages 4 8] [--schedules NAME ...] [--rounds 3] [--picture FILE.svg] [--out FILE]
 
 Processes on gloo, a stage or several each. A rank's forward, input gradients and weight gradients of a micro-batch
-sleep 100 ms each, divided by its number of parts (with --recompute backward sleeps for another forward), so that two
-cores suffice for eight ranks: with less, the 0.6 to 0.9 ms a pass that the interpreter takes between its sleeps
-would count as the schedule's. A step has four times as many micro-batches as ranks. With a delay each message is sent
-5 ms later, by a thread. torch's are measured at the first number of stages.
+sleep 100 ms each, divided by its number of parts, so that two cores suffice for eight ranks: with less, the 0.6 to
+0.9 ms a pass that the interpreter takes between its sleeps would count as the schedule's. A step has four times as many
+micro-batches as ranks. With a delay each message is sent 5 ms later, by a thread. torch's are measured at the first
+number of stages.
 
 On a busy machine run it by `chrt -f 1`: with real-time priority a sleep ends when it should, and the processors are
 taken from others for what lies between two sleeps alone.
@@ -14,12 +14,6 @@ taken from others for what lies between two sleeps alone.
 Figures: a step's time over the work of its busiest rank, less one, in percent; median, least and most of the rounds.
 Work is as measured, since a sleep on a busy machine lasts longer than asked. Theory is the planner's simulation of the
 order, with messages that take no time or 5 ms; without them it is the formula of the schedule's file.
-"slower_than_its_sleeps" is what our engine adds to its own sleeps put together in its order, in percent of the step:
-the rest above theory is sleeps that lasted longer than asked on one rank, for which the others wait.
-"there_and_back" is what the delay adds where the pipeline fills and empties: once down all parts and up again, with one
-part and weight gradients apart at most twice; "delay_adds" is what it has added. "zero-bubble over 1F1B" is the ratio
-of their idle times without a delay, as measured and in theory. With one part no order is below a third: the last rank
-waits for the first micro-batch, and all wait for the gradient norm in the end.
 """
 
 # /// script
@@ -33,12 +27,9 @@ import multiprocessing
 import os
 import queue
 import statistics
-import sys
 import threading
 import time
-from collections import deque
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -53,12 +44,11 @@ from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.planner import simulation
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.schedules import load_schedule, schedule_of
-from record import conditions, option_parser, write_result
+from record import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from mtnlg_parallel.schedules import Order
+    from pathlib import Path
 
 SECONDS = 0.1
 DELAY = 0.005
@@ -76,7 +66,6 @@ class Case(NamedTuple):
     chunks: int
     split: bool
     delay: bool
-    recompute: bool
 
     @property
     def micro_batches(self) -> int:
@@ -88,42 +77,27 @@ class Case(NamedTuple):
         """Its name."""
         return "zero-bubble" if self.split else schedule_of(self.chunks)
 
-    def orders(self) -> tuple[Order, ...]:
-        """Every rank's actions."""
-        return load_schedule(self.schedule).orders(self.stages, self.chunks, self.micro_batches)
-
-    @property
-    def work(self) -> float:
-        """Seconds of a rank's work in one step."""
-        return self.micro_batches * SECONDS * (4 if self.recompute else 3)
-
-    @property
-    def there_and_back(self) -> float:
-        """Time of messages down all parts and up again, as a share of the work."""
-        return 2 * (self.stages * self.chunks - 1) * DELAY * self.delay / self.work
-
     def simulate(self) -> tuple[float, dict[int, list[Interval]]]:
         """Idle time as a share of the work, and every rank's intervals, where nothing else takes time."""
         count, unit = self.stages * self.chunks, SECONDS / self.chunks
-        inputs, weights = (unit * (1 + self.recompute),) * count, (unit,) * count
-        whole = tuple(map(sum, zip(inputs, weights, strict=True)))
         pipeline = simulation.Pipeline(
             self.stages,
-            forward=weights,
-            backward=inputs if self.split else whole,
+            forward=(unit,) * count,
+            backward=(unit * (1 if self.split else 2),) * count,
             hops=(DELAY * self.delay,) * count,
-            weights=weights if self.split else None,
+            weights=(unit,) * count if self.split else None,
         )
+        orders = load_schedule(self.schedule).orders(self.stages, self.chunks, self.micro_batches)
         events: list[simulation.Event] = []
-        seconds = simulation.simulate(pipeline, self.orders(), events).seconds
+        seconds = simulation.simulate(pipeline, orders, events).seconds
         ranks: dict[int, list[Interval]] = {rank: [] for rank in range(self.stages)}
         for event in events:
-            middle = event.begin + inputs[0]
+            middle = event.begin + unit
             if event.kind == "backward" and not self.split:
                 ranks[event.stage] += [("backward", event.begin, middle), ("weights", middle, event.end)]
             else:
                 ranks[event.stage].append((event.kind, event.begin, event.end))
-        return seconds / self.work - 1, ranks
+        return seconds / (3 * self.micro_batches * SECONDS) - 1, ranks
 
 
 class Sleeper:
@@ -131,16 +105,15 @@ class Sleeper:
 
     def __init__(self, case: Case) -> None:
         self.unit = SECONDS / case.chunks
-        self.backward = self.unit * (2 if case.recompute else 1)
         self.intervals: list[Interval] = []
         self.is_warm = False
 
-    def sleep(self, kind: str, seconds: float) -> None:
-        """Sleep until so many seconds from now, once warm."""
+    def sleep(self, kind: str) -> None:
+        """Sleep, once warm."""
         if not self.is_warm:
             return
         began = time.perf_counter()
-        time.sleep(seconds)
+        time.sleep(self.unit)
         self.intervals.append((kind, began, time.perf_counter()))
 
 
@@ -150,12 +123,12 @@ class SleepThrough(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sleeper: Sleeper) -> Tensor:  # noqa: ANN401, D102  (autograd's)
         ctx.sleeper = sleeper
-        sleeper.sleep("forward", sleeper.unit)
+        sleeper.sleep("forward")
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401, D102  (as above)
-        ctx.sleeper.sleep("backward", ctx.sleeper.backward)
+        ctx.sleeper.sleep("backward")
         return dy.contiguous(), None
 
 
@@ -177,9 +150,9 @@ class SleepForWeight(Function):
         sleeper, engine = ctx.sleeper, ctx.engine
         put_off = engine.optimizer.put_off if engine and engine.splits_backward else None
         if put_off is None:
-            sleeper.sleep("weights", sleeper.unit)
+            sleeper.sleep("weights")
         else:
-            put_off.append(lambda: sleeper.sleep("weights", sleeper.unit))
+            put_off.append(lambda: sleeper.sleep("weights"))
         return dy, None, None
 
 
@@ -295,14 +268,11 @@ def delay_sends() -> None:
     vars(distributed)["isend"] = vars(distributed_c10d)["isend"] = begin
 
 
-def be_rank(  # noqa: PLR0917  (what, as whom, and where to)
-    case: Case,
-    side: str,
-    rank: int,
-    port: int,
-    rounds: int,
-    results: Any,  # noqa: ANN401  (a multiprocessing queue)
-) -> None:
+Step = tuple[float, list[Interval]]
+"""Its seconds, and a rank's intervals."""
+
+
+def be_rank(case: Case, side: str, rank: int, port: int, rounds: int) -> list[Step]:
     """One rank: a step to warm up, then ``rounds``."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case.stages))
     torch.set_num_threads(1)
@@ -310,76 +280,32 @@ def be_rank(  # noqa: PLR0917  (what, as whom, and where to)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=case.stages)
     if case.delay:
         delay_sends()
-    sleeper, steps = Sleeper(case), list[tuple[float, list[Interval]]]()
+    sleeper, steps = Sleeper(case), list[Step]()
     step = SIDES[side](case, sleeper)
     for _ in range(1 + rounds):
         distributed.barrier()
         began = time.perf_counter()
         step()
         ended = time.perf_counter()
-        if sleeper.is_warm:
-            steps.append((ended - began, [(kind, a - began, b - began) for kind, a, b in sleeper.intervals]))
+        steps.append((ended - began, [(kind, a - began, b - began) for kind, a, b in sleeper.intervals]))
         sleeper.is_warm, sleeper.intervals = True, []
-    results.put((rank, steps))
-    store.wait(["measured"])
-    os._exit(0)  # gloo would wait for the others
+    return steps[1:]
 
 
-def measure(case: Case, side: str, rounds: int) -> list[dict[int, tuple[float, list[Interval]]]]:
+def run_steps(case: Case, side: str, rounds: int) -> list[dict[int, Step]]:
     """Seconds and intervals of each step by rank."""
     context = multiprocessing.get_context("forkserver")  # this process has a store's thread, which a fork would lose
     context.set_forkserver_preload(["torch.distributed.pipelining", "mtnlg_parallel.engine.pipeline_engine"])
-    results: Any = context.Queue()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [
-        context.Process(target=be_rank, args=(case, side, rank, store.port, rounds, results), daemon=True)
-        for rank in range(case.stages)
-    ]
-    for process in ranks:
-        process.start()
-    answers: dict[int, list[tuple[float, list[Interval]]]] = {}
-    while len(answers) < case.stages:
-        try:
-            rank, steps = results.get(timeout=1.0)
-        except queue.Empty:
-            if any(process.exitcode is not None for process in ranks):
-                raise RuntimeError(f"a rank has died: {case}, {side}") from None
-        else:
-            answers[rank] = steps
-    store.set("measured", "")  # a rank that ended before would take its connections from those that still need them
-    for process in ranks:
-        process.join()
-    return [{rank: steps[number] for rank, steps in answers.items()} for number in range(rounds)]
+    with context.Pool(case.stages) as pool:  # whose end ends the ranks: gloo would wait
+        of_rank = pool.starmap(be_rank, [(case, side, rank, store.port, rounds) for rank in range(case.stages)], 1)
+    return [{rank: steps[number] for rank, steps in enumerate(of_rank)} for number in range(rounds)]
 
 
-def idle_share(step: dict[int, tuple[float, list[Interval]]]) -> float:
+def idle_share(step: dict[int, Step]) -> float:
     """The slowest rank's time over the busiest rank's work, less one."""
     work = max(sum(end - begin for _, begin, end in intervals) for _, intervals in step.values())
     return max(seconds for seconds, _ in step.values()) / work - 1
-
-
-def replay(case: Case, step: dict[int, tuple[float, list[Interval]]]) -> float:
-    """Seconds of a step of our engine if nothing but its sleeps, each as long as it was, and the delay took time."""
-    order = case.orders()
-    sleeps = {rank: iter(end - begin for _, begin, end in spans) for rank, (_, spans) in step.items()}
-    left, now = [deque(rank_order) for rank_order in order], [0.0] * case.stages
-    arrivals: dict[tuple[str, int, int], float] = {}  # of a kind's message, for a micro-batch, at a virtual stage
-    last = case.stages * case.chunks - 1
-    while any(left):
-        for rank, actions in enumerate(left):
-            while actions:
-                kind, number, chunk = actions[0]
-                stage = chunk * case.stages + rank
-                is_begin = kind == "weights" or stage == (0 if kind == "forward" else last)
-                if not is_begin and (kind, number, stage) not in arrivals:
-                    break
-                actions.popleft()
-                now[rank] = max(now[rank], arrivals.get((kind, number, stage), 0.0))
-                for _ in range(1 + (kind == "backward" and not case.split)):
-                    now[rank] += next(sleeps[rank])
-                if kind != "weights":
-                    arrivals[kind, number, stage + (1 if kind == "forward" else -1)] = now[rank] + DELAY * case.delay
-    return max(now)
 
 
 COLOURS = {"forward": "#4c72b0", "backward": "#dd8452", "weights": "#55a868"}
@@ -387,29 +313,17 @@ COLOURS = {"forward": "#4c72b0", "backward": "#dd8452", "weights": "#55a868"}
 
 def draw(timelines: list[tuple[str, dict[int, list[Interval]]]], path: Path) -> None:
     """Each pipeline's ranks over time."""
-    width, row, left = 1100, 12, 190
-    longest = max(end for _, ranks in timelines for spans in ranks.values() for *_, end in spans)
-    scale, y = (width - left - 10) / longest, 8
-    lines = []
-    for name, ranks in timelines:
-        lines.append(f'<text x="4" y="{y + 11}" font-size="11">{name}</text>')
-        for (rank, spans), (kind, colour) in product(sorted(ranks.items()), COLOURS.items()):
-            boxes = "".join(
-                f"M{left + begin * scale:.1f} {y + rank * row}h{(end - begin) * scale:.1f}v{row - 2}"
-                f"h-{(end - begin) * scale:.1f}z"
-                for each, begin, end in spans
-                if each == kind
-            )
-            lines.append(f'<path d="{boxes}" fill="{colour}" stroke="white" stroke-width="0.4"/>')
-        y += len(ranks) * row + 10
-    legend = "".join(
-        f'<rect x="{left + 110 * n}" y="{y}" width="10" height="10" fill="{colour}"/>'
-        f'<text x="{left + 110 * n + 14}" y="{y + 9}" font-size="11">{kind}</text>'
-        for n, (kind, colour) in enumerate(COLOURS.items())
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 18}" font-family="sans-serif">'
-    body = '<rect width="100%" height="100%" fill="white"/>' + "\n".join(lines)
-    path.write_text(f"{head}{body}{legend}</svg>\n", encoding="utf-8")
+    from matplotlib.figure import Figure  # noqa: PLC0415  (for the picture alone)
+
+    figure = Figure(figsize=(11, 0.8 * len(timelines)), layout="constrained")
+    for axes, (name, ranks) in zip(figure.subplots(len(timelines), sharex=True), timelines, strict=True):
+        for (rank, spans), (kind, colour) in product(ranks.items(), COLOURS.items()):
+            bars = [(begin, end - begin) for each, begin, end in spans if each == kind]
+            axes.broken_barh(bars, (-rank, 0.8), color=colour, label=kind if rank == 0 else None)
+        axes.set(yticks=[])
+        axes.set_ylabel(name, rotation=0, ha="right")
+    axes.legend(ncols=3, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.3))
+    figure.savefig(path, metadata={"Date": None})
 
 
 SCHEDULES = {
@@ -422,57 +336,42 @@ SCHEDULES = {
 """Parts a rank, and whether weight gradients are apart."""
 
 
-def main() -> int:
-    """Run it; returns the exit status."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--schedules", choices=SCHEDULES, nargs="+", default=list(SCHEDULES))
-    parser.add_argument("--recompute", action="store_true")
-    parser.add_argument(
-        "--picture", type=Path, help="SVG of the timelines of the first number of stages, and the ideal"
-    )
-    chosen = parser.parse_args()
+def measure(
+    stages: tuple[int, ...] = (4, 8),
+    schedules: tuple[str, ...] = tuple(SCHEDULES),
+    rounds: int = 3,
+    picture: Path | None = None,
+) -> dict[str, Any]:
+    """Measure every schedule; ``picture``: an SVG of timelines at the first number of stages, and the ideal."""
     suppress_output().__enter__()
-    result: dict[str, Any] = {**conditions("mtnlg-parallel", "torch"), "seconds_of_sleep": SECONDS}
-    result["real_time_priority"] = os.sched_getscheduler(0) == os.SCHED_FIFO
     rows: dict[str, dict[str, Any]] = {}
-    result["idle_percent"], timelines = rows, []
-    for stages, schedule, delay in product(chosen.stages, chosen.schedules, (False, True)):
-        case = Case(stages, *SCHEDULES[schedule], delay, chosen.recompute)
-        name = f"{stages} ranks, {schedule}{', 5 ms a send' * delay}"
+    timelines = []
+    for count, schedule, delay in product(stages, schedules, (False, True)):
+        case, is_first = Case(count, *SCHEDULES[schedule], delay), count == stages[0]
         theory, ideal = case.simulate()
-        row: dict[str, Any] = {"theory": round(100 * theory, 1), "there_and_back": round(100 * case.there_and_back, 1)}
-        for side in SIDES if stages == chosen.stages[0] else ["ours"]:
-            steps = measure(case, side, chosen.rounds)
+        row: dict[str, Any] = {"theory": round(100 * theory, 1)}
+        for side in SIDES if is_first else ["ours"]:
+            steps = run_steps(case, side, rounds)
             idle = [100 * idle_share(step) for step in steps]
             row[side] = [round(value, 1) for value in (statistics.median(idle), min(idle), max(idle))]
-            if side == "ours":
-                slower = [max(seconds for seconds, _ in step.values()) / replay(case, step) - 1 for step in steps]
-                row["slower_than_its_sleeps"] = round(100 * statistics.median(slower), 1)
-            if stages == chosen.stages[0] and side == "ours" and not delay:
+            if is_first and side == "ours" and not delay:
                 typical = min(steps, key=lambda step: abs(100 * idle_share(step) - row["ours"][0]))
                 timelines.append((f"{schedule}, measured", {rank: spans for rank, (_, spans) in typical.items()}))
                 timelines.append(("ideal", ideal))
-        if delay:
-            row["delay_adds"] = round(row["ours"][0] - rows[f"{stages} ranks, {schedule}"]["ours"][0], 1)
-        rows[name] = row
-        print(name, row, file=sys.stderr, flush=True)
-    for stages in chosen.stages if {"1F1B", "zero-bubble"} <= set(chosen.schedules) else []:
-        own = {name: rows[f"{stages} ranks, {name}"] for name in chosen.schedules}
-        plain = own["1F1B"]
-        result[f"zero-bubble over 1F1B, {stages} ranks"] = {
-            name: {
-                "ours": round(row["ours"][0] / plain["ours"][0], 2),
-                "theory": round(row["theory"] / plain["theory"], 2),
-            }
+        rows[f"{count} ranks, {schedule}{', 5 ms a send' * delay}"] = row
+    result: dict[str, Any] = {"seconds_of_sleep": SECONDS, "idle_percent": rows}
+    for count in stages if {"1F1B", "zero-bubble"} <= set(schedules) else []:
+        own = {name: rows[f"{count} ranks, {name}"] for name in schedules}
+        ours, theory = own["1F1B"]["ours"][0], own["1F1B"]["theory"]
+        result[f"zero-bubble over 1F1B, {count} ranks"] = {
+            name: {"ours": round(row["ours"][0] / ours, 2), "theory": round(row["theory"] / theory, 2)}
             for name, row in own.items()
             if SCHEDULES[name][1]
         }
-    if chosen.picture:
-        draw(timelines, chosen.picture)
-    write_result({**result, "load_average_after": round(os.getloadavg()[0], 1)}, chosen.out)
-    return 0
+    if picture:
+        draw(timelines, picture)
+    return {**result, "real_time_priority": os.sched_getscheduler(0) == os.SCHED_FIFO}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__, "mtnlg-parallel", "torch")

@@ -14,7 +14,7 @@ First, every text is checked: given our shingles' hashes, datasketch returns our
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,11 @@ from datasketch import MinHash
 
 from mtnlg_data.dedup.minhash import hash_shingles, minhash, permutations
 from mtnlg_data.text.arrays import text_batches
-from record import claimed_ratio, conditions, option_parser, rates, ratios, time_rounds, write_result
+from record import articles as read_articles
+from record import claimed_ratio, megabytes_of, rates, ratios, run, time_rounds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PERMUTATIONS, WORDS, SEED = 260, 5, 1
 
@@ -63,19 +67,13 @@ def same_signatures(texts: list[str]) -> bool:
     return True
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=7)
-    parser.add_argument("articles", type=Path)
-    options = parser.parse_args()
-    lines = options.articles.read_text(encoding="utf-8").splitlines()
-    texts = [line.partition(" ")[2] for line in lines] * 4  # makes a round of ours long enough to time
-    megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    about = conditions("mtnlg-data", "datasketch", "numpy", "numba")
+def measure(articles: Path, rounds: int = 7) -> dict[str, Any]:
+    """Sign every article four times, which makes a round of ours long enough to time."""
+    texts = read_articles(articles) * 4
     equal = same_signatures(texts)
     sides = {"mtnlg_data": lambda: ours(texts), "datasketch": lambda: theirs(texts)}
-    seconds = time_rounds(sides, options.rounds)
-    result = {
+    seconds, megabytes = time_rounds(sides, rounds), megabytes_of(texts)
+    return {
         **claimed_ratio(ratios(seconds["datasketch"], seconds["mtnlg_data"])),
         "megabytes_per_second": rates(megabytes, seconds),
         "bit_equal_to_datasketch": equal,
@@ -83,10 +81,8 @@ def main() -> None:
         "megabytes": round(megabytes, 3),
         "permutations": PERMUTATIONS,
         "seconds_of_one_core": seconds,
-        **about,
     }
-    write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "datasketch", "numpy", "numba")

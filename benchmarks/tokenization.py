@@ -24,13 +24,12 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from record import conditions, option_parser, ratios, spread, write_result
+from record import ratios, run, spread, time_rounds
 
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -102,7 +101,7 @@ def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[st
     }
 
 
-def measure(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str, object]:
+def compare(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str, object]:
     """Check the ids, time all sides in rounds, and return all figures."""
     path, shard = folder / "tokenizer.json", folder / "texts-00000.parquet"
     read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(path))
@@ -113,39 +112,24 @@ def measure(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str
     compared = check(folder / "checked.json", part)
     ways = sides(path, texts, part, shard)
     megabytes = {way: float(sizes[len(part if "tokenizers" in way else texts) - 1]) / 1e6 for way in ways}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        for name in ways if number % 2 else reversed(ways):
-            started = time.process_time()
-            ways[name]()
-            times[name].append(time.process_time() - started)
-    speeds = {way: [megabytes[way] / seconds for seconds in each] for way, each in times.items()}
-    theirs = speeds.pop("tokenizers encode_batch")
+    seconds = time_rounds(ways, rounds)
+    speeds = {way: [megabytes[way] / each for each in of_way] for way, of_way in seconds.items()}
+    theirs = speeds["tokenizers encode_batch"]
     return {
-        "ratios": {way: spread(ratios(each, theirs), 2) for way, each in speeds.items()},
+        "ratios": {way: spread(ratios(each, theirs), 2) for way, each in speeds.items() if each is not theirs},
         "identical": compared,
         "megabytes": {way: round(size, 2) for way, size in megabytes.items()},
-        "megabytes_a_second": {
-            way: round(statistics.median(each), 2)
-            for way, each in {"tokenizers encode_batch": theirs, **speeds}.items()
-        },
+        "megabytes_a_second": {way: round(statistics.median(each), 2) for way, each in speeds.items()},
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__)
-    parser.add_argument("gpt2", type=Path)
-    parser.add_argument("texts", type=Path)
-    options = parser.parse_args()
-    machine = conditions("mtnlg-data", "tokenizers", "gigatoken", "numpy")
-    lines = options.texts.read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] if line.startswith("{") else line.partition(" ")[2] for line in lines]
+def measure(gpt2: Path, texts: Path, rounds: int = 5) -> dict[str, object]:
+    """Encode these texts with GPT-2's vocabulary."""
+    lines = texts.read_text(encoding="utf-8").splitlines()
+    read = [json.loads(line)["text"] if line.startswith("{") else line.partition(" ")[2] for line in lines]
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure(options.gpt2, texts, options.rounds, Path(folder))
-    result = {"claim": "tokens, identical ids", "rounds": options.rounds, **measured, "machine": machine}
-    write_result(result, options.out)
+        return compare(gpt2, read, rounds, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "tokenizers", "gigatoken", "numpy")

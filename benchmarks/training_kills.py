@@ -55,7 +55,7 @@ from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY
 from mtnlg_parallel.statuses import Exit, cause_of
-from record import conditions, option_parser, write_result
+from record import run as benchmark
 from training_engine import make_data
 
 if TYPE_CHECKING:
@@ -293,24 +293,6 @@ def disturbed_run(  # noqa: PLR0917  (as `draw_attempt`)
     return {"deaths": dict(deaths), "troubles": dict(troubles), "ended_by_trouble": dict(ended)}
 
 
-def main() -> int:
-    """Print and write kills, seeds and differences; 1 where there is one."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0, help="the first")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="training-kills-") as name:
-        folder = Path(name)
-        if "LD_PRELOAD" not in os.environ:
-            source, library = folder / "trouble.c", str(folder / "trouble.so")
-            source.write_text(LIBRARY, encoding="utf-8")
-            words = ["cc", "-O1", "-shared", "-fPIC", "-D_FILE_OFFSET_BITS=64", "-o", library, str(source), "-ldl"]
-            subprocess.run(words, check=True)
-            environment = {"LD_PRELOAD": library, "OMP_NUM_THREADS": "1"}
-            return subprocess.run([sys.executable, *sys.argv], env=os.environ | environment, check=False).returncode
-        return kill(folder, options.kills, options.seed, options.out)
-
-
 def undisturbed(recipe: Recipe, folder: Path, number: int) -> tuple[dict[str, Any], list[int], float]:
     """What a run leaves that nothing disturbs, each rank's number of operations, and its seconds."""
     out, began = folder / f"untouched-{number}", time.monotonic()
@@ -320,13 +302,18 @@ def undisturbed(recipe: Recipe, folder: Path, number: int) -> tuple[dict[str, An
     return left_by(out), counts, seconds
 
 
-def kill(folder: Path, kills: int, first: int, out: Path | None) -> int:
-    """Run seed after seed until there were as many kills."""
+def measure(kills: int = 300, seed: int = 0) -> dict[str, Any]:
+    """Run seed after seed from this one until there were as many kills."""
+    with tempfile.TemporaryDirectory(prefix="training-kills-") as folder:
+        return kill(Path(folder), kills, seed)
+
+
+def kill(folder: Path, kills: int, first: int) -> dict[str, Any]:
+    """Compare the runs of the seeds."""
     for name in PRELOADED:
         importlib.import_module(name)
     torch.set_num_threads(1)
     gc.freeze()
-    about = conditions("mtnlg-parallel", "torch")
     make_data(folder / "data", 64, 1 << 18)
     recipes = list(map(make_recipe, LAYOUTS))
     untouched = [undisturbed(recipe, folder, number) for number, recipe in enumerate(recipes)]
@@ -352,11 +339,23 @@ def kill(folder: Path, kills: int, first: int, out: Path | None) -> int:
         key: dict(sum((Counter(run.get(key, {})) for run in runs.values()), Counter[str]()))
         for key in ("deaths", "troubles", "ended_by_trouble")
     }
-    result = {"kills": done, "runs": len(runs), "differ": len(failures), "steps": STEPS, "layouts": LAYOUTS, **by_kind}
     deaths = {seed: sum(run.get("deaths", {}).values()) for seed, run in runs.items()}
-    write_result({"conditions": about, **result, "deaths_by_seed": deaths, "failures": failures}, out)
-    return bool(failures)
+    about = {"kills": done, "runs": len(runs), "differ": len(failures), "steps": STEPS, "layouts": LAYOUTS}
+    return {**about, **by_kind, "deaths_by_seed": deaths, "failures": failures}
+
+
+def preload() -> int:
+    """Run this script below the library that makes trouble."""
+    with tempfile.TemporaryDirectory() as name:
+        source, library = Path(name, "trouble.c"), str(Path(name, "trouble.so"))
+        source.write_text(LIBRARY, encoding="utf-8")
+        words = ["cc", "-O1", "-shared", "-fPIC", "-D_FILE_OFFSET_BITS=64", "-o", library, str(source), "-ldl"]
+        subprocess.run(words, check=True)
+        environment = os.environ | {"LD_PRELOAD": library, "OMP_NUM_THREADS": "1"}
+        return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if "LD_PRELOAD" not in os.environ:
+        sys.exit(preload())
+    benchmark(measure, __doc__, "mtnlg-parallel", "torch")

@@ -3,7 +3,7 @@
     python benchmarks/unit_costs.py [--pages 8000] [--documents 4000] [--rounds 3] [--out FILE]
 
 Steps are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filter and exact on real
-news (``plan``). A curation runs in one process, over all and over a few; a step's cost is what lies between. Real web
+news (``news``). A curation runs in one process, over all and over a few; a step's cost is what lies between. Real web
 pages, with much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart, for each
 method of ``extract``; ``exact`` runs with each kind alone, and with all.
 
@@ -17,8 +17,6 @@ The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compar
 
 from __future__ import annotations
 
-import os
-import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -32,9 +30,9 @@ from mtnlg_data.document import shard_source
 from mtnlg_data.engine import listed_shards
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import plan
-from plan import FEW, sentences
-from plan import write_corpus as write_news
-from record import conditions, default_out, option_parser, write_result
+from news import FEW, sentences
+from news import write_corpus as write_news
+from record import run, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,8 +172,8 @@ def compare(recipe: Recipe, curated: Curation) -> dict[str, float]:
     return {step: round(planned[step] / took[step], 3) for step in planned}
 
 
-def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
-    """Return the costs of every step."""
+def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[str, Any]:
+    """Return the costs of every step, of so many pages of the crawl and documents of news."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         pool, news = read_paragraphs(base), sentences()
@@ -199,30 +197,14 @@ def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)
         compared = compare(load_recipe(base / names[1]), some)
-    spread = {
-        step: {"median": round(statistics.median(own), 5), "least": round(min(own), 5), "most": round(max(own), 5)}
-        for step, own in slopes.items()
-    }
     return {
-        "seconds_per_million": spread,
+        "seconds_per_million": {step: spread(own, 5) for step, own in slopes.items()},
         "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
+        "rounds": rounds,
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("--pages", type=int, default=8000, help="of the crawl")
-    parser.add_argument("--documents", type=int, default=4000, help="of news")
-    parser.set_defaults(out=default_out("unit-costs"))
-    options = parser.parse_args()
-    machine = conditions("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
-    result = measure(options.pages, options.documents, options.rounds)
-    result |= {"rounds": options.rounds, "machine": machine | {"load_average_after": round(os.getloadavg()[0], 1)}}
-    write_result(result, options.out)
-
-
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken", name="unit-costs")

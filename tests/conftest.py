@@ -38,6 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of a GPU that is not there (`training.stub_gpu`)."""
+    from training import stub_gpu
+
+    if not stub_gpu.CAN_RUN:
+        pytest.skip("compiles a library for Linux with g++")
+    return stub_gpu.build(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """An undisturbed curation of a small corpus; do not write to it."""
     import curations  # imports mtnlg_data, which most tests here do not need

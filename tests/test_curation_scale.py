@@ -131,7 +131,7 @@ def curated(pool: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[C
         folder = tmp_path_factory.mktemp(f"{files}-files")
         corpus = scale.write_corpus(folder / "raw", pool, files, PAGES_A_FILE)
         options = [word for setting in SETTINGS for word in ("--set", setting)]
-        watch = scale.curate(corpus, folder / "out", ["--workers", str(workers), *options], lambda _: None)
+        watch = scale.curate(corpus, folder / "out", ["--workers", str(workers), *options])
         judged = found.judge(folder / "out", corpus.folder / "truth", PAGES_A_FILE, 0.8, (20, 13))
         recipe = load_recipe(corpus.recipe, SETTINGS)
         planned = plan(recipe, estimate_corpus(recipe), workers)["stages"]
@@ -156,9 +156,7 @@ def test_a_stage_opens_files_in_proportion_to_those_of_the_crawl(curated: list[C
     assert not once.lost
     assert not twice.lost
     assert list(once.stages) == STAGES
-    growth = {
-        name: sum(twice.stages[name].opens.values()) / sum(stage.opens.values()) for name, stage in once.stages.items()
-    }
+    growth = {name: twice.stages[name].opens / stage.opens for name, stage in once.stages.items()}
     assert max(growth.values()) <= MOST_GROWTH, growth
     assert growth["extract"] > 1.5, "the opens are not counted"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def main(tiny: bool, results: Results) -> None:
         return
     import evaluation  # noqa: PLC0415  (imports lm-eval, which the pack may lack)
 
-    words = ["--data", rows, "--gpt2", gpt2, "--part", "whole", "--shots", "few", "--rounds", "1"]
     with results.attempt("few shots"):
-        for number, figures in enumerate(evaluation.rounds([*words, "--documents", "1" if tiny else "24"], ROUNDS), 1):
+        compared = evaluation.few_shots(Path(rows), Path(gpt2), 1 if tiny else 24, ROUNDS)
+        for number, figures in enumerate(compared, 1):
             differ = figures["largest_difference_nats"]
             line = f"{figures['ratio']:.2f} x hf, differences up to {differ:.1e} nats"
             results.add(f"few shots, round {number}", line, figures)

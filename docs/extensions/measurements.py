@@ -83,7 +83,6 @@ ROWS = (
     Row("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
     Row("extraction", "jusText", "extraction"),
     Row("Unicode repair", "ftfy", "cleaning"),
-    Row("decontamination", "a plain scan", "decontamination"),
     Row("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers")),
     Row("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
     Row("start of a blend", "megatron-core", "blend", ("ratios", "start")),
@@ -116,7 +115,7 @@ ROWS = (
 )
 WIDTH, ROW, HISTORY_ROW = 420, 30, 44
 PICTURE = Path(__file__).parents[1] / "measurements.svg"
-NOT_IN_PICTURE = {"blend", "checkpoint-io", "cleaning", "curation", "decontamination", "quality", "training-engine"}
+NOT_IN_PICTURE = {"blend", "checkpoint-io", "cleaning", "curation", "quality", "training-engine"}
 """Benchmarks that the chart leaves out."""
 PICTURE_STYLE = (
     "text{font:12px sans-serif;fill:#1f2328}.axis{stroke:#d0d7de}.bar{fill:#4c72b0}"

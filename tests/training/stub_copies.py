@@ -25,22 +25,17 @@ MICRO_BATCHES = 8
 
 def main(library: str, missing: str, path: str, *overrides: str) -> None:
     """Run two steps on a rank, the second while the state after the first is copied."""
-    stub_gpu.load(library)
-    import torch
+    stub_gpu.install(library)
     from torch import distributed
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from mtnlg_parallel.recipe import load_recipe
-    from training import stub_parts, stub_streams
+    from training import stub_streams
 
-    stub_gpu.pretend()
-    stub_parts.find_gpu()
-    stub_streams.install()
     if missing:
         setattr(stub_streams.Stream, missing, lambda *_: None)
     recipe = load_recipe(Path(path), overrides)
-    torch.UntypedStorage.data_ptr = lambda storage: storage._cdata  # type: ignore[method-assign, assignment]
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=recipe.layout.world)
     with FakeTensorMode() as fake, stub_streams.Streams() as streams:
         fake.cache_enabled = False

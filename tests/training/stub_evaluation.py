@@ -28,17 +28,13 @@ NEW_TOKENS = 5
 
 def main(library: str, preset: str) -> None:
     """Score two batches, and generate from prompts of two lengths."""
-    stub_gpu.load(library)
+    stub_gpu.install(library)
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mtnlg_model.decoder import Decoder
     from mtnlg_model.families import PRESETS
-    from training import stub_parts, stub_streams
 
-    stub_gpu.pretend()
-    stub_parts.find_gpu()
-    stub_streams.install()
     vars(torch.nn.functional)["scaled_dot_product_attention"] = attention
     config = PRESETS[preset].model_copy(update={"layers": LAYERS})
     rows = full_batch(config)

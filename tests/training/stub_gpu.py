@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 import weakref
 from pathlib import Path
@@ -109,6 +110,37 @@ def load(library: str) -> None:
     for path in (libraries / "libc10.so", libraries / "libtorch_cpu.so", Path(library)):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     warnings.simplefilter("ignore")
+
+
+def install(library: str) -> None:
+    """Load the library, and have torch find a GPU with `stub_streams`'s streams."""
+    load(library)
+    import torch
+
+    from training import stub_parts, stub_streams
+
+    pretend()
+    stub_parts.find_gpu()
+    stub_streams.install()
+    torch.UntypedStorage.data_ptr = lambda storage: storage._cdata  # type: ignore[method-assign, assignment]
+
+
+def ask(module: str, *words: object) -> Any:  # noqa: ANN401  (JSON)
+    """Run a module of this folder in a process of its own; return what it prints at last."""
+    command = [sys.executable, "-m", f"training.{module}", *map(str, words)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[1], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1]) if ended.stdout else None
+
+
+def ask_cases(module: str, library: Path, cases: dict[str, Case]) -> dict[str, list[Any]]:
+    """Answers of a module for cases of the recipes of the repository."""
+    recipes = Path(__file__).parents[2] / "recipes"
+    asked = [case._replace(recipe=str(recipes / case.recipe / "train.toml")) for case in cases.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "cases.json")
+        file.write_text(json.dumps(asked), encoding="utf-8")
+        return dict(zip(cases, ask(module, library, file), strict=True))
 
 
 def build(folder: Path) -> Path:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from training import stub_gpu
 from training.stub_gpu import Case
 
-if not stub_gpu.CAN_RUN:
-    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
-
 pytest.importorskip("triton")
 from training.stub_deepspeed import Answer
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SMALL = ["train.engine=deepspeed", "model.attention_dropout=0", "model.layers=4"]
 RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4"]
 SEQUENCE = [*SMALL, *RANKS, "train.sequence_parallel=true"]
@@ -45,17 +41,10 @@ CONSTANTS = {"_to_copy utils.mask_nan_or_inf_with_val_inplace"}
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+def answers(stub_library: Path) -> dict[str, Answer]:
     """Of every case."""
-    folder = tmp_path_factory.mktemp("stub")
-    cases = folder / "cases.json"
-    asked = [case._replace(recipe=str(RECIPES / case.recipe / "train.toml")) for case in CASES.values()]
-    cases.write_text(json.dumps(asked), encoding="utf-8")
-    run = [sys.executable, "-m", "training.stub_deepspeed", str(stub_gpu.build(folder)), str(cases)]
-    ended = subprocess.run(run, cwd=Path(__file__).parents[1], check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    printed = json.loads(ended.stdout.splitlines()[-1])
-    return {name: Answer(*answer) for name, answer in zip(CASES, printed, strict=True)}
+    answers = stub_gpu.ask_cases("stub_deepspeed", stub_library, CASES)
+    return {name: Answer(*answer) for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("name", CASES)

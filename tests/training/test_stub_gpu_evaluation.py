@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from training import stub_evaluation, stub_gpu
 
-if not stub_gpu.CAN_RUN:
-    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GPU."""
-    return stub_gpu.build(tmp_path_factory.mktemp("stub"))
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module", params=["dense-1.3b", "llama-3.2-1b"])
-def answer(library: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+def answer(stub_library: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Of a preset."""
-    run = [sys.executable, "-m", "training.stub_evaluation", str(library), request.param]
-    ended = subprocess.run(run, cwd=Path(__file__).parents[1], check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout)
+    answer: dict[str, Any] = stub_gpu.ask("stub_evaluation", stub_library, request.param)
     return answer
 
 

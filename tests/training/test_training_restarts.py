@@ -3,10 +3,7 @@
 import os
 import pty
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,73 +14,13 @@ from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.statuses import Exit
-from training.reference_loop import FP32, recipe_of, reference_run
+from training.launched import CLI, assert_undisturbed, running
+from training.reference_loop import recipe_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 
 STEPS = 60
-CLI = ["-m", "mtnlg_parallel.cli", "train"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "5"]
-
-
-class Run:
-    """A command that trains `recipe` into ``out``, in a process group of its own."""
-
-    def __init__(self, command: list[str], out: Path) -> None:
-        self.out = out
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
-
-    @property
-    def steps(self) -> int:
-        """The last step recorded."""
-        return max((step["step"] for step in read_steps(self.out)), default=0)
-
-    @property
-    def failures(self) -> list[int]:
-        """Statuses of the failures recorded."""
-        return [event["status"] for event in read_events(self.out) if event["event"] == "failed"]
-
-    def until_trained(self, failures: int) -> None:
-        """Wait until so many failures are recorded, and five new steps after them."""
-        self.until(lambda: len(self.failures) == failures)
-        before = self.steps
-        self.until(lambda: self.steps > before + 5)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the condition, some minutes at most."""
-        for _ in range(5000):
-            if condition():
-                return
-            try:
-                self.process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-            break
-        pytest.fail(f"ended with {self.process.returncode} at step {self.steps}: {self.process.communicate()[1]}")
-
-    def rank(self, number: int) -> int:
-        """Process id of a rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        variables = {child: Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children}
-        return next(int(child) for child, found in variables.items() if f"RANK={number}".encode() in found)
-
-    def end(self) -> str:
-        """Wait for the run's end, and return what it printed."""
-        _, stderr = self.process.communicate(timeout=240)
-        assert self.process.returncode == 0, stderr
-        return stderr
-
-
-@contextmanager
-def running(out: Path, *command: object) -> Iterator[Run]:
-    run = Run([sys.executable, *map(str, command)], out)
-    try:
-        yield run
-    finally:
-        if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.communicate()
 
 
 @pytest.fixture
@@ -91,15 +28,6 @@ def recipe(tmp_path: Path) -> Recipe:
     recipe = recipe_of((1, 1, 2), samples=8 * STEPS, ramp=None, checkpoint_every=4)
     (tmp_path / "train.toml").write_text(dump(recipe))
     return recipe
-
-
-def assert_undisturbed(out: Path, recipe: Recipe, data: Path) -> None:
-    """Every step is there once, with the loss of a run without failures."""
-    reference, _ = reference_run(recipe, data)
-    steps = list(read_steps(out))
-    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    for step, expected in zip(steps, reference, strict=True):
-        assert step["loss"] == pytest.approx(expected["loss"], rel=FP32)
 
 
 def test_run_survives_killed_ranks_and_launcher(recipe: Recipe, data: Path, tmp_path: Path) -> None:

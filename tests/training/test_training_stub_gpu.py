@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from training import stub_gpu
 from training.stub_gpu import Answer, Case
 
-if not stub_gpu.CAN_RUN:
-    pytest.skip("compiles a library for Linux with g++", allow_module_level=True)
+if TYPE_CHECKING:
+    from pathlib import Path
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["train.schedule=zero-bubble", "model.attention_dropout=0", "model.layers=4"]
 """Of the pipeline engine, which runs it at pp = 1 too; attention draws its dropout's seed as a number on the host."""
 
@@ -60,15 +56,10 @@ CONSTANTS = {"_on_device", "compute"}
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+def answers(stub_library: Path) -> dict[str, Answer]:
     """Of every case."""
-    folder = tmp_path_factory.mktemp("stub")
-    cases = folder / "cases.json"
-    asked = [case._replace(recipe=str(RECIPES / case.recipe / "train.toml")) for case in (PLANNED | FREE).values()]
-    cases.write_text(json.dumps(asked), encoding="utf-8")
-    run = [sys.executable, stub_gpu.__file__, str(stub_gpu.build(folder)), str(cases)]
-    printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    return {name: Answer(*answer) for name, answer in zip(PLANNED | FREE, json.loads(printed), strict=True)}
+    answers = stub_gpu.ask_cases("stub_gpu", stub_library, PLANNED | FREE)
+    return {name: Answer(*answer) for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("name", [*PLANNED, *FREE])
