@@ -78,10 +78,6 @@ class Node:
         names = {str(path.resolve()): sorted(entry.name for entry in path.iterdir()) for path in folders}
         self._view.write_text(json.dumps(names))
 
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        self._view.unlink(missing_ok=True)
-
     def processes(self) -> list[int]:
         """The ids of the processes here."""
         return [int(word) for word in run("ip", "netns", "pids", self.namespace).split()]

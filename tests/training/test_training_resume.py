@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from mtnlg_parallel.training.samples import micro_batches, open_data
 from training.conftest import make_data
 from training.reference_loop import FP32, RunRanks, recipe_of
 
-Die = Callable[..., Path]
 RECIPE: dict[str, Any] = {"ramp": None, "validation_every": 0, "samples": 8 * 10, "checkpoint_every": 4}
 
 

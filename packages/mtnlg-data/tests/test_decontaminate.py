@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-
 from decontamination import cut_at, run
+
 from mtnlg_data.console import Failure
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,

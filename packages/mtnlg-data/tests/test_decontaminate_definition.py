@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from decontamination import SMALL, cut_at, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from decontamination import SMALL, cut_at, run
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
     TaskText,
