@@ -5,7 +5,7 @@
 # ///
 """How much of a page's true main text each extractor finds, and the weights of ours.
 
-    python benchmarks/extraction_quality.py DATA [--rounds 3] [--fit] [--picture FILE] [--out FILE]
+    python benchmarks/extraction_quality.py DATA [--rounds 3] [--fit] [--chart FILE] [--out FILE]
 
 DATA holds extraction/: pages and their true text, of articles (scrapinghub/article-extraction-benchmark, MIT) and of
 seven kinds (Web Content Extraction Benchmark (c) 2026 Murrough Foley, CC-BY-4.0). A page whose name's SHA-256 begins
@@ -40,7 +40,7 @@ from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.main_content import ROLES, WEIGHTS, features
 from mtnlg_data.extract.paragraphs import read_page
-from record import megabytes_of, rates, run, time_rounds
+from record import megabytes_of, picture, rates, run, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -158,26 +158,19 @@ def fitted_weights(samples: Sequence[Sample]) -> dict[str, float]:
 
 def draw(path: Path, scores: Mapping[str, Mapping[str, float]], speeds: Mapping[str, float]) -> None:
     """Draw the F1 of each extractor over its speed."""
-    import matplotlib as mpl  # noqa: PLC0415  (slow, and scores do without)
-
-    mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "extraction", "svg.fonttype": "none"}
-    from matplotlib import pyplot as plt  # noqa: PLC0415  (after use)
-
-    figure, axes = plt.subplots(figsize=(7, 3.6))
-    for benchmark, marker in (("articles", "o"), ("seven kinds", "s")):
-        shown = [(speeds[name], scores[name][benchmark]) for name in scores]
-        axes.plot(*zip(*shown, strict=True), marker, label=benchmark)
-    for name, score in scores.items():
-        axes.annotate(name, (speeds[name], score["seven kinds"]), (4, -9), textcoords="offset points", fontsize=7)
-    axes.set(xscale="log", xlabel="MB of HTML per CPU second", ylabel="mean word F1, pages held out")
-    axes.set_xlim(right=3 * max(speeds.values()))
-    axes.legend(fontsize="small", loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, 7, 3.6) as figure:
+        axes = figure.subplots()
+        for benchmark, marker in (("articles", "o"), ("seven kinds", "s")):
+            shown = [(speeds[name], scores[name][benchmark]) for name in scores]
+            axes.plot(*zip(*shown, strict=True), marker, label=benchmark)
+        for name, score in scores.items():
+            axes.annotate(name, (speeds[name], score["seven kinds"]), (4, -9), textcoords="offset points", fontsize=7)
+        axes.set(xscale="log", xlabel="MB of HTML per CPU second", ylabel="mean word F1, pages held out")
+        axes.set_xlim(right=3 * max(speeds.values()))
+        axes.legend(fontsize="small", loc="lower right")
 
 
-def measure(data: Path, rounds: int = 3, fit: bool = False, picture: Path | None = None) -> dict[str, Any]:
+def measure(data: Path, rounds: int = 3, fit: bool = False, chart: Path | None = None) -> dict[str, Any]:
     """Score and time all extractors, or fit the weights."""
     samples = read_samples(data)
     if fit:
@@ -190,8 +183,8 @@ def measure(data: Path, rounds: int = 3, fit: bool = False, picture: Path | None
 
     seconds = time_rounds({name: partial(extract_all, each) for name, each in EXTRACTORS.items()}, rounds)
     speeds = rates(megabytes_of(sample.html for sample in samples), seconds)
-    if picture:
-        draw(picture, scores, speeds)
+    if chart:
+        draw(chart, scores, speeds)
     return {
         "f1_held_out": scores,
         "f1_of_main_on_the_pages_fitted_to": mean_f1(samples, EXTRACTORS["mtnlg_data, main"], held_out=False),

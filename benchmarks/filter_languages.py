@@ -4,7 +4,7 @@
 # ///
 """What share of ordinary prose the published rules keep, by language: the same texts in 36 languages.
 
-    python benchmarks/filter_languages.py HELP [--catalogs /usr/share/locale] [--pages 300] [--out FILE] [--picture SVG]
+    python benchmarks/filter_languages.py HELP [--catalogs /usr/share/locale] [--pages 300] [--out FILE] [--chart SVG]
 
 HELP is the help of LibreOffice as Debian's packages libreoffice-help-* install it, usr/share/libreoffice/help: a
 folder per language, of pages with equal names (MPL-2.0, not kept here). A document is a page's paragraphs, one a
@@ -28,7 +28,7 @@ from lxml import html
 from mtnlg_data.extract.language import detect_language
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.settings import FilterSettings
-from record import run
+from record import picture, run
 
 FAMILIES = ("gopher_repetition", "gopher_quality", "c4", "fineweb")
 PARAGRAPHS = "//div[@id='DisplayArea']//*[self::p or self::h1 or self::h2 or self::h3]"
@@ -80,9 +80,9 @@ def compare(texts: list[str], language: str) -> dict[str, Any]:
 
 
 def measure(
-    help_folder: Path, catalogs: Path = Path("/usr/share/locale"), pages: int = 300, picture: Path | None = None
+    help_folder: Path, catalogs: Path = Path("/usr/share/locale"), pages: int = 300, chart: Path | None = None
 ) -> dict[str, Any]:
-    """Filter the same pages in every language, and catalogs of those that have none; ``picture`` is an SVG."""
+    """Filter the same pages in every language, and catalogs of those that have none; ``chart`` is an SVG."""
     languages = sorted(path.name for path in help_folder.iterdir() if (path / "text").is_dir())
     names, corpora = choose_pages(help_folder, languages, pages), {}
     for language in languages:
@@ -97,26 +97,23 @@ def measure(
         name: {"texts": len(texts)} | compare(texts, name.partition(" ")[0].partition("-")[0])
         for name, texts in corpora.items()
     }
-    if picture:
-        draw(rows, picture)
+    if chart:
+        draw(rows, chart)
     return {"languages": rows}
 
 
-def draw(rows: dict[str, Any], picture: Path) -> None:
+def draw(rows: dict[str, Any], path: Path) -> None:
     """Draw the share that each family keeps, a row per language."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (for the picture alone)
-
-    figure = Figure((7, 0.19 * len(rows) + 1), layout="constrained")
-    axes = figure.subplots()
-    for family, marker in zip(FAMILIES, "osD^", strict=True):
-        kept = [100 * row[family]["kept"] for row in rows.values()]
-        axes.plot(kept, range(len(rows)), marker, markersize=4, label=family)
-    axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="documents kept, %", xlim=(0, 102))
-    axes.tick_params(labelsize=8)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower left", fontsize=8, frameon=False)
-    figure.savefig(picture)
+    with picture(path, 7, 0.19 * len(rows) + 1) as figure:
+        axes = figure.subplots()
+        for family, marker in zip(FAMILIES, "osD^", strict=True):
+            kept = [100 * row[family]["kept"] for row in rows.values()]
+            axes.plot(kept, range(len(rows)), marker, markersize=4, label=family)
+        axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="documents kept, %", xlim=(0, 102))
+        axes.tick_params(labelsize=8)
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        axes.legend(loc="lower left", fontsize=8, frameon=False)
 
 
 if __name__ == "__main__":

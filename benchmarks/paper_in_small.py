@@ -1,6 +1,6 @@
 """The paper's recipe, cut to four narrow layers, beside the plain loop: bf16, 1F1B, tensor 2 x pipeline 2, 100 steps.
 
-    python benchmarks/paper_in_small.py runs/quickstart/data [--out FILE] [--picture FILE.svg]
+    python benchmarks/paper_in_small.py runs/quickstart/data [--out FILE] [--chart FILE.svg]
 
 Everything that recipes/mt-nlg-530b says of precision, schedule, recomputation, optimizer and kind of batch ramp stays;
 width, vocabulary, lengths and learning rate are those of a model that a CPU can train, and dropout is 0, since no two
@@ -25,6 +25,7 @@ from mtnlg_parallel import RunOptions, load_recipe, train
 from mtnlg_parallel.conformance.reference import PlainLoop
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.training.samples import open_data
+from record import picture
 from record import run as benchmark
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ CUT: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(data: Path, picture: Path | None = None) -> dict[str, Any]:
-    """Train three times and compare; ``picture`` is an SVG of the curves."""
+def measure(data: Path, chart: Path | None = None) -> dict[str, Any]:
+    """Train three times and compare; ``chart`` is an SVG of the curves."""
     overrides = [f"{table}.{key}={value}" for table, keys in CUT.items() for key, value in keys.items()]
     recipe = load_recipe(Path(__file__).parents[1] / "recipes" / "mt-nlg-530b", overrides)
     with TemporaryDirectory() as out:
@@ -51,8 +52,8 @@ def measure(data: Path, picture: Path | None = None) -> dict[str, Any]:
     runs: dict[str, list[Any]] = {"tensor 2 x pipeline 2": [(step["loss"], step["grad_norm"]) for step in steps]}
     runs |= {f"plain loop, {precision}": plain(recipe, data, precision) for precision in ("bf16", "fp32")}
     ours, rounded, exact = runs.values()
-    if picture:
-        draw(runs, picture)
+    if chart:
+        draw(runs, chart)
     return {
         "changed": overrides,
         "steps": len(steps),
@@ -77,19 +78,15 @@ def differences(run: list[Any], reference: list[Any]) -> dict[str, dict[str, flo
     }
 
 
-def draw(runs: dict[str, list[Any]], picture: Path) -> None:
+def draw(runs: dict[str, list[Any]], path: Path) -> None:
     """Losses and norms of the runs over their steps."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (for the picture alone)
-
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for n, (axes, name) in enumerate(
-        zip(figure.subplots(1, 2), ("loss, nats per token", "gradient norm"), strict=True)
-    ):
-        for (label, run), style in zip(runs.items(), ("-", "--", ":"), strict=True):
-            axes.plot(range(1, len(run) + 1), [pair[n] for pair in run], style, label=label, linewidth=1.4)
-        axes.set(xlabel="step", title=name)
-    axes.legend(frameon=False)
-    figure.savefig(picture)
+    with picture(path, 8, 3.2) as figure:
+        names = ("loss, nats per token", "gradient norm")
+        for n, (axes, name) in enumerate(zip(figure.subplots(1, 2), names, strict=True)):
+            for (label, run), style in zip(runs.items(), ("-", "--", ":"), strict=True):
+                axes.plot(range(1, len(run) + 1), [pair[n] for pair in run], style, label=label, linewidth=1.4)
+            axes.set(xlabel="step", title=name)
+        axes.legend(frameon=False)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from mtnlg_parallel.planner import interval
 from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
 from planner_rows import read_rows
+from record import picture
 from record import run as benchmark
 
 if TYPE_CHECKING:
@@ -186,30 +187,23 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
 
 def draw(path: Path, rows: Rows, columns: dict[str, Vector]) -> None:
     """Draw predicted against measured seconds of ours, a roofline and six operations, with our errors below."""
-    import matplotlib as mpl  # noqa: PLC0415  (slow, and the fit does without)
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "planner"
-    from matplotlib import pyplot as plt  # noqa: PLC0415  (after use)
-
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7, 9), height_ratios=(3, 1), sharex=True)
-    for name, marker, colour in (("6ND", "x", "#bbb"), ("roofline", "+", "#e0a030")):
-        above.plot(rows.measured, rows.measured * np.exp(columns[name]), marker, color=colour, markersize=3, label=name)
-    sources = np.array([source_of(row) for row in rows.rows])
-    for source in dict.fromkeys(sources):
-        mask, held = sources == source, columns["without hidden size"]
-        above.plot(
-            rows.measured[mask], (rows.measured * np.exp(held))[mask], "o", markersize=3, alpha=0.6, label=source
-        )
-        below.plot(rows.measured[mask], 100 * np.expm1(held[mask]), "o", markersize=3, alpha=0.6)
-    line = np.array([rows.measured.min() / 2, rows.measured.max() * 2])
-    above.plot(line, line, "k-", linewidth=0.8)
-    below.axhline(0, color="k", linewidth=0.8)
-    above.set(xscale="log", yscale="log", ylabel="predicted, s a step; hidden size held out")
-    below.set(xlabel="measured, s a step", ylabel="error, %", ylim=(-40, 40))
-    above.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, 7, 9) as figure:
+        above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+        for name, marker, colour in (("6ND", "x", "#bbb"), ("roofline", "+", "#e0a030")):
+            predicted = rows.measured * np.exp(columns[name])
+            above.plot(rows.measured, predicted, marker, color=colour, markersize=3, label=name)
+        sources, held = np.array([source_of(row) for row in rows.rows]), columns["without hidden size"]
+        for source in dict.fromkeys(sources):
+            mask = sources == source
+            measured, style = rows.measured[mask], {"markersize": 3, "alpha": 0.6}
+            above.plot(measured, measured * np.exp(held[mask]), "o", label=source, **style)
+            below.plot(measured, 100 * np.expm1(held[mask]), "o", **style)
+        line = np.array([rows.measured.min() / 2, rows.measured.max() * 2])
+        above.plot(line, line, "k-", linewidth=0.8)
+        below.axhline(0, color="k", linewidth=0.8)
+        above.set(xscale="log", yscale="log", ylabel="predicted, s a step; hidden size held out")
+        below.set(xlabel="measured, s a step", ylabel="error, %", ylim=(-40, 40))
+        above.legend(fontsize="small")
 
 
 def measure(*files: Path, intervals: bool = False, shipped: bool = False) -> dict[str, Any]:

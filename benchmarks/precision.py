@@ -23,7 +23,7 @@ WINDOW = 20  # steps of which the mean loss is compared: single steps are of oth
 def train(precision: str, data: Path, steps: int, out: Path) -> list[dict[str, Any]]:
     """Train in one process, ``dropout`` and all else as the quickstart; returns its steps."""
     changes = [f'train.precision="{precision}"', f'train.samples="{steps} steps"', "train.checkpoint_every=0"]
-    changes += ['train.schedule="zero-bubble"']
+    changes += ['train.engine="pipeline"', 'train.schedule="zero-bubble"']
     words = [word for change in changes for word in ("--set", change)]
     command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", "recipes/quickstart", "--layout", "tp=1,pp=1,dp=1"]
     subprocess.run([*command, "--data", str(data), "--out", str(out), *words], check=True, stdout=subprocess.DEVNULL)

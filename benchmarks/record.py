@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
@@ -154,6 +155,17 @@ def articles(path: Path) -> list[str]:
 def megabytes_of(texts: Iterable[str]) -> float:
     """Return the size of texts in UTF-8."""
     return sum(len(text.encode(errors="replace")) for text in texts) / 1e6
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float) -> Iterator[Any]:
+    """Give an empty figure of matplotlib, and write it as an SVG, of the same bytes each time."""
+    import matplotlib as mpl  # noqa: PLC0415  (slow, for pictures alone)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        yield (figure := Figure((width, height), layout="constrained"))
+        figure.savefig(path, metadata={"Date": None})
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:

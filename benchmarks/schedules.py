@@ -1,6 +1,6 @@
 """Idle time of a pipeline by its schedule: ours beside torch.distributed.pipelining's, on layers that sleep.
 
-    python benchmarks/schedules.py [--stages 4 8] [--schedules NAME ...] [--rounds 3] [--picture FILE.svg] [--out FILE]
+    python benchmarks/schedules.py [--stages 4 8] [--schedules NAME ...] [--rounds 3] [--chart FILE.svg] [--out FILE]
 
 Processes on gloo, a stage or several each. A rank's forward, input gradients and weight gradients of a micro-batch
 sleep 100 ms each, divided by its number of parts, so that two cores suffice for eight ranks: with less, the 0.6 to
@@ -29,6 +29,7 @@ import queue
 import statistics
 import threading
 import time
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +45,7 @@ from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.planner import simulation
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.schedules import load_schedule, schedule_of
-from record import run
+from record import picture, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,43 +118,18 @@ class Sleeper:
         self.intervals.append((kind, began, time.perf_counter()))
 
 
-class SleepThrough(Function):
-    """Forward sleeps; backward sleeps for the input gradient."""
+class Sleep(Function):
+    """Backward calls ``sleep``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sleeper: Sleeper) -> Tensor:  # noqa: ANN401, D102  (autograd's)
-        ctx.sleeper = sleeper
-        sleeper.sleep("forward")
+    def forward(ctx: Any, x: Tensor, sleep: Callable[[], None]) -> Tensor:  # noqa: ANN401, D102  (autograd's)
+        ctx.sleep = sleep
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401, D102  (as above)
-        ctx.sleeper.sleep("backward")
+        ctx.sleep()
         return dy.contiguous(), None
-
-
-class SleepForWeight(Function):
-    """Backward sleeps for the weight gradient, or has an engine do it later."""
-
-    @staticmethod
-    def forward(  # noqa: D102  (as above)
-        ctx: Any,  # noqa: ANN401
-        weight: Tensor,
-        sleeper: Sleeper,
-        engine: PipelineEngine | None,
-    ) -> Tensor:
-        ctx.sleeper, ctx.engine = sleeper, engine
-        return weight.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401, D102  (as above)
-        sleeper, engine = ctx.sleeper, ctx.engine
-        put_off = engine.optimizer.put_off if engine and engine.splits_backward else None
-        if put_off is None:
-            sleeper.sleep("weights")
-        else:
-            put_off.append(lambda: sleeper.sleep("weights"))
-        return dy, None, None
 
 
 class SleepingPart(nn.Module):
@@ -162,16 +138,24 @@ class SleepingPart(nn.Module):
     def __init__(self, sleeper: Sleeper, engine: PipelineEngine | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
-        self._sleeper, self._engine = sleeper, (engine,)  # not a submodule
+        self._sleeper, self._engine = sleeper, engine
 
     def forward(self, x: Tensor) -> Tensor:
         """[S, B, H] → the same."""
         x = x if x.is_floating_point() else torch.zeros(x.shape[1], x.shape[0], HIDDEN)
-        weight: Tensor = SleepForWeight.apply(  # type: ignore[no-untyped-call]
-            self.weight, self._sleeper, *self._engine
-        )  # before the other, so that backward comes to it later
-        moved: Tensor = SleepThrough.apply(x.requires_grad_(), self._sleeper)  # type: ignore[no-untyped-call]
+        self._sleeper.sleep("forward")
+        # The weight before the other, so that backward comes to it later.
+        weight: Tensor = Sleep.apply(self.weight, self._sleep_for_weight)  # type: ignore[no-untyped-call]
+        moved: Tensor = Sleep.apply(x.requires_grad_(), partial(self._sleeper.sleep, "backward"))  # type: ignore[no-untyped-call]
         return moved + weight
+
+    def _sleep_for_weight(self) -> None:
+        """Sleep, or have an engine do it later."""
+        put_off = self._engine.optimizer.put_off if self._engine and self._engine.splits_backward else None
+        if put_off is None:
+            self._sleeper.sleep("weights")
+        else:
+            put_off.append(partial(self._sleeper.sleep, "weights"))
 
     def loss(self, x: Tensor, _targets: Tensor) -> Tensor:
         """A sum."""
@@ -313,17 +297,14 @@ COLOURS = {"forward": "#4c72b0", "backward": "#dd8452", "weights": "#55a868"}
 
 def draw(timelines: list[tuple[str, dict[int, list[Interval]]]], path: Path) -> None:
     """Each pipeline's ranks over time."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (for the picture alone)
-
-    figure = Figure(figsize=(11, 0.8 * len(timelines)), layout="constrained")
-    for axes, (name, ranks) in zip(figure.subplots(len(timelines), sharex=True), timelines, strict=True):
-        for (rank, spans), (kind, colour) in product(ranks.items(), COLOURS.items()):
-            bars = [(begin, end - begin) for each, begin, end in spans if each == kind]
-            axes.broken_barh(bars, (-rank, 0.8), color=colour, label=kind if rank == 0 else None)
-        axes.set(yticks=[])
-        axes.set_ylabel(name, rotation=0, ha="right")
-    axes.legend(ncols=3, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.3))
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, 11, 0.8 * len(timelines)) as figure:
+        for axes, (name, ranks) in zip(figure.subplots(len(timelines), sharex=True), timelines, strict=True):
+            for (rank, spans), (kind, colour) in product(ranks.items(), COLOURS.items()):
+                bars = [(begin, end - begin) for each, begin, end in spans if each == kind]
+                axes.broken_barh(bars, (-rank, 0.8), color=colour, label=kind if rank == 0 else None)
+            axes.set(yticks=[])
+            axes.set_ylabel(name, rotation=0, ha="right")
+        axes.legend(ncols=3, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.3))
 
 
 SCHEDULES = {
@@ -340,9 +321,9 @@ def measure(
     stages: tuple[int, ...] = (4, 8),
     schedules: tuple[str, ...] = tuple(SCHEDULES),
     rounds: int = 3,
-    picture: Path | None = None,
+    chart: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure every schedule; ``picture``: an SVG of timelines at the first number of stages, and the ideal."""
+    """Measure every schedule; ``chart``: an SVG of timelines at the first number of stages, and the ideal."""
     suppress_output().__enter__()
     rows: dict[str, dict[str, Any]] = {}
     timelines = []
@@ -368,8 +349,8 @@ def measure(
             for name, row in own.items()
             if SCHEDULES[name][1]
         }
-    if picture:
-        draw(timelines, picture)
+    if chart:
+        draw(timelines, chart)
     return {**result, "real_time_priority": os.sched_getscheduler(0) == os.SCHED_FIFO}
 
 
