@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#     "mtnlg-data", "chardet==7.7.0", "chardetng-py==0.3.5", "charset-normalizer==3.5.3", "resiliparse==2.0.1"
-# ]
+# dependencies = ["mtnlg-data", "charset-normalizer==3.5.3", "resiliparse==2.0.1"]
 # ///
 """Pages that declare no encoding: how many each detector decodes to the text that was encoded, and its milliseconds.
 
@@ -16,7 +14,6 @@ whose text is equal, character by character. ``mtnlg_data`` is ``decode_html``, 
 from __future__ import annotations
 
 import gettext
-import importlib
 import random
 import re
 import time
@@ -25,7 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import chardet
 import charset_normalizer
 import webencodings
 from resiliparse.parse.encoding import detect_encoding
@@ -136,8 +132,6 @@ DETECTORS: dict[str, Callable[[bytes], str]] = {
     "mtnlg_data": lambda page: decode_html(page, None),
     "resiliparse": lambda page: named(page, detect_encoding(page, html5_compatible=False)),
     "charset-normalizer": by_charset_normalizer,
-    "chardet": lambda page: named(page, chardet.detect(page)["encoding"]),
-    "chardetng": lambda page: named(page, importlib.import_module("chardetng_py").detect(page)),
 }
 
 
@@ -183,4 +177,4 @@ def measure(pages: int = 30, messages: Path = Path("/usr/share/locale")) -> dict
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "resiliparse", "charset-normalizer", "chardet", "chardetng-py", "webencodings")
+    run(measure, __doc__, "mtnlg-data", "resiliparse", "charset-normalizer", "webencodings")
