@@ -17,6 +17,8 @@ The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compar
 
 from __future__ import annotations
 
+import os
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -32,7 +34,7 @@ from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import plan
 from news import FEW, sentences
 from news import write_corpus as write_news
-from record import run, spread
+from record import conditions, default_out, option_parser, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,8 +174,8 @@ def compare(recipe: Recipe, curated: Curation) -> dict[str, float]:
     return {step: round(planned[step] / took[step], 3) for step in planned}
 
 
-def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[str, Any]:
-    """Return the costs of every step, of so many pages of the crawl and documents of news."""
+def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
+    """Return the costs of every step."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         pool, news = read_paragraphs(base), sentences()
@@ -197,14 +199,30 @@ def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[s
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)
         compared = compare(load_recipe(base / names[1]), some)
+    spread = {
+        step: {"median": round(statistics.median(own), 5), "least": round(min(own), 5), "most": round(max(own), 5)}
+        for step, own in slopes.items()
+    }
     return {
-        "seconds_per_million": {step: spread(own, 5) for step, own in slopes.items()},
+        "seconds_per_million": spread,
         "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
-        "rounds": rounds,
     }
 
 
+def main() -> None:
+    """Measure; print the result and write it to ``--out``."""
+    parser = option_parser(__doc__, rounds=3)
+    parser.add_argument("--pages", type=int, default=8000, help="of the crawl")
+    parser.add_argument("--documents", type=int, default=4000, help="of news")
+    parser.set_defaults(out=default_out("unit-costs"))
+    options = parser.parse_args()
+    machine = conditions("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
+    result = measure(options.pages, options.documents, options.rounds)
+    result |= {"rounds": options.rounds, "machine": machine | {"load_average_after": round(os.getloadavg()[0], 1)}}
+    write_result(result, options.out)
+
+
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken", name="unit-costs")
+    main()
