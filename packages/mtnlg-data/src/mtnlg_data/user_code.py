@@ -24,6 +24,7 @@ from pydantic import create_model
 
 from .console import Failure, UsageFailure
 from .document import replace_columns
+from .quantities import alarm_share
 from .registry import Registry
 from .schema import SCHEMA, Document
 from .settings import Settings, setting
@@ -74,8 +75,7 @@ def function_step(function: FunctionType, reference: str) -> type[FunctionStep]:
         one.name: (hints.get(one.name, type(one.default)), setting(one.default, f"Parameter of {function.__name__}."))
         for one in others
     }
-    alarm = setting(0.5, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1)
-    fields.setdefault("alarm_share", (float, alarm))
+    fields.setdefault("alarm_share", (float, alarm_share(0.5)))
     schema = create_model(f"{function.__name__}_settings", __base__=Settings, **fields)
     body = {
         "Settings": schema,

@@ -26,7 +26,7 @@ from mtnlg_data.files import file_lines
 from mtnlg_data.text.arrays import SEPARATOR, join_texts, text_batches
 from mtnlg_data.text.characters import LETTER, QUARTERS, character_kinds, code_points, fold_case
 from mtnlg_data.text.compiled import jit
-from mtnlg_data.text.hashing import WORD_BASE, fmix64_scalar, ngram_hashes
+from mtnlg_data.text.hashing import WORD_BASE, Hashes, fmix64_scalar, ngram_hashes
 from mtnlg_data.text.words import hashed_spans, hashed_words
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class NgramSet:
         for length, known_hashes, numbers in self._by_length:
             fits = np.flatnonzero(words + length <= bounds[text_of + 1])
             runs = ngram_hashes(hashes, length, words[fits])
-            likely = _bits_are_set(self._ngram_bits, runs >> self._shift)
+            likely = bits_at(self._ngram_bits, runs >> self._shift) > 0
             fits, runs = fits[likely], runs[likely]
             first, last = np.searchsorted(known_hashes, runs), np.searchsorted(known_hashes, runs, side="right")
             fits, ngrams = np.repeat(fits, last - first), numbers[_expand_ranges(first, last)]
@@ -182,15 +182,11 @@ def _bit_table(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.uint6
     return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
-def _bits_are_set(table: NDArray[np.uint64], slots: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    bits: NDArray[np.uint64] = (table[slots >> np.uint64(6)] >> (slots & np.uint64(63))) & np.uint64(1)
-    return bits > 0
-
-
 @jit
-def bit_is_set(table: NDArray[np.uint64], slot: np.uint64) -> bool:
-    """Whether one bit of a bit table is set, for use inside compiled loops."""
-    return bool((table[slot >> np.uint64(6)] >> (slot & np.uint64(63))) & np.uint64(1))
+def bits_at(table: NDArray[np.uint64], slots: Hashes) -> Hashes:
+    """0 or 1 for a bit of a bit table, or for each of several."""
+    bits: Hashes = (table[slots >> np.uint64(6)] >> (slots & np.uint64(63))) & np.uint64(1)
+    return bits
 
 
 @jit
@@ -212,7 +208,7 @@ def find_prefixes(
                 continue
             if first > bounds[text]:
                 total -= hashes[first - 1] * leaving
-            if bit_is_set(table, fmix64_scalar(total) >> shift):
+            if bits_at(table, fmix64_scalar(total) >> shift):
                 words[count] = first
                 count += 1
     return words[:count].copy()

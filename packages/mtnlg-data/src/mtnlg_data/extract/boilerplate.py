@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pycld2
 
+from mtnlg_data.quantities import characters, share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.text.characters import SPACE, code_at, code_points, fold_case
 from mtnlg_data.text.compiled import jit
@@ -62,27 +63,21 @@ LENGTH_HIGH = 200
 class BoilerplateSettings(Settings):
     """jusText's thresholds; the defaults for English are the package's, which the paper uses (paper.md 4.2)."""
 
-    length_low: int | None = setting(
+    length_low: int | None = characters(
         None,
         "A shorter paragraph is short or bad; if not given 70, and fewer in languages of short texts.",
-        unit="characters",
         paper="70",
-        ge=0,
     )
-    length_high: int | None = setting(
+    length_high: int | None = characters(
         None,
         "A longer one with enough stop words is good; if not given 200, or 70 in languages without a stop list, and "
         "fewer in languages of short texts.",
-        unit="characters",
         paper="200",
-        ge=0,
     )
-    stop_low: float = setting(0.30, "Stop words of a nearly good paragraph.", unit="share", paper="0.3", ge=0, le=1)
-    stop_high: float = setting(0.32, "Stop words of a good paragraph.", unit="share", paper="0.32", ge=0, le=1)
-    most_linked: float = setting(0.2, "Most text inside links.", unit="share", paper="0.2", ge=0, le=1)
-    heading_distance: int = setting(
-        200, "Most text between a heading and its good paragraph.", unit="characters", paper="200", ge=0
-    )
+    stop_low: float = share(0.30, "Stop words of a nearly good paragraph.", paper="0.3")
+    stop_high: float = share(0.32, "Stop words of a good paragraph.", paper="0.32")
+    most_linked: float = share(0.2, "Most text inside links.", paper="0.2")
+    heading_distance: int = characters(200, "Most text between a heading and its good paragraph.", paper="200")
     headings_first: bool = setting(False, "Raise short headings first, which jusText intends but never does.")
     layout: bool = setting(
         False, "Keep spaces between inline tags, lines of <pre>, and formulas once, which jusText does not."

@@ -18,6 +18,7 @@ from pydantic import model_validator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import regular
+from mtnlg_data.quantities import share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
@@ -94,9 +95,7 @@ class LanguageSettings(Settings):
     language_model: FilePath | None = setting(
         None, "A fastText .bin that tells languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
     )
-    min_language_score: float = setting(
-        0.0, "Least share of the text (CLD2) or probability (model) of its language.", unit="share", ge=0, le=1
-    )
+    min_language_score: float = share(0.0, "Least share of the text (CLD2) or probability (model) of its language.")
 
     @model_validator(mode="after")
     def _check_codes(self) -> Self:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import field_validator
 
+from mtnlg_data.quantities import alarm_share, share
 from mtnlg_data.settings import setting
 from mtnlg_data.sources import MAX_RECORD_BYTES
 
@@ -58,10 +59,8 @@ class ExtractSettings(LanguageSettings):
         unit="characters",
         gt=0,
     )
-    max_failed: float = setting(
-        0.01, "Unreadable records of a source above which the command fails.", unit="share", keyed=False, ge=0, le=1
-    )
-    alarm_share: float = setting(0.95, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1)
+    max_failed: float = share(0.01, "Unreadable records of a source above which the command fails.", keyed=False)
+    alarm_share: float = alarm_share(0.95)
 
     @field_validator("method")
     @classmethod

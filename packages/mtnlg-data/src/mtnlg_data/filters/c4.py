@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mtnlg_data.quantities import characters, words
 from mtnlg_data.settings import setting
 from mtnlg_data.text.arrays import Texts, column_of, texts_of
 from mtnlg_data.text.characters import (
@@ -105,15 +106,11 @@ RULES = [
     Rule(
         "c4_longest_word",
         Effect.CUT,
-        limit=setting(1000, "Longest word of a line that is kept (C4's code: 1000).", unit="characters", ge=1),
+        limit=characters(1000, "Longest word of a line that is kept (C4's code: 1000).", ge=1),
     ),
     Rule("c4_citations", Effect.REPLACE),
     Rule("c4_terminal_punctuation", Effect.CUT),
-    Rule(
-        "c4_fewest_words",
-        Effect.CUT,
-        limit=setting(5, "Fewest words of a line that is kept (C4: 5).", unit="words", ge=0),
-    ),
+    Rule("c4_fewest_words", Effect.CUT, limit=words(5, "Fewest words of a line that is kept (C4: 5).")),
     Rule("c4_lorem_ipsum"),
     Rule("c4_javascript", Effect.CUT),
     Rule("c4_curly_bracket"),

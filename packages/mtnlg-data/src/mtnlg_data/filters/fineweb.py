@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtnlg_data.settings import setting
+from mtnlg_data.quantities import characters, per_word, share
 from mtnlg_data.text.characters import (
     SCRIPT_BIT,
     character_table,
@@ -24,7 +24,7 @@ from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import hash_span
 
 from .repetition import LINE_FEED, count_repeated, scratch
-from .rules import Rule, measure, per_word, share
+from .rules import Rule, measure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LINE_PUNCTUATION, SHORT_LINES, DUPLICATE_LINES, NEWLINES = range(4)
 BLANK, DELETE = 0x20, 0x7F
 WIDTHS = (1.0, 1.5, 3.0, 2.0)  # by script: letters; fourths and halves of words of six characters; syllables
-SHORT_LINE = setting(30, "Length of a short line (FineWeb: 30).", unit="characters", ge=0)
+SHORT_LINE = characters(30, "Length of a short line (FineWeb: 30).")
 
 
 @measure(

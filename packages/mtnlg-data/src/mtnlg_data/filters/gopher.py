@@ -9,6 +9,7 @@ import numpy as np
 
 from mtnlg_data.extract.boilerplate import stop_words
 from mtnlg_data.extract.language import ENGLISH, UNKNOWN, language_code
+from mtnlg_data.quantities import characters, per_word, share, words
 from mtnlg_data.settings import setting
 from mtnlg_data.text.characters import character_table, code_at, code_before, line_end, strip
 from mtnlg_data.text.compiled import jit
@@ -16,7 +17,7 @@ from mtnlg_data.text.hashing import WORD_BASE, hash_bytes
 from mtnlg_data.text.words import characters_per_word
 
 from .repetition import empty_slots, first_with_key, slot_of
-from .rules import Rule, measure, per_word, share
+from .rules import Rule, measure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,21 +44,10 @@ STOP_WORDS_SETTING = setting(
     source="Gopher",
     words=True,
     rules=[
-        Rule(
-            "gopher_fewest_words", at_least=setting(50, "Fewest words of a document (Gopher: 50).", unit="words", ge=0)
-        ),
-        Rule(
-            "gopher_most_words",
-            at_most=setting(100_000, "Most words of a document (Gopher: 100,000).", unit="words", ge=1),
-        ),
-        Rule(
-            "gopher_shortest_mean_word",
-            at_least=setting(3.0, "Least mean length of words (Gopher: 3).", unit="characters", ge=0),
-        ),
-        Rule(
-            "gopher_longest_mean_word",
-            at_most=setting(10.0, "Greatest mean length of words (Gopher: 10).", unit="characters", ge=0),
-        ),
+        Rule("gopher_fewest_words", at_least=words(50, "Fewest words of a document (Gopher: 50).")),
+        Rule("gopher_most_words", at_most=words(100_000, "Most words of a document (Gopher: 100,000).", ge=1)),
+        Rule("gopher_shortest_mean_word", at_least=characters(3.0, "Least mean length of words (Gopher: 3).")),
+        Rule("gopher_longest_mean_word", at_most=characters(10.0, "Greatest mean length of words (Gopher: 10).")),
         Rule("gopher_hashes", at_most=per_word(0.1, "Most hash signs per word (Gopher: 0.1).")),
         Rule("gopher_ellipses", at_most=per_word(0.1, "Most ellipses per word (Gopher: 0.1).")),
         Rule("gopher_bullet_lines", at_most=share(0.9, "Most lines that begin with a bullet point (Gopher: 0.9).")),
@@ -65,7 +55,7 @@ STOP_WORDS_SETTING = setting(
         Rule("gopher_alphabetic_words", at_least=share(0.8, "Fewest words with a letter (Gopher: 0.8).")),
         Rule(
             "gopher_stop_words",
-            at_least=setting(2, "Fewest different stop words (Gopher: 2).", unit="words", ge=0),
+            at_least=words(2, "Fewest different stop words (Gopher: 2)."),
             settings={"stop_words": (tuple[str, ...], STOP_WORDS_SETTING)},
         ),
     ],

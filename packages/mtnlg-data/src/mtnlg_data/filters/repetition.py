@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mtnlg_data.settings import setting
+from mtnlg_data import quantities
 from mtnlg_data.text.characters import character_table, count_characters, strip
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import WORD_BASE, hash_bytes
@@ -41,7 +41,7 @@ TOP_SHARES, DUPLICATE_SHARES = (0.20, 0.18, 0.16), (0.15, 0.14, 0.13, 0.12, 0.11
 def most(name: str, share: float, what: str, le: float | None = 1) -> Rule:
     """Gopher's rule that so large a share is the most."""
     text = f"Most {what} (Gopher: {share:.2f})."
-    return Rule(f"gopher_{name}", at_most=setting(share, text, unit="share", ge=0, le=le))
+    return Rule(f"gopher_{name}", at_most=quantities.share(share, text, le=le))
 
 
 @measure(

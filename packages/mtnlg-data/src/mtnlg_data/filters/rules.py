@@ -24,12 +24,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.registry import Registry
-from mtnlg_data.settings import setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-share = partial(setting, unit="share", ge=0, le=1)
-per_word = partial(setting, unit="per word", ge=0)
 EMPTY = "empty"  # the reason of a document that has no word, or to which a rule left no text
 #: The families of this package, in the order in which they apply.
 OWN = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model
 
+from mtnlg_data import quantities
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.settings import Settings, setting, validate
 from mtnlg_data.transfer.urls import FilePath
@@ -48,13 +49,8 @@ class FilterSettings(_RuleSettings):
         "without measuring again.",
         keyed=False,
     )
-    alarm_share: float = setting(
-        0.8,
-        "Say so where the rules drop a larger share of a source's documents.",
-        unit="share",
-        keyed=False,
-        ge=0,
-        le=1,
+    alarm_share: float = quantities.alarm_share(
+        0.8, "Say so where the rules drop a larger share of a source's documents."
     )
 
     if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
+from mtnlg_data.quantities import words
 from mtnlg_data.settings import setting
 from mtnlg_data.text.hashing import hash_strings
 from mtnlg_data.transfer.urls import FilePath
@@ -50,7 +51,7 @@ LISTS = {
         "For url_substring: files of character sequences that block a URL wherever they stand in it.",
     ),
 }
-SOFT = setting(2, "Soft words that block a URL (RefinedWeb: 2).", unit="words", ge=1)
+SOFT = words(2, "Soft words that block a URL (RefinedWeb: 2).", ge=1)
 
 
 @measure(

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from mtnlg_data.document import replace_columns, shard_source
 from mtnlg_data.extract.language import Language, LanguageSettings, open_identifier, text_length
+from mtnlg_data.quantities import alarm_share, characters
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.sources.reader import yields_pages
@@ -59,17 +60,13 @@ JAVASCRIPT = re.compile("javascript", re.IGNORECASE)
 class CleanSettings(LanguageSettings):
     """Thresholds of the rules, in characters, and of the alarm; what the rule ``language`` wants."""
 
-    shortest: int | None = setting(
+    shortest: int | None = characters(
         None,
         "Rule short drops documents under this; if not given 512, and fewer in languages of short texts.",
-        unit="characters",
         paper="512",
-        ge=0,
     )
-    javascript_under: int = setting(
-        256, "Rule javascript drops only documents under this.", unit="characters", paper="256", ge=0
-    )
-    alarm_share: float = setting(0.5, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1)
+    javascript_under: int = characters(256, "Rule javascript drops only documents under this.", paper="256")
+    alarm_share: float = alarm_share(0.5)
 
 
 class CleanKeys(Settings):

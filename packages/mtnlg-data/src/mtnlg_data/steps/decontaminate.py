@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from mtnlg_data.console import Failure, say
 from mtnlg_data.engine import CUTS
 from mtnlg_data.files import file_lines
+from mtnlg_data.quantities import alarm_share, characters
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Role, Step
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
@@ -36,12 +37,10 @@ class DecontaminateSettings(Settings):
         unit="documents",
         paper="10 in Megatron's tool",
     )
-    window: NonNegativeInt = setting(200, "Text cut on each side of a match.", unit="characters", paper="200")
-    shortest: NonNegativeInt = setting(200, "Shortest piece that is kept.", unit="characters", paper="200")
+    window: int = characters(200, "Text cut on each side of a match.", paper="200")
+    shortest: int = characters(200, "Shortest piece that is kept.", paper="200")
     most_splits: PositiveInt = setting(10, "Most pieces of a document that is kept.", paper="10")
-    alarm_share: float = setting(
-        0.1, "Warn of a source that loses more as a whole.", unit="share", keyed=False, ge=0, le=1
-    )
+    alarm_share: float = alarm_share(0.1, "Warn of a source that loses more as a whole.")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

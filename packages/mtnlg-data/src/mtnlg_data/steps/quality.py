@@ -22,6 +22,7 @@ from mtnlg_data.console import Failure
 from mtnlg_data.document import replace_columns, shard_source
 from mtnlg_data.fingerprint import File
 from mtnlg_data.quality.draws import HISTOGRAM_EDGES, histogram, keep_probability, uniform_draws
+from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Outcome, Role, Step
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
@@ -63,9 +64,7 @@ class QualitySettings(Settings):
     )
     epochs: int = setting(5, "Passes over the training documents.", gt=0)
     seed: int = setting(1, "Of the sample and of the draw.", ge=0, lt=1 << 32)
-    alarm_share: float = setting(  # alpha 3 drops 7/8 at most
-        0.85, "Warn of a source that loses more.", unit="share", keyed=False, ge=0, le=1
-    )
+    alarm_share: float = alarm_share(0.85)  # alpha 3 drops 7/8 at most
 
 
 class QualityKeys(Settings):

@@ -15,7 +15,7 @@ equal hashes whatever A is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from .compiled import jit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Hashes = TypeVar("Hashes", np.uint64, "NDArray[np.uint64]")
 CHARACTER_BASE = np.uint64(0x9E3779B97F4A7C15)
 WORD_BASE = np.uint64(0xD6E8FEB86659FD93)
 LONGEST_SUM = 64  # characters of the longest word whose hash is a sum of powers
@@ -94,18 +95,11 @@ def ngram_hashes(hashes: NDArray[np.uint64], n: int, starts: NDArray[np.int64] |
     return fmix64(total)
 
 
-def fmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def fmix64(values: Hashes) -> Hashes:
     """MurmurHash3's 64-bit finalizer: every input bit affects every output bit."""
-    values = values ^ (values >> np.uint64(33))
-    values = values * np.uint64(0xFF51AFD7ED558CCD)
-    values = values ^ (values >> np.uint64(33))
-    values = values * np.uint64(0xC4CEB9FE1A85EC53)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return values ^ (values >> np.uint64(33))
 
 
-@jit
-def fmix64_scalar(value: np.uint64) -> np.uint64:
-    """``fmix64`` of one value, for use inside compiled loops."""
-    value = np.uint64((value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD))
-    value = np.uint64((value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53))
-    return np.uint64(value ^ (value >> np.uint64(33)))
+fmix64_scalar = jit(fmix64)  # of one value, for use inside compiled loops

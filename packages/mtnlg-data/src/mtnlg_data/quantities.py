@@ -1,0 +1,18 @@
+"""Settings of the kinds that many steps have: shares, lengths of texts, the alarm of a step that drops too much."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from .settings import setting
+
+share = partial(setting, unit="share", ge=0, le=1)
+per_word = partial(setting, unit="per word", ge=0)
+characters = partial(setting, unit="characters", ge=0)
+words = partial(setting, unit="words", ge=0)
+
+
+def alarm_share(default: float, description: str = "Warn of a source that loses more.") -> Any:  # noqa: ANN401
+    """The share of a source's documents above whose loss a step gives an alarm."""
+    return share(default, description, keyed=False)
