@@ -346,7 +346,7 @@ def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
 
 
 def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier, "find_spec", lambda _: None)
+    monkeypatch.setattr("mtnlg_data.extract.language.find_spec", lambda _: None)
     write_fasttext(tmp_path / "model.bin")
     (tmp_path / "other.bin").write_bytes(b"GGUF")
     for name, line in (

@@ -22,6 +22,7 @@ from .commands.step_command import (
     WorkFolder,
     add_step_commands,
     check_failures,
+    out_option,
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder
@@ -40,15 +41,7 @@ RecipeInput = Annotated[
         "--input", parser=location, metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."
     ),
 ]
-RunFolder = Annotated[
-    Location,
-    typer.Option(
-        "--out",
-        help="Folder for everything, or a URL for the results (s3://…).",
-        parser=location,
-        metavar="FOLDER|URL",
-    ),
-]
+RunFolder = Annotated[Location, out_option("Folder for everything, or a URL for the results (s3://…).")]
 RecipeOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),

@@ -256,10 +256,20 @@ def read_documents(
                 yield from [batch] if batch_bytes is None else small_batches(batch, batch_bytes)
 
 
+def footer(path: Path) -> pq.FileMetaData:
+    """What a Parquet file says of itself. Raises ``DamagedShard`` where it is none."""
+    with named_damage(path):
+        return pq.read_metadata(regular(path))
+
+
+def file_schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises ``DamagedShard`` where it is none."""
+    return footer(path).schema.to_arrow_schema()
+
+
 def text_bytes(path: Path) -> list[int]:
     """Bytes of text in each row group of a shard, by its footer."""
-    with named_damage(path):
-        file = pq.read_metadata(regular(path))
+    file = footer(path)
     text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
     (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
     return [file.row_group(group).column(column).total_uncompressed_size for group in range(file.num_row_groups)]

@@ -42,7 +42,7 @@ from .registry import did_you_mean, recipe_folder, references_from
 from .settings import Settings, dump, partial_settings, read_toml, setting, validate
 from .sources import Reader, SourceFile
 from .sources.matching import matching_files
-from .sources.reader import load_reader, open_reader, source_defaults
+from .sources.reader import load_reader, open_reader, reader_in_recipe
 from .step import Step, Where
 from .steps import OWN_STEPS
 from .transfer.url_files import local_path
@@ -336,4 +336,4 @@ def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> A
     filled: dict[str, Any] = {}
     for cls, _, _ in factories.values():
         filled |= cls.source_defaults(name, table)
-    return filled | source_defaults(table.get("kind"), name) | table
+    return filled | reader_in_recipe(table.get("kind")).source_defaults(name) | table

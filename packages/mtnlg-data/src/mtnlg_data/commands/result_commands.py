@@ -10,7 +10,7 @@ import typer
 from mtnlg_data.console import print_json, say
 from mtnlg_data.transfer.urls import Location, local_only, location
 
-from .step_command import AsJson, WorkFolder  # noqa: TC001
+from .step_command import AsJson, WorkFolder, out_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,15 +23,7 @@ Inspected = Annotated[
         parser=location,
     ),
 ]
-ExportFolder = Annotated[
-    Location,
-    typer.Option(
-        "--out",
-        help="Folder or URL for the files, such as hf://datasets/ME/NAME.",
-        parser=location,
-        metavar="FOLDER|URL",
-    ),
-]
+ExportFolder = Annotated[Location, out_option("Folder or URL for the files, such as hf://datasets/ME/NAME.")]
 LOCAL: dict[str, Any] = {"parser": local_only}
 
 

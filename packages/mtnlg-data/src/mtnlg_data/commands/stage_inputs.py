@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
 from mtnlg_data.console import Failure, UsageFailure, say
-from mtnlg_data.document import DamagedShard, named_damage, shard_source
+from mtnlg_data.document import DamagedShard, file_schema, shard_source
 from mtnlg_data.engine import listed_shards, manifest_path
 from mtnlg_data.engine.stage_folder import RECORD, read_record
-from mtnlg_data.files import regular
 from mtnlg_data.schema import is_shard
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.matching import check_regular, kinds_of_files, name_below
@@ -118,8 +115,7 @@ def _is_shard(path: Path) -> bool:
     if path.suffix != ".parquet" or not manifest_path(path).exists():
         return False
     try:
-        with named_damage(path):
-            return is_shard(pq.read_schema(regular(path)))
+        return is_shard(file_schema(path))
     except DamagedShard:
         return False
 

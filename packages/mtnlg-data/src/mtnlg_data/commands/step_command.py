@@ -35,15 +35,14 @@ InputPaths = Annotated[
         "NAME=PATH.",
     ),
 ]
-StepFolder = Annotated[
-    Location,
-    typer.Option(
-        "--out",
-        help="Folder, or URL, for shards, manifests, summary and report.",
-        parser=location,
-        metavar="FOLDER|URL",
-    ),
-]
+
+
+def out_option(help_text: str) -> Any:  # noqa: ANN401  (typer's)
+    """The option ``--out`` for a folder or a URL."""
+    return typer.Option("--out", help=help_text, parser=location, metavar="FOLDER|URL")
+
+
+StepFolder = Annotated[Location, out_option("Folder, or URL, for shards, manifests, summary and report.")]
 TextField = Annotated[str, typer.Option(help="Key or column of the text, in JSON lines and Parquet.")]
 PileSubset = Annotated[
     str | None, typer.Option(help="Read the Pile's format, and keep documents of this pile_set_name.")
@@ -86,8 +85,6 @@ def any_step(
                    f"{inspect.getdoc(any_step)}\nOwn steps: {', '.join(OWN_STEPS)}.\n"
                    "mtnlg-data step NAME --help lists the options of a step.")  # fmt: skip
         return
-    command = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    command.command(help=None)(lambda: None)
     context = _command(f"mtnlg-data step {step}", step).make_context(f"mtnlg-data step {step}", [*(rest or [])])
     context.command.invoke(context)
 
@@ -136,10 +133,17 @@ def _with_options(reference: str) -> Callable[..., None]:
 
     parameters = [
         *(parameter for parameter in shared if parameter.name != "extra"),
-        *(_input_option(name) for name in cls.inputs),
-        *(_source_option(name, leaf) for name, leaf in keys.items()),
-        *(_setting_option(name, leaf) for name, leaf in settings.items()),
+        *(
+            _option(name, list[str], SOURCES_PANEL, f"--{name}", metavar="INPUT", help=f"Inputs that are {name}.")
+            for name in cls.inputs
+        ),
     ]
+    for name, leaf in keys.items():  # for all inputs, or NAME=VALUE for one of them
+        metavar = leaf.metavar if leaf.is_list else f"NAME={leaf.metavar}"
+        parameters.append(_option(name, list[str], SOURCES_PANEL, leaf.option, metavar=metavar, help=leaf.help))
+    for name, leaf in settings.items():  # a flag, or a text that `parse_settings` reads
+        kind = bool if leaf.type is bool else str
+        parameters.append(_option(name, kind, "Settings", leaf.option, metavar=leaf.metavar, help=leaf.help))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = step_help(reference) if reference in OWN_STEPS else inspect.getdoc(cls)
@@ -150,30 +154,9 @@ def _parameter_name(kind: str, leaf: Leaf) -> str:
     return f"{kind}_{leaf.option}".replace("-", "_")
 
 
-def _setting_option(name: str, leaf: Leaf) -> inspect.Parameter:
-    """The option of a setting: a flag, or a text that `parse_settings` reads."""
-    option = typer.Option(
-        leaf.option, metavar=leaf.metavar, help=leaf.help, show_default=False, rich_help_panel="Settings"
-    )
-    kind: Any = bool if leaf.type is bool else str
-    return _keyword(name, Annotated[kind | None, option])
-
-
-def _source_option(name: str, leaf: Leaf) -> inspect.Parameter:
-    """The option of a key of a source: for all inputs, or NAME=VALUE for one of them."""
-    metavar = leaf.metavar if leaf.is_list else f"NAME={leaf.metavar}"
-    option = typer.Option(
-        leaf.option, metavar=metavar, help=leaf.help, show_default=False, rich_help_panel=SOURCES_PANEL
-    )
-    return _keyword(name, Annotated[list[str] | None, option])
-
-
-def _input_option(name: str) -> inspect.Parameter:
-    option = typer.Option(f"--{name}", metavar="INPUT", help=f"Inputs that are {name}.", rich_help_panel=SOURCES_PANEL)
-    return _keyword(name, Annotated[list[str] | None, option])
-
-
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:  # noqa: ANN401
+def _option(name: str, kind: Any, panel: str, option: str, **shown: Any) -> inspect.Parameter:  # noqa: ANN401
+    described = typer.Option(option, show_default=False, rich_help_panel=panel, **shown)
+    annotation = Annotated[kind | None, described]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -124,6 +124,18 @@ class LanguageSettings(Settings):
         return "language_score" if score < self.min_language_score else None
 
 
+def load_fasttext(path: Path, hint: str) -> Any:  # noqa: ANN401  (an extra)
+    """A model of fastText. Raises ``Failure``, with this hint, where it is none or there is no fastText."""
+    if find_spec("fasttext") is None:
+        raise Failure(f'{path}: a fastText model needs fastText: pip install "mtnlg-data[fasttext]"')
+    import fasttext  # noqa: PLC0415
+
+    try:
+        return fasttext.load_model(str(regular(path)))
+    except (ValueError, OSError, MemoryError) as error:
+        raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}; {hint}") from None
+
+
 def open_identifier(model: Path | None) -> Callable[[str], Language]:
     """What finds the language of a plain text: this fastText model, opened once a worker, or CLD2."""
     return detect_language if model is None else _open_model(model, model.stat().st_mtime_ns)
@@ -161,15 +173,7 @@ class _FastText:
     """A fastText model whose labels are languages."""
 
     def __init__(self, path: Path) -> None:
-        if find_spec("fasttext") is None:
-            raise Failure(f'{path}: a fastText model needs fastText: pip install "mtnlg-data[fasttext]"')
-        import fasttext  # noqa: PLC0415  (an extra)
-
-        try:
-            self._model: Any = fasttext.load_model(str(regular(path)))
-        except (ValueError, OSError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise Failure(f"{path}: {reason}; language_model must be a fastText .bin") from None
+        self._model = load_fasttext(path, "language_model must be a fastText .bin")
 
     def __call__(self, text: str) -> Language:
         labels, scores = self._model.predict(text.encode(errors="replace").decode().replace("\n", " "))

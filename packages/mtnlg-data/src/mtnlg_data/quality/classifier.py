@@ -16,13 +16,13 @@ you know.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import atomic_open, open_regular, regular
+from mtnlg_data.extract.language import load_fasttext
+from mtnlg_data.files import atomic_open, open_regular
 from mtnlg_data.text.arrays import join_texts, text_batches
 from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds
 from mtnlg_data.text.compiled import jit
@@ -47,6 +47,7 @@ BIAS_RATE = 0.01  # of the weights' rate
 MAX_SEED = (1 << 31) - 1
 FEATURE_VERSION = 3  # weights are valid only for the features they were trained on
 FILE_SHAPE = (BUCKETS + 2,)
+HINT = "quality.model must be a classifier.npy of another run or a fastText .bin"
 FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 
 
@@ -58,33 +59,19 @@ class Scorer(Protocol):
 
 
 def open_scorer(path: Path, label: str) -> Scorer:
-    """Open a model file; ``label`` is the label of good texts in a fastText model."""
-    return FastTextScorer(path, label) if is_fasttext(path) else Classifier.load(path)
-
-
-def is_fasttext(path: Path) -> bool:
-    """Whether a model file is fastText's rather than ours. Raises ``Failure`` if it is neither or cannot be read."""
+    """Open a model file; ``label`` is the label of good texts in a fastText model. Raises ``Failure`` for others."""
     try:
         magic = read_beginning(path, len(FASTTEXT_MAGIC))
     except OSError as error:
-        raise Failure(
-            f"{path}: {error.strerror}; quality.model must be a classifier.npy of another run or a fastText .bin"
-        ) from None
-    if magic != FASTTEXT_MAGIC:
-        Classifier.load(path)
-        return False
-    if find_spec("fasttext") is None:
-        raise Failure(f'{path}: a fastText model needs fastText: pip install "mtnlg-data[fasttext]"')
-    return True
+        raise Failure(f"{path}: {error.strerror}; {HINT}") from None
+    return FastTextScorer(path, label) if magic == FASTTEXT_MAGIC else Classifier.load(path)
 
 
 class FastTextScorer:
     """A supervised fastText model; the score is its probability of ``label``."""
 
     def __init__(self, path: Path, label: str) -> None:
-        import fasttext  # noqa: PLC0415  (an extra)
-
-        self._model = fasttext.load_model(str(regular(path)))
+        self._model = load_fasttext(path, HINT)
         self._label = label
         labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
         if label not in labels:

@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read_schema(path: Path) -> pa.Schema:
-    """The columns of a Parquet file. Raises ``Failure`` where it is none."""
-    with named_damage(path):
-        return pq.read_schema(regular(path))
-
-
 def inspect_table(path: Path, rows: int) -> dict[str, Any]:
     """Columns, number of rows and the first ``rows`` of a Parquet file. Raises ``Failure`` where it is none."""
     with named_damage(path), pq.ParquetFile(regular(path)) as file:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from rich.table import Table
 
 from mtnlg_data.console import Failure, output
-from mtnlg_data.document import read_documents
+from mtnlg_data.document import file_schema, read_documents
 from mtnlg_data.engine import listed_shards, read_record
 from mtnlg_data.files import read_small
 from mtnlg_data.schema import holds_documents
@@ -23,7 +23,7 @@ from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import Url, local_only
 
-from .file_inspection import inspect_table, read_schema
+from .file_inspection import inspect_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
     check_regular(path)
     if path.suffix != ".parquet":
         raise Failure(f"{path}: neither Parquet nor a token store (a pair .bin and .idx)")
-    if holds_documents(read_schema(path)):
+    if holds_documents(file_schema(path)):
         return _inspect_shards(path, [path], documents, characters)
     return inspect_table(path, documents)
 
@@ -106,7 +106,7 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
     if (left := read_record(path)) is not None:
         shards = listed_shards(path) or [] if left.shards else []
     else:
-        shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(read_schema(shard))]
+        shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(file_schema(shard))]
     return _inspect_shards(path, shards, documents, characters) if shards else None
 
 

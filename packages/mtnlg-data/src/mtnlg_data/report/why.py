@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
-from mtnlg_data.document import DocumentFile, named_damage
+from mtnlg_data.document import DocumentFile, footer, named_damage
 from mtnlg_data.engine import CUTS, DROPPED, read_record, stage_folders
 from mtnlg_data.files import regular
 
@@ -112,8 +112,7 @@ def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, An
 def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
     """Id, key, source and score of a shard's documents."""
     rows: list[dict[str, Any]] = []
-    with named_damage(path):
-        metadata = pq.read_metadata(regular(path))
+    metadata = footer(path)
     with DocumentFile(path, verify=False) as file:
         for group in range(metadata.num_row_groups):
             if _may_hold(metadata.row_group(group), name):

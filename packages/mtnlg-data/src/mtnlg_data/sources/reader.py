@@ -184,17 +184,8 @@ def _open_reader(kind: str, options: str, folder: Path | None) -> Reader:
     return validate(json.loads(options), load_reader(kind, folder), f"a source of kind {kind}")
 
 
-def yields_pages(kind: object) -> bool:
-    """Whether the reader of this kind, in the recipe that is being read, yields HTML pages."""
-    return _reader_in_recipe(kind).pages
-
-
-def source_defaults(kind: object, name: str) -> dict[str, object]:
-    """Keys of the reader of this kind, in the recipe that is being read, for a source of this name."""
-    return _reader_in_recipe(kind).source_defaults(name)
-
-
-def _reader_in_recipe(kind: object) -> type[Reader]:
+def reader_in_recipe(kind: object) -> type[Reader]:
+    """The class of readers of this kind in the recipe that is being read."""
     try:
         return Reader if kind is None else load_reader(str(kind), recipe_folder())
     except UsageFailure:  # which the recipe reports

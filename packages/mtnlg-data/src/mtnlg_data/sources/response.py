@@ -14,7 +14,7 @@ import brotli
 import zstandard
 from fastwarc.warc import WarcRecordType
 
-from .record import Dropped, Record, json_metadata
+from .record import Dropped, Record, json_metadata, text_record, too_large
 
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecord
@@ -78,7 +78,7 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
     if not kind and not HTML_START.match(content):
         return Dropped("not_html", where)
     if len(content) > max_bytes:
-        return Dropped("too_large", where, f"longer than {max_bytes} bytes")
+        return too_large(where, max_bytes)
     charset = CHARSET.search(kind.lower())
     metadata = json_metadata({**_kept_headers(record), "Content-Type": kind})
     return Record(number, content, url, charset and charset[1], metadata=metadata)
@@ -88,11 +88,8 @@ def read_converted_text(record: WarcRecord, number: int, where: str, url: str) -
     """The text of a complete conversion record, of which Common Crawl's WET files consist: plain text in UTF-8."""
     if _essence(record.headers.get("Content-Type") or TEXT_TYPE) != TEXT_TYPE:
         return Dropped("not_text", where)
-    try:
-        text = record.reader.read().decode()
-    except UnicodeDecodeError as error:
-        return Dropped("not_utf8", where, str(error))
-    return Record(number, text, url, metadata=json_metadata(_kept_headers(record)))
+    metadata = json_metadata(_kept_headers(record))
+    return text_record(number, record.reader.read(), where, record.content_length, url=url, metadata=metadata)
 
 
 def _essence(kind: str) -> str:

@@ -29,7 +29,7 @@ from mtnlg_data.extract.language import Language, LanguageSettings, open_identif
 from mtnlg_data.quantities import alarm_share, characters
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.sources.corpus import DATASETS
-from mtnlg_data.sources.reader import yields_pages
+from mtnlg_data.sources.reader import reader_in_recipe
 from mtnlg_data.step import KEPT, Cost, Outcome, Step
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Clean(Step[CleanSettings, CleanKeys]):
     def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         """The paper's rules for a source of this name and kind."""
         known = DATASETS.get(name)
-        rules = PAGE_RULES if yields_pages(table.get("kind")) or (known and known.whitespace) else TEXT_RULES
+        pages = reader_in_recipe(table.get("kind")).pages or (known and known.whitespace)
+        rules = PAGE_RULES if pages else TEXT_RULES
         return {"rules": [*rules, *VARIANTS.get(name, ())]}
 
     def check(self) -> None:

@@ -17,13 +17,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 import orjson
-import pyarrow.parquet as pq
 import zstandard
 
 from mtnlg_data.console import Failure, UsageFailure, progress
-from mtnlg_data.document import named_damage, read_documents, shard_source
+from mtnlg_data.document import footer, read_documents, shard_source
 from mtnlg_data.engine import listed_shards, lock_folder
-from mtnlg_data.files import atomic_path, regular, write_text
+from mtnlg_data.files import atomic_path, write_text
 
 from .publish import last_stage
 
@@ -46,7 +45,7 @@ def export_documents(folder: Path, out: Path, kind: str = "datasets") -> dict[st
     by_source: dict[str, list[Path]] = {}
     for shard in shards:
         by_source.setdefault(shard_source(shard), []).append(shard)
-    counts = {source: sum(map(_count_rows, own)) for source, own in by_source.items()}
+    counts = {source: sum(footer(shard).num_rows for shard in own) for source, own in by_source.items()}
     suffix = ".jsonl.zst" if kind == "jsonl" else ".parquet"
     files = {
         out / DATA / source / f"train-{number:05}-of-{len(own):05}{suffix}": shard
@@ -98,11 +97,6 @@ def _write_lines(shard: Path, partial: Path) -> None:
                 if isinstance(row["metadata"], str):  # JSON already
                     row["metadata"] = orjson.Fragment(row["metadata"])
                 file.write(orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def _count_rows(shard: Path) -> int:
-    with named_damage(shard):
-        return int(pq.read_metadata(regular(shard)).num_rows)
 
 
 def _card(counts: Mapping[str, int]) -> str:
