@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Int64s
 
 
 #: Limits of a row group, which is what a reader holds in memory: rows, or characters of texts and metadata, whichever
@@ -231,7 +231,7 @@ class DocumentFile:
             (batch,) = table.combine_chunks().to_batches()
             return self._columns.documents(batch, self._firsts[group], wanted)
 
-    def read_rows(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(position in ``rows`` of the batch's first row, batch): these rows (ascending), one batch per row group.
 
         Row groups without any of the rows are not read.
@@ -314,7 +314,7 @@ def _row_count(path: Path) -> int:
         raise Failure(f"{path}: not a Parquet file of documents: {error}") from None
 
 
-def read_rows(path: Path, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """These rows of a shard, as ``DocumentFile.read_rows`` gives them."""
     with DocumentFile(path) as file:
         yield from file.read_rows(rows, columns)

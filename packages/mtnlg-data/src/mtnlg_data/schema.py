@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -23,18 +24,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+
+def required(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    """Columns of this type, each with a value in every row."""
+    return [pa.field(name, kind, nullable=False) for name in names]
+
+
 #: ``key`` is source, file and position in the file: unique, and the same whatever the order and the shards, so every
 #: draw and tie depends on it. ``id`` is what the record calls itself, or the key; it is for people, and may repeat.
 SCHEMA = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("text", pa.large_string(), nullable=False),
+        *required(pa.string(), "id", "source"),
+        *required(pa.large_string(), "text"),
         pa.field("url", pa.string()),
         pa.field("language", pa.string()),
         pa.field("language_score", pa.float32()),
         pa.field("score", pa.float32()),
-        pa.field("key", pa.string(), nullable=False),
+        *required(pa.string(), "key"),
         pa.field("metadata", pa.large_string()),  # all other fields, a JSON object; of Parquet a struct of its columns
     ]
 )
@@ -93,16 +99,11 @@ def document_columns(documents: Sequence[Document], schema: pa.Schema) -> pa.Rec
 
 def _gather_rows(rows: Iterable[TableRow | None], kind: pa.DataType) -> pa.Array:
     """The rows as one array, with one ``take`` for each run of rows of the same table."""
-    runs: list[tuple[pa.StructArray | None, list[int]]] = []
-    for row in rows:
-        columns, number = (None, 0) if row is None else (row.columns, row.number)
-        if not runs or runs[-1][0] is not columns:
-            runs.append((columns, []))
-        runs[-1][1].append(number)
-    parts = [
-        pa.nulls(len(numbers), kind) if columns is None else columns.take(pa.array(numbers))
-        for columns, numbers in runs
-    ]
+    parts = []
+    for _, run in groupby(rows, lambda row: row and id(row.columns)):
+        first, *others = run
+        numbers = pa.array([row.number for row in (first, *others) if row])
+        parts.append(first.columns.take(numbers) if first else pa.nulls(1 + len(others), kind))
     return pa.concat_arrays(parts)
 
 

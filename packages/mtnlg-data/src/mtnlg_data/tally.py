@@ -20,36 +20,34 @@ import pyarrow.parquet as pq
 
 from .engine import DROPPED
 from .files import atomic_path
+from .schema import required
+from .step import text_lengths
 from .summary import COUNTS, ERRORS_SHOWN, KEPT, SHOWN_PER_FATE
-from .text.arrays import text_lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import Bools, Int64s
+
     from .step import Outcome
     from .summary import Summary
 
-    Drop = tuple[str, str, str, str, float | None]
-
 EXCERPT_CHARACTERS = 400  # of each example
 #: One row per dropped document; ``score`` is the number that decided, where there is one.
-DROPPED_SCHEMA = pa.schema(
-    [pa.field(name, pa.string(), nullable=False) for name in ("id", "key", "source", "reason")]
-    + [pa.field("score", pa.float32())]
-)
+DROPPED_SCHEMA = pa.schema([*required(pa.string(), "id", "key", "source", "reason"), pa.field("score", pa.float32())])
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a task holds in memory
 
 
-def key_ranks(batch: pa.RecordBatch) -> NDArray[np.int64]:
+def key_ranks(batch: pa.RecordBatch) -> Int64s:
     """CRC-32 of each document's key."""
     keys = batch["key"].cast(pa.binary()).to_pylist()
     return np.fromiter(map(crc32, keys), np.int64, len(keys))
 
 
-def lowest(ranks: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def lowest(ranks: Int64s, count: int) -> Int64s:
     """Places of the ``count`` lowest ranks, and of those equal to the last of them."""
     if len(ranks) <= count:
         return np.arange(len(ranks))
@@ -88,7 +86,7 @@ class Tally:
         self._add(1, 0, characters, 0)
         self.reasons[reason] += 1
         if self._drops is not None and name is not None:
-            self._drops.add([(name, name if key is None else key, self.source, reason, score)])
+            self._drops.add((name, name if key is None else key, self.source, reason, score))
 
     def fail(self, reason: str, where: str, what: str) -> None:
         """Count a document that could not be read, and keep its place and error among the first ``ERRORS_SHOWN``."""
@@ -118,7 +116,7 @@ class Tally:
             insort(examples, (rank, key, example), key=lambda entry: entry[:2])
             del examples[SHOWN_PER_FATE:]
 
-    def count(self, batch: pa.RecordBatch, outcome: Outcome, own: NDArray[np.bool_], ranks: NDArray[np.int64]) -> None:
+    def count(self, batch: pa.RecordBatch, outcome: Outcome, own: Bools, ranks: Int64s) -> None:
         """Count, record and show what a step decided on the documents of this source, the ``own`` rows of a batch."""
         scores = np.full(batch.num_rows, np.nan) if outcome.scores is None else outcome.scores
         for number in np.unique(outcome.decisions[own]).tolist():
@@ -131,9 +129,9 @@ class Tally:
                 self.show(fate, name, text, None if np.isnan(scores[row]) else float(scores[row]), key)
         if self._drops is not None and (dropped := own & (outcome.decisions >= 0)).any():
             names = batch.select(["id", "key", "source"]).filter(pa.array(dropped))
-            reasons = [outcome.reasons[number] for number in outcome.decisions[dropped]]
-            numbers = [None if np.isnan(score) else score for score in scores[dropped].tolist()]
-            self._drops.add(zip(*(column.to_pylist() for column in names.columns), reasons, numbers, strict=True))
+            reasons = pa.array(outcome.reasons, pa.string()).take(pa.array(outcome.decisions[dropped]))
+            numbers = pa.array(scores[dropped].astype(np.float32), from_pandas=True)  # NaN as null
+            self._drops.add_batch(pa.record_batch([*names.columns, reasons, numbers], DROPPED_SCHEMA))
 
     def measure(self, lengths: NDArray[np.integer[Any]], lengths_out: NDArray[np.integer[Any]]) -> None:
         """Count documents of these lengths, and those that are kept, of these lengths after the stage."""
@@ -163,27 +161,35 @@ class DropFile:
         self.path = path
         self.files: list[str] = []  # its name below the folder of the task's output, once it has rows
         self._stack = stack
-        self._rows: list[Drop] = []
+        self._rows: list[tuple[str, str, str, str, float | None]] = []
+        self._batches: list[pa.RecordBatch] = []
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, rows: Iterable[Drop]) -> None:
+    def add(self, row: tuple[str, str, str, str, float | None]) -> None:
+        """Record a document: a row of ``DROPPED_SCHEMA``."""
+        self._rows.append(row)
+        if len(self._rows) == DROPS_PER_GROUP:
+            self.flush()
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
         """Record documents: rows of ``DROPPED_SCHEMA``."""
-        self._rows += rows
-        if len(self._rows) >= DROPS_PER_GROUP:
+        self._batches.append(batch)
+        if sum(batch.num_rows for batch in self._batches) >= DROPS_PER_GROUP:
             self.flush()
 
     def flush(self) -> None:
         """Write the rows that are held as a row group."""
-        rows, self._rows = self._rows, []
-        if not rows:
+        rows, batches, self._rows, self._batches = self._rows, self._batches, [], []
+        if rows:
+            arrays = map(pa.array, zip(*rows, strict=True), DROPPED_SCHEMA.types)
+            batches.append(pa.record_batch([*arrays], DROPPED_SCHEMA))
+        if not batches:
             return
         if self._writer is None:
             partial = self._stack.enter_context(atomic_path(self.path))
             self._writer = self._stack.enter_context(pq.ParquetWriter(partial, DROPPED_SCHEMA, compression="zstd"))
             self.files.append(f"{DROPPED}/{self.path.name}")
-        self._writer.write_table(
-            pa.table([*map(pa.array, zip(*rows, strict=True), DROPPED_SCHEMA.types)], DROPPED_SCHEMA)
-        )
+        self._writer.write_table(pa.Table.from_batches(batches))
 
 
 @contextmanager

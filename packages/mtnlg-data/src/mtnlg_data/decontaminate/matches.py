@@ -9,7 +9,8 @@ choose_rare       n-grams in ``common`` documents or more are not cut
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.exchange import begins
 from mtnlg_data.extract.language import language_code
 from mtnlg_data.files import atomic_open, atomic_path
+from mtnlg_data.schema import required
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_points
 
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Bools, Int64s, UInt32s
     from mtnlg_data.document import Shard
     from mtnlg_data.fingerprint import File
     from mtnlg_data.job import Done
@@ -50,12 +51,7 @@ NGRAM_SCHEMA = pa.schema(
 )
 MATCH_COLUMNS = ("row", "length", "start", "end", "ngram", "stop", "resume")
 #: ``row`` and ``length`` of the document, then a ``Match``; ``is_first`` marks an n-gram's first match in a document.
-MATCH_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64(), nullable=False) for name in MATCH_COLUMNS),
-        pa.field("is_first", pa.bool_(), nullable=False),
-    ]
-)
+MATCH_SCHEMA = pa.schema([*required(pa.int64(), *MATCH_COLUMNS), *required(pa.bool_(), "is_first")])
 
 
 class Match(NamedTuple):
@@ -118,9 +114,7 @@ def _match_table(batch: pa.RecordBatch, first_row: int, ngrams: NgramSet, window
     return pa.table([*columns, is_first], schema=MATCH_SCHEMA)
 
 
-def sentence_ends(
-    text: str, starts: NDArray[np.int64], ends: NDArray[np.int64], window: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def sentence_ends(text: str, starts: Int64s, ends: Int64s, window: int) -> tuple[Int64s, Int64s]:
     """``Match.stop`` and ``Match.resume`` of matches of a text."""
     codes = code_points(text)
     marks = np.flatnonzero(_ends_sentence(codes))
@@ -130,7 +124,7 @@ def sentence_ends(
     return bounded[before], bounded[after + 1]
 
 
-def _ends_sentence(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _ends_sentence(codes: UInt32s) -> Bools:
     """Which characters end a sentence; after a letter of Thai, Lao or Burmese, which need no mark, a space does."""
     after_letter = np.concatenate([[False], character_kinds()[codes[:-1]] == SOUTHEAST_ASIAN])
     return np.isin(codes, SENTENCE_ENDS) | (after_letter & np.isin(codes, code_points(" \n")))
@@ -150,7 +144,7 @@ def count_documents(files: Sequence[Done], output: Path, *, ngrams: Done) -> Sum
     return {}
 
 
-def _counts(file: Done) -> Iterator[NDArray[np.int64]]:
+def _counts(file: Done) -> Iterator[Int64s]:
     """Different n-grams, and documents of each: as counted before, or of each batch of matches."""
     if file.output.suffix == ".npy":
         yield np.load(file.output)
@@ -171,18 +165,11 @@ def choose_rare(counts: Done, output: Path, *, ngrams: Done, common: int) -> Sum
     return {"found": len(found), "common": int((~is_cut).sum())}
 
 
-def read_matches_to_cut(path: Path, is_cut: NDArray[np.bool_]) -> Iterator[tuple[int, int, list[Match]]]:
+def read_matches_to_cut(path: Path, is_cut: Bools) -> Iterator[tuple[int, int, list[Match]]]:
     """Row, length and matches, in order, of each document with matches of n-grams that are cut."""
-    row, length = -1, 0
-    matches: list[Match] = []
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=list(MATCH_COLUMNS)):
-            rare = batch.filter(pa.array(is_cut[batch["ngram"].to_numpy()], pa.bool_()))
-            for next_row, size, *match in zip(*(rare[name].to_pylist() for name in MATCH_COLUMNS), strict=True):
-                if next_row != row and matches:
-                    yield row, length, matches
-                    matches = []
-                row, length = next_row, size
-                matches.append(Match(*match))
-    if matches:
-        yield row, length, matches
+        batches = file.iter_batches(columns=list(MATCH_COLUMNS))
+        rare = (batch.filter(pa.array(is_cut[batch["ngram"].to_numpy()], pa.bool_())) for batch in batches)
+        rows = (row for batch in rare for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        for (row, length), own in groupby(rows, itemgetter(0, 1)):
+            yield row, length, [Match(*match) for _, _, *match in own]

@@ -20,6 +20,7 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mtnlg_data.array_types import Bools, Int64s, UInt32s, UInt64s
 from mtnlg_data.console import Failure
 from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import file_lines
@@ -49,10 +50,10 @@ class TaskText(BaseModel):
 class Occurrences(NamedTuple):
     """N-grams found in a batch of texts, sorted by text, then start, then the longest first: int64[matches] each."""
 
-    texts: NDArray[np.int64]
-    starts: NDArray[np.int64]  # first character of the match in its text
-    ends: NDArray[np.int64]  # one past its last character
-    ngrams: NDArray[np.int64]
+    texts: Int64s
+    starts: Int64s  # first character of the match in its text
+    ends: Int64s  # one past its last character
+    ngrams: Int64s
 
 
 def read_task_texts(path: Path) -> Iterator[TaskText]:
@@ -118,7 +119,7 @@ class NgramSet:
         self._shift = np.uint64(64 - max(16, (BITS_PER_NGRAM * max(1, len(ngrams))).bit_length()))
         self._prefix_bits = _bit_table(prefixes, self._shift)
         self._ngram_bits = _bit_table(hashes, self._shift)
-        self._by_length: list[tuple[int, NDArray[np.uint64], NDArray[np.int64]]] = []  # length, hashes, numbers
+        self._by_length: list[tuple[int, UInt64s, Int64s]] = []  # length, hashes, numbers
         for length in np.unique(counts).tolist():
             numbers = np.flatnonzero(counts == length)
             order = stable_order(hashes[numbers])
@@ -156,11 +157,11 @@ class NgramSet:
 class _HashedNgrams(NamedTuple):
     """A batch of n-grams: hashes of first words and of all words, numbers of words and of characters, characters."""
 
-    prefixes: NDArray[np.uint64]
-    hashes: NDArray[np.uint64]
-    counts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    letters: NDArray[np.uint32]
+    prefixes: UInt64s
+    hashes: UInt64s
+    counts: Int64s
+    sizes: Int64s
+    letters: UInt32s
 
     @classmethod
     def of(cls, ngrams: list[str], minimum: int) -> _HashedNgrams:
@@ -175,7 +176,7 @@ class _HashedNgrams(NamedTuple):
         return cls(ngram_hashes(words, minimum, bounds[:-1]), hashes, counts, np.diff(text_bounds), letters)
 
 
-def _bit_table(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.uint64]:
+def _bit_table(hashes: UInt64s, shift: np.uint64) -> UInt64s:
     """Bit set over ``hash >> shift`` that contains these hashes."""
     bits = np.zeros(1 << int(np.uint64(64) - shift), np.bool_)
     bits[hashes >> shift] = True
@@ -183,16 +184,14 @@ def _bit_table(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.uint6
 
 
 @jit
-def bits_at(table: NDArray[np.uint64], slots: Hashes) -> Hashes:
+def bits_at(table: UInt64s, slots: Hashes) -> Hashes:
     """0 or 1 for a bit of a bit table, or for each of several."""
     bits: Hashes = (table[slots >> np.uint64(6)] >> (slots & np.uint64(63))) & np.uint64(1)
     return bits
 
 
 @jit
-def find_prefixes(
-    hashes: NDArray[np.uint64], bounds: NDArray[np.int64], minimum: int, table: NDArray[np.uint64], shift: np.uint64
-) -> NDArray[np.int64]:
+def find_prefixes(hashes: UInt64s, bounds: Int64s, minimum: int, table: UInt64s, shift: np.uint64) -> Int64s:
     """Words that start ``minimum`` words of one text whose rolling hash is in the bit table."""
     words = np.empty(len(hashes), np.int64)
     count = 0
@@ -214,20 +213,20 @@ def find_prefixes(
     return words[:count].copy()
 
 
-def _expand_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+def _expand_ranges(first: Int64s, last: Int64s) -> Int64s:
     """The integers from ``first[i]`` up to ``last[i]``, exclusive, range after range."""
     sizes = last - first
-    begins: NDArray[np.int64] = np.cumsum(sizes) - sizes
+    begins: Int64s = np.cumsum(sizes) - sizes
     return np.repeat(first - begins, sizes) + np.arange(int(sizes.sum()))
 
 
 SPACE = ord(" ")
-Spans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
-Letters = tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]
+Spans = tuple[UInt32s, Int64s, Int64s]
+Letters = tuple[NDArray[np.unsignedinteger], Int64s]
 
 
 @jit
-def spells_ngram(hits: NDArray[np.int64], spans: Spans, ngrams: Letters) -> NDArray[np.bool_]:
+def spells_ngram(hits: Int64s, spans: Spans, ngrams: Letters) -> Bools:
     """Whether words ``hits[0]`` up to ``hits[1]`` equal n-gram ``hits[2]``, character by character.
 
     ``spans`` is the characters, and the start and end of each word in them; ``ngrams`` is the characters of all

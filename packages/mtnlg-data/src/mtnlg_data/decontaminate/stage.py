@@ -23,6 +23,7 @@ from mtnlg_data import exchange
 from mtnlg_data.document import read_rows, replace_columns, shard_source
 from mtnlg_data.files import atomic_path
 from mtnlg_data.fingerprint import File
+from mtnlg_data.schema import required
 from mtnlg_data.step import KEPT, Outcome
 
 from .cut_planning import plan_shard
@@ -46,17 +47,11 @@ SAMPLE_CHARACTERS = 100  # on each side of a match
 #: One row per cut and task text with its n-gram; offsets are characters of the document before cutting.
 LEDGER_SCHEMA = pa.schema(
     [
-        pa.field("document", pa.string(), nullable=False),  # its id
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("task", pa.string(), nullable=False),
-        pa.field("task_id", pa.string(), nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("end", pa.int64(), nullable=False),
-        pa.field("ngram", pa.large_string(), nullable=False),
-        pa.field("cut_start", pa.int64(), nullable=False),
-        pa.field("cut_end", pa.int64(), nullable=False),
-        pa.field("fate", pa.string(), nullable=False),  # of the document: "cut", or the reason it was dropped
+        *required(pa.string(), "document", "key", "source", "task", "task_id"),  # document: its id
+        *required(pa.int64(), "start", "end"),
+        *required(pa.large_string(), "ngram"),
+        *required(pa.int64(), "cut_start", "cut_end"),
+        *required(pa.string(), "fate"),  # of the document: "cut", or the reason it was dropped
     ]
 )
 

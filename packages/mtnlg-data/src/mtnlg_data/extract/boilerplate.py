@@ -37,11 +37,11 @@ from .markup import matches, space_table
 from .paragraphs import CHARACTERS, END, LINKED, MARKED, PREFORMATTED
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, Int64s, UInt8s, UInt32s
 
     from .paragraphs import Page
 
-    Classes = NDArray[np.uint8]
+    Classes = UInt8s
 
 BAD, SHORT, NEAR_GOOD, GOOD = range(4)  # classes of paragraphs
 #: JusText's names of languages that CLD2 calls otherwise, by CLD2's code.
@@ -89,7 +89,7 @@ def main_text(page: Page, settings: BoilerplateSettings, language: str = ENGLISH
     return join(page, revise_classes(page, classify(page, settings, language), settings) == GOOD)
 
 
-def join(page: Page, kept: NDArray[np.bool_]) -> str:
+def join(page: Page, kept: Bools) -> str:
     """These paragraphs of a page, separated by blank lines."""
     return str(_join(page.text, page.columns[END], kept).tobytes(), "utf-8")
 
@@ -112,7 +112,7 @@ def _stop_table(language: str) -> Lookup:
 
 
 @cache
-def _lower_case() -> NDArray[np.uint32]:
+def _lower_case() -> UInt32s:
     """The lower case of code points; words that differ in it alone have the same hash."""
     return code_points(fold_case("".join(map(chr, range(CASED)))))
 
@@ -138,11 +138,11 @@ def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSetti
 
 @jit
 def _classify(
-    text: NDArray[np.uint8],
-    columns: NDArray[np.int64],
+    text: UInt8s,
+    columns: Int64s,
     lengths: tuple[int, int],
     shares: tuple[float, float, float],
-    tables: tuple[NDArray[np.uint8], NDArray[np.uint32], Lookup],
+    tables: tuple[UInt8s, UInt32s, Lookup],
 ) -> Classes:
     (low, high), (most_linked, stop_low, stop_high), (table, lower, stops) = lengths, shares, tables
     classes, place = np.empty(columns.shape[1], np.uint8), 0
@@ -183,7 +183,7 @@ def _classify(
 
 @jit
 def _revise(
-    columns: NDArray[np.int64],
+    columns: Int64s,
     context_free: Classes,
     distance: int,
     headings_first: bool,
@@ -221,7 +221,7 @@ def _neighbours(classes: Classes, least: int) -> tuple[Classes, Classes]:
 
 
 @jit
-def _headings(columns: NDArray[np.int64], classes: Classes, distance: int) -> NDArray[np.bool_]:
+def _headings(columns: Int64s, classes: Classes, distance: int) -> Bools:
     """Whether each is a heading that is not good, at most so many characters before a good paragraph."""
     found, away = np.zeros(len(classes), np.bool_), distance + 1
     for i in range(len(classes) - 1, -1, -1):
@@ -234,7 +234,7 @@ def _headings(columns: NDArray[np.int64], classes: Classes, distance: int) -> ND
 
 
 @jit
-def _join(text: NDArray[np.uint8], ends: NDArray[np.int64], kept: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _join(text: UInt8s, ends: Int64s, kept: Bools) -> UInt8s:
     joined, size, begin = np.empty(len(text) + 2 * len(ends), np.uint8), 0, 0
     for i in range(len(ends)):
         if kept[i]:

@@ -16,7 +16,7 @@ from mtnlg_data.text.compiled import jit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, Int64s, UInt32s, UInt64s
 
 #: What jusText does at a tag: nothing, end a paragraph, end it if it is the second of two, note that a link begins,
 #: remove it with its content if it is a style sheet, remove the tag, remove it with its content.
@@ -96,8 +96,8 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class Lookup(NamedTuple):
     """A hash table: what is not in it has the value ``MISSING``."""
 
-    keys: NDArray[np.uint64]
-    values: NDArray[np.int64]
+    keys: UInt64s
+    values: Int64s
 
 
 MISSING = -1
@@ -134,13 +134,13 @@ def find(table: Lookup, hashed: np.uint64) -> int:
     return int(table.values[slot])
 
 
-def tag_table(tags: Mapping[int, str], default: int = 0) -> NDArray[np.uint32]:
+def tag_table(tags: Mapping[int, str], default: int = 0) -> UInt32s:
     """A value for every number of a tag."""
     values = {name: value for value, names in tags.items() for name in names.split()}
     return np.array([values.get(name, default) for name in TAGS], np.uint32)
 
 
-def _closes() -> NDArray[np.bool_]:
+def _closes() -> Bools:
     table = np.zeros((len(TAGS), len(TAGS)), np.bool_)
     for opened, closing in CLOSED_BY.items():
         for name in opened.split():

@@ -26,11 +26,11 @@ from .language import ENGLISH, text_length
 from .paragraphs import CHARACTERS, ELEMENT, FIRST_MARKED, LAST, LINKED
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, Float64s, Int32s, Int64s
 
     from .paragraphs import Page
 
-    Features = NDArray[np.float64]
+    Features = Float64s
 
 #: JusText's roles of tags, but for blocks of HTML 5 and what no reader sees as text.
 ROLES = tag_table(
@@ -96,23 +96,23 @@ def features(page: Page, language: str = ENGLISH) -> Features:
     return _features(lengths, columns[LINKED], columns[FIRST_MARKED], prose, columns[ELEMENT], page.parents)
 
 
-def best_expected_f1(probabilities: Features, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+def best_expected_f1(probabilities: Features, lengths: Int64s) -> Bools:
     """The paragraphs that, kept, give the best expected F1 over their characters."""
     order = np.argsort(-probabilities, kind="stable")
     expected = np.cumsum((probabilities * lengths)[order])
     best = np.argmax(expected / (np.cumsum(lengths[order]) + expected[-1]))
-    kept: NDArray[np.bool_] = probabilities >= probabilities[order[best]]
+    kept: Bools = probabilities >= probabilities[order[best]]
     return kept
 
 
 @jit
 def _features(  # noqa: PLR0917  (columns)
-    lengths: NDArray[np.int64],
-    linked: NDArray[np.int64],
-    marks: NDArray[np.int64],
-    prose: NDArray[np.int64],
-    elements: NDArray[np.int64],
-    parents: NDArray[np.int32],
+    lengths: Int64s,
+    linked: Int64s,
+    marks: Int64s,
+    prose: Int64s,
+    elements: Int64s,
+    parents: Int32s,
 ) -> Features:
     count = len(lengths)
     characters_in, prose_in = np.zeros(len(parents), np.int64), np.zeros(len(parents), np.int64)

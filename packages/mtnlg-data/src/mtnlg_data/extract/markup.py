@@ -14,9 +14,9 @@ from mtnlg_data.text.compiled import jit
 from .html_tags import HASH_FACTOR, MISSING, SCRIPT, Lookup, find
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import UInt8s
 
-    Bytes = NDArray[np.uint8]
+    Bytes = UInt8s
 
 #: Kinds of bytes: of text; white space, and such that ends a line; "<"; "&"; of a longer character.
 LETTER, BLANK, LINE, LESS, AMPERSAND, WIDE = range(6)
@@ -44,7 +44,7 @@ LOWER_X, QUOTES, DECLARATIONS = ord("x"), tuple(b"\"'"), tuple(b"!?")
 
 
 @cache
-def space_table() -> NDArray[np.uint8]:
+def space_table() -> UInt8s:
     """Which code points are white space, as `character_table` has it, at once."""
     table = np.zeros(MAX_CODE, np.uint8)
     table[[code for code in range(LAST_SPACE + 1) if chr(code).isspace()]] = SPACE

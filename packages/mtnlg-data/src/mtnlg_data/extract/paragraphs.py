@@ -92,9 +92,9 @@ from .markup import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Int32s, Int64s, UInt8s, UInt32s, UInt64s
 
-    Bytes = NDArray[np.uint8]
+    Bytes = UInt8s
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
 #: Columns of a page: where the paragraph ends in the text; its characters, those inside links, the last one; marks of
@@ -115,8 +115,8 @@ class Page(NamedTuple):
     """The non-empty paragraphs of a page, in order."""
 
     text: Bytes  # of all of them, in UTF-8
-    columns: NDArray[np.int64]  # [COLUMNS, paragraphs]
-    parents: NDArray[np.int32]  # of block elements: the number of the one around it, -1 of the first
+    columns: Int64s  # [COLUMNS, paragraphs]
+    parents: Int32s  # of block elements: the number of the one around it, -1 of the first
     truncated: bool  # tags nest too deep: nothing after that point was read
 
     def texts(self) -> list[str]:
@@ -125,7 +125,7 @@ class Page(NamedTuple):
         return [self.text[begin:end].tobytes().decode() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = ROLES) -> Page:
+def read_page(html: str, *, layout: bool = False, roles: UInt32s = ROLES) -> Page:
     """The paragraphs of a page.
 
     ``layout`` keeps spaces and lines as a browser shows them, which jusText loses, and formulas once: whitespace
@@ -141,8 +141,8 @@ def read_page(html: str, *, layout: bool = False, roles: NDArray[np.uint32] = RO
 def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
     page: Bytes,
     layout: bool,
-    roles: NDArray[np.uint32],
-    tables: tuple[Lookup, Lookup, NDArray[np.uint8]],
+    roles: UInt32s,
+    tables: tuple[Lookup, Lookup, UInt8s],
 ) -> tuple[Any, ...]:
     numbers, references, table = tables
     end, place = len(page), 0
@@ -401,7 +401,7 @@ def _marks(page: Bytes, name: int, end: int) -> int:
 
 
 @jit
-def _closed_by(names: NDArray[np.uint64], tags: NDArray[np.int64], height: int, hashed: np.uint64, tag: int) -> int:
+def _closed_by(names: UInt64s, tags: Int64s, height: int, hashed: np.uint64, tag: int) -> int:
     """How many tags remain open after the end tag of this name."""
     for k in range(height - 1, -1, -1):
         if names[k] == hashed:
@@ -425,7 +425,7 @@ def _write(text: Bytes, size: int, code: int) -> int:
 
 
 @jit
-def _end_line(text: Bytes, begin: int, size: int, table: NDArray[np.uint8]) -> int:
+def _end_line(text: Bytes, begin: int, size: int, table: UInt8s) -> int:
     """End a line of a paragraph that begins here, unless it is the first and blank; where the text ends then."""
     while size > begin and text[size - 1] != LINE_FEED:
         code, width = code_before(text, size)

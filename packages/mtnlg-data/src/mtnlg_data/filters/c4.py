@@ -56,8 +56,7 @@ from .rules import Effect, Rule, edit
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Bools, Int64s, UInt8s
     from mtnlg_data.text.batch import TextBatch
 
     from .settings import FilterSettings
@@ -81,8 +80,8 @@ BAD_WORD_FILES = setting((), "For c4_bad_words: files of words, one of which dro
 class Phrases(NamedTuple):
     """Phrases, one after another, and where each begins."""
 
-    letters: NDArray[np.uint8]
-    bounds: NDArray[np.int64]
+    letters: UInt8s
+    bounds: Int64s
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> Phrases:
@@ -93,11 +92,11 @@ class Phrases(NamedTuple):
 class LineRules(NamedTuple):
     """Which rules apply, by number, and what they look for."""
 
-    asked: NDArray[np.bool_]
+    asked: Bools
     longest_word: int
     fewest_words: int
     phrases: Phrases  # in lower case, found in any
-    phrase_rules: NDArray[np.int64]
+    phrase_rules: Int64s
     citations: Phrases
 
 
@@ -140,7 +139,7 @@ class C4:
             Phrases.of(CITATION_MARKS),
         )
 
-    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
+    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, Int64s]:
         """The lines that are kept; of each rule, the documents that break it, its edits or the sentences."""
         column, has_bad = batch.column, np.zeros(len(batch), np.bool_)
         if self._bad_words:
@@ -152,7 +151,7 @@ class C4:
         return column_of(Texts(data, bounds)), numbers
 
 
-def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> NDArray[np.bool_]:
+def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> Bools:
     """Which texts have one of these words or phrases, whatever their case, between characters that are no letters."""
     escaped = "|".join("".join(f"\\x{{{ord(character):x}}}" for character in word) for word in sorted(set(words)))
     pattern = rf"(?i)(?:^|[^\pL\pN_])(?:{escaped})(?:[^\pL\pN_]|$)"
@@ -160,9 +159,7 @@ def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> NDArray[np.bo
 
 
 @jit
-def _edit(
-    texts: Texts, may_hold: NDArray[np.bool_], rules: LineRules, table: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def _edit(texts: Texts, may_hold: Bools, rules: LineRules, table: UInt8s) -> tuple[UInt8s, Int64s, Int64s]:
     data, bounds = texts
     count = len(bounds) - 1
     out, out_bounds = np.empty(bounds[-1] - bounds[0] + count, np.uint8), np.zeros(count + 1, np.int64)
@@ -202,7 +199,7 @@ def _edit(
 
 
 @jit
-def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+def _measure_words(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int]:
     """Number of words between white space, and the length of the longest."""
     words = longest = length = quarters = 0
     while begin < end:
@@ -218,7 +215,7 @@ def _measure_words(data: NDArray[np.uint8], begin: int, end: int, table: NDArray
 
 
 @jit
-def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> bool:
+def _has_words(data: UInt8s, begin: int, end: int, words: int) -> bool:
     """Whether there are surely so many words: blanks part as many pieces that have printable ASCII characters."""
     after_blank = True
     for place in range(begin, end):
@@ -234,7 +231,7 @@ def _has_words(data: NDArray[np.uint8], begin: int, end: int, words: int) -> boo
 
 
 @jit
-def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int, fold: bool) -> bool:
+def _is_at(line: UInt8s, place: int, phrases: Phrases, phrase: int, fold: bool) -> bool:
     """Whether the phrase of this number begins at this byte; with ``fold`` in any case, where it is in lower case."""
     begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
     if place + end - begin > len(line):
@@ -249,9 +246,7 @@ def _is_at(line: NDArray[np.uint8], place: int, phrases: Phrases, phrase: int, f
 
 
 @jit
-def _copy_line(
-    line: NDArray[np.uint8], out: NDArray[np.uint8], rules: LineRules, table: NDArray[np.uint8]
-) -> tuple[int, int]:
+def _copy_line(line: UInt8s, out: UInt8s, rules: LineRules, table: UInt8s) -> tuple[int, int]:
     """Copy a line without its citation marks, if they are to go; returns bytes and marks."""
     written = place = marks = 0
     if not rules.asked[CITATIONS] or not _has_byte(line, BRACKET):
@@ -272,7 +267,7 @@ def _copy_line(
 
 
 @jit
-def _has_byte(line: NDArray[np.uint8], byte: int) -> bool:
+def _has_byte(line: UInt8s, byte: int) -> bool:
     found, wanted = np.uint8(0), np.uint8(byte)
     for place in range(len(line)):
         found = np.uint8(found | (line[place] == wanted))
@@ -280,7 +275,7 @@ def _has_byte(line: NDArray[np.uint8], byte: int) -> bool:
 
 
 @jit
-def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, table: NDArray[np.uint8]) -> int:
+def _citation_bytes(line: UInt8s, place: int, citations: Phrases, table: UInt8s) -> int:
     """Length of the citation mark that begins at this bracket; 0 where there is none."""
     close = place + 1
     while close < len(line):
@@ -297,9 +292,7 @@ def _citation_bytes(line: NDArray[np.uint8], place: int, citations: Phrases, tab
 
 
 @jit
-def _broken_rule(
-    line: NDArray[np.uint8], words: int, rules: LineRules, may_hold: bool, table: NDArray[np.uint8]
-) -> int:
+def _broken_rule(line: UInt8s, words: int, rules: LineRules, may_hold: bool, table: UInt8s) -> int:
     """The first rule that a line breaks after ``LONGEST_WORD``; ``KEPT`` for none."""
     if rules.asked[TERMINAL_PUNCTUATION] and not _is_ended(line, table):
         return TERMINAL_PUNCTUATION
@@ -314,7 +307,7 @@ def _broken_rule(
 
 
 @jit
-def _is_ended(line: NDArray[np.uint8], table: NDArray[np.uint8]) -> bool:
+def _is_ended(line: UInt8s, table: UInt8s) -> bool:
     if not len(line) or ends_with_ellipsis(line, 0, len(line)):
         return False
     if line[-1] < 0x80:
@@ -323,7 +316,7 @@ def _is_ended(line: NDArray[np.uint8], table: NDArray[np.uint8]) -> bool:
 
 
 @jit
-def count_sentences(data: NDArray[np.uint8], table: NDArray[np.uint8]) -> int:
+def count_sentences(data: UInt8s, table: UInt8s) -> int:
     """Sentences in these bytes, the last of which need not end; 0 where there is but white space."""
     sentences = 0
     ended = True  # the next character that is neither white space nor a mark begins a sentence

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import Float64s, Int64s
+
     from .rules import Chosen, Family
     from .settings import FilterSettings
 
@@ -28,8 +30,8 @@ KEPT = -1
 class Decisions(NamedTuple):
     """The decisions on a batch of documents."""
 
-    reasons: NDArray[np.int64]  # of each document: index in the filter's reasons, or KEPT
-    scores: NDArray[np.float64]  # of each document: the number that decided, NaN where a rule has none
+    reasons: Int64s  # of each document: index in the filter's reasons, or KEPT
+    scores: Float64s  # of each document: the number that decided, NaN where a rule has none
     texts: pa.LargeStringArray  # of the documents that are kept
     edits: Counter[str]  # lines removed and matches replaced, by rule
 
@@ -68,7 +70,7 @@ class DocumentFilter:
 
     def measure(
         self, texts: pa.LargeStringArray, urls: Sequence[str | None], languages: Sequence[str | None] = ()
-    ) -> NDArray[np.float64]:
+    ) -> Float64s:
         """The numbers of all rules for all documents, [rules, documents], in the order of ``reasons``."""
         batch = self._batch_type(texts, urls, self._settings.words, languages)
         numbers = [np.empty((0, len(texts)))]
@@ -83,7 +85,7 @@ class DocumentFilter:
         texts: pa.LargeStringArray,
         urls: Sequence[str | None],
         languages: Sequence[str | None] = (),
-        measured: NDArray[np.float64] | None = None,
+        measured: Float64s | None = None,
     ) -> Decisions:
         """The decisions on documents of these texts, addresses and languages; ``measured`` as `measure` gives it."""
         batch, rows = self._batch_type(texts, urls, self._settings.words, languages), np.arange(len(texts))
@@ -108,7 +110,7 @@ class DocumentFilter:
 
     def _first_broken(
         self, chosen: Chosen, batch: TextBatch, numbers: NDArray[Any], edits: Counter[str]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    ) -> tuple[Int64s, Float64s]:
         """The first rule that each text breaks, and its number; counts the edits."""
         broken, scores = np.full(len(batch), KEPT), np.full(len(batch), np.nan)
         for rule, own in reversed([*zip(chosen.family.rules, numbers, strict=True)]):

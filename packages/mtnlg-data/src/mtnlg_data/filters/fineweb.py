@@ -27,8 +27,7 @@ from .repetition import LINE_FEED, count_repeated, scratch
 from .rules import Rule, measure
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Float64s, Int64s, UInt8s
     from mtnlg_data.text.arrays import Texts
     from mtnlg_data.text.batch import TextBatch
 
@@ -62,7 +61,7 @@ SHORT_LINE = characters(30, "Length of a short line (FineWeb: 30).")
         Rule("fineweb_newlines", at_most=per_word(0.3, "Most line ends per word (FineWeb's script: 0.3).")),
     ],
 )
-def fineweb(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
+def fineweb(batch: TextBatch, settings: FilterSettings) -> Float64s:
     """What the rules compare."""
     texts = batch.texts
     begin = texts.bounds[0]
@@ -72,7 +71,7 @@ def fineweb(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
 
 
 @jit
-def _width(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+def _width(data: UInt8s, begin: int, end: int, table: UInt8s) -> int:
     """Characters of a line, with as many for one of another script as it takes letters and spaces to say the same."""
     width = 0.0
     while begin < end:
@@ -85,11 +84,11 @@ def _width(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint
 @jit
 def _measure(
     texts: Texts,
-    counts: tuple[NDArray[np.int64], NDArray[np.int64]],
+    counts: tuple[Int64s, Int64s],
     short_line: int,
-    table: NDArray[np.uint8],
+    table: UInt8s,
     room: Scratch,
-) -> NDArray[np.float64]:
+) -> Float64s:
     data, (words, line_feeds), feed = texts.data, counts, 0
     measures = np.zeros((NEWLINES + 1, len(words)), np.float64)
     for text in range(len(words)):

@@ -20,8 +20,7 @@ from .repetition import empty_slots, first_with_key, slot_of
 from .rules import Rule, measure
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Float64s, UInt8s, UInt64s
     from mtnlg_data.text.arrays import Texts
     from mtnlg_data.text.batch import TextBatch
     from mtnlg_data.text.words import Words
@@ -60,7 +59,7 @@ STOP_WORDS_SETTING = setting(
         ),
     ],
 )
-def gopher_quality(batch: TextBatch, settings: FilterSettings) -> NDArray[np.float64]:
+def gopher_quality(batch: TextBatch, settings: FilterSettings) -> Float64s:
     """What the rules compare; words have no mean length where most are of syllables, or of a script without spaces."""
     numbers = {language: number for number, language in enumerate(dict.fromkeys(batch.languages))}
     hashes = [stop_hashes(settings.stop_words or words_of(language)) for language in numbers]
@@ -78,7 +77,7 @@ def words_of(language: str | None) -> tuple[str, ...] | frozenset[str]:
 
 
 @cache
-def stop_hashes(words: tuple[str, ...] | frozenset[str]) -> NDArray[np.uint64]:
+def stop_hashes(words: tuple[str, ...] | frozenset[str]) -> UInt64s:
     """Hashes of words."""
     encoded = [word.encode() for word in dict.fromkeys(words)]
     joined, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
@@ -86,9 +85,7 @@ def stop_hashes(words: tuple[str, ...] | frozenset[str]) -> NDArray[np.uint64]:
 
 
 @jit
-def _measure(
-    texts: Texts, words: Words, stops: NDArray[np.uint64], salts: NDArray[np.uint64], table: NDArray[np.uint8]
-) -> NDArray[np.float64]:
+def _measure(texts: Texts, words: Words, stops: UInt64s, salts: UInt64s, table: UInt8s) -> Float64s:
     measures = np.zeros((STOP + 1, len(texts.bounds) - 1), np.float64)
     seen = np.full(len(stops), -1, np.int64)  # the last text with this stop word
     slots = np.empty(4 * len(stops) + 16, np.int64)
@@ -124,7 +121,7 @@ def _measure(
 
 
 @jit
-def _count_symbols(data: NDArray[np.uint8], begin: int, end: int) -> tuple[int, int]:
+def _count_symbols(data: UInt8s, begin: int, end: int) -> tuple[int, int]:
     """Hash signs, and ellipses of either spelling; a run of six full stops is two."""
     hashes = ellipses = 0
     place = begin
@@ -142,7 +139,7 @@ def _count_symbols(data: NDArray[np.uint8], begin: int, end: int) -> tuple[int, 
 
 
 @jit
-def _count_lines(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int, int]:
+def _count_lines(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int, int]:
     """Lines, those that begin with a bullet point, and those that end with an ellipsis."""
     lines = bullets = ellipses = 0
     while begin < end:
@@ -158,7 +155,7 @@ def _count_lines(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[n
 
 
 @jit
-def ends_with_ellipsis(data: NDArray[np.uint8], begin: int, end: int) -> bool:
+def ends_with_ellipsis(data: UInt8s, begin: int, end: int) -> bool:
     """Whether these bytes end with three full stops."""
     stops = 0
     while stops < 3 and begin < end - stops and data[end - 1 - stops] == FULL_STOP:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, UInt64s
 
 NO_LETTERS_OR_DIGITS = re.compile("[^a-z0-9]+")
 BYTES_AT_A_TIME = 1 << 22
@@ -66,7 +66,7 @@ def read_lines(path: Path) -> Iterator[list[str]]:
 
 
 @cache
-def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> NDArray[np.uint64]:
+def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> UInt64s:
     """Hashes of all entries, sorted; those of domains in lower case and without a full stop at either end."""
     parts = (lines for file in files for lines in read_lines(file.path))
     entries = ([line.lower().strip(".") for line in lines] if domains else lines for lines in parts)
@@ -81,7 +81,7 @@ def entry_words(files: tuple[ListFile, ...]) -> frozenset[str]:
     return frozenset(NO_LETTERS_OR_DIGITS.sub("", line.lower()) for line in lines) - {""}
 
 
-def is_in(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def is_in(hashes: UInt64s, known: UInt64s) -> Bools:
     """Which of these hashes are among the known ones, which are sorted."""
     places = np.searchsorted(known, hashes)
     places[places == len(known)] = 0

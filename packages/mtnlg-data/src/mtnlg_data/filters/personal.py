@@ -25,8 +25,7 @@ from .rules import Effect, Rule, edit
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s
     from mtnlg_data.text.batch import TextBatch
 
     from .settings import FilterSettings
@@ -141,7 +140,7 @@ class Personal:
     def __init__(self, settings: FilterSettings, asked: Collection[str]) -> None:
         self._values = {rule: getattr(settings, rule) for rule in FINDERS if rule in asked}
 
-    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, NDArray[np.int64]]:
+    def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, Int64s]:
         """The texts, and the number of matches replaced in each by each rule."""
         column, counts = batch.column, np.zeros((len(FINDERS), len(batch)), np.int64)
         for rule, own in zip(FINDERS, counts, strict=True):

@@ -23,8 +23,7 @@ from mtnlg_data.text.words import characters_per_word
 from .rules import Rule, measure
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Float64s, Int64s, UInt8s, UInt64s
     from mtnlg_data.text.arrays import Texts
     from mtnlg_data.text.batch import TextBatch
     from mtnlg_data.text.words import Words
@@ -63,13 +62,13 @@ def most(name: str, share: float, what: str, le: float | None = 1) -> Rule:
         ),
     ],
 )
-def gopher_repetition(batch: TextBatch, _settings: FilterSettings) -> NDArray[np.float64]:
+def gopher_repetition(batch: TextBatch, _settings: FilterSettings) -> Float64s:
     """The shares."""
     return _shares(batch.texts, batch.words, character_table(), scratch(batch.texts)).T
 
 
 @jit
-def _shares(texts: Texts, words: Words, table: NDArray[np.uint8], room: Scratch) -> NDArray[np.float64]:
+def _shares(texts: Texts, words: Words, table: UInt8s, room: Scratch) -> Float64s:
     shares = np.zeros((len(texts.bounds) - 1, DUPLICATES + LAST_DUPLICATE - FIRST_DUPLICATE + 1), np.float64)
     for text in range(len(shares)):
         begin, end = texts.bounds[text], texts.bounds[text + 1]
@@ -96,7 +95,7 @@ def _shares(texts: Texts, words: Words, table: NDArray[np.uint8], room: Scratch)
 
 
 @jit
-def _split(data: NDArray[np.uint8], least: int, room: Scratch) -> int:
+def _split(data: UInt8s, least: int, room: Scratch) -> int:
     """Hashes and characters of what stands between runs of ``least`` or more line feeds; returns how many there are."""
     count = start = place = 0
     while place <= len(data):
@@ -164,7 +163,7 @@ def _repeated_characters(words: Words, first: int, last: int, n: int, room: Scra
 
 
 @jit
-def empty_slots(slots: NDArray[np.int64], items: int) -> int:
+def empty_slots(slots: Int64s, items: int) -> int:
     """Empty as many slots as a table of so many items takes, a power of two; returns its logarithm."""
     bits = 3
     while 1 << bits < 2 * items:
@@ -174,7 +173,7 @@ def empty_slots(slots: NDArray[np.int64], items: int) -> int:
 
 
 @jit
-def slot_of(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], key: np.uint64) -> int:
+def slot_of(slots: Int64s, bits: int, keys: UInt64s, key: np.uint64) -> int:
     """The slot of the item with this key, or the empty one that it would take."""
     slot = np.int64((key * WORD_BASE) >> np.uint64(64 - bits))
     while slots[slot] >= 0 and keys[slots[slot]] != key:
@@ -183,7 +182,7 @@ def slot_of(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], key: 
 
 
 @jit
-def first_with_key(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64], item: int) -> int:
+def first_with_key(slots: Int64s, bits: int, keys: UInt64s, item: int) -> int:
     """The first item with the key of this one, which is itself where it is new; enters it into the table then."""
     slot = slot_of(slots, bits, keys, keys[item])
     if slots[slot] < 0:
@@ -194,9 +193,9 @@ def first_with_key(slots: NDArray[np.int64], bits: int, keys: NDArray[np.uint64]
 class Scratch(NamedTuple):
     """Room for the items of one text at a time: their keys, a number with each, and the table that finds equal keys."""
 
-    slots: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    numbers: NDArray[np.int64]
+    slots: Int64s
+    keys: UInt64s
+    numbers: Int64s
 
 
 def scratch(texts: Texts) -> Scratch:

@@ -4,7 +4,7 @@
 of its rules, with a number for each text::
 
     @measure("shouting", rules=[Rule("shouted_letters", at_most=setting(0.3, "Most capital letters.", unit="share"))])
-    def shouting(batch: TextBatch, settings: Settings) -> list[NDArray[np.float64]]:
+    def shouting(batch: TextBatch, settings: Settings) -> list[Float64s]:
         return [np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in batch.column.to_pylist()])]
 
 A document is dropped by the first rule that it breaks, and counted there, with the number as its score. What ``edit``
@@ -33,8 +33,9 @@ from mtnlg_data.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
+
+    from mtnlg_data.array_types import Bools
 
 EMPTY = "empty"  # the reason of a document that has no word, or to which a rule left no text
 #: The families of this package, in the order in which they apply.
@@ -81,10 +82,10 @@ class Rule:
         kind: Any = tuple[str, ...] if own is not None and isinstance(own.default, tuple) else type(own and own.default)
         return {**self.settings, **({} if own is None else {self.name: (kind, own)})}
 
-    def broken(self, numbers: NDArray[Any], settings: object) -> NDArray[np.bool_]:
+    def broken(self, numbers: NDArray[Any], settings: object) -> Bools:
         """Which documents with these numbers are dropped."""
         limit = getattr(settings, self.name) if self.has_score else 0
-        broken: NDArray[np.bool_] = numbers < limit if self.at_least is not None else numbers > limit
+        broken: Bools = numbers < limit if self.at_least is not None else numbers > limit
         return broken
 
     @property

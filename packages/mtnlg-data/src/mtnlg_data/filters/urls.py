@@ -28,8 +28,7 @@ from .rules import Rule, measure
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Bools
     from mtnlg_data.text.batch import TextBatch
 
     from .settings import FilterSettings
@@ -88,7 +87,7 @@ class Url:
             known = ", ".join(f"{name} reads filter.{field}" for name, field in fields.items())
             raise Failure(f"filter: url rules without a list; give one: {known}")
 
-    def __call__(self, batch: TextBatch) -> list[NDArray[np.bool_]]:
+    def __call__(self, batch: TextBatch) -> list[Bools]:
         """Which URLs break each rule; what has no URL breaks none."""
         urls = [url or "" for url in batch.urls]
         folded = [url.lower() for url in urls]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, Float64s, Int32s, Int64s, UInt8s, UInt32s
 
 
 BUCKET_BITS = 20
@@ -54,7 +54,7 @@ FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 class Scorer(Protocol):
     """Scores texts by quality."""
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, texts: Sequence[str]) -> Float64s:
         """Probability of each text being good."""
 
 
@@ -77,7 +77,7 @@ class FastTextScorer:
         if label not in labels:
             raise Failure(f"{path}: has no label {label}; set quality.label to one of {', '.join(sorted(labels))}")
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, texts: Sequence[str]) -> Float64s:
         """Probability of the label for each text, read as one line."""
         return np.array([self._score(text.replace("\n", " ")) for text in texts], np.float64).clip(0, 1)
 
@@ -90,14 +90,14 @@ class FastTextScorer:
 class Classifier:
     """Linear classifier: ``weights`` int32 [2**20] and ``bias``, both in units of 2**-20."""
 
-    weights: NDArray[np.int32]
+    weights: Int32s
     bias: int
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, texts: Sequence[str]) -> Float64s:
         """Probability of each text coming from a curated source."""
         return np.concatenate([np.empty(0), *(self._score_batch(batch) for batch in text_batches(list(texts)))])
 
-    def _score_batch(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def _score_batch(self, texts: Sequence[str]) -> Float64s:
         buckets, bounds = hash_features(texts)
         cumulative = np.concatenate([[0], np.cumsum(self.weights[buckets], dtype=np.int64)])
         sums = cumulative[bounds[1:]] - cumulative[bounds[:-1]]
@@ -129,7 +129,7 @@ class Classifier:
         return cls(values[:-2], int(values[-2]))
 
 
-def hash_features(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def hash_features(texts: Sequence[str]) -> tuple[Int32s, Int64s]:
     """Distinct buckets of each text, unordered, and bounds: text t has ``buckets[bounds[t] : bounds[t + 1]]``."""
     lowered = [text[:CLASSIFIED_CHARACTERS].lower() for text in texts]
     codes, bounds = join_texts([*lowered, ""])  # each ends with a separator
@@ -138,8 +138,8 @@ def hash_features(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.i
 
 @jit
 def distinct_buckets(  # noqa: C901  (one pass over the characters)
-    codes: NDArray[np.uint32], kinds: NDArray[np.uint8], text_bounds: NDArray[np.int64], longest: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    codes: UInt32s, kinds: UInt8s, text_bounds: Int64s, longest: int
+) -> tuple[Int32s, Int64s]:
     """Distinct buckets of the words and word pairs of each text ``codes[text_bounds[t] : text_bounds[t + 1]]``.
 
     Every text ends with a non-word character; ``longest`` is the length of the longest. An open-addressing table, twice
@@ -188,9 +188,7 @@ def distinct_buckets(  # noqa: C901  (one pass over the characters)
     return buckets[:count].copy(), bounds
 
 
-def fit_classifier(
-    text_at: Callable[[NDArray[np.int64]], Sequence[str]], labels: NDArray[np.bool_], seed: int, epochs: int
-) -> Classifier:
+def fit_classifier(text_at: Callable[[Int64s], Sequence[str]], labels: Bools, seed: int, epochs: int) -> Classifier:
     """Fit a classifier by SGD; ``text_at`` fetches texts by index, so that they need not all be in memory."""
     weights, means, state = np.zeros(BUCKETS), np.zeros(BUCKETS), np.array([0.0, 1.0])
     draw = np.random.RandomState(seed)
@@ -207,12 +205,12 @@ def fit_classifier(
 
 @jit
 def _descend(  # noqa: PLR0917  (numba takes no keywords)
-    weights: NDArray[np.float64],
-    means: NDArray[np.float64],
-    state: NDArray[np.float64],
-    buckets: NDArray[np.int32],
-    bounds: NDArray[np.int64],
-    labels: NDArray[np.float64],
+    weights: Float64s,
+    means: Float64s,
+    state: Float64s,
+    buckets: Int32s,
+    bounds: Int64s,
+    labels: Float64s,
     seed: int,
 ) -> None:
     """Move weights and their means by one pass over a batch; ``state`` has the mean bias and the step's number.
@@ -255,7 +253,7 @@ def _descend(  # noqa: PLR0917  (numba takes no keywords)
     state[:] = mean_bias, step
 
 
-def roc_auc(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> float:
+def roc_auc(positives: Float64s, negatives: Float64s) -> float:
     """Area under the ROC curve: the probability that a positive scores above a negative, ties counted half."""
     ordered = np.sort(negatives)
     below = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")

@@ -10,24 +10,24 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Float64s, UInt64s
 
 HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
 
 
-def uniform_draws(seed: int, purpose: str, keys: Sequence[str]) -> NDArray[np.float64]:
+def uniform_draws(seed: int, purpose: str, keys: Sequence[str]) -> Float64s:
     """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's key alone."""
     salt = f"{seed} {purpose}".encode()
     digests = b"".join(blake2b(key.encode(), digest_size=8, key=salt).digest() for key in keys)
-    bits: NDArray[np.uint64] = np.frombuffer(digests, "<u8") >> np.uint64(11)
+    bits: UInt64s = np.frombuffer(digests, "<u8") >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
 
-def histogram(scores: NDArray[np.float64]) -> list[int]:
+def histogram(scores: Float64s) -> list[int]:
     """Number of scores in each bin of ``HISTOGRAM_EDGES``."""
     return [int(count) for count in np.histogram(scores, HISTOGRAM_EDGES)[0]]
 
 
-def keep_probability(scores: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+def keep_probability(scores: Float64s, alpha: float) -> Float64s:
     """Chance that a document of this score survives the draw: P(pareto(alpha) > 1 - score) = (2 - score) ** -alpha."""
     return (2.0 - scores) ** -alpha

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
     from mtnlg_data.fingerprint import File
     from mtnlg_data.job import Done
@@ -67,7 +66,7 @@ class TrainingExamples:
         self.held_out = uniform_draws(seed, "held out", keys)[self._order]
         self.labels = np.concatenate([np.empty(0, np.bool_), *labels])[self._order]
 
-    def texts(self, rows: NDArray[np.int64]) -> list[str]:
+    def texts(self, rows: Int64s) -> list[str]:
         """Texts of these examples."""
         texts: list[str] = self._texts.take(pa.array(self._order[rows])).to_pylist()
         return texts
@@ -104,7 +103,7 @@ def measure_classifier(item: tuple[Sequence[Done], int], output: Path, *, classi
     return measured
 
 
-def measure_scorer(scorer: Scorer, examples: TrainingExamples, rows: NDArray[np.int64]) -> Summary:
+def measure_scorer(scorer: Scorer, examples: TrainingExamples, rows: Int64s) -> Summary:
     """Accuracy at threshold 0.5, ROC AUC and score histograms on these examples; only their count if a class lacks."""
     batches = (rows[begin : begin + BATCH_TEXTS] for begin in range(0, len(rows), BATCH_TEXTS))
     scores = np.concatenate([np.empty(0), *(scorer.scores(examples.texts(batch)) for batch in batches)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtnlg_data.console import Failure
-from mtnlg_data.transfer.url_files import RemoteFile, list_files
+from mtnlg_data.transfer.url_files import RemoteFile, fixed_parts, list_files
 from mtnlg_data.transfer.urls import Url, located
 
 from .reader import all_readers
@@ -88,7 +87,7 @@ def matching_files(source: str, patterns: Sequence[str], folder: Location) -> di
 
 def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
     """The files of this machine that match a pattern, by name."""
-    base, full_pattern = folder / _fixed_folder(Path(pattern)), folder / pattern
+    base, full_pattern = folder.joinpath(*fixed_parts(Path(pattern).parts)), folder / pattern
     if full_pattern.is_dir():
         raise Failure(f"{full_pattern}: a folder (source {source}); give a pattern of its files, such as *.jsonl")
     inner = str(full_pattern.relative_to(base))
@@ -128,10 +127,3 @@ def _passed_links(base: Path, pattern: str) -> list[Path]:
         return []
     met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
     return [folder for folder in base.glob(met) if folder.is_symlink()]
-
-
-def _fixed_folder(pattern: Path) -> Path:
-    """The deepest folder of a pattern that holds no wildcard."""
-    parts = pattern.parent.parts
-    fixed = next((count for count, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    return Path(*parts[:fixed])

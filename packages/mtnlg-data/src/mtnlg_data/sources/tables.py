@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Int64s
 
 MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 1 << 25
@@ -287,25 +287,25 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -
             place += 1
 
 
-def row_bytes(column: pa.Array) -> NDArray[np.int64]:
+def row_bytes(column: pa.Array) -> Int64s:
     """Bytes of each value of a column, about; of a dictionary-encoded one as if it were not."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
-        values: NDArray[np.int64] = np.append(row_bytes(column.dictionary), 0)[indices]
+        values: Int64s = np.append(row_bytes(column.dictionary), 0)[indices]
         return values
     if isinstance(kind, pa.BaseExtensionType):
         return row_bytes(column.storage)
     if pa.types.is_struct(kind):
         children = [row_bytes(child) for child in column.flatten()]
-        total: NDArray[np.int64] = np.sum([np.ones(len(column), np.int64), *children], axis=0)
+        total: Int64s = np.sum([np.ones(len(column), np.int64), *children], axis=0)
         return total
     if pa.types.is_map(kind):
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     if pa.types.is_nested(column.type):  # a list of one of the kinds
         ends = np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())
         totals = np.concatenate([[0], np.cumsum(row_bytes(column.flatten()))])
-        lengths: NDArray[np.int64] = 1 + np.diff(totals[ends], prepend=0)
+        lengths: Int64s = 1 + np.diff(totals[ends], prepend=0)
         return lengths
     sizes = np.full(len(column), FIXED_BYTES)
     if pa.types.is_fixed_size_binary(kind):

@@ -25,8 +25,7 @@ from mtnlg_data.summary import LEAST_VALUE
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Float64s
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
@@ -141,7 +140,7 @@ def _without(thresholds: Collection[str], settings: FilterSettings) -> FilterSet
     return settings.model_copy(update={"own": own, **defaults})
 
 
-def _bins(notes: Mapping[str, NDArray[np.float64]]) -> Counter[str]:
+def _bins(notes: Mapping[str, Float64s]) -> Counter[str]:
     """Documents by rule and quarter octave of its value: ``rule/floor(4 log2 value)``, of 0 the lowest."""
     counts: Counter[str] = Counter()
     for name, values in notes.items():

@@ -8,12 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .characters import code_points
+from .characters import code_points, count_characters
+from .compiled import jit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from mtnlg_data.array_types import Int64s, UInt8s, UInt32s
 
 SEPARATOR = "\n"
 BATCH_CHARACTERS = 1_000_000  # of texts, so that the arrays about them stay in the processor's caches
@@ -23,8 +26,8 @@ BYTES_AT_A_TIME = 1 << 20  # the same, of texts in UTF-8
 class Texts(NamedTuple):
     """UTF-8 bytes of several texts; text t is ``data[bounds[t]:bounds[t + 1]]``."""
 
-    data: NDArray[np.uint8]
-    bounds: NDArray[np.int64]
+    data: UInt8s
+    bounds: Int64s
 
 
 def texts_of(column: pa.LargeStringArray) -> Texts:
@@ -39,7 +42,7 @@ def column_of(texts: Texts) -> pa.LargeStringArray:
     return pa.LargeStringArray.from_buffers(len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data))
 
 
-def binary_column(values: NDArray[np.generic], bounds: NDArray[np.int64]) -> pa.LargeBinaryArray:
+def binary_column(values: NDArray[np.generic], bounds: Int64s) -> pa.LargeBinaryArray:
     """A column of lists of numbers, as bytes: Arrow reorders lists number by number."""
     buffers = [None, pa.py_buffer(values.itemsize * bounds), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
@@ -56,9 +59,17 @@ def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterato
         first = last
 
 
-def text_lengths(column: pa.LargeStringArray) -> NDArray[np.int64]:
+def text_lengths(column: pa.LargeStringArray) -> Int64s:
     """Characters of each text of a column without nulls."""
-    return np.asarray(pc.utf8_length(column).to_numpy(zero_copy_only=False), np.int64)
+    return _text_lengths(*texts_of(column))
+
+
+@jit
+def _text_lengths(data: UInt8s, bounds: Int64s) -> Int64s:
+    lengths = np.empty(len(bounds) - 1, np.int64)
+    for text in range(len(lengths)):
+        lengths[text] = count_characters(data, bounds[text], bounds[text + 1])
+    return lengths
 
 
 def text_batches(texts: list[str]) -> Iterator[list[str]]:
@@ -73,7 +84,7 @@ def text_batches(texts: list[str]) -> Iterator[list[str]]:
         yield texts[begin:]
 
 
-def join_texts(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def join_texts(texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
     """Code points of all texts with ``SEPARATOR`` between them, and bounds: text t begins at ``bounds[t]``."""
     lengths = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
     return code_points(SEPARATOR.join(texts)), np.concatenate([[0], np.cumsum(lengths)])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Bools, Int64s
 
 
 class TextBatch:
@@ -55,7 +55,7 @@ class TextBatch:
         """Other texts of the same documents."""
         return type(self)(column, self.urls, self.split, self.languages)
 
-    def filter(self, kept: NDArray[np.bool_]) -> Self:
+    def filter(self, kept: Bools) -> Self:
         """The documents that are kept."""
         urls, languages = ([*compress(own, kept)] for own in (self.urls, self.languages))
         return type(self)(self.column.filter(pa.array(kept)), urls, self.split, languages)
@@ -66,6 +66,6 @@ class TextBatch:
         return "words" in self.__dict__
 
     @cached_property
-    def word_counts(self) -> NDArray[np.int64]:
+    def word_counts(self) -> Int64s:
         """Number of words of each text."""
         return np.diff(self.words.bounds if self.has_words else word_spans(*self.texts, word_classes(self.split))[2])

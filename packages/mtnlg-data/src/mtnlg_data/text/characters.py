@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import UInt8s, UInt32s
+
 #: Kinds of characters. Those that EXTEND the character before them are Unicode's Extend, Format and ZWJ of the property
 #: Word_Break (UAX #29): vowel signs, accents, joiners, soft hyphens. Those of scripts without spaces are words by
 #: themselves: of Han, kana, bopomofo, Yi, Tangut and Nushu; or of Thai, Lao, Tibetan, Burmese, Khmer and Tai, vowel
@@ -71,7 +73,7 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of ``str.splitlines``
 
 
 @cache
-def character_kinds() -> NDArray[np.uint8]:
+def character_kinds() -> UInt8s:
     r"""Table over all code points: the kind of each; ``LETTER`` is what ``\w`` matches."""
     lettered, kinds = "".join(map(chr, LETTERED)), np.full(sys.maxunicode + 1, NO_WORD, np.uint8)
     for match in re.finditer(r"\w+", lettered):
@@ -91,7 +93,7 @@ def character_kinds() -> NDArray[np.uint8]:
 
 
 @cache
-def character_table() -> NDArray[np.uint8]:
+def character_table() -> UInt8s:
     """Properties of every code point, as bits: ``SPACE`` to ``DIGIT``, and its script's number."""
     every, table = "".join(map(chr, LETTERED)), np.zeros(sys.maxunicode + 1, np.uint8)
     for pattern, bit in ((r"\s+", SPACE), (r"\d+", DIGIT)):
@@ -131,7 +133,7 @@ def code_at(data: NDArray[np.unsignedinteger[Any]], place: int) -> tuple[int, in
 
 
 @jit
-def code_before(data: NDArray[np.uint8], place: int) -> tuple[int, int]:
+def code_before(data: UInt8s, place: int) -> tuple[int, int]:
     """Code point that ends before this byte, and its length in bytes."""
     begin = place - 1
     while data[begin] & 0xC0 == 0x80:
@@ -146,14 +148,14 @@ def ends_sentence(bits: np.uint8) -> bool:
 
 
 @jit
-def strip(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+def strip(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int]:
     """Bounds of a text without the white space around it; equal ones where there is nothing else."""
     begin = space_end(data, begin, end, table)
     return begin, space_begin(data, begin, end, table)
 
 
 @jit
-def space_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+def space_end(data: UInt8s, begin: int, end: int, table: UInt8s) -> int:
     """Where the white space that begins here ends, at ``end`` at the latest."""
     while begin < end:
         code, size = code_at(data, begin)
@@ -164,7 +166,7 @@ def space_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.u
 
 
 @jit
-def space_begin(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> int:
+def space_begin(data: UInt8s, begin: int, end: int, table: UInt8s) -> int:
     """Where the white space that ends here begins, at ``begin`` at the earliest."""
     while begin < end:
         code, size = code_before(data, end)
@@ -175,7 +177,7 @@ def space_begin(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np
 
 
 @jit
-def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
+def is_ascii(data: UInt8s, begin: int, end: int) -> bool:
     """Whether these bytes are ASCII: characters of one byte each."""
     part, bits = data[begin:end], np.uint8(0)  # indices from 0 on are looked up many at a time
     for place in range(len(part)):
@@ -184,7 +186,7 @@ def is_ascii(data: NDArray[np.uint8], begin: int, end: int) -> bool:
 
 
 @jit
-def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.uint8]) -> tuple[int, int]:
+def line_end(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int]:
     """End of the line that begins here, and where the next one begins, as ``str.splitlines`` has it."""
     place = begin
     while place < end:
@@ -200,7 +202,7 @@ def line_end(data: NDArray[np.uint8], begin: int, end: int, table: NDArray[np.ui
 
 
 @jit
-def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
+def count_characters(data: UInt8s, begin: int, end: int) -> int:
     """Number of code points in these bytes."""
     part, count = data[begin:end], np.uint32(0)  # narrow: more of them in a vector
     for place in range(len(part)):
@@ -208,7 +210,7 @@ def count_characters(data: NDArray[np.uint8], begin: int, end: int) -> int:
     return int(count)
 
 
-def code_points(text: str) -> NDArray[np.uint32]:
+def code_points(text: str) -> UInt32s:
     """The code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 

@@ -24,16 +24,16 @@ from .arrays import texts_of
 from .compiled import jit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Int64s, UInt8s, UInt32s, UInt64s
 
-Hashes = TypeVar("Hashes", np.uint64, "NDArray[np.uint64]")
+Hashes = TypeVar("Hashes", np.uint64, "UInt64s")
 CHARACTER_BASE = np.uint64(0x9E3779B97F4A7C15)
 WORD_BASE = np.uint64(0xD6E8FEB86659FD93)
 LONGEST_SUM = 64  # characters of the longest word whose hash is a sum of powers
 
 
 @jit
-def long_word_hash(codes: NDArray[np.uint32]) -> np.uint64:
+def long_word_hash(codes: UInt32s) -> np.uint64:
     """Hash of a word of more than ``LONGEST_SUM`` characters."""
     total = np.uint64(0)
     for place in range(len(codes)):
@@ -42,7 +42,7 @@ def long_word_hash(codes: NDArray[np.uint32]) -> np.uint64:
 
 
 @jit
-def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
+def hash_bytes(data: UInt8s, begin: int, end: int) -> np.uint64:
     """Hash of these bytes."""
     total, power = np.uint64(0), np.uint64(1)
     for place in range(begin, end):
@@ -52,7 +52,7 @@ def hash_bytes(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
 
 
 @jit
-def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
+def hash_span(data: UInt8s, begin: int, end: int) -> np.uint64:
     """Another hash of these bytes, of which each eight are mixed with those before: faster, and hard to make equal."""
     total, rest = np.uint64(end - begin) * WORD_BASE, np.uint64(0)  # spread, or "" would be like a control character
     eights = data[begin : end - (end - begin) % 8].view(np.uint64)
@@ -65,7 +65,7 @@ def hash_span(data: NDArray[np.uint8], begin: int, end: int) -> np.uint64:
 
 
 @jit
-def hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+def hash_spans(data: UInt8s, starts: Int64s, ends: Int64s) -> UInt64s:
     """A hash of each of these parts of the bytes."""
     hashes = np.empty(len(starts), np.uint64)
     for span in range(len(starts)):
@@ -76,13 +76,13 @@ def hash_spans(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
     return hashes
 
 
-def hash_strings(column: pa.Array) -> NDArray[np.uint64]:
+def hash_strings(column: pa.Array) -> UInt64s:
     """A hash of each string of a column without nulls."""
     texts = texts_of(column.cast(pa.large_string()))
     return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
 
 
-def ngram_hashes(hashes: NDArray[np.uint64], n: int, starts: NDArray[np.int64] | None = None) -> NDArray[np.uint64]:
+def ngram_hashes(hashes: UInt64s, n: int, starts: Int64s | None = None) -> UInt64s:
     """Hash of the n hashes from each of ``starts`` on; by default from every position with n hashes left.
 
     Text bounds are not looked at: an n-gram may begin in one text of a batch and end in the next.

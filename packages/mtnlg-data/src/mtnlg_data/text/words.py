@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mtnlg_data.array_types import Bools, Int64s, UInt8s, UInt32s, UInt64s
+
     from .arrays import Texts
 
 Split = Literal["letters", "unicode", "whitespace", "characters"]
@@ -63,7 +65,7 @@ Split = Literal["letters", "unicode", "whitespace", "characters"]
 BETWEEN, IN_WORD, ALONE, IN_RUN, SIGN, JOINS_LETTERS, JOINS_DIGITS, JOINS, SYMBOL = range(9)
 NUMERIC = 128  # beside ``IN_WORD``: a digit, where joiners ask
 INVERSES = np.uint64(pow(int(CHARACTER_BASE), -1, 1 << 64)) ** np.arange(65, dtype=np.uint64)  # A**-n of n bytes
-Spans = tuple["NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int64]"]
+Spans = tuple["Int64s", "Int64s", "Int64s"]
 
 
 class Words(NamedTuple):
@@ -73,26 +75,26 @@ class Words(NamedTuple):
     the factor for the hash of an n-gram that begins with word k.
     """
 
-    bounds: NDArray[np.int64]
-    prefix: NDArray[np.uint64]
-    inverse: NDArray[np.uint64]
-    characters: NDArray[np.int64]
-    has_letter: NDArray[np.bool_]
-    is_mark: NDArray[np.bool_]
-    script: NDArray[np.uint8]  # numbers of scripts, as `characters.SCRIPT_BIT` has them
+    bounds: Int64s
+    prefix: UInt64s
+    inverse: UInt64s
+    characters: Int64s
+    has_letter: Bools
+    is_mark: Bools
+    script: UInt8s  # numbers of scripts, as `characters.SCRIPT_BIT` has them
 
 
 class HashedWords(NamedTuple):
     """The words of a batch of strings, in order; text t has words ``bounds[t]`` to ``bounds[t + 1]``."""
 
-    hashes: NDArray[np.uint64]
-    starts: NDArray[np.int64]  # first character of each word in its text
-    ends: NDArray[np.int64]  # one past its last character
-    bounds: NDArray[np.int64]
+    hashes: UInt64s
+    starts: Int64s  # first character of each word in its text
+    ends: Int64s  # one past its last character
+    bounds: Int64s
 
 
 @cache
-def word_classes(split: Split) -> NDArray[np.uint8]:
+def word_classes(split: Split) -> UInt8s:
     """The class of every code point."""
     kinds, table = character_kinds(), character_table()
     if split == "letters":
@@ -111,7 +113,7 @@ def word_classes(split: Split) -> NDArray[np.uint8]:
 
 
 @jit
-def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: NDArray[np.int64], classes: NDArray[np.uint8]) -> Spans:
+def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: Int64s, classes: UInt8s) -> Spans:
     """Begin and end of every word, and the words' bounds by text; of texts in UTF-8 or as code points."""
     most = bounds[-1] - bounds[0] + 2
     starts, ends, word_bounds = np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(len(bounds), np.int64)
@@ -150,15 +152,13 @@ def find_words(texts: Texts, split: Split) -> Words:
     return sum_words(texts, *word_spans(*texts, word_classes(split)))
 
 
-def sum_words(texts: Texts, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> Words:
+def sum_words(texts: Texts, starts: Int64s, ends: Int64s, bounds: Int64s) -> Words:
     """The words that begin and end at these bytes of the texts, found by whatever splitter."""
     return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
 
 
 @jit
-def _sum_words(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], table: NDArray[np.uint8]
-) -> tuple[NDArray[Any], ...]:
+def _sum_words(data: UInt8s, starts: Int64s, ends: Int64s, table: UInt8s) -> tuple[NDArray[Any], ...]:
     count = len(starts)
     prefix, inverse = np.zeros(count + 1, np.uint64), np.empty(count, np.uint64)
     characters = np.zeros(count + 1, np.int64)
@@ -211,14 +211,14 @@ def hashed_words(texts: Sequence[str]) -> HashedWords:
     return HashedWords(hashes, starts - offsets, ends - offsets, bounds)
 
 
-def hashed_spans(codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+def hashed_spans(codes: UInt32s) -> tuple[UInt64s, Int64s, Int64s]:
     """Hash, start and end (one past the last code point) of every word, split by letters, in ``codes``."""
     starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
     return _hash_words(codes, starts, ends), starts, ends
 
 
 @jit
-def _hash_words(codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _hash_words(codes: UInt32s, starts: Int64s, ends: Int64s) -> UInt64s:
     hashes = np.empty(len(starts), np.uint64)
     for word in range(len(starts)):
         begin, end = starts[word], ends[word]

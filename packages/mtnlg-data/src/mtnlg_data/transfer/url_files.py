@@ -33,7 +33,7 @@ from mtnlg_data.files import open_regular, open_to_update, read_small, sha256, s
 from .urls import EXTRAS, TransientError, Url, connect, persist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .urls import Location
 
@@ -86,8 +86,7 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
     system, path = connect(url)
     path = path.rstrip("/")
     parts = path.split("/")
-    fixed = next((number for number, part in enumerate(parts[:-1]) if glob.has_magic(part)), len(parts) - 1)
-    is_pattern, base = glob.has_magic(path), "/".join(parts[:fixed])
+    is_pattern, base = glob.has_magic(path), "/".join(fixed_parts(parts))
 
     def look_up() -> dict[str, dict[str, Any]]:
         system.invalidate_cache()
@@ -111,6 +110,11 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
         if {"", ".", ".."} & {*name.split("/")}:
             raise Failure(f"{file}: refused: a part of its path is empty or made of dots")
     return dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
+
+
+def fixed_parts(parts: Sequence[str]) -> Sequence[str]:
+    """The parts of a pattern, but the last, up to the first with a wildcard: its deepest folder without one."""
+    return parts[: next((number for number, part in enumerate(parts[:-1]) if glob.has_magic(part)), -1)]
 
 
 def find_file(url: str) -> RemoteFile:
