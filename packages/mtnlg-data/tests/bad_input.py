@@ -25,11 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 import zstandard
+from command_line import command
 from fsspec.implementations.memory import MemoryFileSystem
 from small_corpus import member, page, record
-from typer.testing import CliRunner
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import error_line, error_status
 from mtnlg_data.document import read_documents
 from mtnlg_data.transfer.urls import MAX_ATTEMPTS
@@ -323,7 +322,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
 
 
 def _extract(place: str, out: Path, folder: Path) -> Outcome:
-    result = CliRunner().invoke(app, ["extract", place, "--out", str(out), "--workers", "1"])
+    result = command("extract", place, "--out", out, "--workers", "1")
     error = result.exception if isinstance(result.exception, Exception) else None
     shards = [
         shard for shard in out.glob("*.parquet") if (out / "stage.json").exists() and shard.name.startswith("doc")

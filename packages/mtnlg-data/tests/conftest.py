@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,12 +36,6 @@ settings.load_profile("no clock")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session")
-def tasks() -> ModuleType:
-    """``echo_tasks.py``, as a module that a spawned worker can import too."""
-    return importlib.import_module("echo_tasks")
-
-
 #: Samples of published files, where they are beside the repository.
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
 
@@ -60,18 +54,6 @@ def corpus() -> ModuleType:
     return importlib.import_module("small_corpus")
 
 
-@pytest.fixture(scope="session")
-def sentences() -> ModuleType:
-    """``sentences_without_spaces.py``."""
-    return importlib.import_module("sentences_without_spaces")
-
-
-@pytest.fixture(scope="session")
-def language_models() -> ModuleType:
-    """``language_model.py``."""
-    return importlib.import_module("language_model")
-
-
 class Run(NamedTuple):
     """A finished curation."""
 
@@ -85,8 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Ru
     """An uninterrupted curation of the small corpus; read-only."""
     folder = tmp_path_factory.mktemp("run")
     recipe = corpus.write_run(folder)
-    with closing(Local(1)) as engine:
-        return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", engine))
+    return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", Local(1)))
 
 
 @contextmanager

@@ -6,13 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
+from shards import run_here, stored_rows, write_shard
 
 from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
-from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 
@@ -37,7 +34,7 @@ def run(
     paths = [folder / f"web-{number:05d}.parquet" for number in range(shards)]
     cuts = np.linspace(0, len(rows), shards + 1).astype(int)
     for number, path in enumerate(paths):
-        write_documents(path, batch_documents(rows[cuts[number] : cuts[number + 1]]))
+        write_shard(path, rows[cuts[number] : cuts[number + 1]])
     file = None
     if texts:
         file = folder / "texts.jsonl"
@@ -45,9 +42,9 @@ def run(
         lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
         file.write_text("".join(lines), encoding="utf-8")
     step = Decontaminate(config.model_copy(update={"texts": file}))
-    summary = run_step(step, paths, folder / "out", Local(1))
+    summary = run_here(step, paths, folder / "out")
     written = [folder / "out" / path.name if texts else path for path in paths]  # without texts they pass unread
-    left = [row for path in written for row in pq.read_table(path).to_pylist()]
+    left = stored_rows(written)
     return summary, left
 
 

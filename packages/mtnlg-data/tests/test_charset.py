@@ -10,21 +10,19 @@ import re
 from encodings.aliases import aliases
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import run_here, stored_rows
 
-from mtnlg_data.engine import Local
 from mtnlg_data.extract.charset import decode_html, decode_page
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.job import run_step
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 GERMAN = "größer"
 RUSSIAN = "слово"
@@ -198,7 +196,7 @@ def test_iso_2022_jp_is_known_by_its_escapes() -> None:
     assert decode_page(UNDECLARED["euc-jp"].encode("iso-2022-jp"), None) == (UNDECLARED["euc-jp"], None)
 
 
-def test_a_detected_encoding_is_kept_with_the_document(tmp_path: Path, corpus: ModuleType) -> None:
+def test_a_detected_encoding_is_kept_with_the_document(tmp_path: Path) -> None:
     pages = [UNDECLARED["windows-1251"] * 5, corpus.text(1), "<meta charset=cp1251>" + UNDECLARED["windows-1251"] * 5]
     records = [
         corpus.record(f"<p>{page}".encode("cp1251"), http="HTTP/1.1 200 OK\r\nContent-Type: text/html")
@@ -206,8 +204,8 @@ def test_a_detected_encoding_is_kept_with_the_document(tmp_path: Path, corpus: M
     ]
     (tmp_path / "c.warc").write_bytes(b"".join(records))
     file = SourceFile("s", tmp_path / "c.warc", "c.warc", "warc")
-    run_step(Extract(ExtractSettings(languages=())), [file], tmp_path / "out", Local(1))
-    rows = [row for shard in (tmp_path / "out").glob("*.parquet") for row in pq.read_table(shard).to_pylist()]
+    run_here(Extract(ExtractSettings(languages=())), [file], tmp_path / "out")
+    rows = stored_rows((tmp_path / "out").glob("*.parquet"))
     metadata = [json.loads(row["metadata"]).get("Detected-Charset") for row in rows]
     assert metadata == ["windows-1251", None, None]
 

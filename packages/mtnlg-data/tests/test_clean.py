@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import run_here, write_shard
 
-from mtnlg_data import Clean, run_step
-from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.engine import Local
+from mtnlg_data import Clean
 from mtnlg_data.extract.language import Language
 from mtnlg_data.mojibake import unbounded_cost_reason
 from mtnlg_data.schema import Document
@@ -124,11 +123,10 @@ def test_sources_have_own_rules_and_drops_are_counted(tmp_path: Path) -> None:
             Document(f"{source}/1", source, "short", language="en"),
             Document(f"{source}/2", source, LONG, url="http://a", language="en"),
         ]
-        path = tmp_path / f"{source}-00000.parquet"
-        write_documents(path, batch_documents(rows))
+        path = write_shard(tmp_path / f"{source}-00000.parquet", rows)
         shards.append(path)
     rules: dict[str, dict[str, list[Rule]]] = {"code": {"rules": ["unicode", "short"]}, "crawl": {"rules": list(ALL)}}
-    account = run_step(Clean(sources=rules), shards, tmp_path / "out", Local(1))
+    account = run_here(Clean(sources=rules), shards, tmp_path / "out")
     code, crawl = (pq.read_table(tmp_path / "out" / shard.name).to_pylist() for shard in shards)
     assert [row["id"] for row in code] == ["code/0", "code/2"]
     assert code[0]["text"].startswith("def f():\n    return 1\n")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import brotli
 import pytest
+import small_corpus as corpus
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from mtnlg_data.sources.response import decode_content, read_html_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 
 def read(path: Path, largest: int = 1 << 24) -> tuple[list[Record], list[Dropped]]:
@@ -41,7 +41,7 @@ def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, corpus: ModuleType, compressed: bool) -> None:
+def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, compressed: bool) -> None:
     pdf = "HTTP/1.1 200 OK\r\nContent-Type: application/pdf"
     gone = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"
     records = [
@@ -169,30 +169,26 @@ def flipped(member: bytes) -> bytes:
     return member[: len(member) // 2] + bytes([member[len(member) // 2] ^ 0xFF]) + member[len(member) // 2 + 1 :]
 
 
-def of_length(length: int) -> Callable[[ModuleType], bytes]:
-    return lambda corpus: bytes(corpus.record(BODY, length=length))
-
-
 #: What stands between two pages, and why it is dropped, plain and as a gzip member. Of junk behind a plain record
 #: a wrong length would look the same, and so the page before goes too.
-DAMAGE: dict[str, tuple[Callable[[ModuleType], bytes], str | None, str]] = {
-    **{f"length {length}": (of_length(length), "bad_length", "bad_length") for length in (100, 700, -5, 0)},
-    "length 1e12": (of_length(10**12), "too_large", "too_large"),
-    "records in a large one": (lambda of: bytes(of.record(of.record(b"<p>in") * 9)), "too_large", "too_large"),
-    "junk": (lambda _: b"\0" * 100_000, "bad_length", "unreadable"),
-    "bomb": (lambda _: b"b" * (1 << 26), None, "unreadable"),
-    "bomb in a header": (lambda _: b"WARC/1.0\r\nA: " + b"b" * (1 << 26), None, "unreadable"),
+DAMAGE: dict[str, tuple[bytes, str | None, str]] = {
+    **{f"length {n}": (corpus.record(BODY, length=n), "bad_length", "bad_length") for n in (100, 700, -5, 0)},
+    "length 1e12": (corpus.record(BODY, length=10**12), "too_large", "too_large"),
+    "records in a large one": (corpus.record(corpus.record(b"<p>in") * 9), "too_large", "too_large"),
+    "junk": (b"\0" * 100_000, "bad_length", "unreadable"),
+    "bomb": (b"b" * (1 << 26), None, "unreadable"),
+    "bomb in a header": (b"WARC/1.0\r\nA: " + b"b" * (1 << 26), None, "unreadable"),
 }
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_broken_is_dropped_alone(tmp_path: Path, corpus: ModuleType, name: str, compressed: bool) -> None:
-    make, *reasons = DAMAGE[name]
+def test_what_is_broken_is_dropped_alone(tmp_path: Path, name: str, compressed: bool) -> None:
+    damage, *reasons = DAMAGE[name]
     if (reason := reasons[compressed]) is None:
         pytest.skip("only a compressed file holds so much")
     records = [corpus.record(b"<p>%d" % n) for n in range(3)]
-    records[1:1] = [make(corpus)]
+    records[1:1] = [damage]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), largest=1000)
     first = name == "junk" and not compressed
     assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"][first:]
@@ -201,7 +197,7 @@ def test_what_is_broken_is_dropped_alone(tmp_path: Path, corpus: ModuleType, nam
     assert dropped[0].where.startswith("c.warc: byte ")
 
 
-def test_broken_and_cut_gzip_members_are_dropped_alone(tmp_path: Path, corpus: ModuleType) -> None:
+def test_broken_and_cut_gzip_members_are_dropped_alone(tmp_path: Path) -> None:
     members = [corpus.member(corpus.record(b"<p>%d" % n)) for n in range(5)]
     cut = members[1][: len(members[1]) // 2]
     content = b"".join([members[0], cut, flipped(members[2]), members[3], members[4][:-20]])
@@ -262,7 +258,7 @@ def test_pages_are_those_that_warcio_reads(samples: Path, name: str) -> None:
     assert [page.content for page in read(samples / "web" / name)[0]] == expected
 
 
-def test_a_last_record_that_holds_a_gzip_file_hides_nothing(tmp_path: Path, corpus: ModuleType) -> None:
+def test_a_last_record_that_holds_a_gzip_file_hides_nothing(tmp_path: Path) -> None:
     """The search for members that fastwarc has passed over begins behind the last one, not within it."""
     path = tmp_path / "a.warc.gz"
     path.write_bytes(corpus.member(corpus.record(b"<p>0")) + gzip.compress(corpus.record(gzip.compress(b"stored")), 0))
@@ -273,7 +269,7 @@ def test_a_last_record_that_holds_a_gzip_file_hides_nothing(tmp_path: Path, corp
 @pytest.mark.parametrize(
     "start", [b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: 9000000\r\n\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"]
 )
-def test_a_file_of_broken_starts_is_given_up(tmp_path: Path, corpus: ModuleType, start: bytes) -> None:
+def test_a_file_of_broken_starts_is_given_up(tmp_path: Path, start: bytes) -> None:
     """Of which each would be read as a long record, so the work of all would grow with the square of the size."""
     first = corpus.record(b"<p>0")
     (tmp_path / "a.warc").write_bytes((gzip.compress(first) if start[0] == 0x1F else first) + start * 20_000)
@@ -319,7 +315,7 @@ def test_members_and_frames_of_a_coding_are_joined() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate", "gzip, gzip"])
-def test_decompression_bomb_is_cut_at_max_bytes(tmp_path: Path, corpus: ModuleType, coding: str) -> None:
+def test_decompression_bomb_is_cut_at_max_bytes(tmp_path: Path, coding: str) -> None:
     body = CODINGS[coding](bytes(1 << 25))
     http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
     assert 1000 < len(decode_content(body, coding, 1000)) < 1 << 20

@@ -10,21 +10,19 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+import small_corpus as corpus
+from command_line import command
+from shards import write_shard
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.document import batch_documents, read_documents, write_documents
+from mtnlg_data.document import read_documents
 from mtnlg_data.report.inspection import inspect_path, print_inspection
 from mtnlg_data.schema import Document
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 PACKAGE = Path(__file__).parents[1]
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
@@ -52,12 +50,12 @@ COMMANDS = {"run", "step", "plan", "export", "fetch", "inspect", "why", "report"
 
 
 def test_the_commands_are_these_and_print_json() -> None:
-    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    text = command("--help", env={"COLUMNS": "200"}).output
     assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
-    for command in COMMANDS - {"report", "merge", "step"}:
-        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    for name in COMMANDS - {"report", "merge", "step"}:
+        shown = command(name, "--help", env={"COLUMNS": "200"}).output
         assert "--json" in shown
-        if command in {"run", *STAGE_COMMANDS}:
+        if name in {"run", *STAGE_COMMANDS}:
             assert {"--out", "--workers", "--engine"} <= set(re.findall(r"--\w+", shown))
 
 
@@ -78,7 +76,7 @@ def test_the_commands_are_these_and_print_json() -> None:
 )
 def test_no_integer_of_a_command_line_is_without_bounds(words: list[str]) -> None:
     for number in ((1 << 63) - 1, 10**30):
-        result = CliRunner().invoke(app, [*words, str(number)], env={"COLUMNS": "200"})
+        result = command(*words, number, env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert f"Invalid value for '{words[-1]}'" in result.output
 
@@ -96,10 +94,10 @@ def test_inspect_shows_a_run_with_its_stages_and_stores(out: Path) -> None:
     assert inspection["stages"][0]["name"] == "extract"
     stores = inspection["parts"][0]["parts"]
     assert [Path(store["path"]).name for store in stores] == ["books", "crawl"]
-    result = CliRunner().invoke(app, ["inspect", str(out)])
+    result = command("inspect", out)
     assert result.exit_code == 0, result.output
     assert "extract: kept" in result.output
-    assert "<|endoftext|>" in CliRunner().invoke(app, ["inspect", str(out), "--characters", "5000"]).output
+    assert "<|endoftext|>" in command("inspect", out, "--characters", "5000").output
 
 
 def test_inspect_decodes_a_store_by_any_of_its_names(out: Path) -> None:
@@ -109,7 +107,7 @@ def test_inspect_decodes_a_store_by_any_of_its_names(out: Path) -> None:
     assert inspections[0] == inspections[1] == inspections[2]
     assert inspections[0]["documents"] == len(texts)
     assert {sample["text"].removesuffix("<|endoftext|>") for sample in inspections[0]["samples"]} <= texts
-    result = CliRunner().invoke(app, ["inspect", str(names[0]), "--json", "--documents", "0"])
+    result = command("inspect", names[0], "--json", "--documents", "0")
     assert json.loads(result.output)["tokens"] == inspections[0]["tokens"]
 
 
@@ -119,17 +117,17 @@ def _column(path: Path, name: str) -> list[str]:
 
 def test_inspect_counts_documents_by_source(tmp_path: Path) -> None:
     rows = [Document(f"{source}/{n}", source, "é" * n) for source in ("a", "b") for n in range(5)]
-    write_documents(tmp_path / "x-00000.parquet", batch_documents(rows))
+    write_shard(tmp_path / "x-00000.parquet", rows)
     for path in (tmp_path, tmp_path / "x-00000.parquet"):
         inspection = inspect_path(path, 3, 2)
         assert inspection["sources"] == {source: {"documents": 5, "characters": 10} for source in "ab"}
         assert [sample["text"] for sample in inspection["samples"]] == ["", "é", "éé"]
 
 
-def test_inspect_shows_the_output_of_a_single_stage(tmp_path: Path, corpus: ModuleType) -> None:
+def test_inspect_shows_the_output_of_a_single_stage(tmp_path: Path) -> None:
     corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(4)])
-    words = ["clean", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "out"), "--workers", "1"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    words = ["clean", tmp_path / "x.jsonl", "--out", tmp_path / "out", "--workers", "1"]
+    assert command(*words).exit_code == 0
     inspection = inspect_path(tmp_path / "out", 1, 80)
     assert [stage["name"] for stage in inspection["stages"]] == ["extract", "clean"]
     assert inspection["parts"][0]["sources"]["documents"]["documents"] == 4
@@ -140,7 +138,7 @@ def test_inspect_opens_tables_that_a_run_leaves(out: Path) -> None:
         assert inspect_path(out / name, 1, 80)["kind"] == "table"
         print_inspection(inspect_path(out / name, 1, 80))
     ledger = str(out / "04-deduplicate" / "dropped" / "duplicates-00000.parquet")
-    assert "reason = 'duplicate'" in CliRunner().invoke(app, ["inspect", ledger]).output
+    assert "reason = 'duplicate'" in command("inspect", ledger).output
 
 
 def test_inspect_reads_the_documents_that_stages_read(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_a_broken_tokenizer_beside_a_store_is_named(out: Path, tmp_path: Path) -
     assert "text" not in inspect_path(tmp_path / "tokens" / "books", 1, 1)["samples"][0]
 
 
-def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path, corpus: ModuleType) -> None:
+def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path) -> None:
     blocks = BLOCK.findall((PACKAGE / "README.md").read_text(encoding="utf-8"))
     corpus.write_run(tmp_path, pages=60)
     recipe = next(text for language, text in blocks if language == "toml" and "texts =" in text)

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import echo_tasks as tasks
 import pytest
 
 from mtnlg_data.console import Failure
@@ -17,7 +18,6 @@ from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_t
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
@@ -29,7 +29,6 @@ def ran(folder: Path) -> list[str]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_summaries_follow_task_order_and_second_run_is_idle(
     tmp_path: Path,
-    tasks: ModuleType,
     workers: int,
 ) -> None:
     with closing(Local(workers)) as engine:
@@ -39,9 +38,7 @@ def test_summaries_follow_task_order_and_second_run_is_idle(
     assert ran(tmp_path) == ["a", "b", "c"]
 
 
-def test_the_memory_that_a_task_has_freed_is_given_back(
-    tmp_path: Path, tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_that_a_task_has_freed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 MB in small pieces glibc would keep all that lies below the piece that is still in use."""
 
     def resident() -> int:
@@ -61,7 +58,7 @@ def test_the_memory_that_a_task_has_freed_is_given_back(
     assert resident() < taken[0] - 80_000_000
 
 
-def test_changed_key_checksum_or_manifest_reruns_a_task(tmp_path: Path, tasks: ModuleType) -> None:
+def test_changed_key_checksum_or_manifest_reruns_a_task(tmp_path: Path) -> None:
     engine = Local(1)
     run_tasks(engine, tasks.tasks_in(tmp_path, "abcd"), "echo")
     (tmp_path / "log").unlink()
@@ -73,7 +70,7 @@ def test_changed_key_checksum_or_manifest_reruns_a_task(tmp_path: Path, tasks: M
     assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
 
 
-def test_killed_worker_is_one_line_and_the_run_resumes(tmp_path: Path, tasks: ModuleType) -> None:
+def test_killed_worker_is_one_line_and_the_run_resumes(tmp_path: Path) -> None:
     with closing(Local(2)) as engine:
         with pytest.raises(Failure, match=r"a worker died .* at one of .*1"):
             run_tasks(engine, tasks.tasks_in(tmp_path, "abc", "die_at_b"), "echo")
@@ -105,21 +102,19 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, tasks: ModuleType, workers: int) -> None:
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, workers: int) -> None:
     with closing(Local(workers)) as engine, pytest.raises(OSError, match=r"No space left on device: .*/0'$"):
         run_tasks(engine, tasks.tasks_in(tmp_path, "a", "fill_the_disk"), "echo")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_panic_of_a_library_is_one_line_that_names_the_output(
-    tmp_path: Path, tasks: ModuleType, workers: int
-) -> None:
+def test_a_panic_of_a_library_is_one_line_that_names_the_output(tmp_path: Path, workers: int) -> None:
     with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: a library gave up on it: a$"):
         run_tasks(engine, tasks.tasks_in(tmp_path, "a", "panic"), "echo")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_at_once_with_their_parent(tmp_path: Path, tasks: ModuleType, how: signal.Signals) -> None:
+def test_workers_end_at_once_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, str(tasks.__file__), str(tmp_path)]
     # The workers inherit the write end of this pipe, so it reads as closed only once all of them are gone.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
@@ -172,7 +167,7 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path]
         pass
 
 
-def test_odd_manifest_is_a_one_line_error(tmp_path: Path, tasks: ModuleType) -> None:
+def test_odd_manifest_is_a_one_line_error(tmp_path: Path) -> None:
     (task,) = tasks.tasks_in(tmp_path, "a")
     os.mkfifo(manifest_path(task.output))
     with pytest.raises(Failure, match=r"0\.json: not a regular file"):

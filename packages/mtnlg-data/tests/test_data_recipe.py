@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_origin
+from typing import get_origin
 
 import pytest
-from typer.testing import CliRunner
+import small_corpus as corpus
+from command_line import command
 
-from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import Leaf, leaves
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.recipe import load_recipe, own_factories, recipe_schema
@@ -18,9 +18,6 @@ from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS
 from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 from mtnlg_data.transfer.snapshot import fetch_snapshot
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
 
@@ -132,7 +129,7 @@ weight = 1.0
     ("kind", "suffix"),
     [("jsonl", "jsonl"), ("jsonl", "jsonl.gz"), ("jsonl", "jsonl.zst"), ("pile", "jsonl.zst"), ("parquet", "parquet")],
 )
-def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, corpus: ModuleType, kind: str, suffix: str) -> None:
+def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, kind: str, suffix: str) -> None:
     texts = [corpus.text(number) for number in range(3)]
     corpus.write_texts(tmp_path / "own" / f"x.{suffix}", texts)
     recipe = load_recipe(write(tmp_path, FIVE_LINES.format(kind=kind, suffix=suffix)))
@@ -193,7 +190,7 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         served.mkdir(exist_ok=True)
         (served / name).write_text('{"text": "one"}\n')
-    assert CliRunner().invoke(app, ["fetch", f"file://{served}", "--out", str(folder)]).exit_code == 0
+    assert command("fetch", f"file://{served}", "--out", folder).exit_code == 0
     assert {path.name for path in folder.iterdir()} == {".lock", ".fetched.jsonl", "a.jsonl", "b.jsonl"}
 
     def names(pattern: str) -> list[str]:

@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import command
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.report import write_report
 from mtnlg_data.report.inspection import inspect_path
@@ -140,7 +139,7 @@ def test_the_page_loads_no_other_file(tmp_path: Path, summary: dict[str, Any]) -
 def test_the_command_writes_the_report_of_a_run_or_stage(tmp_path: Path, summary: dict[str, Any]) -> None:
     (tmp_path / "data").mkdir()
     write_page(tmp_path / "data", {"version": 1, "seconds": 1.0, "stages": summary["stages"][1:2]})
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "data")])
+    done = command("report", tmp_path / "data")
     assert done.exit_code == 0, done.output
     page = Page((tmp_path / "data" / "report.html").read_text(encoding="utf-8"))
     headings = [part.partition("\n")[0] for part in page.text.split("§")]
@@ -176,5 +175,5 @@ def test_what_may_be_missing_in_a_summary_is_missed_by_nobody(tmp_path: Path) ->
     content = f'{{"seconds": 1, "stages": [{STAGE}, "sources": {{"a": {{{source}}}}}}}]}}'
     (tmp_path / "summary.json").write_text(content, encoding="utf-8")
     assert write_report(tmp_path).exists()
-    done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    done = command("inspect", tmp_path)
     assert "x: kept 1 of 1 documents" in done.output

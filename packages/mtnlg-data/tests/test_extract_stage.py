@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
+from shards import read_rows, run_here, write_shard
 
 from mtnlg_data.document import CHARACTERS_PER_GROUP, batch_documents, read_documents, write_documents
-from mtnlg_data.engine import Local
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.rows import read_lines
@@ -19,7 +19,6 @@ from mtnlg_data.steps.extract import Extract
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
@@ -27,7 +26,7 @@ SUBSETS = {"books": "Books3", "letters": "Enron", "all": None}
 
 
 @pytest.fixture
-def pile(tmp_path: Path, corpus: ModuleType) -> Path:
+def pile(tmp_path: Path) -> Path:
     """A file of the Pile with three subsets, a line that is not an object and one without text."""
     path = tmp_path / "00.jsonl.zst"
     names = ["Books3", "Enron", "Github"] * 4
@@ -42,11 +41,11 @@ def feeds(path: Path, *sources: str) -> list[SourceFile]:
 
 
 def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = None) -> Summary:
-    return run_step(Extract(settings or ExtractSettings()), files, out, Local(1))
+    return run_here(Extract(settings or ExtractSettings()), files, out)
 
 
 def texts(path: Path) -> list[dict[str, Any]]:
-    return [row for batch in read_documents(path) for row in batch.to_pylist()]
+    return read_rows(path)
 
 
 def test_pile_file_is_read_once_for_all_sources(pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +100,7 @@ def test_a_lost_shard_or_manifest_is_made_again(pile: Path, tmp_path: Path, lost
 
 def test_row_groups_are_bounded_and_small_batches_merged(tmp_path: Path) -> None:
     length = CHARACTERS_PER_GROUP // 3
-    write_documents(tmp_path / "large.parquet", batch_documents(Document(f"{n}", "x", "x" * length) for n in range(7)))
+    write_shard(tmp_path / "large.parquet", (Document(f"{n}", "x", "x" * length) for n in range(7)))
     with pq.ParquetFile(tmp_path / "large.parquet") as file:
         assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 3]
     assert [batch.num_rows for batch in read_documents(tmp_path / "large.parquet")] == [4, 3]

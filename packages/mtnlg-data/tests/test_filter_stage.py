@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from command_line import invoke
+from command_line import command, invoke
 from filter_reference import PROSE
 from test_filters import OWN_RULES
-from typer.testing import CliRunner
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local
 from mtnlg_data.pipeline import curate
@@ -112,9 +110,7 @@ def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [PROSE])
-    done = CliRunner().invoke(
-        app, ["filter", str(tmp_path / "in.jsonl"), "--rules", "gofer", "--out", str(tmp_path / "o")]
-    )
+    done = command("filter", tmp_path / "in.jsonl", "--rules", "gofer", "--out", tmp_path / "o")
     assert re.search(r"gofer: no such rule; .*url, gopher_repetition", str(done.exception))
 
 

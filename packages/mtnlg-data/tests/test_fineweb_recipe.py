@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 
 from mtnlg_data.engine import Local
 from mtnlg_data.filters.rules import choose, own_families
 from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "fineweb"
 
@@ -119,7 +116,7 @@ def prose(number: int) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, corpus: ModuleType) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A crawl of our own, and lists of blocked addresses."""
     contents = [prose(n) for n in range(30)]
     contents[1] += "\n\nWrite to someone@town.org or to the machine at 8.8.4.4 of ours."
@@ -151,8 +148,7 @@ def folder(tmp_path: Path, corpus: ModuleType) -> Path:
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    with closing(Local(1)) as engine:
-        return curate(load_recipe(folder / "data.toml", overrides), folder / "data", engine)
+    return curate(load_recipe(folder / "data.toml", overrides), folder / "data", Local(1))
 
 
 def test_fineweb_runs_from_a_warc_file_to_tokens(folder: Path) -> None:
@@ -183,7 +179,7 @@ def test_fineweb_runs_from_a_warc_file_to_tokens(folder: Path) -> None:
     assert not [*(folder / "data" / "03-filter").glob("*.parquet")]
 
 
-def test_unfiltered_sources_pass_unread(tmp_path: Path, corpus: ModuleType) -> None:
+def test_unfiltered_sources_pass_unread(tmp_path: Path) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": prose(n)} for n in range(20)])
     corpus.write_jsonl(tmp_path / "b.jsonl", [{"text": f"{prose(n)} mail@town.org"} for n in range(100, 120)])
     sources = [f'[sources.{name}]\nkind = "jsonl"\npaths = ["{name}.jsonl"]\nweight = 0.5\n' for name in "ab"]

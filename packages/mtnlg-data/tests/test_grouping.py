@@ -6,22 +6,18 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
+from shards import run_here
 
 from mtnlg_data.document import read_documents
-from mtnlg_data.engine import Local
 from mtnlg_data.extract.grouping import Group, group_files
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.job import run_step
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.steps.extract import Extract
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 SHARD = 1_000_000_000
 
@@ -85,12 +81,12 @@ def test_little_text_still_makes_several_groups(monkeypatch: pytest.MonkeyPatch)
     assert 16 <= len(group_files(sized_files(monkeypatch, sizes), SHARD)) <= 48
 
 
-def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path, corpus: ModuleType) -> None:
+def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path) -> None:
     for name, count in (("a", 5), ("b", 5), ("c", 300)):
         corpus.write_jsonl(tmp_path / "in" / f"{name}.jsonl", [{"text": corpus.text(n)} for n in range(count)])
     files = [SourceFile("own", tmp_path / "in" / f"{name}.jsonl", f"{name}.jsonl", "jsonl") for name in "abc"]
     size = files[2].stats[0]
-    summary = run_step(Extract(ExtractSettings(shard_characters=size // 4)), files, tmp_path / "out", Local(1))
+    summary = run_here(Extract(ExtractSettings(shard_characters=size // 4)), files, tmp_path / "out")
     assert len(summary["shards"]) == 6
     rows = [row for name in summary["shards"] for b in read_documents(tmp_path / "out" / name) for row in b.to_pylist()]
     assert [row["text"] for row in rows] == [corpus.text(n) for n in [*range(5), *range(5), *range(300)]]
@@ -109,7 +105,7 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
         files.append(SourceFile("own", tmp_path / f"{name}.parquet", f"{name}.parquet", "parquet"))
-    summary = run_step(Extract(ExtractSettings()), files, tmp_path / "out", Local(1))
+    summary = run_here(Extract(ExtractSettings()), files, tmp_path / "out")
     shards = [pq.read_table(tmp_path / "out" / name).drop_columns("mtnlg").to_pydict() for name in summary["shards"]]
     assert shards == [{"text": ["one", "two", "three"], "n": [1, 2, 3]}, {"text": ["four"], "other": ["x"]}]
 
@@ -120,5 +116,5 @@ def test_file_without_documents_is_reported_once(tmp_path: Path) -> None:
     files = [SourceFile("web", tmp_path / name, name, "jsonl") for name in ("a.jsonl", "b.jsonl")]
     settings = ExtractSettings(shard_characters=500)
     assert len(group_files(files, settings.shard_characters)) > 4
-    summary = run_step(Extract(settings), files, tmp_path / "out", Local(1))
+    summary = run_here(Extract(settings), files, tmp_path / "out")
     assert [file["where"] for file in summary["lost"]] == ["a.jsonl"]

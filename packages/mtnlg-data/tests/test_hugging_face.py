@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from typer.testing import CliRunner
+from command_line import outcome
 
-from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
-from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
+from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import read_documents
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
@@ -40,12 +39,6 @@ ROWS: dict[str, list[Any]] = {
 }
 
 
-def command(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    error = result.exception if isinstance(result.exception, Exception) else None
-    return (0, result.output) if error is None else (error_status(error), error_line(error))
-
-
 def saved(folder: Path, rows: dict[str, list[Any]], shards: int = 1) -> Path:
     """A folder as ``Dataset.save_to_disk`` leaves it."""
     datasets = pytest.importorskip("datasets")
@@ -56,7 +49,7 @@ def saved(folder: Path, rows: dict[str, list[Any]], shards: int = 1) -> Path:
 def test_saved_dataset_is_read_with_its_columns(tmp_path: Path) -> None:
     folder = saved(tmp_path / "rows", ROWS, shards=3)
     (folder / "cache-0123.arrow").write_bytes((folder / "data-00000-of-00003.arrow").read_bytes())  # left by map
-    assert command("dedup", f"rows={folder}", "--out", tmp_path / "out", "--workers", 1)[0] == 0
+    assert outcome("dedup", f"rows={folder}", "--out", tmp_path / "out", "--workers", 1)[0] == 0
     table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "out").glob("rows-*.parquet")))
     assert table.drop_columns("mtnlg").to_pydict() == ROWS
     assert [own["key"] for own in table["mtnlg"].to_pylist()][:2] == [
@@ -109,7 +102,7 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
     assert isinstance(item, Dropped)
     assert item.what == "no string under 'text' among body but under body: name one as the field"
     (tmp_path / "a.arrow").write_bytes(struct.pack("<i", -5) * 9)
-    status, line = command("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
+    status, line = outcome("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
     assert status == 1
     assert line.startswith(
         "a.arrow: rows from 1 on: Invalid IPC stream: negative continuation token; documents: 1 of 1 "
@@ -135,7 +128,7 @@ def test_arrow_whose_offsets_lead_elsewhere_is_not_followed(tmp_path: Path, offs
 def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) -> None:
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "set"
-    status, line = command("export", finished.out, "--out", out)
+    status, line = outcome("export", finished.out, "--out", out)
     assert status == 0, line
     last = finished.out / "05-decontaminate"
     for source in ("books", "crawl"):
@@ -144,24 +137,24 @@ def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) 
         wanted = [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
         assert rows.to_list() == wanted
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
-    assert command("export", finished.out, "--out", out)[0] == 0
+    assert outcome("export", finished.out, "--out", out)[0] == 0
     assert {*out.rglob("*.parquet")} == {*before}
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".jsonl.zst"), ("parquet", ".parquet")])
 def test_an_export_resumes_by_file_and_reads_back(tmp_path: Path, finished: Run, kind: str, suffix: str) -> None:
     out = tmp_path / "out"
-    assert command("export", finished.out, "--format", kind, "--out", out)[0] == 0
+    assert outcome("export", finished.out, "--format", kind, "--out", out)[0] == 0
     whole = {path: (path.read_bytes(), path.stat().st_ino) for path in out.rglob("*") if path.name.endswith(suffix)}
     assert not (out / "README.md").exists()
     gone = min(whole)
     gone.unlink()
-    assert command("export", finished.out, "--format", kind, "--out", out)[0] == 0
+    assert outcome("export", finished.out, "--format", kind, "--out", out)[0] == 0
     assert {path: path.read_bytes() for path in whole} == {path: content for path, (content, _) in whole.items()}
     assert {path.stat().st_ino for path in whole if path != gone} == {whole[path][1] for path in whole if path != gone}
     options = ("--workers", 1, "--field", "text")
     sources = [f"{name}={out / 'data' / name}" for name in ("books", "crawl")]
-    assert command("extract", *sources, "--out", tmp_path / "again", *options)[0] == 0
+    assert outcome("extract", *sources, "--out", tmp_path / "again", *options)[0] == 0
     for source in ("books", "crawl"):
         texts = [
             [text for path in sorted(folder.glob(f"{source}-*.parquet")) for batch in read_documents(path)
@@ -175,8 +168,8 @@ def test_lines_of_an_export_have_all_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({**ROWS, "when": pa.nulls(len(ROWS["text"]), pa.timestamp("s"))}), tmp_path / "a.parquet")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "one", "meta": {"n": [1, None]}, "id": "x"}) + "\n")
     given = [f"{name[0]}={tmp_path / name}" for name in ("a.parquet", "b.jsonl")]
-    assert command("extract", *given, "--out", tmp_path / "made", "--workers", 1)[0] == 0
-    assert command("export", tmp_path / "made", "--format", "jsonl", "--out", tmp_path / "lines")[0] == 0
+    assert outcome("extract", *given, "--out", tmp_path / "made", "--workers", 1)[0] == 0
+    assert outcome("export", tmp_path / "made", "--format", "jsonl", "--out", tmp_path / "lines")[0] == 0
     shown = []
     for path in sorted((tmp_path / "lines").rglob("*.zst")):
         with zstandard.open(path, "rt") as lines:
@@ -190,8 +183,8 @@ def test_lines_of_an_export_have_all_columns(tmp_path: Path) -> None:
 def test_a_set_of_parquet_files_of_another_keeps_their_columns(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     pq.write_table(pa.table(ROWS), tmp_path / "mine.parquet")
-    assert command("dedup", tmp_path / "mine.parquet", "--out", tmp_path / "unique", "--workers", 1)[0] == 0
-    assert command("export", tmp_path / "unique", "--out", tmp_path / "set")[0] == 0
+    assert outcome("dedup", tmp_path / "mine.parquet", "--out", tmp_path / "unique", "--workers", 1)[0] == 0
+    assert outcome("export", tmp_path / "unique", "--out", tmp_path / "set")[0] == 0
     rows = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
     assert rows.remove_columns("mtnlg").to_dict() == ROWS
 
@@ -201,13 +194,13 @@ def test_configurations_may_be_called_like_values_of_yaml(tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     for name in (names := ["yes", "1e5", "null", "12", "x #y", "- z", "[0]", "it's", 'q"q', "\N{GRINNING FACE}"]):
         pq.write_table(pa.table({"text": [name]}), tmp_path / "in" / f"{name}.parquet")
-    assert command("export", tmp_path / "in", "--out", tmp_path / "set")[0] == 0
+    assert outcome("export", tmp_path / "in", "--out", tmp_path / "set")[0] == 0
     for name in names:
         rows = datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path / "cache"))
         assert rows.to_list() == [{"text": name}]
     for name in ("a: b", "a*", "a\nb"):
         pq.write_table(pa.table({"text": [name]}), tmp_path / "in" / f"{name}.parquet")
-        status, line = command("export", tmp_path / "in", "--out", tmp_path / "other")
+        status, line = outcome("export", tmp_path / "in", "--out", tmp_path / "other")
         assert (status, line.partition(".parquet: ")[2][:27]) == (1, "datasets takes no * / : < >")
         (tmp_path / "in" / f"{name}.parquet").unlink()
     assert not (tmp_path / "other").exists()
@@ -248,19 +241,19 @@ def test_rows_on_the_hub_are_read_as_files_here_are(tmp_path: Path, hub: Hub) ->
     hub.files["data/test/0.parquet"] = b"not wanted"
     hub.files["README.md"] = b"a card"
     words = ("--out", tmp_path / "out", "--workers", 1)
-    assert command("dedup", "rows=hf://datasets/me/rows/data/train/*.parquet", *words)[0] == 0
+    assert outcome("dedup", "rows=hf://datasets/me/rows/data/train/*.parquet", *words)[0] == 0
     assert pq.read_table(tmp_path / "out" / "rows-00000.parquet").drop_columns("mtnlg").to_pydict() == ROWS
     hub.wrong = [
         bytes(len(hub.files["data/train/0.parquet"]))
     ]  # another content, as long, of which the SHA-256 is known
     assert (
-        command("dedup", "rows=hf://datasets/me/rows/data/train", "--out", tmp_path / "again", "--workers", 1)[0] == 0
+        outcome("dedup", "rows=hf://datasets/me/rows/data/train", "--out", tmp_path / "again", "--workers", 1)[0] == 0
     )
     assert (tmp_path / "again" / "rows-00000.parquet").read_bytes() == (
         tmp_path / "out" / "rows-00000.parquet"
     ).read_bytes()
     assert not hub.wrong
-    status, line = command("extract", "hf://datasets/me/none", "--out", tmp_path / "none", "--workers", 1)
+    status, line = outcome("extract", "hf://datasets/me/none", "--out", tmp_path / "none", "--workers", 1)
     assert (status, line) == (1, "hf://datasets/me/none: no such file, folder or bucket")
 
 
@@ -286,14 +279,14 @@ def test_a_run_is_exported_to_a_data_set_as_the_hub_creates_it(tmp_path: Path, h
     hub.files[".gitattributes"] = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
     out = ("--out", "hf://datasets/me/rows", "--work", tmp_path / "work")
     for said in ("3 of 3 files published", "has all 3 files already"):
-        status, line = command("export", finished.out, *out)
+        status, line = outcome("export", finished.out, *out)
         assert status == 0, line
         assert said in line
-    assert command("export", finished.out, "--out", tmp_path / "here")[0] == 0
+    assert outcome("export", finished.out, "--out", tmp_path / "here")[0] == 0
     here = {path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*.*")}
     assert hub.files.keys() - {".gitattributes"} == here.keys() - {".lock"}
     assert all(hub.files[name] == path.read_bytes() for name, path in here.items() if name != ".lock")
-    status, line = command("export", finished.out, "--out", "hf://datasets/me/rows", "--work", tmp_path / "other")
+    status, line = outcome("export", finished.out, "--out", "hf://datasets/me/rows", "--work", tmp_path / "other")
     assert status == 1
     assert "holds 3 files that were not published from" in line
 

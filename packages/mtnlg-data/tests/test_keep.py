@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(recipe: Path, out: Path, *overrides: str, keep: Any = "last") -> Summary:  # noqa: ANN401
-    with closing(Local(1)) as engine:
-        return curate(load_recipe(recipe, overrides), out, engine, keep=keep)
+    return curate(load_recipe(recipe, overrides), out, Local(1), keep=keep)
 
 
 class NoWork:

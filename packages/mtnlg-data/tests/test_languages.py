@@ -7,11 +7,15 @@ from importlib.util import find_spec
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import language_model as language_models
 import pytest
+import sentences_without_spaces as sentences
+import small_corpus as corpus
+from shards import read_rows, run_here, write_shard
 
-from mtnlg_data import Clean, Extract, Local, Record, SourceFile, load_recipe, read_documents, run_step
+from mtnlg_data import Clean, Extract, Record, SourceFile, load_recipe
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import batch_documents, shard_name, write_documents
+from mtnlg_data.document import shard_name
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
 from mtnlg_data.extract.text import ExtractSettings, extract_record
@@ -19,7 +23,6 @@ from mtnlg_data.schema import Document
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
     from mtnlg_data.summary import Summary
 
@@ -29,7 +32,7 @@ GERMAN = (
 
 
 @pytest.fixture(scope="session")
-def texts(corpus: ModuleType, sentences: ModuleType) -> dict[str, list[str]]:
+def texts() -> dict[str, list[str]]:
     """Twenty texts of each language."""
     random = Random(1)
     without_spaces = {code: [sentences.text(code, random, 300) for _ in range(20)] for code in ("zh", "ja", "th")}
@@ -38,16 +41,15 @@ def texts(corpus: ModuleType, sentences: ModuleType) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="session")
-def model(texts: dict[str, list[str]], language_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fastText model, trained on half of these texts, with labels like GlotLID's."""
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     path = tmp_path_factory.mktemp("model") / "lid.bin"
-    return language_models.train(path, {f"{code}_X": own[:10] for code, own in texts.items()})  # type: ignore[no-any-return]
+    return language_models.train(path, {f"{code}_X": own[:10] for code, own in texts.items()})
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:
-    shards = sorted(out.glob("*.parquet"))
-    return [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
+    return read_rows(*sorted(out.glob("*.parquet")))
 
 
 def page(text: str) -> str:
@@ -70,7 +72,6 @@ def test_wanted_languages_are_kept_with_their_stop_words(  # noqa: PLR0917
     tmp_path: Path,
     request: pytest.FixtureRequest,
     texts: dict[str, list[str]],
-    corpus: ModuleType,
     codes: tuple[str, ...] | None,
     by_model: bool,
     kept: list[str],
@@ -81,7 +82,7 @@ def test_wanted_languages_are_kept_with_their_stop_words(  # noqa: PLR0917
     records = [corpus.record(page(text).encode()) for own in texts.values() for text in own]
     (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
     file = SourceFile("web", tmp_path / "c.warc.gz", "c", "warc")
-    summary: Summary = run_step(Extract(**settings), [file], tmp_path / "out", Local(1))
+    summary: Summary = run_here(Extract(**settings), [file], tmp_path / "out")
     rows = rows_of(tmp_path / "out")
     named = {code: f"{code}_X" if by_model else code for code in texts}
     assert [row["text"] for row in rows] == [text.strip() for code in kept for text in texts[code]]
@@ -119,11 +120,11 @@ def test_a_model_reads_the_text_and_not_the_menu(texts: dict[str, list[str]], mo
 
 
 def test_plain_texts_are_kept_with_the_models_language(
-    tmp_path: Path, texts: dict[str, list[str]], corpus: ModuleType, model: Path
+    tmp_path: Path, texts: dict[str, list[str]], model: Path
 ) -> None:
     corpus.write_jsonl(tmp_path / "a.jsonl", [{"text": own[15] + "\nend"} for own in texts.values()])
     file = SourceFile("own", tmp_path / "a.jsonl", "a.jsonl", "jsonl")
-    run_step(Extract(languages=("en_X",), language_model=model), [file], tmp_path / "out", Local(1))
+    run_here(Extract(languages=("en_X",), language_model=model), [file], tmp_path / "out")
     assert [row["language"] for row in rows_of(tmp_path / "out")] == [f"{code}_X" for code in texts]
 
 
@@ -131,10 +132,9 @@ def test_plain_texts_are_kept_with_the_models_language(
 
 
 def clean(folder: Path, documents: list[Document], **settings: Any) -> tuple[dict[str, int], list[dict[str, Any]]]:  # noqa: ANN401
-    shard = folder / shard_name("web", 0)
-    write_documents(shard, batch_documents(documents))
+    shard = write_shard(folder / shard_name("web", 0), documents)
     step = Clean(sources={"web": {"rules": ["language"]}}, **settings)
-    summary = run_step(step, [shard], folder / "clean", Local(1))
+    summary = run_here(step, [shard], folder / "clean")
     return summary["sources"]["web"]["dropped"], rows_of(folder / "clean")
 
 
@@ -157,9 +157,7 @@ def test_clean_finds_the_language_where_none_is_recorded(
     assert [row["id"] for row in clean(tmp_path, documents, languages=("th_X",), language_model=model)[1]] == ["th"]
 
 
-def test_another_model_at_the_same_path_is_another_key(
-    tmp_path: Path, texts: dict[str, list[str]], language_models: ModuleType
-) -> None:
+def test_another_model_at_the_same_path_is_another_key(tmp_path: Path, texts: dict[str, list[str]]) -> None:
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     keys: list[str] = []
     for number in (0, 1, 0):
@@ -190,7 +188,7 @@ def test_a_code_that_cld2_does_not_have_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["SOFTMAX", "TREE"])
-def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, language_models: ModuleType, loss: str) -> None:
+def test_a_language_that_the_model_lacks_is_one_line(tmp_path: Path, loss: str) -> None:
     """Also where labels are in a tree, and fastText gives those of a probability under 1e-5 only when asked."""
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     codes = ["eng_Latn", "enm_Latn", *(f"x{number}" for number in range(60))]

@@ -8,9 +8,8 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
+from command_line import command
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import open_engine
@@ -31,7 +30,7 @@ LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
 def extract(folder: Path, *options: str) -> tuple[int, str, int]:
     """Exit status, the error's line, and the number of documents kept."""
     inputs = [f"{path.name}={path}" for path in sorted(folder.iterdir()) if path.name != "out"]
-    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(folder / "out"), *options])
+    result = command("extract", *inputs, "--out", folder / "out", *options)
     error = "" if result.exception is None or isinstance(result.exception, SystemExit) else str(result.exception)
     assert not result.exception or isinstance(result.exception, Failure | SystemExit), result.exception
     shards = [shard for shard in (folder / "out").glob("*.parquet") if not shard.name.startswith("removed")]
@@ -121,8 +120,8 @@ def test_a_file_name_that_is_not_utf8_is_escaped_in_ids(tmp_path: Path) -> None:
 def test_an_output_folder_within_an_input_is_refused(tmp_path: Path, inputs: str, out: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(LINES)
-    for command in ("extract", "dedup"):
-        result = CliRunner().invoke(app, [command, str(tmp_path / inputs), "--out", str(tmp_path / out)])
+    for name in ("extract", "dedup"):
+        result = command(name, tmp_path / inputs, "--out", tmp_path / out)
         assert f"--out {tmp_path / out} is in the input {tmp_path / inputs}" in str(result.exception)
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
 
@@ -132,7 +131,7 @@ def test_files_that_would_share_ids_are_refused(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "f.jsonl").write_bytes(LINES)
     inputs = [f"own={tmp_path / folder}" for folder in ("a", "b")]
-    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(tmp_path / "out")])
+    result = command("extract", *inputs, "--out", tmp_path / "out")
     assert f"{tmp_path / 'b' / 'f.jsonl'}: {tmp_path / 'a' / 'f.jsonl'} of source own has the same name" in str(
         result.exception
     )
@@ -144,11 +143,11 @@ def test_output_that_would_replace_the_input_is_refused(tmp_path: Path, name: st
     own.mkdir()
     (own / "a.jsonl").write_bytes(LINES)
     (good := tmp_path / "good.jsonl").write_bytes(LINES)
-    assert CliRunner().invoke(app, ["extract", str(own / "a.jsonl"), "--out", str(tmp_path / "shards")]).exit_code == 0
+    assert command("extract", own / "a.jsonl", "--out", tmp_path / "shards").exit_code == 0
     (tmp_path / "shards").rename(own / "shards")
     before = sorted(tmp_path.rglob("*"))
     for given in (own / "a.jsonl", own / "shards"):
-        result = CliRunner().invoke(app, ["score", str(given), "--positive", str(good), "--out", str(tmp_path)])
+        result = command("score", given, "--positive", good, "--out", tmp_path)
         assert f"--out {tmp_path} keeps copies of its inputs in {own}, where {given} is" in str(result.exception)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -167,7 +166,7 @@ def test_a_link_to_a_folder_is_named(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.jsonl").write_bytes(LINES)
     (tmp_path / "in" / "more").symlink_to(tmp_path / "elsewhere")
-    result = CliRunner().invoke(app, ["extract", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
+    result = command("extract", tmp_path / "in", "--out", tmp_path / "out")
     assert f"{tmp_path / 'in' / 'more'}: a link to a folder is not followed; give it as an input of its own" in str(
         result.exception
     )
@@ -177,10 +176,10 @@ def test_a_file_that_two_inputs_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "in" / "a" / "f.jsonl").write_bytes(LINES)
     inputs = [str(tmp_path / "in"), str(tmp_path / "in" / "a")]
-    result = CliRunner().invoke(app, ["extract", *inputs, "--out", str(tmp_path / "out")])
+    result = command("extract", *inputs, "--out", tmp_path / "out")
     assert f"{tmp_path / 'in' / 'a' / 'f.jsonl'}: given twice" in str(result.exception)
-    assert CliRunner().invoke(app, ["extract", inputs[1], "--out", str(tmp_path / "out")]).exit_code == 0
-    result = CliRunner().invoke(app, ["dedup", *[str(tmp_path / "out")] * 2, "--out", str(tmp_path / "kept")])
+    assert command("extract", inputs[1], "--out", tmp_path / "out").exit_code == 0
+    result = command("dedup", *[str(tmp_path / "out")] * 2, "--out", tmp_path / "kept")
     assert f"{tmp_path / 'out' / 'documents-00000.parquet'}: given twice" in str(result.exception)
 
 
@@ -188,6 +187,6 @@ def test_files_of_no_known_format_are_left_out_aloud(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.jsonl", "b.jsonl~", "c.doc"):
         (tmp_path / "in" / name).write_bytes(LINES)
-    result = CliRunner().invoke(app, ["extract", str(tmp_path / "in"), "--out", str(tmp_path / "out")])
+    result = command("extract", tmp_path / "in", "--out", tmp_path / "out")
     assert result.exit_code == 0
     assert f"{tmp_path / 'in'}: 2 files of no known format are left out, b.jsonl~ the first" in result.stderr

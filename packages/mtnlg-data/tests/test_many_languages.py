@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import sentences_without_spaces as sentences
+import small_corpus as corpus
+from shards import run_here, write_shard
 from test_own_steps import KILLED
 
 from mtnlg_data import (
@@ -26,10 +29,8 @@ from mtnlg_data import (
     SourceFile,
     Tokenize,
     load_recipe,
-    run_step,
 )
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.language import LENGTH_RATIOS, Language
 from mtnlg_data.extract.text import ExtractSettings, extract_record
@@ -39,7 +40,6 @@ from mtnlg_data.step import Step, Where
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 KOREAN = "어제 아침에 항구에서 만난 어부는 오래된 지도를 보여 주면서 그 섬에 대해 이야기했다. "
 AMHARIC = "ትናንት ጠዋት ወደብ ላይ ያገኘነው ዓሣ አጥማጅ የቆየ ካርታ እያሳየን ስለዚያ ደሴት ነገረን። "
@@ -60,7 +60,7 @@ def kept(html: str, **settings: Any) -> str | None:  # noqa: ANN401
 # --- lengths ---------------------------------------------------------------------------------------------------------
 
 
-def test_short_paragraphs_are_kept_in_languages_of_short_texts(sentences: ModuleType) -> None:
+def test_short_paragraphs_are_kept_in_languages_of_short_texts() -> None:
     """A paragraph of 30 Chinese characters says what a hundred of English do."""
     pages = [page(*(sentences.sentence("zh", Random(f"{n} {part}")) * 2 for part in range(4))) for n in range(11)]
     assert [kept(html) for html in pages] == ["zh"] * 11
@@ -77,10 +77,11 @@ def test_the_shortest_document_says_as_much_in_every_language(
     tmp_path: Path, code: str | None, ratio: float, shortest: int | None
 ) -> None:
     least = shortest or round(512 * ratio)
-    shard = tmp_path / "web-00000.parquet"
-    write_documents(shard, batch_documents(Document(f"{n}", "web", "x" * n, language=code) for n in (least - 1, least)))
+    shard = write_shard(
+        tmp_path / "web-00000.parquet", (Document(f"{n}", "web", "x" * n, language=code) for n in (least - 1, least))
+    )
     step = Clean(sources={"web": {"rules": ["short"]}}, shortest=shortest)
-    run_step(step, [shard], tmp_path / "out", Local(1))
+    run_here(step, [shard], tmp_path / "out")
     assert pq.read_table(tmp_path / "out" / shard.name)["id"].to_pylist() == [str(least)]
 
 
@@ -99,8 +100,8 @@ def test_names_of_iso_stand_for_those_of_cld2(tmp_path: Path) -> None:
     )  # fmt: skip
     shard = tmp_path / "web-00000.parquet"
     rows = [Document(code, "web", "x" * 10, language=code) for code in ("iw", "he", "en")]  # lid.176 says he
-    write_documents(shard, batch_documents(rows))
-    run_step(step, [shard], tmp_path / "out", Local(1))
+    write_shard(shard, rows)
+    run_here(step, [shard], tmp_path / "out")
     assert pq.read_table(tmp_path / "out" / shard.name)["id"].to_pylist() == ["iw", "he"]
 
 
@@ -119,9 +120,7 @@ def test_names_of_iso_stand_for_those_of_cld2(tmp_path: Path) -> None:
         ("deduplicate.where.language.zh.rows=8", "deduplicate.where = "),
     ],
 )  # fmt: skip
-def test_what_cannot_differ_or_is_unknown_is_refused_by_name(
-    tmp_path: Path, corpus: ModuleType, override: str, words: str
-) -> None:
+def test_what_cannot_differ_or_is_unknown_is_refused_by_name(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(UsageFailure) as refused:
         load_recipe(corpus.write_run(tmp_path, pages=2), [override])
     assert words in str(refused.value)
@@ -147,9 +146,7 @@ def test_settings_without_variants_are_refused(step: type[Step[Any, Any]], chang
 # --- settings by source and language ---------------------------------------------------------------------------------
 
 
-def test_extract_settings_apply_table_source_language(
-    tmp_path: Path, corpus: ModuleType, sentences: ModuleType
-) -> None:
+def test_extract_settings_apply_table_source_language(tmp_path: Path) -> None:
     chinese, english = sentences.text("zh", Random(1), 120), " ".join(corpus.text(1)[:300].split())
     pages = [corpus.record(page(text).encode()) for text in (chinese, english)]
     (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, pages)))
@@ -158,7 +155,7 @@ def test_extract_settings_apply_table_source_language(
     def languages(**where: Any) -> dict[str, list[str]]:  # noqa: ANN401
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         settings = ExtractSettings(languages=(), justext=BoilerplateSettings(length_low=50, length_high=50))
-        run_step(Extract(settings, where=Where(**where)), files, out, Local(1))
+        run_here(Extract(settings, where=Where(**where)), files, out)
         return {path.name[:-14]: pq.read_table(path)["language"].to_pylist() for path in sorted(out.glob("*.parquet"))}
 
     long = {"justext": {"length_high": 10_000}}
@@ -169,15 +166,15 @@ def test_extract_settings_apply_table_source_language(
     assert languages(source={"web": long}, language={"zh": again}) == {"news": ["zh", "en"], "web": ["zh"]}
 
 
-def test_decontamination_window_varies_by_language(tmp_path: Path, corpus: ModuleType) -> None:
+def test_decontamination_window_varies_by_language(tmp_path: Path) -> None:
     task = "one two three four five six seven eight nine ten eleven twelve thirteen"
     text = "Aaaa bbbb. " * 60 + task + ". " + "Cccc dddd. " * 60
     corpus.write_jsonl(tmp_path / "texts.jsonl", [{"task": "boolq", "id": "0", "text": task}])
     shard = tmp_path / "web-00000.parquet"
     rows = [Document(code, "web", text, language=code) for code in ("en", "zh", "de", "zh")]
-    write_documents(shard, batch_documents(rows))
+    write_shard(shard, rows)
     where = Where(source={"web": {"window": 100}}, language={"zh": {"window": 20}})
-    run_step(Decontaminate(texts=tmp_path / "texts.jsonl", where=where), [shard], tmp_path / "out", Local(1))
+    run_here(Decontaminate(texts=tmp_path / "texts.jsonl", where=where), [shard], tmp_path / "out")
     pieces = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
     lost = {
         name: len(text) - sum(len(row["text"]) for row in pieces if row["id"].startswith(name)) for name in ("en", "de")
@@ -224,7 +221,7 @@ where.language.zh = { window = 10 }
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType, sentences: ModuleType) -> Path:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Books and pages in seven languages."""
     folder = tmp_path_factory.mktemp("many")
     made = {code: [sentences.text(code, Random(f"{code} {n}"), 250) for n in range(12)] for code in ("zh", "ja", "th")}

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
+from shards import read_rows, run_here
 
 from mtnlg_data import (
     Clean,
@@ -25,10 +26,8 @@ from mtnlg_data import (
     Record,
     SourceFile,
     Tokenize,
-    read_documents,
     run_step,
 )
-from mtnlg_data.cli import app
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP
@@ -57,7 +56,7 @@ def extract(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The counts of the one source, and the documents."""
     file = SourceFile("own", path, path.name, kind, {"field": field})
-    summary = run_step(Extract(), [file], folder / "documents", Local(1))
+    summary = run_here(Extract(), [file], folder / "documents")
     return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
 
 
@@ -65,13 +64,8 @@ def cleaned(source: str, *rules: str, **settings: Any) -> Clean:  # noqa: ANN401
     return Clean(sources={source: {"rules": list(rules)}}, **settings)
 
 
-def command(*words: object) -> None:
-    result = CliRunner().invoke(app, [*map(str, words), "--workers", "1"])
-    assert result.exit_code == 0, result.output
-
-
 def rows(shard: Path) -> list[dict[str, Any]]:
-    return [row for batch in read_documents(shard) for row in batch.to_pylist()]
+    return read_rows(shard)
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -192,7 +186,7 @@ def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
             with pa.ipc.new_stream(path, table.schema) as stream:
                 stream.write_table(table)
         files.append(SourceFile("own", path, path.name, kind))
-    summary = run_step(Extract(shard_characters=len(TEXTS[0])), files, tmp_path / "out", Local(1))
+    summary = run_here(Extract(shard_characters=len(TEXTS[0])), files, tmp_path / "out")
     assert summary["alarms"] == [
         {
             "source": "own",
@@ -200,9 +194,9 @@ def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
         }
         for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
     ]
-    command("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short")
+    invoke("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
     again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not run_step(Extract(), again.files, tmp_path / "again", Local(1))["alarms"]
+    assert not run_here(Extract(), again.files, tmp_path / "again")["alarms"]
 
 
 def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
@@ -237,10 +231,10 @@ def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
     good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
-    run_step(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good", Local(1))
+    run_here(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good")
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
     step = Quality(alpha=1.0, sources={"own": {"filtered": True}, "good": {"curated": True}})
-    summary = run_step(step, shards, tmp_path / "kept", Local(1))
+    summary = run_here(step, shards, tmp_path / "kept")
     assert 0 < summary["sources"]["own"]["documents_out"] < 120
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+import small_corpus as corpus
+from command_line import command
+from shards import stored_rows
 
 from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_recipe
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
@@ -129,7 +130,7 @@ most = 1.5
 GERMAN = "Das ist ein deutscher Satz über einen Hafen, der hier immer schon war und bleibt. " * 8
 
 
-def write_inputs(folder: Path, corpus: Any) -> Path:  # noqa: ANN401
+def write_inputs(folder: Path) -> Path:
     """Raw files of two sources, filters.py and the recipe; returns the recipe."""
     (folder / "code").mkdir()
     (folder / "code" / "filters.py").write_text(FILTERS)
@@ -142,8 +143,8 @@ def write_inputs(folder: Path, corpus: Any) -> Path:  # noqa: ANN401
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, corpus: Any) -> Path:  # noqa: ANN401
-    return write_inputs(tmp_path_factory.mktemp("own"), corpus)
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_inputs(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def stage(summary: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def documents(out: Path, step: str) -> list[dict[str, Any]]:
-    return [row for path in sorted((out / step).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return stored_rows(sorted((out / step).glob("*.parquet")))
 
 
 def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, Any]]) -> None:
@@ -185,8 +186,7 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
 
 def test_settings_differ_by_source_and_language(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path) -> None:
     assert stage(run[1], "clean")["sources"]["web"]["dropped"] == {"short": 1}
-    with closing(Local(1)) as engine:
-        changed = curate(load_recipe(recipe, ["clean.where.source.books.shortest=100000"]), tmp_path / "o", engine)
+    changed = curate(load_recipe(recipe, ["clean.where.source.books.shortest=100000"]), tmp_path / "o", Local(1))
     assert stage(changed, "clean")["sources"]["books"]["dropped"] == {"short": 30}
 
 
@@ -306,13 +306,13 @@ def test_killed_in_every_step_it_resumes_on_other_engines(
     assert statuses[-1] == 0
     assert len(statuses) > 3
     assert digests(out) == digests(run[0])
-    assert CliRunner().invoke(app, [*words, "--engine", "ray", "--workers", "1"]).exit_code == 0
+    assert command(*words, "--engine", "ray", "--workers", "1").exit_code == 0
     assert digests(out) == digests(run[0])
 
 
 def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "data"
-    result = CliRunner().invoke(app, ["run", str(recipe), "--out", str(out), "--engine", "ray", "--workers", "2"])
+    result = command("run", recipe, "--out", out, "--engine", "ray", "--workers", "2")
     assert result.exit_code == 0, result.output
     assert digests(out) == digests(run[0])
 
@@ -327,9 +327,8 @@ def test_an_installed_package_gives_steps_by_name(
     (tmp_path / "their_steps.py").write_text(FILTERS)
     monkeypatch.syspath_prepend(tmp_path)
     steps = "steps=['extract','shorter']"
-    with closing(Local(1)) as engine:
-        resolved = load_recipe(recipe, [steps, "shorter.least=5"])
-        summary = curate(resolved, tmp_path / "o", engine)
+    resolved = load_recipe(recipe, [steps, "shorter.least=5"])
+    summary = curate(resolved, tmp_path / "o", Local(1))
     assert stage(summary, "shorter")["documents_out"] == 53
 
 
@@ -339,21 +338,19 @@ def test_one_step_by_itself_on_the_command_line(run: tuple[Path, dict[str, Any]]
     words = [
         "step",
         "code/filters.py:keep_long",
-        str(run[0] / "03-clean"),
+        run[0] / "03-clean",
         "--out",
-        str(tmp_path / "o"),
+        tmp_path / "o",
         "--workers",
         "1",
     ]
-    result = CliRunner().invoke(app, [*words, "--least", "60", "--json"])
+    result = command(*words, "--least", "60", "--json")
     assert result.exit_code == 0, result.output
     (only,) = json.loads((tmp_path / "o" / "summary.json").read_text())["stages"]
     assert only["sources"]["web"]["dropped"] == {"keep_long": 2}
-    shown = CliRunner().invoke(app, ["step", "code/filters.py:keep_long", "--help"]).output
+    shown = command("step", "code/filters.py:keep_long", "--help").output
     assert "--least" in shown
-    assert (
-        CliRunner().invoke(app, ["step", "code/filters.py:keep_long", "x", "--out", "y", "--leest", "1"]).exit_code == 2
-    )
+    assert command("step", "code/filters.py:keep_long", "x", "--out", "y", "--leest", "1").exit_code == 2
 
 
 def keep_even(text: str) -> bool:
@@ -364,8 +361,7 @@ def keep_even(text: str) -> bool:
 def test_a_pipeline_in_python(recipe: Path, tmp_path: Path) -> None:
     sources = {"books": {"kind": "jsonl", "paths": ["raw/*.jsonl"]}}
     pipeline = Recipe.of(sources, [Extract(), Clean(shortest=300), keep_even, Deduplicate(rows=10)], recipe.parent)
-    with closing(Local(1)) as engine:
-        summary = curate(pipeline, tmp_path / "o", engine)
+    summary = curate(pipeline, tmp_path / "o", Local(1))
     assert [one["name"] for one in summary["stages"]] == ["extract", "clean", "keep_even", "deduplicate"]
     assert all(len(row["text"]) % 2 == 0 for row in documents(tmp_path / "o", "03-keep_even"))
 

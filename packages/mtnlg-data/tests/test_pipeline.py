@@ -7,13 +7,13 @@ import os
 import random
 import shutil
 import sys
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 
 from mtnlg_data.cli import main
 from mtnlg_data.console import Failure
@@ -24,7 +24,6 @@ from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from conftest import Run
     from mtnlg_data.engine import Summary
@@ -33,8 +32,7 @@ STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokeni
 
 
 def run(recipe: Path, out: Path, *overrides: str) -> Summary:
-    with closing(Local(1)) as engine:
-        return curate(load_recipe(recipe, overrides), out, engine)
+    return curate(load_recipe(recipe, overrides), out, Local(1))
 
 
 def tokens(out: Path) -> dict[str, bytes]:
@@ -90,7 +88,7 @@ def test_of_twins_one_stays(finished: Run) -> None:
     assert len(texts) == len(set(texts))
 
 
-def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path, corpus: ModuleType) -> None:
+def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path) -> None:
     recipe = corpus.write_run(tmp_path, pages=20)
     summary = run(recipe, tmp_path / "data", "sources.crawl.filtered=false", "texts='texts.jsonl'")
     assert [stage["name"] for stage in summary["stages"]] == [name for name in STAGES if name != "quality"]
@@ -189,7 +187,7 @@ def test_shorter_input_removes_surplus_shards(finished: Run, tmp_path: Path) -> 
     assert fewer["tokens"] == finished.summary["tokens"]
 
 
-def test_another_input_file_is_noticed(finished: Run, tmp_path: Path, corpus: ModuleType) -> None:
+def test_another_input_file_is_noticed(finished: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
     corpus.write_jsonl(folder / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
     summary = run(folder / finished.recipe.name, folder / "data")
@@ -250,16 +248,16 @@ def test_unreadable_input_ends_the_run_and_is_named(finished: Run, tmp_path: Pat
     folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
     (folder / "raw" / name).symlink_to(unreadable)
     recipe = load_recipe(finished.recipe, folder=folder)
-    with closing(Local(1)) as engine:
-        with pytest.raises(OSError, match="Input/output error") as ended:
-            curate(recipe, folder / "data", engine)
-        assert ended.value.filename == str(folder / "raw" / name)
-        (folder / "raw" / name).unlink()
+    engine = Local(1)
+    with pytest.raises(OSError, match="Input/output error") as ended:
         curate(recipe, folder / "data", engine)
+    assert ended.value.filename == str(folder / "raw" / name)
+    (folder / "raw" / name).unlink()
+    curate(recipe, folder / "data", engine)
     assert tokens(folder / "data") == tokens(finished.out)
 
 
-def test_bad_input_costs_its_records_and_nothing_else(finished: Run, tmp_path: Path, corpus: ModuleType) -> None:
+def test_bad_input_costs_its_records_and_nothing_else(finished: Run, tmp_path: Path) -> None:
     recipe = corpus.write_run(tmp_path)
     crawl = tmp_path / "raw" / "crawl"
     good = corpus.member(corpus.record(corpus.page(corpus.text(5000)).encode()))

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import language_model as language_models
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+import small_corpus as corpus
+from command_line import command
 
 from mtnlg_data import Decontaminate
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
@@ -23,20 +24,19 @@ from mtnlg_data.tokens.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, corpus: ModuleType) -> Path:
+def recipe(tmp_path: Path) -> Path:
     """The recipe of the small corpus, with its files."""
-    return corpus.write_run(tmp_path, pages=4)  # type: ignore[no-any-return]
+    return corpus.write_run(tmp_path, pages=4)
 
 
 def refusals(recipe: Path, *overrides: str) -> list[list[str]]:
     """What ``run`` and ``plan`` say of the recipe, by line; neither begins a stage."""
     said = []
     for words in (["run", str(recipe), "--out", str(recipe.parent / "out"), "--workers", "1"], ["plan", str(recipe)]):
-        done = CliRunner().invoke(app, [*words, *(f"--set={override}" for override in overrides)])
+        done = command(*words, *(f"--set={override}" for override in overrides))
         assert isinstance(done.exception, Failure), (done.exception, done.output)
         assert error_status(done.exception) == 1
         said.append(str(done.exception).splitlines())
@@ -44,7 +44,7 @@ def refusals(recipe: Path, *overrides: str) -> list[list[str]]:
     return said
 
 
-def test_all_that_is_wrong_is_in_one_message(recipe: Path, corpus: ModuleType) -> None:
+def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
     folder = recipe.parent
     corpus.write_jsonl(folder / "broken.jsonl", [{"task": "boolq", "id": "0", "text": "one"}, {"task": "boolq"}])
     (folder / "broken.json").write_text('{"model": {"type": "BPE"')
@@ -98,7 +98,7 @@ def test_plan_for_a_number_of_documents_needs_no_file(recipe: Path, tmp_path: Pa
     (tmp_path / "texts.jsonl").unlink()
     for path in (tmp_path / "raw").rglob("*.*"):
         path.unlink()
-    assert CliRunner().invoke(app, ["plan", str(recipe), "--documents", "1e6"]).exit_code == 0
+    assert command("plan", recipe, "--documents", "1e6").exit_code == 0
 
 
 def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_gigatoken_is_asked_whether_it_supports_the_tokenizer(recipe: Path) -> N
         assert "gigatoken does not support this tokenizer" in said[0]
 
 
-def test_the_label_of_a_fasttext_model_is_looked_for(recipe: Path, language_models: ModuleType) -> None:
+def test_the_label_of_a_fasttext_model_is_looked_for(recipe: Path) -> None:
     pytest.importorskip("fasttext")
     language_models.train(recipe.parent / "model.bin", {"good": ["one two"], "bad": ["three four"]})
     for said in refusals(recipe, "quality.model=model.bin"):
@@ -130,10 +130,10 @@ def test_the_label_of_a_fasttext_model_is_looked_for(recipe: Path, language_mode
 
 
 def test_a_job_is_not_submitted_for_a_recipe_that_cannot_run(recipe: Path) -> None:
-    words = ["run", str(recipe), "--out", "x", "--engine=ray", "--launcher=slurm", "--set=texts=none.jsonl"]
-    done = CliRunner().invoke(app, words)
+    words = ["run", recipe, "--out", "x", "--engine=ray", "--launcher=slurm", "--set=texts=none.jsonl"]
+    done = command(*words)
     assert "none.jsonl: no such file of task texts" in str(done.exception)
-    assert "#SBATCH" in CliRunner().invoke(app, [*words, "--dry-run"]).stdout
+    assert "#SBATCH" in command(*words, "--dry-run").stdout
 
 
 STAGES = {
@@ -155,7 +155,7 @@ def test_single_step_opens_its_files_before_reading_inputs(
         (tmp_path / name).write_text("neither one nor the other")
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(Failure, match=words):
-        CliRunner().invoke(app, [stage, "in.jsonl", "--out", "out", *options], catch_exceptions=False)
+        command(stage, "in.jsonl", "--out", "out", *options, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
 

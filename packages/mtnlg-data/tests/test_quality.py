@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
+from shards import run_here, stored_rows, write_shard
 from sklearn.linear_model import SGDClassifier
 
-from mtnlg_data import Local, Quality, run_step
+from mtnlg_data import Quality
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import batch_documents, shard_name, write_documents
+from mtnlg_data.document import shard_name
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.draws import keep_probability, uniform_draws
@@ -30,7 +32,6 @@ from mtnlg_data.text.words import hashed_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
@@ -89,7 +90,7 @@ def test_score_is_logistic_of_mean_bucket_weight() -> None:
     assert model.scores(["", text, ""])[1] == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-12)
 
 
-def test_training_separates_good_from_bad_reproducibly(tmp_path: Path, corpus: ModuleType) -> None:
+def test_training_separates_good_from_bad_reproducibly(tmp_path: Path) -> None:
     texts = [corpus.text(n, good=n % 2 == 0) for n in range(400)]
     labels = np.arange(400) % 2 == 0
     models = [fit_classifier(lambda rows: [texts[row] for row in rows], labels[:300], 1, 5) for _ in range(2)]
@@ -103,9 +104,7 @@ def test_training_separates_good_from_bad_reproducibly(tmp_path: Path, corpus: M
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 300), (9, 60)])
-def test_learnt_weights_are_scikit_learns(
-    corpus: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, count: int
-) -> None:
+def test_learnt_weights_are_scikit_learns(monkeypatch: pytest.MonkeyPatch, seed: int, count: int) -> None:
     monkeypatch.setattr(classifier, "BATCH_TEXTS", 128)
     texts, labels = [corpus.text(n, good=n % 3 == 0) for n in range(count)], np.arange(count) % 3 == 0
     oracle = SGDClassifier(loss="log_loss", alpha=1e-4, average=True, random_state=seed)
@@ -172,7 +171,6 @@ def test_the_area_counts_pairs_in_order_and_ties_as_half(good: list[int], bad: l
 
 def filter_corpus(
     folder: Path,
-    corpus: ModuleType,
     *,
     sources: Mapping[str, Mapping[str, bool]] = SOURCES,
     cut: int = 1,
@@ -191,15 +189,15 @@ def filter_corpus(
         rows = [Document(f"{source}/{number}", source, text) for number, text in enumerate(own)][::step]
         for part in range(cut):
             shards.append(folder / shard_name(source, part))
-            write_documents(shards[-1], batch_documents(rows[part::cut]))
+            write_shard(shards[-1], rows[part::cut])
     quality = Quality(sources=sources, **({"sample": 150} | settings))
-    summary = run_step(quality, shards, folder / "out", Local(1))
-    kept = [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    summary = run_here(quality, shards, folder / "out")
+    kept = stored_rows(sorted((folder / "out").glob("*.parquet")))
     return summary, {row["id"]: row["score"] for row in kept}
 
 
-def test_good_documents_stay_and_counts_add_up(tmp_path: Path, corpus: ModuleType) -> None:
-    summary, kept = filter_corpus(tmp_path, corpus)
+def test_good_documents_stay_and_counts_add_up(tmp_path: Path) -> None:
+    summary, kept = filter_corpus(tmp_path)
     good = sum(int(name.partition("/")[2]) % 2 == 0 for name in kept)
     bad = len(kept) - good
     assert good > 3 * bad
@@ -216,17 +214,17 @@ def test_good_documents_stay_and_counts_add_up(tmp_path: Path, corpus: ModuleTyp
     assert measured["trained_on"] + measured["held_out"] == pytest.approx(300, abs=50)  # sampled by draws
 
 
-def test_scores_and_draws_ignore_shards_and_order(tmp_path: Path, corpus: ModuleType) -> None:
-    first = filter_corpus(tmp_path / "one", corpus)
+def test_scores_and_draws_ignore_shards_and_order(tmp_path: Path) -> None:
+    first = filter_corpus(tmp_path / "one")
     for name, cut, step in (("three", 3, 1), ("backwards", 1, -1)):
-        summary, kept = filter_corpus(tmp_path / name, corpus, cut=cut, step=step)
+        summary, kept = filter_corpus(tmp_path / name, cut=cut, step=step)
         assert kept == first[1]
         assert summary["quality"] == first[0]["quality"]
 
 
-def test_training_documents_are_kept_as_often_as_others(tmp_path: Path, corpus: ModuleType) -> None:
+def test_training_documents_are_kept_as_often_as_others(tmp_path: Path) -> None:
     """The sample's draws and the Pareto draws are independent; one draw for both would keep what it sampled."""
-    _, kept = filter_corpus(tmp_path, corpus)
+    _, kept = filter_corpus(tmp_path)
     samples = (tmp_path / "out" / "state" / "samples").glob("*.parquet")
     sampled = {name for path in samples for name in pq.read_table(path)["id"].to_pylist() if name.startswith("crawl/")}
     others = {f"crawl/{number}" for number in range(400)} - sampled
@@ -236,35 +234,35 @@ def test_training_documents_are_kept_as_often_as_others(tmp_path: Path, corpus: 
     assert abs(shares[0] - shares[1]) < 5 * deviation
 
 
-def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path, corpus: ModuleType) -> None:
-    summary, kept = filter_corpus(tmp_path, corpus)
+def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path) -> None:
+    summary, kept = filter_corpus(tmp_path)
     trained = (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns
-    again, fewer = filter_corpus(tmp_path, corpus, alpha=9.0)
+    again, fewer = filter_corpus(tmp_path, alpha=9.0)
     assert (tmp_path / "out" / "classifier.npy").stat().st_mtime_ns == trained
     assert fewer.items() < kept.items()
     assert again["quality"]["auc"] == summary["quality"]["auc"]
 
 
-def test_positives_per_curated_source_follow_the_recipe(tmp_path: Path, corpus: ModuleType) -> None:
+def test_positives_per_curated_source_follow_the_recipe(tmp_path: Path) -> None:
     sources = SOURCES | {"code": {"curated": True}}
     options: dict[str, Any] = {"sources": sources, "sample": 800_000}
-    filter_corpus(tmp_path, corpus, positives={"books": 100, "code": 0}, **options)
+    filter_corpus(tmp_path, positives={"books": 100, "code": 0}, **options)
     samples = (tmp_path / "out" / "state" / "samples").glob("*.parquet")
     counts = Counter(source for path in samples for source in pq.read_table(path)["source"].to_pylist())
     assert counts["code"] == 0
     assert counts["books"] == pytest.approx(100, abs=5 * 100**0.5)  # drawn one by one: a standard deviation of 9
     assert counts["crawl"] == pytest.approx(100, abs=5 * 100**0.5)
     with pytest.raises(Failure, match=r"quality\.positives\.web: not a curated source; those are books, code"):
-        filter_corpus(tmp_path, corpus, positives={"web": 1}, **options)
+        filter_corpus(tmp_path, positives={"web": 1}, **options)
 
 
 # --- a model that is given -------------------------------------------------------------------------------------------
 
 
-def test_foreign_classifier_scores_and_is_measured_here(tmp_path: Path, corpus: ModuleType) -> None:
-    trained, kept = filter_corpus(tmp_path / "one", corpus)
+def test_foreign_classifier_scores_and_is_measured_here(tmp_path: Path) -> None:
+    trained, kept = filter_corpus(tmp_path / "one")
     model = tmp_path / "one" / "out" / "classifier.npy"
-    summary, again = filter_corpus(tmp_path / "two", corpus, model=model)
+    summary, again = filter_corpus(tmp_path / "two", model=model)
     assert again == kept
     measured = summary["quality"]
     assert measured["trained_on"] == 0
@@ -272,7 +270,7 @@ def test_foreign_classifier_scores_and_is_measured_here(tmp_path: Path, corpus: 
     assert measured["auc"] > trained["quality"]["auc"] - 0.1  # measured on what it had trained from
     assert sum(measured["positives"]) + sum(measured["negatives"]) == measured["held_out"]
     assert not (tmp_path / "two" / "out" / "classifier.npy").exists()
-    summary, kept = filter_corpus(tmp_path / "uncurated", corpus, model=model, sources=SOURCES | {"books": {}})
+    summary, kept = filter_corpus(tmp_path / "uncurated", model=model, sources=SOURCES | {"books": {}})
     assert {*summary["quality"]} == {"edges", "candidates", "kept"}
     assert sum(summary["quality"]["kept"]) == len(kept) > 0
 
@@ -332,10 +330,9 @@ def test_a_model_of_fasttext_gives_its_probability_of_the_label(tmp_path: Path) 
 def test_a_model_of_fasttext_filters_a_source(tmp_path: Path) -> None:
     pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
     rows = [Document(f"crawl/{n}", "crawl", "good" if n % 2 else "bad") for n in range(400)]
-    shard = tmp_path / shard_name("crawl", 0)
-    write_documents(shard, batch_documents(rows))
+    shard = write_shard(tmp_path / shard_name("crawl", 0), rows)
     step = Quality(sources={"crawl": {"filtered": True}}, model=write_fasttext(tmp_path / "model.bin"), alpha=9.0)
-    summary = run_step(step, [shard], tmp_path / "out", Local(1))
+    summary = run_here(step, [shard], tmp_path / "out")
     kept = pq.read_table(tmp_path / "out" / shard.name).to_pylist()
     assert summary["documents_out"] == len(kept)
     assert {row["text"]: row["score"] for row in kept}["good"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-4)
@@ -361,6 +358,6 @@ def test_without_fasttext_a_line_names_the_extra(tmp_path: Path, monkeypatch: py
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_too_few_documents_to_learn_from_are_one_line(tmp_path: Path, corpus: ModuleType) -> None:
+def test_too_few_documents_to_learn_from_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"19 documents of books and 19 of crawl are too few.*20 of each"):
-        filter_corpus(tmp_path, corpus, documents=19)
+        filter_corpus(tmp_path, documents=19)

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from command_line import command
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from shards import read_rows, run_here
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.document import read_documents
 from mtnlg_data.engine import open_engine
@@ -362,10 +362,7 @@ def test_nested_columns_and_chats_of_tables_are_read(  # noqa: PLR0917
     assert (records[0].content, records[0].id) == record
     assert records[0].metadata.value.columns.type.names == columns  # type: ignore[union-attr]
     assert {drop.reason for drop in dropped} <= {"no_text"}
-    with open_engine("local", 1) as engine:
-        run_step(
-            Extract(ExtractSettings()), [SourceFile("s", path, path.name, kind, options)], tmp_path / "out", engine
-        )
+    run_here(Extract(ExtractSettings()), [SourceFile("s", path, path.name, kind, options)], tmp_path / "out")
     (batch,) = read_documents(tmp_path / "out" / "s-00000.parquet")
     assert [(row["text"], row["id"]) for row in batch.to_pylist()][:1] == [record]
 
@@ -415,8 +412,7 @@ def test_files_of_no_bytes_hold_no_documents_and_are_no_error(tmp_path: Path) ->
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "3.jsonl").write_bytes(b'{"text": "one"}\n')
     files = [SourceFile("s", tmp_path / name, name, str(kind)) for name, kind in kinds_of_files(names).items()]
-    with open_engine("local", 1) as engine:
-        summary = run_step(Extract(ExtractSettings()), files, tmp_path / "out", engine)
+    summary = run_here(Extract(ExtractSettings()), files, tmp_path / "out")
     assert (summary["shards"], summary["sources"]["s"]["documents_out"]) == (["s-00000.parquet"], 1)
     assert "failure" not in summary
 
@@ -467,7 +463,7 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
     files = load_recipe(recipe(folder)).files()
     with open_engine("local", 2) as engine:
         summary = run_step(Extract(ExtractSettings()), files, folder / "out", engine)
-    rows = [row for batch in read_documents(folder / "out" / "own-00000.parquet") for row in batch.to_pylist()]
+    rows = read_rows(folder / "out" / "own-00000.parquet")
     assert [(row["key"], row["text"], row["metadata"]) for row in rows] == [
         (f"own/a.txt/{n}", TEXT, json.dumps({"letters": len(TEXT)}, separators=(",", ":"))) for n in (0, 2)
     ]
@@ -486,8 +482,7 @@ def test_the_code_of_a_reader_counts_for_what_it_has_read(folder: Path) -> None:
 
 def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
     (folder / "a.txt").write_text(f"{TEXT}\n\nraise\n\n{TEXT}")
-    with open_engine("local", 1) as engine:
-        summary = run_step(Extract(ExtractSettings()), load_recipe(recipe(folder)).files(), folder / "out", engine)
+    summary = run_here(Extract(ExtractSettings()), load_recipe(recipe(folder)).files(), folder / "out")
     assert summary["sources"]["own"]["documents_out"] == 1
     assert summary["lost"] == [{"source": "own", "where": "a.txt: behind record 0", "what": "RuntimeError: no more"}]
 
@@ -519,13 +514,13 @@ def test_installed_reader_reads_its_patterns(folder: Path, monkeypatch: pytest.M
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mtnlg_data.readers]\nparagraphs = paragraphs_of_theirs:Paragraphs\n")
     (folder / "site" / "paragraphs_of_theirs.py").write_text(MINE)
-    words = ["extract", str(folder / "a.txt"), "--out", str(folder / "out"), "--workers", "1"]
+    words = ["extract", folder / "a.txt", "--out", folder / "out", "--workers", "1"]
     (folder / "a.story").write_text(TEXT)
-    result = CliRunner().invoke(app, [*words, str(folder / "a.story")])
+    result = command(*words, folder / "a.story")
     assert isinstance(result.exception, Failure)
     assert "*.parquet" in str(result.exception), "the patterns that there are"
     monkeypatch.syspath_prepend(folder / "site")
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=":")
-    assert CliRunner().invoke(app, words).exit_code == 0
-    rows = [row for batch in read_documents(folder / "out" / "documents-00000.parquet") for row in batch.to_pylist()]
+    assert command(*words).exit_code == 0
+    rows = read_rows(folder / "out" / "documents-00000.parquet")
     assert [row["text"] for row in rows] == [TEXT, "no", TEXT], "not by our own reader of *.txt"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import object_store
 import pytest
+import small_corpus as corpus
 from object_store import FAULTS, command, upload
 
 from mtnlg_data.console import IoFailure
@@ -18,8 +19,6 @@ from mtnlg_data.transfer.publish import result_files
 from mtnlg_data.transfer.url_files import list_files
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from object_store import Store
 
     from conftest import Run
@@ -31,9 +30,7 @@ def curate(recipe: Path, work: Path) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def published(
-    running_store: Store, tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType
-) -> tuple[str, Path, Path]:
+def published(running_store: Store, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """Bucket, recipe and work folder of a curation from S3 to S3, during which many requests fail."""
     store, folder = running_store, tmp_path_factory.mktemp("s3")
     store.faults.clear()

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+import sentences_without_spaces as sentences
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import run_here, write_shard
 
 from mtnlg_data.decontaminate.matches import sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.dedup.minhash import hash_shingles
-from mtnlg_data.document import batch_documents, read_documents, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
+from mtnlg_data.document import read_documents
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import Decontaminate
 from mtnlg_data.steps.deduplicate import Deduplicate
@@ -27,13 +27,12 @@ from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 LANGUAGES = ("zh", "ja", "th")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_two_percent_changed_texts_are_found(tmp_path: Path, sentences: ModuleType, language: str) -> None:
+def test_two_percent_changed_texts_are_found(tmp_path: Path, language: str) -> None:
     """The S-curve gives .96 and more at the similarities that 2 % leave; of 150 pairs 135 are five deviations less."""
     random, pairs = Random(7), 150
     documents = []
@@ -43,9 +42,8 @@ def test_two_percent_changed_texts_are_found(tmp_path: Path, sentences: ModuleTy
             Document(f"{number}/a", "web", text),
             Document(f"{number}/b", "web", sentences.change(text, random)),
         ]
-    shard = tmp_path / "web-00000.parquet"
-    write_documents(shard, batch_documents(documents))
-    run_step(Deduplicate(), [shard], tmp_path / "out", Local(1))
+    shard = write_shard(tmp_path / "web-00000.parquet", documents)
+    run_here(Deduplicate(), [shard], tmp_path / "out")
     left = [name for batch in read_documents(tmp_path / "out" / shard.name) for name in batch["id"].to_pylist()]
     removed = 2 * pairs - len(left)
     assert len({name.partition("/")[0] for name in left}) == pairs  # none lost its twin to an unrelated text
@@ -53,7 +51,7 @@ def test_two_percent_changed_texts_are_found(tmp_path: Path, sentences: ModuleTy
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_unrelated_texts_of_few_words_are_no_duplicates(sentences: ModuleType, language: str) -> None:
+def test_unrelated_texts_of_few_words_are_no_duplicates(language: str) -> None:
     """Sixty words are far fewer than real texts have, so these share more shingles than those do."""
     texts = [sentences.text(language, Random(seed)) for seed in range(60)]
     values, bounds = hash_shingles(pa.array(texts, pa.large_string()), "word", 5)
@@ -73,7 +71,7 @@ def test_shingles_without_spaces_are_three_fifths_as_long() -> None:
     assert count("造纸") == 1
 
 
-def test_near_copy_in_two_scripts_shares_shingles(sentences: ModuleType) -> None:
+def test_near_copy_in_two_scripts_shares_shingles() -> None:
     random = Random(3)
     english = " ".join(f"word{n}" for n in range(60))
     text = sentences.text("ja", random, 300) + english + sentences.text("th", random, 300)
@@ -85,7 +83,7 @@ def test_near_copy_in_two_scripts_shares_shingles(sentences: ModuleType) -> None
 # --- decontamination -------------------------------------------------------------------------------------------------
 
 
-def around(text: str, language: str, sentences: ModuleType, random: Random) -> str:
+def around(text: str, language: str, random: Random) -> str:
     return f"{sentences.text(language, random, 500)}{text}{sentences.text(language, random, 500)}"
 
 
@@ -97,15 +95,13 @@ def around(text: str, language: str, sentences: ModuleType, random: Random) -> s
         ("th", "แม่น้ำสายใดที่ไหลผ่านกรุงเทพมหานครแล้วออกสู่ทะเลที่อ่าวไทยในจังหวัดสมุทรปราการ"),
     ],
 )
-def test_question_without_spaces_is_cut_with_its_window(
-    tmp_path: Path, sentences: ModuleType, language: str, question: str
-) -> None:
+def test_question_without_spaces_is_cut_with_its_window(tmp_path: Path, language: str, question: str) -> None:
     random = Random(5)
-    documents = [around(question, language, sentences, random), *(sentences.text(language, random) for _ in range(20))]
+    documents = [around(question, language, random), *(sentences.text(language, random) for _ in range(20))]
     shard, task = tmp_path / "web-00000.parquet", tmp_path / "texts.jsonl"
-    write_documents(shard, batch_documents(Document(str(n), "web", text) for n, text in enumerate(documents)))
+    write_shard(shard, (Document(str(n), "web", text) for n, text in enumerate(documents)))
     task.write_text(json.dumps({"task": "quiz", "id": "1", "text": question + "?"}) + "\n", encoding="utf-8")
-    run_step(Decontaminate(texts=task), [shard], tmp_path / "out", Local(1))
+    run_here(Decontaminate(texts=task), [shard], tmp_path / "out")
     left = {
         row["id"]: row["text"] for batch in read_documents(tmp_path / "out" / shard.name) for row in batch.to_pylist()
     }

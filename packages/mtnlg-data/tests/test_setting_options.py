@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from command_line import invoke
-from typer.testing import CliRunner
+from command_line import command, invoke
 
 from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import leaves, parse_settings
@@ -109,12 +108,12 @@ def test_every_mistake_has_its_line() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_help_shows_default_unit_and_paper_value(step: str) -> None:
-    command, schema = NAMES.get(step, step), open_step(step).Settings
-    narrow = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    name, schema = NAMES.get(step, step), open_step(step).Settings
+    narrow = command(name, "--help", env={"COLUMNS": "80"}).output
     assert max(map(len, narrow.splitlines())) <= 80
     assert not re.search(r"--\S*…", narrow), "an option's name is cut"
     # The borders of the table, and the line ends within its cells, are not part of the words.
-    words = re.sub(r"\s+", " ", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output)
+    words = re.sub(r"\s+", " ", command(name, "--help", env={"COLUMNS": "400"}).output)
     for leaf in leaves(schema):
         assert leaf.field.description, f"{leaf.option} has no description"
         assert re.search(rf"{re.escape(leaf.option)} ", narrow)

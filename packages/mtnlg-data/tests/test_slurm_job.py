@@ -7,9 +7,8 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import command
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.engine.slurm import job_script, submit
 
@@ -94,7 +93,7 @@ def test_a_control_character_never_enters_the_job(bad: str) -> None:
 def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)
     def refusal(*words: str) -> str:
         with pytest.raises(UsageFailure) as caught:
-            CliRunner().invoke(app, ["run", str(finished.recipe), "--out", "x", *words], catch_exceptions=False)
+            command("run", finished.recipe, "--out", "x", *words, catch_exceptions=False)
         return str(caught.value)
 
     job = ("--engine", "ray", "--launcher", "slurm")
@@ -109,7 +108,7 @@ def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_the_job_runs_the_same_command(finished: Any) -> None:  # noqa: ANN401
     words = ["--workers=3", "--keep=last", "--set=exact.kinds=['lines']", "--allow-failures", "--json"]
-    command = ["run", str(finished.recipe), "--out=x", "--engine=ray", *words]
-    shown = CliRunner().invoke(app, [*command, "--launcher=slurm", "--sbatch=--nodes=4", "--dry-run"]).stdout
+    run = ["run", str(finished.recipe), "--out=x", "--engine=ray", *words]
+    shown = command(*run, "--launcher=slurm", "--sbatch=--nodes=4", "--dry-run").stdout
     (line,) = (line for line in shown.splitlines() if "mtnlg_data.cli" in line)
-    assert shlex.split(line)[3:] == [*command, "--ray", "$RAY_AT", "&"]
+    assert shlex.split(line)[3:] == [*run, "--ray", "$RAY_AT", "&"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_line import command
 from crawl_server import (
     NAME,
     PLACES,
@@ -26,9 +27,7 @@ from crawl_server import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure, UsageFailure, error_line, error_status
 from mtnlg_data.transfer import url_files
 from mtnlg_data.transfer.snapshot import SAFE_PATH, downloaded_files, fetch_snapshot, read_listing
@@ -251,12 +250,12 @@ def mirror(folder: Path) -> Path:
 
 def test_command_prints_summary_and_fails_for_missing_file(tmp_path: Path) -> None:
     base = mirror(tmp_path / "mirror")
-    words = ["fetch", NAME, "--out", str(tmp_path / "out"), "--base", str(base), "--json"]
-    done = CliRunner().invoke(app, [*words, "--files", "1"])
+    words = ["fetch", NAME, "--out", tmp_path / "out", "--base", base, "--json"]
+    done = command(*words, "--files", "1")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["fetched"] == 1
     (base / "crawl-data" / NAME / PLACES[3]).unlink()
-    done = CliRunner().invoke(app, words)
+    done = command(*words)
     assert isinstance(done.exception, Failure)
     assert "1 of 4 files could not be fetched; the first: " in str(done.exception)
     assert json.loads(done.stdout)["kept"] == 1
@@ -280,13 +279,13 @@ def test_full_disk_is_status_74_and_keeps_its_files(
     words = from_snapshot if what == "snapshot" else ["fetch", f"file://{base}/crawl-data/{NAME}"]
     words += ["--out", str(tmp_path / "out")]
     monkeypatch.setattr(os, "fsync", fails)
-    error = CliRunner().invoke(app, words).exception
+    error = command(*words).exception
     assert isinstance(error, Exception)
     assert error_status(error) == status
     assert os.strerror(number) in error_line(error)
     assert str(tmp_path / "out") in error_line(error)
     monkeypatch.undo()
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert command(*words).exit_code == 0
     assert whole(tmp_path / "out")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from command_line import invoke
 
 from mtnlg_data.commands.stage_inputs import find_inputs
@@ -21,7 +21,6 @@ from mtnlg_data.report.inspection import inspect_path
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
     from conftest import Run
 
@@ -29,8 +28,7 @@ TIMED = {"stage.json", "summary.json", "report.html", ".lock"}
 
 
 def curate_here(recipe: Path, out: Path, *overrides: str) -> None:
-    with closing(Local(1)) as engine:
-        curate(load_recipe(recipe, overrides), out, engine)
+    curate(load_recipe(recipe, overrides), out, Local(1))
 
 
 def step(name: str, source: Path, out: Path, *words: object) -> None:
@@ -62,7 +60,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory, finished: Run) -> tuple[Pat
 
 
 @pytest.fixture
-def two_files(tmp_path: Path, corpus: ModuleType) -> Path:
+def two_files(tmp_path: Path) -> Path:
     for part in range(2):
         corpus.write_texts(tmp_path / "in" / f"{part}.jsonl", [corpus.text(3 * part + n) for n in range(3)])
     return tmp_path / "in"

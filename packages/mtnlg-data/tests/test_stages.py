@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from command_line import invoke
 
 from mtnlg_data.commands.stage_inputs import find_inputs
@@ -18,8 +19,6 @@ from mtnlg_data.engine import manifest_path
 from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from conftest import Run
 
 README = Path(__file__).parents[1] / "README.md"
@@ -57,9 +56,7 @@ def test_single_steps_give_the_tokens_of_a_run(finished: Run, tmp_path: Path) ->
     assert read_summary(at / "unique")["duplicates"] == finished.summary["duplicates"]
 
 
-def test_the_commands_of_the_readme_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: ModuleType
-) -> None:
+def test_the_commands_of_the_readme_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     corpus.write_run(tmp_path, pages=60)
     monkeypatch.chdir(tmp_path)
@@ -73,7 +70,7 @@ def test_the_commands_of_the_readme_run_one_after_the_other(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_clean_and_dedup_take_every_format(tmp_path: Path, corpus: ModuleType, name: str) -> None:
+def test_clean_and_dedup_take_every_format(tmp_path: Path, name: str) -> None:
     texts = [corpus.text(number) for number in range(6)]
     corpus.write_texts(tmp_path / "in" / name, [*texts, "too short", texts[0]])
     invoke("--quiet", "clean", tmp_path / "in" / name, "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
@@ -87,7 +84,7 @@ def test_clean_and_dedup_take_every_format(tmp_path: Path, corpus: ModuleType, n
     assert (tmp_path / "unique" / "report.html").exists()
 
 
-def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path, corpus: ModuleType) -> None:
+def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path) -> None:
     for name in ("b", "a"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(number) for number in range(4)])
     words = [f"{name}={tmp_path / name}.jsonl" for name in ("b", "a")]
@@ -97,7 +94,7 @@ def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path, 
     assert {name: count["documents_out"] for name, count in counts.items()} == {"b": 4, "a": 0}
 
 
-def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path, corpus: ModuleType) -> None:
+def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
     pages = [corpus.member(corpus.record(corpus.page(corpus.text(n)).encode())) for n in range(3)]
     (tmp_path / "x.warc.gz").write_bytes(b"".join(pages))
     rows = [{"text": corpus.text(n), "meta": {"pile_set_name": "Books3" if n % 2 else "ArXiv"}} for n in range(4)]
@@ -115,7 +112,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path, corpus: Modu
         assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
 
 
-def test_quality_trains_and_another_run_reuses_the_classifier(tmp_path: Path, corpus: ModuleType) -> None:
+def test_quality_trains_and_another_run_reuses_the_classifier(tmp_path: Path) -> None:
     corpus.write_texts(tmp_path / "good.jsonl", [corpus.text(n) for n in range(60)])
     corpus.write_texts(tmp_path / "web.jsonl", [corpus.text(n, good=n % 2 == 0) for n in range(1000, 1080)])
     trained, taken = tmp_path / "trained", tmp_path / "taken"
@@ -129,7 +126,7 @@ def test_quality_trains_and_another_run_reuses_the_classifier(tmp_path: Path, co
     assert {document["fate"] for document in read_summary(taken)["stages"][-1]["shown"]} == {"kept", "low_quality"}
 
 
-def test_the_same_command_again_does_nothing_twice(tmp_path: Path, corpus: ModuleType) -> None:
+def test_the_same_command_again_does_nothing_twice(tmp_path: Path) -> None:
     corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(5)])
     words = ("tokenize", tmp_path / "x.jsonl", "--out", tmp_path / "out", "--workers", 1, "--vocabulary", "300")
     invoke(*words)
@@ -203,7 +200,7 @@ def test_what_cannot_work_is_one_line_before_any_work(
     assert not list(Path("out").rglob("*.parquet"))
 
 
-def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path, corpus: ModuleType) -> None:
+def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path) -> None:
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
         invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)

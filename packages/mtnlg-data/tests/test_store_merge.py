@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from command_line import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import merge as merge_module
 from mtnlg_data.tokens.merge import merge
@@ -87,8 +86,8 @@ def test_merge_refuses_other_tokenizers_and_its_own_output(tmp_path: Path) -> No
 def test_the_command_merges_stores_by_prefix_or_file(tmp_path: Path) -> None:
     for name, documents in (("a", [[1], [2]]), ("b.c", [[3]])):
         write(tmp_path / name, documents)
-    words = ["merge", str(tmp_path / "a"), str(tmp_path / "b.c.idx"), "--out", str(tmp_path / "all"), "--json"]
-    printed = json.loads(CliRunner().invoke(app, words).stdout)
+    words = ["merge", tmp_path / "a", tmp_path / "b.c.idx", "--out", tmp_path / "all", "--json"]
+    printed = json.loads(command(*words).stdout)
     merged = TokenStore(tmp_path / "all")
     assert contents(merged) == [[1], [3], [2]]
     assert printed == {

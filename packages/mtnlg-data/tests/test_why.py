@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from command_line import invoke
-from typer.testing import CliRunner
+import small_corpus as corpus
+from command_line import command, invoke
+from shards import stored_rows
 
-from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DocumentFile
 from mtnlg_data.engine import Local
@@ -27,14 +26,13 @@ from mtnlg_data.transfer.publish import last_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """The dropped documents of a stage."""
-    return [row for path in sorted(folder.glob("dropped/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return stored_rows(sorted(folder.glob("dropped/*.parquet")))
 
 
 def fates(folder: Path, name: str) -> dict[str, str]:
@@ -61,12 +59,12 @@ def test_every_dropped_document_is_recorded_once(finished: Any) -> None:  # noqa
 
 def test_why_shows_a_duplicates_twin_and_every_stage(finished: Any) -> None:  # noqa: ANN401
     row = records(finished.out / "04-deduplicate")[0]
-    result = CliRunner().invoke(app, ["why", str(finished.out), row["id"]])
+    result = command("why", finished.out, row["id"])
     line = f"dropped as duplicate of {row['kept']} ({row['kept_source']}): Jaccard {row['score']:.3f}"
     assert line in result.output, result.output
     (twin,) = explain(finished.out, row["kept"])
     assert [stage["stage"] for stage in twin["stages"] if stage["fate"] == "kept"][-2:] == STAGES[3:5]
-    shown = CliRunner().invoke(app, ["why", str(finished.out), row["kept"], "--json"])
+    shown = command("why", finished.out, row["kept"], "--json")
     assert json.loads(shown.output) == [twin]
 
 
@@ -74,7 +72,7 @@ def test_split_document_is_found_by_both_names(
     finished: Any,  # noqa: ANN401
 ) -> None:
     ledgers = sorted((finished.out / "05-decontaminate" / "cuts").glob("*.parquet"))
-    cuts = [cut for path in ledgers for cut in pq.read_table(path).to_pylist()]
+    cuts = stored_rows(ledgers)
     pieces = sorted((finished.out / "05-decontaminate").glob("*.parquet"))
     names = [name for path in pieces for name in pq.read_table(path, columns=["key"])["key"].to_pylist()]
     name = next(name for name in names if name.endswith("#1")).removesuffix("#1")
@@ -85,15 +83,14 @@ def test_split_document_is_found_by_both_names(
     assert [(cut["start"], cut["end"]) for cut in last["cuts"]] == own
     assert last["cuts"][0]["tasks"] == ["boolq"]
     assert fates(finished.out, f"{name}#1") == {"decontaminate": "kept"}
-    output = CliRunner().invoke(app, ["why", str(finished.out), name]).output
+    output = command("why", finished.out, name).output
     assert "kept in 2 pieces" in output
     assert f"characters {own[0][0]:,} to {own[0][1]:,} cut for boolq: " in output
 
 
 def test_answers_are_equal_with_only_the_last_shards(finished: Any, tmp_path: Path) -> None:  # noqa: ANN401
     out = shutil.copytree(finished.out, tmp_path / "lean")
-    with closing(Local(1)) as engine:
-        curate(load_recipe(finished.recipe), out, engine, keep="last")
+    curate(load_recipe(finished.recipe), out, Local(1), keep="last")
     names = [row["id"] for folder in ("02-quality", "04-deduplicate") for row in records(out / folder)[:2]]
     names += [row["kept"] for row in records(out / "04-deduplicate")[:2]]
     for name in names:
@@ -101,7 +98,7 @@ def test_answers_are_equal_with_only_the_last_shards(finished: Any, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Path:
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine records, cleaned: three long ones, three short ones, two of one id, one with a number; and two of more."""
     folder = tmp_path_factory.mktemp("named")
     texts = [corpus.text(n) for n in range(3)] + ["Too short a text."] * 3 + [corpus.text(n) for n in (7, 8, 9)]
@@ -122,7 +119,7 @@ def test_document_is_found_by_id_or_key(named: Path) -> None:
         assert dropped == {"stage": "clean", "fate": "dropped", "reason": "short", "score": 17.0}
     assert fates(named, "77") == {"extract": "kept", "clean": "kept"}
     assert [document["key"] for document in explain(named, "twice")] == ["web/x.jsonl/6", "web/x.jsonl/7"]
-    output = CliRunner().invoke(app, ["why", str(named), "twice"]).output
+    output = command("why", named, "twice").output
     assert output.startswith("2 documents have the id twice; their keys tell them apart")
 
 
@@ -152,16 +149,15 @@ def annotate(text: str) -> str:
     return f"{text}!"
 
 
-def test_steps_of_a_user_stand_where_the_recipe_has_them(tmp_path: Path, corpus: ModuleType) -> None:
+def test_steps_of_a_user_stand_where_the_recipe_has_them(tmp_path: Path) -> None:
     corpus.write_jsonl(tmp_path / "x.jsonl", [{"id": n, "text": corpus.text(n) if n else "Short."} for n in range(3)])
     sources = {"web": {"kind": "jsonl", "paths": ["x.jsonl"], "rules": ["unicode"]}}
-    with closing(Local(1)) as engine:
-        curate(Recipe.of(sources, [Extract(), Clean(), zoom, annotate], tmp_path), tmp_path / "out", engine)
+    curate(Recipe.of(sources, [Extract(), Clean(), zoom, annotate], tmp_path), tmp_path / "out", Local(1))
     assert list(fates(tmp_path / "out", "1").items()) == [(n, "kept") for n in ("extract", "clean", "zoom", "annotate")]
     assert last_stage(tmp_path / "out") == tmp_path / "out" / "03-annotate"
     (shown,) = inspect_path(tmp_path / "out", 1, 10_000)["parts"]
     assert shown["samples"][0]["text"] == annotate(corpus.text(1))
-    output = CliRunner().invoke(app, ["why", str(tmp_path / "out"), "0"]).output
+    output = command("why", tmp_path / "out", "0").output
     assert output.splitlines()[1:] == [
         "  extract        kept",
         "  clean          kept",

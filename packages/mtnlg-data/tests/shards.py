@@ -1,0 +1,38 @@
+"""Shards of documents, and steps on them in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from mtnlg_data.document import batch_documents, read_documents, write_documents
+from mtnlg_data.engine import Local
+from mtnlg_data.job import run_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from mtnlg_data.schema import Document
+    from mtnlg_data.sources import SourceFile
+    from mtnlg_data.step import Step
+    from mtnlg_data.summary import Summary
+
+
+def write_shard(path: Path, documents: Iterable[Document]) -> Path:
+    write_documents(path, batch_documents(documents))
+    return path
+
+
+def read_rows(*shards: Path) -> list[dict[str, Any]]:
+    return [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
+
+
+def stored_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The rows of Parquet files, as they stand there."""
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def run_here(step: Step[Any, Any], inputs: Sequence[Path | SourceFile], out: Path) -> Summary:
+    return run_step(step, inputs, out, Local(1))
