@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import rich.table
 from rich.box import SIMPLE_HEAD
@@ -34,8 +34,9 @@ def print_table(table: Table, title: str = "", notes: Sequence[str] = (), *, tig
     padding = 0 if tight else (0, int(table.words), 0, 1)
     made = rich.table.Table(box=SIMPLE_HEAD, padding=padding, title=title or None, title_justify="left")
     for n, head in enumerate(table.head):
-        side, whole = "right" if n and not table.words else "left", not n or not (table.words or tight)
-        made.add_column(head, justify=side, no_wrap=whole, overflow="fold", min_width=5 if tight else None)
+        justify: Literal["left", "right"] = "right" if n and not table.words else "left"
+        whole = not n or not (table.words or tight)
+        made.add_column(head, justify=justify, no_wrap=whole, overflow="fold", min_width=5 if tight else None)
     for row in table.rows:
         made.add_row(*row)
     console = output()
