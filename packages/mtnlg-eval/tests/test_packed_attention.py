@@ -110,9 +110,9 @@ def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
     plan = AttentionPlan.build([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]), CPU)
     scales: list[float] = []
 
-    def scaled(*arguments: Any) -> Tensor:  # noqa: ANN401  (its signature)
+    def scaled(*arguments: Any, **options: Any) -> Tensor:  # noqa: ANN401  (its signature)
         scales.append(arguments[4])
-        return functional.attention(*arguments)
+        return functional.attention(*arguments, **options)
 
     expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
     assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
