@@ -62,7 +62,8 @@ def run(recipe: Recipe) -> None:
     def batches() -> Iterator[MicroBatch]:
         while True:
             shape = recipe.train.micro_batch, recipe.model.sequence
-            yield MicroBatch(*(torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2)))
+            inputs, targets = (torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2))
+            yield MicroBatch(inputs, targets)
 
     def step() -> None:
         engine.train_batch(batches(), MICRO_BATCHES, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)

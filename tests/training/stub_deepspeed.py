@@ -143,7 +143,8 @@ def pinned(recipe: Recipe) -> Iterator[MicroBatch]:
 
     shape = recipe.train.micro_batch, recipe.model.sequence
     while True:
-        yield MicroBatch(*(torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2)))
+        inputs, targets = (torch.empty(shape, dtype=torch.long).pin_memory() for _ in range(2))
+        yield MicroBatch(inputs, targets)
 
 
 def timing_events() -> int:
