@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def masked(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def isolated(layout: tuple[int, int, int], documents: str, **train: Any) -> Recipe:
+def isolated(layout: tuple[int, int, int], documents: str, **train: object) -> Recipe:
     data = DataSettings.model_validate({"documents": documents})
     return recipe_of(layout, {"layers": 4}, None, **train).model_copy(update={"data": data})
 
