@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 SECONDS = 0.1
 DELAY = 0.005
 MICRO_BATCHES_A_RANK = 4
+LIMIT = 600.0
+"""Seconds for the rounds of a case: a rank that has died would be waited for."""
 
 
 Interval = tuple[str, float, float]
@@ -282,7 +284,8 @@ def run_steps(case: Case, side: str, rounds: int) -> list[dict[int, Step]]:
     context.set_forkserver_preload(["torch.distributed.pipelining", "mtnlg_parallel.engine.pipeline_engine"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with context.Pool(case.stages) as pool:  # whose end ends the ranks: gloo would wait
-        of_rank = pool.starmap(be_rank, [(case, side, rank, store.port, rounds) for rank in range(case.stages)], 1)
+        words = [(case, side, rank, store.port, rounds) for rank in range(case.stages)]
+        of_rank = pool.starmap_async(be_rank, words, 1).get(LIMIT)
     return [{rank: steps[number] for rank, steps in enumerate(of_rank)} for number in range(rounds)]
 
 
