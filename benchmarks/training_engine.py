@@ -150,9 +150,9 @@ def plain_side(recipe: Recipe, data: Path, compiled: bool) -> Callable[[int], di
 
 
 def read_batches(recipe: Recipe, data: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the micro-batches of the training stream."""
+    """Yield inputs and targets of the micro-batches of the training stream."""
     stream, train = open_data(data, recipe).train, recipe.train
-    return micro_batches(stream, range(train.samples), train.micro_batch, 1, 0)
+    return (batch[:2] for batch in micro_batches(stream, range(train.samples), train.micro_batch, 1, 0))
 
 
 def trainer_side(recipe: Recipe, data: Path, out: Path) -> Callable[[int], dict[str, float]]:

@@ -76,6 +76,9 @@ class Total:
         """Add dy xᵀ."""
         products.add_product(self.total_OI, dy_ON, x_IN, first=False)
 
+    def beside(self) -> None:
+        """Do nothing: no product waits for a collective."""
+
 
 def count_flops(config: ModelConfig, layers: int, case: Case) -> dict[str, float]:
     """Return FLOPs of a rank's micro-batch, the model's and the hardware's; causal attention counts as full."""
