@@ -231,6 +231,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, no_waits: None) -> Iterator[Hub]:
     """A Hub on loopback, which hf:// leads to."""
     assert no_waits is None
     with importlib.import_module("hub").running_hub() as running:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": running.url, "token": False})
         yield running
 

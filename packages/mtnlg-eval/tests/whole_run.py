@@ -103,6 +103,11 @@ def write_results(run: Path, results: list[Result], text: str = "The cook saw th
     folder.collect()
 
 
+def metrics() -> list[dict[str, Any]]:
+    """The run's steps, of which one was skipped and one validated."""
+    return [json.loads(line) for line in (RUN / "train/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def make_run(run: Path, *names: str) -> Path:
     """A complete run folder with scores of these tasks, or of all nine."""
     shutil.copytree(RUN, run)
