@@ -8,12 +8,12 @@ itself:
     good       over ``length_high`` characters, with a share of stop words of at least ``stop_high``
     neargood   in between
 
-Of ``layout``'s paragraphs, code in a <pre>, which has few stop words, is short instead of bad. All are then classified
-by their neighbours: a short paragraph becomes what both its neighbours are, or good beside near-good; near-good
+With ``layout``, a <pre> with few stop words, as code has, is short instead of bad. Every paragraph is then classified
+by its neighbours: a short paragraph takes the class that both neighbours have, or good beside near-good; near-good
 becomes bad only between bad ones; a heading shortly before a good paragraph becomes good.
 
-The package searches for neighbours from each paragraph anew and joins its text at every access, which is quadratic in
-pages of many short paragraphs. Here one sweep in each direction finds all neighbours.
+The package restarts its search for neighbours at each paragraph and joins its text at every access, which takes
+quadratic time on pages of many short paragraphs. Here one sweep in each direction finds all neighbours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Classes = UInt8s
 
 BAD, SHORT, NEAR_GOOD, GOOD = range(4)  # classes of paragraphs
-#: JusText's names of languages that CLD2 calls otherwise, by CLD2's code.
+#: CLD2's language code → jusText's name of the language, where CLD2 names it differently.
 STOP_LISTS = {
     "no": "Norwegian_Bokmal",
     "nn": "Norwegian_Nynorsk",
@@ -85,20 +85,20 @@ class BoilerplateSettings(Settings):
 
 
 def main_text(page: Page, settings: BoilerplateSettings, language: str = ENGLISH) -> str:
-    """The good paragraphs of a page, separated by blank lines; ``language`` is a code of CLD2's."""
+    """The good paragraphs of a page, separated by blank lines; ``language`` is a CLD2 code."""
     return join(page, revise_classes(page, classify(page, settings, language), settings) == GOOD)
 
 
 def join(page: Page, kept: Bools) -> str:
-    """These paragraphs of a page, separated by blank lines."""
+    """The paragraphs for which ``kept`` is true, separated by blank lines."""
     return str(_join(page.text, page.columns[END], kept).tobytes(), "utf-8")
 
 
 @cache
 def stop_words(language: str = ENGLISH) -> frozenset[str]:
-    """JusText's stop list for a language, empty where it has none.
+    """The jusText stop list for a language; empty if it has none.
 
-    It is read from the package since it is data under its own licence.
+    It is read from the installed package because it is data under its own licence.
     """
     names = {code: name.title() for name, code in pycld2.LANGUAGES} | STOP_LISTS
     spec = find_spec("justext")  # which is not imported
@@ -113,15 +113,15 @@ def _stop_table(language: str) -> Lookup:
 
 @cache
 def _lower_case() -> UInt32s:
-    """The lower case of code points; words that differ in it alone have the same hash."""
+    """Lower case of the code points below ``CASED``; words that differ only in case have the same hash."""
     return code_points(fold_case("".join(map(chr, range(CASED)))))
 
 
 def classify(page: Page, settings: BoilerplateSettings, language: str = ENGLISH) -> Classes:
     """Classify each paragraph by itself (jusText's context-free step).
 
-    Without a stop list all that counts is length and links, the package's mode for any language; then a paragraph that
-    is not short is good, unless ``length_high`` is given.
+    Without a stop list only length and links count (the package's mode for any language); a paragraph that is not short
+    is then good, unless ``length_high`` is given.
     """
     stops = _stop_table(language)
     has_stops = bool(stops.keys.any())
@@ -210,7 +210,7 @@ def _revise(
 
 @jit
 def _neighbours(classes: Classes, least: int) -> tuple[Classes, Classes]:
-    """The class before and after each that is bad or at least this; bad where there is none."""
+    """Class of the nearest paragraph before and after each that is bad or at least ``least``; bad if there is none."""
     count = len(classes)
     before, after = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
     for i in range(1, count):
@@ -222,7 +222,7 @@ def _neighbours(classes: Classes, least: int) -> tuple[Classes, Classes]:
 
 @jit
 def _headings(columns: Int64s, classes: Classes, distance: int) -> Bools:
-    """Whether each is a heading that is not good, at most so many characters before a good paragraph."""
+    """Whether each paragraph is a heading, not good, at most ``distance`` characters before a good paragraph."""
     found, away = np.zeros(len(classes), np.bool_), distance + 1
     for i in range(len(classes) - 1, -1, -1):
         if classes[i] == GOOD:

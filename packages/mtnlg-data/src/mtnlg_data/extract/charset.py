@@ -1,12 +1,13 @@
-"""Decode an HTML page: by byte order mark, HTTP header, <meta> or XML declaration, as UTF-8, or as what is detected.
+"""Decode an HTML page by byte order mark, HTTP header, <meta> or XML declaration, as UTF-8, or by detection.
 
-Labels mean what browsers take them for (encoding.spec.whatwg.org): Latin-1 is Windows-1252, GB 2312 is GB 18030, and a
-<meta> that declares UTF-16 in ASCII bytes is wrong. Labels that the web does not know are ignored, so that a page
-cannot ask for EBCDIC or for a codec that is slow on crafted input. As in a browser's parser, a <meta> counts wherever
-it stands but in comments, scripts and styles (html.spec.whatwg.org, "changing the encoding while parsing").
+Labels have the meaning that browsers give them (encoding.spec.whatwg.org): Latin-1 is Windows-1252, GB 2312 is GB
+18030, and a <meta> that declares UTF-16 in ASCII bytes is wrong. Labels that the web does not know are ignored, so that
+a page cannot ask for EBCDIC or for a codec that is slow on crafted input. As in a browser's parser, a <meta> counts
+anywhere except in comments, scripts and styles (html.spec.whatwg.org, "changing the encoding while parsing").
 
 Pages that declare nothing, and are not UTF-8, are detected by uchardet (Resiliparse); benchmarks/charsets.py compares
-detectors. It guesses on few accented letters, so a Latin alphabet other than the western one needs several.
+detectors. It guesses from few accented letters, so a Latin encoding other than the western one is accepted only with
+several.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-#: A <meta>, with its attributes; what it must not stand in is matched too, to pass over it.
+#: A <meta> with its attributes; comments, scripts and styles are matched too, to skip the tags inside them.
 META = re.compile(
     r"<!--.*?(?:-->|\Z)|<(?:script|style)\b.*?(?:</(?:script|style)|\Z)|<meta[\s/]([^>]{0,1024})",
     re.IGNORECASE | re.DOTALL,
@@ -34,12 +35,12 @@ CONTENT_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';]+)", re.IGNORECA
 XML_DECLARATION = re.compile(r"\s*<\?xml(?:[^>]{0,256}?encoding\s*=\s*[\"']([\w:.-]{1,40}))?[^>]*>", re.IGNORECASE)
 UTF_8, FALLBACK = "utf-8", "windows-1252"
 ISO_2022_JP = "\x1b$"  # begins its Japanese; all its bytes are ASCII
-#: Share of the characters beyond ASCII that may be broken: in UTF-8, whose sequences are hardly found by chance, and in
-#: an encoding that is declared beside Windows-1252.
+#: Maximum share of the non-ASCII characters that may be broken: in UTF-8, whose sequences rarely occur by chance, and
+#: in an encoding that is declared together with Windows-1252.
 MAX_BROKEN_UTF_8, MAX_BROKEN = 0.5, 0.1
-#: Python's codec where a superset of the web's encoding is read, or it has no codec of that name.
+#: Web encoding → Python codec, where a superset is read or Python has no codec of that name.
 CODECS = {"gbk": "gb18030", "x-user-defined": "cp1252"}
-#: Of uchardet, what the web calls otherwise or takes for its superset.
+#: Encoding named by uchardet → the web's name for it or for the superset that the web reads it as.
 DETECTED = {
     "cp949": "euc-kr",
     "iso8859-13": "windows-1257",
@@ -47,7 +48,7 @@ DETECTED = {
     "mac-cyrillic": "x-mac-cyrillic",
 }
 MAX_DETECTION_BYTES = 1 << 20
-#: Latin alphabets beside the western one, and how many different accented letters amid others they need.
+#: Latin encodings other than the western one, and how many different accented letters between ASCII letters they need.
 LATIN = re.compile("iso-8859-([234]|1[0456])|windows-125[0478]")
 AMID_LETTERS = re.compile(rb"[A-Za-z][\x80-\x90\x98-\xff]+(?=[A-Za-z])")
 MIN_ACCENTED = 3
@@ -59,7 +60,7 @@ def decode_html(page: bytes, declared: str | None) -> str:
 
 
 def decode_page(page: bytes, declared: str | None) -> tuple[str, str | None]:
-    """As ``decode_html``, and the encoding if it was detected.
+    """The text as ``decode_html`` returns it, and the encoding if it was detected.
 
     The XML declaration is removed because lxml would apply the encoding in it to the decoded text.
     """
@@ -69,11 +70,11 @@ def decode_page(page: bytes, declared: str | None) -> tuple[str, str | None]:
 
 
 def _decode(page: bytes, declared: str | None) -> tuple[str, str | None]:
-    """The text in the first encoding, of those that are declared and UTF-8, that decodes the page.
+    """Decode with the first encoding, of those declared and then UTF-8, that decodes the page.
 
-    Windows-1252 decodes nearly anything, so it is tried last: a page that declares it may still be UTF-8. UTF-8 with
-    broken places gets replacement characters there; so does a page that no encoding decodes, in the one that it breaks
-    least, or in Windows-1252 if that is declared too.
+    Windows-1252 decodes nearly anything, so it is tried last: a page that declares it may still be UTF-8. Broken
+    sequences in UTF-8 become replacement characters. If no encoding decodes the page, so do those in the encoding with
+    the smallest share of broken characters, or in Windows-1252 if that is declared too.
     """
     for mark, encoding in BOMS:
         if page.startswith(mark):
@@ -92,7 +93,7 @@ def _decode(page: bytes, declared: str | None) -> tuple[str, str | None]:
 
 
 def _attempt(page: bytes, name: str) -> tuple[float, str]:
-    """Share of the characters beyond ASCII that are broken in an encoding (0 where UTF-8 is sound enough), and text."""
+    """Share of the non-ASCII characters that are broken in an encoding (0 if UTF-8 is sound enough), and the text."""
     codec = _codec(name)
     try:
         return 0.0, page.decode(codec)

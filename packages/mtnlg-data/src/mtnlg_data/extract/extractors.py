@@ -20,7 +20,7 @@ Method = Literal["justext", "main", "resiliparse", "trafilatura"]
 
 
 def extract_text(method: Method, html: str, settings: BoilerplateSettings, language: str) -> tuple[str, str | None]:
-    """The main text of a page in this language of CLD2's, and the reason to drop the page or None."""
+    """The main text of a page in this language (a CLD2 code), and the reason to drop the page, or None."""
     if method in _LIBRARIES:
         text, reason = _extract_with_library(_LIBRARIES[method], html)
     else:

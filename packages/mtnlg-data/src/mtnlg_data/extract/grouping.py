@@ -1,10 +1,10 @@
-"""Which files, and parts of files, make one unit of extraction, so that shards are even whatever the input files.
+"""Group files, and parts of files, into units of extraction, so that shards are even whatever the input files.
 
-A file's text is estimated by its reader. One of more than a shard is read in parts of at most a shard, where its reader
-can; that depends on the file and the setting alone, for the parts are in the keys of documents. Parts and files then go
-together, in their order, up to a shard. Between a half and a whole shard a hash of names decides where a group ends, so
-a file more or less changes the groups around it and leaves the others as they are; they are named by a hash of what
-they begin with. Of little text the groups are smaller, so that it feeds more than one worker.
+A file's reader estimates its text. A file of more than a shard is read in parts of at most a shard, if its reader can;
+the parts depend only on the file and the setting, because they are in the keys of documents. Consecutive parts and
+files are then grouped, up to a shard per group. Between half a shard and a whole one, a hash of names decides where a
+group ends, so adding or removing a file changes only the groups around it. A group is named by a hash of its first file
+or part. If there is little text, groups are smaller, so that they feed more than one worker.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     Piece = tuple[SourceFile, ...]
 
 FILE_CHARACTERS = 1 << 14  # what opening a file costs, as characters of text
-#: Groups that even a little text makes, unless they would be smaller than this.
+#: Minimum number of groups of a little text, unless they would be smaller than ``LITTLE_TEXT`` characters.
 FEW_GROUPS, LITTLE_TEXT = 16, 8_000_000
 ENDS = 4  # one of so many files may end a group that is half full
 
 
 class Group(NamedTuple):
-    """What one unit reads; ``numbers`` are those of its shards, by source."""
+    """The files that one unit reads; ``numbers`` are the numbers of its shards, one per source."""
 
     pieces: tuple[Piece, ...]
     numbers: tuple[int, ...]
 
     def fingerprint(self) -> object:
-        """Stands for the content of its files."""
+        """Identifies the content of its files."""
         return [self.numbers, self.pieces]
 
 
 def group_files(files: Sequence[SourceFile], shard_characters: int) -> list[Group]:
-    """The groups of all files, each in the order of its files."""
+    """The groups of all files; the files of a group keep their order."""
     by_file: dict[object, list[SourceFile]] = {}
     for index, file in enumerate(files):
         by_file.setdefault(file.path if file.reader.shared else index, []).append(file)
@@ -57,12 +57,12 @@ def group_files(files: Sequence[SourceFile], shard_characters: int) -> list[Grou
 
 
 def _characters(file: SourceFile) -> int:
-    """Text of a file, or of its part, about."""
+    """Estimated characters of text in a file, or in its part."""
     return int(file.reader.characters(file.name, file.stats[0])) // file.part.parts
 
 
 def _group(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
-    """Consecutive pieces that go together."""
+    """Divide the pieces into groups of consecutive ones."""
     sizes = [FILE_CHARACTERS + _characters(piece[0]) for piece in pieces]
     while most > LITTLE_TEXT and FEW_GROUPS * most > sum(sizes):
         most //= 2
@@ -82,7 +82,7 @@ def _hash(file: SourceFile) -> int:
 
 
 def _number(file: SourceFile, taken: set[int]) -> int:
-    """The number of the shard that begins with this file: 0 for the source's first, else of 15 digits."""
+    """Number of the shard that begins with this file: 0 for the source's first, otherwise one of 15 digits."""
     number = 10**14 + _hash(file) % (9 * 10**14) if taken else 0
     while number in taken:
         number += 1

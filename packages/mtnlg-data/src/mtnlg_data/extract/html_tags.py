@@ -1,6 +1,6 @@
-"""What a parser of HTML 4 knows of tags and entities, as tables for compiled loops: libxml2's rules, and jusText's.
+"""Tables of tags and entities of HTML 4 for compiled loops: libxml2's parsing rules, and jusText's.
 
-Tags have small numbers, 0 for all that no rule names.
+Tags have small numbers; 0 stands for every tag that no rule names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODE_TAGS = {
     SCRIPT: "script",
 }
 EMPTY_TAGS = "area base basefont br col frame hr img input isindex link meta param"
-#: Of tags that stand for themselves in <html>, others imply <body>: those that imply <head>, and neither.
+#: Tags directly inside <html> that imply <head>, and those that imply nothing; all others imply <body>.
 HEAD_TAGS = "base link meta script style title"
 FRAME_TAGS = "frame frameset noframes"
 #: An end tag does not close tags of a higher priority.
@@ -78,7 +78,7 @@ CLOSED_BY = {
     "u": "p td th",
     "ul": "address form menu pre",
 }
-#: Marks of tags, a bit each, which what is inside them has, too.
+#: Tags that set a mark, one bit per entry; everything inside such a tag has the mark too.
 MARK_TAGS = (
     *("menu nav", "footer", "aside", "header", "main", "article", "form", "table", "figcaption", "b strong", "h1"),
     *("h2 h3 h4 h5 h6", "li", "p", "code pre", "blockquote", "a", "label", "dialog", "section", "select"),
@@ -94,7 +94,7 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Lookup(NamedTuple):
-    """A hash table: what is not in it has the value ``MISSING``."""
+    """A hash table; a key that is not in it has the value ``MISSING``."""
 
     keys: UInt64s
     values: Int64s
@@ -104,7 +104,7 @@ MISSING = -1
 
 
 def name_hash(name: Iterable[int]) -> int:
-    """Hash of a name's bytes or code points, the same as that of compiled loops."""
+    """Hash of a name's bytes or code points; compiled loops compute the same hash."""
     total = 0
     for code in name:
         total = (total + code) * int(HASH_FACTOR) % (1 << 64)
@@ -112,7 +112,7 @@ def name_hash(name: Iterable[int]) -> int:
 
 
 def lookup_of(values: Mapping[bytes, int] | Mapping[tuple[int, ...], int]) -> Lookup:
-    """A table of names."""
+    """A hash table from the hash of each name to its value."""
     size = 1 << (4 * len(values)).bit_length()
     table = Lookup(np.zeros(size, np.uint64), np.full(size, MISSING))
     for name, value in values.items():
@@ -126,7 +126,7 @@ def lookup_of(values: Mapping[bytes, int] | Mapping[tuple[int, ...], int]) -> Lo
 
 @jit
 def find(table: Lookup, hashed: np.uint64) -> int:
-    """The value of the name with this hash."""
+    """The value of the name with this hash; ``MISSING`` if it is not in the table."""
     last = len(table.keys) - 1
     slot = np.int64(hashed >> np.uint64(32)) & last
     while table.keys[slot] != hashed and table.keys[slot]:
@@ -135,7 +135,7 @@ def find(table: Lookup, hashed: np.uint64) -> int:
 
 
 def tag_table(tags: Mapping[int, str], default: int = 0) -> UInt32s:
-    """A value for every number of a tag."""
+    """An array of one value per tag number."""
     values = {name: value for value, names in tags.items() for name in names.split()}
     return np.array([values.get(name, default) for name in TAGS], np.uint32)
 
@@ -162,5 +162,5 @@ def tag_numbers() -> Lookup:
 
 @cache
 def entities() -> Lookup:
-    """Code points of entities by name, the second times ``1 << 32``; names have their semicolon if they need one."""
+    """Code points of entities by name, the second shifted left by 32; names include the semicolon if they need one."""
     return lookup_of({name.encode(): ord(text[0]) | ord(text[1:] or "\0") << 32 for name, text in html5.items()})

@@ -1,7 +1,7 @@
-"""Languages: which are wanted, and what finds a text's own: CLD2, or a fastText model such as lid.176 or GlotLID.
+"""Detect a text's language, with CLD2 or a fastText model (lid.176, GlotLID), and select the wanted languages.
 
     CLD2       reads HTML too; score: the share of the text's bytes in its main language
-    a model    reads text, as one line; score: the probability of the language, a label less "__label__"
+    a model    reads text as one line; score: the language's probability; language: its label without "__label__"
 
 A fastText ``.bin`` is parsed by fastText's C++, which trusts its input: open only files whose origin you know.
 """
@@ -32,7 +32,7 @@ UNKNOWN = "un"
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
 SAMPLE_CHARACTERS, LEAST_SAMPLE = 1 << 16, 2000  # of a page; bytes of text in them
 LABEL = "__label__"
-#: Names by ISO 639 and BCP 47 of languages that CLD2 calls otherwise.
+#: ISO 639 or BCP 47 code → CLD2's code of the language, where they differ.
 ALIASES = {
     "fil": "tl",
     "he": "iw",
@@ -40,9 +40,9 @@ ALIASES = {
     "nb": "no",
     "zh-Hans": "zh",
 }
-#: Characters of a text per character of its English original, rounded; 1 for languages that are not here. Measured on
-#: translated messages of 40 characters and more, without placeholders, of Django 5.2 and Debian's catalogs; others of
-#: the 30 largest languages have 0.9 to 1.3. For Ethiopic there are but 35 messages, of Tigrinya.
+#: Characters of a text per character of its English original, rounded; 1 for languages not listed. Measured on
+#: translated messages of at least 40 characters, without placeholders, from Django 5.2 and Debian's catalogs; the
+#: others of the 30 largest languages have 0.9 to 1.3. The value for Ethiopic is from only 35 messages, in Tigrinya.
 LENGTH_RATIOS = {
     "am": 0.6,
     "ar": 0.85,
@@ -65,17 +65,17 @@ class Language(NamedTuple):
 
 
 def language_code(name: str) -> str:
-    """The code by which CLD2 calls a language; a name that it does not know is a label of a model."""
+    """CLD2's code of a language; a name that is not an alias, such as a model's label, is returned as it is."""
     return ALIASES.get(name, name)
 
 
 def text_length(given: int | None, english: int, language: str) -> int:
-    """A setting that counts characters: as given, or else as many as say what ``english`` characters of English do."""
+    """Characters: ``given``, or as many in ``language`` as correspond to ``english`` characters of English."""
     return round(english * LENGTH_RATIOS.get(language_code(language), 1)) if given is None else given
 
 
 def check_language(key: str, name: str) -> None:
-    """Raise ``ValueError``, naming the key, for a language that CLD2 does not tell."""
+    """Raise ``ValueError``, naming the key, for a language that CLD2 does not detect."""
     codes, begin = {code for _, code in pycld2.LANGUAGES}, language_code(name[:2].lower())
     if language_code(name) not in codes:
         hint = f"did you mean {begin}? " if begin in codes else ""
@@ -104,7 +104,7 @@ class LanguageSettings(Settings):
         return self
 
     def check_model(self) -> None:
-        """Open the model, if one is given. Raises ``Failure`` where it cannot be used or lacks a language."""
+        """Open the model, if one is given. Raises ``Failure`` if it cannot be used or lacks a wanted language."""
         if self.language_model is None:
             return
         labels = _FastText(self.language_model).labels()
@@ -116,7 +116,7 @@ class LanguageSettings(Settings):
             )
 
     def refuse(self, language: Language | None) -> str | None:
-        """Why a document of this language is not wanted; None where it is."""
+        """Reason to drop a document of this language; None if it is wanted."""
         wanted = [*map(language_code, self.languages)]
         if wanted and (language is None or language_code(language.code) not in wanted):
             return "other_language"
@@ -125,7 +125,7 @@ class LanguageSettings(Settings):
 
 
 def load_fasttext(path: Path, hint: str) -> Any:  # noqa: ANN401  (an extra)
-    """A model of fastText. Raises ``Failure``, with this hint, where it is none or there is no fastText."""
+    """Load a fastText model. Raises ``Failure`` if fastText is missing, or, with this hint, if the file is no model."""
     if find_spec("fasttext") is None:
         raise Failure(f'{path}: a fastText model needs fastText: pip install "mtnlg-data[fasttext]"')
     import fasttext  # noqa: PLC0415
@@ -137,7 +137,7 @@ def load_fasttext(path: Path, hint: str) -> Any:  # noqa: ANN401  (an extra)
 
 
 def open_identifier(model: Path | None) -> Callable[[str], Language]:
-    """What finds the language of a plain text: this fastText model, opened once a worker, or CLD2."""
+    """The language detector for plain text: this fastText model, opened once per worker, or CLD2."""
     return detect_language if model is None else _open_model(model, model.stat().st_mtime_ns)
 
 
@@ -148,10 +148,10 @@ def _open_model(model: Path, changed: int) -> _FastText:
 
 
 def detect_language(text: str, *, html: bool = False) -> Language:
-    """The text's main language according to CLD2; ``un`` with score 0 where it finds none.
+    """The text's main language according to CLD2; ``un`` with score 0 if it finds none.
 
-    Of a long page it is that of the beginning, unless CLD2 calls it unreliable or finds little text there: the same on
-    all of 617 pages.
+    On a long page only the beginning is read, unless CLD2 calls the result unreliable or finds little text there; on
+    all of 617 pages the result was the same.
     """
     try:
         is_reliable, size, languages = _detect(text[:SAMPLE_CHARACTERS] if html else text, html=html)
@@ -183,6 +183,6 @@ class _FastText:
 
     def labels(self) -> list[str]:
         """All languages of the model, sorted."""
-        # A threshold of 0 leaves out labels under 1e-5 of a model with a tree of them (hierarchical softmax).
+        # With hierarchical softmax, a threshold of 0 leaves out labels whose probability is under 1e-5.
         labels, _ = self._model.predict("text", k=-1, threshold=-1.0)
         return sorted(label.removeprefix(LABEL) for label in labels)

@@ -1,15 +1,16 @@
-"""The main content of a page: which of its paragraphs are kept, by eighteen features and a logistic regression.
+"""Select the paragraphs of a page's main content by a logistic regression over eighteen features.
 
-Nothing counts but tags, lengths and places: no class or id, whose words bring 0.2 points of F1, and no words of the
-text, so that the weights hold in any language. *Prose* is what reads like sentences: paragraphs outside menus, footers,
-sidebars and dialogs that are long, or that are not short and end as a sentence does. The *container* is the innermost
-block element with half of the page's prose.
+The features use only tags, lengths and positions: no class or id, whose words add 0.2 points of F1, and no words of the
+text, so that the weights hold in any language. *Prose* is text that reads like sentences: paragraphs outside menus,
+footers, sidebars and dialogs that are long, or that are not short and end like a sentence. The *container* is the
+innermost block element with half of the page's prose.
 
-Of what the probabilities say, the paragraphs with the best expected F1 are kept. They are those above a threshold of
-the page's own (Lipton, Elkan and Narayanaswamy, "Thresholding Classifiers to Maximize F1 Score", 2014), low on a page
-of which little is certain.
+The paragraphs that maximize the expected F1 under the predicted probabilities are kept. They are those above a
+threshold specific to the page (Lipton, Elkan and Narayanaswamy, "Thresholding Classifiers to Maximize F1 Score", 2014),
+which is low on a page where little is certain.
 
-benchmarks/extraction_quality.py fits the weights to two thirds of the pages of two benchmarks and measures the others.
+benchmarks/extraction_quality.py fits the weights to two thirds of the pages of two benchmarks and measures on the
+others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     Features = Float64s
 
-#: JusText's roles of tags, but for blocks of HTML 5 and what no reader sees as text.
+#: jusText's roles of tags, extended by the block tags of HTML 5 and by tags whose content is not shown as text.
 ROLES = tag_table(
     ROLE_TAGS
     | {
@@ -41,10 +42,10 @@ ROLES = tag_table(
         KILL: f"{ROLE_TAGS[KILL]} audio canvas iframe map noscript object svg template video",
     }
 )
-#: Characters of English: paragraphs of so many are prose if they end like a sentence, and in any case.
+#: Minimum length of prose, in characters of English: of a paragraph that ends like a sentence, and of any other.
 SENTENCE_LENGTH, PROSE_LENGTH = 40, 100
 SENTENCE_ENDS = [*map(ord, '.!?…。！？:"”»')]  # noqa: RUF001
-#: Weight of each feature of a paragraph, in [0, 1] but for the length.
+#: Weight of each feature of a paragraph. Features are in [0, 1], except the logarithm of a length.
 WEIGHTS = {
     "is inside the container": 0.94,
     "share of the page's prose in the element above its own": 0.88,
@@ -79,7 +80,7 @@ AROUND = 2  # paragraphs
 
 
 def main_content(page: Page, language: str = ENGLISH) -> str:
-    """The paragraphs of the main content, separated by blank lines; the page is read with ``ROLES`` and its layout."""
+    """The paragraphs of the main content, separated by blank lines; read the page with ``ROLES`` and ``layout``."""
     if not page.columns.size:
         return ""
     scores = np.array([*WEIGHTS.values()]) @ features(page, language) + BIAS
@@ -97,7 +98,7 @@ def features(page: Page, language: str = ENGLISH) -> Features:
 
 
 def best_expected_f1(probabilities: Features, lengths: Int64s) -> Bools:
-    """The paragraphs that, kept, give the best expected F1 over their characters."""
+    """Which paragraphs to keep for the best expected F1, counted in characters."""
     order = np.argsort(-probabilities, kind="stable")
     expected = np.cumsum((probabilities * lengths)[order])
     best = np.argmax(expected / (np.cumsum(lengths[order]) + expected[-1]))

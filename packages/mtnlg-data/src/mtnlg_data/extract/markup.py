@@ -1,4 +1,4 @@
-"""The bytes of an HTML page as libxml2 2.14 takes them apart, by the rules of HTML 5: tags, comments, references."""
+"""Split the bytes of an HTML page as libxml2 2.14 does, by the rules of HTML 5: tags, comments, references."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Bytes = UInt8s
 
-#: Kinds of bytes: of text; white space, and such that ends a line; "<"; "&"; of a longer character.
+#: Kinds of bytes: text; white space; white space that ends a line; "<"; "&"; part of a non-ASCII character.
 LETTER, BLANK, LINE, LESS, AMPERSAND, WIDE = range(6)
 KINDS = np.array([LETTER] * 128 + [WIDE] * 128, np.uint8)
 KINDS[[*b"\t\v\f \x1c\x1d\x1e\x1f"]] = BLANK
@@ -45,7 +45,7 @@ LOWER_X, QUOTES, DECLARATIONS = ord("x"), tuple(b"\"'"), tuple(b"!?")
 
 @cache
 def space_table() -> UInt8s:
-    """Which code points are white space, as `character_table` has it, at once."""
+    """Which code points are white space, marked as in `character_table`, but quick to build."""
     table = np.zeros(MAX_CODE, np.uint8)
     table[[code for code in range(LAST_SPACE + 1) if chr(code).isspace()]] = SPACE
     return table
@@ -53,7 +53,7 @@ def space_table() -> UInt8s:
 
 @jit
 def name_at(page: Bytes, place: int) -> tuple[np.uint64, int]:
-    """Hash of the name that begins here, in lower case, and where it ends."""
+    """Hash of the name that begins here, in lower case, and the position where it ends."""
     hashed = np.uint64(0)
     while place < len(page) and not ENDS_NAME[page[np.uint64(place)]]:
         hashed = (hashed + np.uint64(LOWER[page[np.uint64(place)]])) * HASH_FACTOR
@@ -90,7 +90,7 @@ def attribute_at(page: Bytes, place: int) -> tuple[int, int, int, int]:
 
 @jit
 def next_attribute(page: Bytes, place: int) -> int:
-    """Where the next attribute of a tag begins, or its end at ">" or "/>"."""
+    """Where the next attribute of a tag begins, or where the tag ends with ">" or "/>"."""
     end = len(page)
     while place < end and (
         IS_BLANK[page[np.uint64(place)]]
@@ -102,13 +102,13 @@ def next_attribute(page: Bytes, place: int) -> int:
 
 @jit
 def ends_tag(page: Bytes, place: int) -> bool:
-    """Whether no attribute is here, but the end of the tag or of the page."""
+    """Whether the tag or the page ends here, so that no attribute follows."""
     return place == len(page) or page[np.uint64(place)] == GREATER or page[np.uint64(place)] == SLASH
 
 
 @jit
 def attribute_value(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int]:
-    """Bounds of the value of the first attribute of this name; equal ones where there is none."""
+    """Bounds of the value of the first attribute of this name; equal bounds if there is none."""
     place = next_attribute(page, place)
     while not ends_tag(page, place):
         name = place
@@ -121,7 +121,7 @@ def attribute_value(page: Bytes, place: int, wanted: Bytes) -> tuple[int, int]:
 
 @jit
 def end_after(page: Bytes, place: int, byte: int) -> int:
-    """Where the first such byte from here on ends, or the page."""
+    """Position after the first such byte from here on, or the end of the page."""
     while place < len(page) and page[np.uint64(place)] != byte:
         place += 1
     return min(place + 1, len(page))
@@ -129,7 +129,7 @@ def end_after(page: Bytes, place: int, byte: int) -> int:
 
 @jit
 def matches(page: Bytes, place: int, word: Bytes) -> bool:
-    """Whether this word begins here, in any case."""
+    """Whether this lower-case word begins here, ignoring the page's case."""
     if place + len(word) > len(page):
         return False
     for k in range(len(word)):  # noqa: SIM110  (numba)
@@ -140,7 +140,7 @@ def matches(page: Bytes, place: int, word: Bytes) -> bool:
 
 @jit
 def contains(page: Bytes, place: int, end: int, word: Bytes) -> bool:
-    """Whether this word is in the page from here to there, in any case."""
+    """Whether this lower-case word is in the page between ``place`` and ``end``, ignoring the page's case."""
     for begin in range(place, end - len(word) + 1):  # noqa: SIM110  (numba)
         if matches(page, begin, word):
             return True
@@ -166,7 +166,7 @@ def comment_end(page: Bytes, place: int) -> int:
 
 @jit
 def raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
-    """Where the end tag begins of a tag whose content is text; a <script> within a comment in a script has its own."""
+    """Where the end tag of a tag with text content begins; a <script> in a comment in a script has its own end tag."""
     in_comment = in_script = False
     while place < len(page):
         byte = page[np.uint64(place)]
@@ -192,7 +192,7 @@ def raw_end(page: Bytes, place: int, hashed: np.uint64, mode: int) -> int:
 
 @jit
 def reference_at(page: Bytes, place: int, references: Lookup) -> tuple[int, int, int]:  # noqa: C901
-    """Code points of the reference to characters that begins here, the second mostly 0, and its bytes; "&" for none."""
+    """Two code points (the second is mostly 0) and the length of the character reference here; "&", 0, 1 for none."""
     end, begin = len(page), place
     place += 1
     if place < end and page[np.uint64(place)] == HASH_SIGN:

@@ -11,8 +11,8 @@ it ends them, and follows the package's rules as it goes; no tree is built and n
 Where the package fails, as on a control character beside a comment, the paragraphs are those that it would have found.
 A fragment is read as the document that libxml2 makes of it.
 
-The time is proportional to the page, whatever its content; that for a tree is not: libxml2 takes seconds to give one
-tag 50,000 attributes.
+The time is proportional to the page, whatever its content. The time to build a tree is not: libxml2 takes seconds to
+give one tag 50,000 attributes.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     Bytes = UInt8s
 
 MAX_DEPTH = 256  # nested tags; libxml2's own limit
-#: Columns of a page: where the paragraph ends in the text; its characters, those inside links, the last one; marks of
-#: the tags that are open where it begins, and at its first character; the block element of that character; whether it
-#: is a <pre>, as it is written.
+#: Columns of a page: where the paragraph ends in the text; how many characters it has, and how many inside links; its
+#: last character; marks of the tags open where it begins, and at its first character; the block element of that
+#: character; whether it is a <pre>, kept as written.
 END, CHARACTERS, LINKED, LAST, MARKED, FIRST_MARKED, ELEMENT, PREFORMATTED = range(8)
 COLUMNS = PREFORMATTED + 1
 NOTHING_KILLED = MAX_DEPTH + 1
@@ -128,10 +128,10 @@ class Page(NamedTuple):
 def read_page(html: str, *, layout: bool = False, roles: UInt32s = ROLES) -> Page:
     """The paragraphs of a page.
 
-    ``layout`` keeps spaces and lines as a browser shows them, which jusText loses, and formulas once: whitespace
-    between two inline tags is a space; a <pre> is one paragraph as it is written, in which block tags begin lines; the
-    text of <math> is its TeX annotation, or its MathML where it has none; KaTeX's drawing of the formula is left out
-    where the page has <math> as well. ``roles`` are of tags by their numbers.
+    ``layout`` keeps spaces and lines as a browser shows them, which jusText loses, and each formula once: whitespace
+    between two inline tags is a space; a <pre> is one paragraph as written, in which block tags begin lines; the text
+    of <math> is its TeX annotation, or its MathML if it has none; KaTeX's rendering of the formula is left out where
+    the page also has <math>. ``roles`` has the role of each tag number.
     """
     data = np.frombuffer(html.removeprefix("\ufeff").replace("\0", "\ufffd").encode(errors="replace"), np.uint8)
     return Page(*_read(data, layout, roles, (tag_numbers(), entities(), space_table())))
@@ -153,13 +153,13 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
     columns, count = np.empty((COLUMNS, most), np.int64), 0
     parents, elements = np.empty(most, np.int32), 0
     misplaced = 0
-    # Open tags: hashes of their names, their numbers, the marks and the block element of what is inside the first k.
+    # Open tags: hashes of their names, and their numbers; marks and block element of the content of the first k tags.
     names, tags = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
     marks, blocks = np.zeros(MAX_DEPTH + 1, np.int64), np.full(MAX_DEPTH + 1, -1, np.int32)
     height, killed = 0, NOTHING_KILLED  # what is inside more than ``killed`` tags is left out
     opening = np.empty(3, np.int64)
     mode, has_head, has_body = MARKUP, False, False
-    # White space before the next character: of the paragraph, of the run of text since the last tag.
+    # White space before the next character: in the paragraph, and in the run of text since the last tag.
     gap = run_gap = 0
     run_length, in_run = 0, False
     linked, in_link, after_break = 0, False, False
@@ -227,7 +227,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             while place < stop and KINDS[page[np.uint64(place)]] == LETTER:
                 text[np.uint64(size)] = page[np.uint64(place)]
                 size, place, run_length = size + 1, place + 1, run_length + 1
-        # What the tag here, or the first character of a text without <body>, ends and begins.
+        # Which tags are closed and opened by the tag here, or by the first character of a text without <body>.
         closing, openings, is_void, is_last = height, 0, False, False
         tag, name, name_end, hashed = -1, 0, 0, np.uint64(0)
         if implied:
@@ -391,7 +391,7 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
 
 @jit
 def _marks(page: Bytes, name: int, end: int) -> int:
-    """Marks of a tag by what its name contains: the word h2, or select."""
+    """Marks of a tag whose name contains a word such as h2, or contains select."""
     marks = IN_SELECT if contains(page, name, end, SELECT) else 0
     for place in range(name, end - 1):
         is_inside = (place > name and IN_WORD[page[place - 1]]) or (place + 2 < end and IN_WORD[page[place + 2]])
@@ -413,7 +413,7 @@ def _closed_by(names: UInt64s, tags: Int64s, height: int, hashed: np.uint64, tag
 
 @jit
 def _write(text: Bytes, size: int, code: int) -> int:
-    """Write a character; where the text ends then."""
+    """Write a character; returns the new end of the text."""
     if code < 0x80:
         text[size] = code
         return size + 1
@@ -426,7 +426,7 @@ def _write(text: Bytes, size: int, code: int) -> int:
 
 @jit
 def _end_line(text: Bytes, begin: int, size: int, table: UInt8s) -> int:
-    """End a line of a paragraph that begins here, unless it is the first and blank; where the text ends then."""
+    """End a line of the paragraph from ``begin`` on, unless it is a blank first line; returns the end of the text."""
     while size > begin and text[size - 1] != LINE_FEED:
         code, width = code_before(text, size)
         if not table[code] & SPACE:

@@ -44,11 +44,11 @@ COPIES = ".copies"  # folder of the copies of files at URLs that are being read
 
 
 def extract_group(item: tuple[Group, Mapping[str, ByLanguage]], output: Path, *, versions: object) -> Summary:
-    """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` count for the key.
+    """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` is only for the key.
 
-    ``item`` has the group, and the settings by source and language (``Step.by_language``). Of a file at a URL, a copy
-    is read that goes afterwards. The summary has ``shards``, ``languages`` and ``languages_kept``, the ``empty`` files,
-    and columns that were ``left_out``.
+    ``item`` has the group, and the settings by source and language (``Step.by_language``). A file at a URL is read from
+    a temporary copy. The summary has ``shards``, ``languages`` and ``languages_kept``, the ``empty`` files, and columns
+    that were ``left_out``.
     """
     del versions
     group, settings = item
@@ -129,7 +129,7 @@ def _extract_record(record: Record, writers: Sequence[_ShardWriter], languages: 
 
 
 class _ShardWriter:
-    """Writes the documents of one source into shards of bounded size; ``stack`` closes the last."""
+    """Writes the documents of one source into shards of bounded size; ``stack`` closes the last shard."""
 
     file: SourceFile  # that is being read
     accepts: Callable[[Record | Dropped], bool]  # whether a record of it belongs to this source
@@ -146,7 +146,7 @@ class _ShardWriter:
         self._writer: DocumentWriter
 
     def begin(self, file: SourceFile) -> None:
-        """Turn to a file, or its part; its documents go to the shard at hand, unless they have other columns."""
+        """Begin a file, or its part; its documents go to the current shard, unless they have other columns."""
         self.file, self.accepts = file, file.reader.wants
         of_file, field = file.reader.columns(file.here), getattr(file.reader, "field", "text")
         schema = SCHEMA
@@ -159,7 +159,7 @@ class _ShardWriter:
             self._open_next()
 
     def add(self, document: Document) -> None:
-        """Append a document, in a new shard where the current one is full."""
+        """Append a document, in a new shard if the current one is full."""
         if self._writer.characters >= self.settings[""].shard_characters:
             self._open_next()
         self._writer.add(document)

@@ -2,8 +2,8 @@
 
 As in paper.md 4.2: pycld2 reads the *HTML* and keeps pages whose first language is a wanted one, by default English,
 before the costly part; jusText with that language's stop list and default settings then removes boilerplate paragraphs.
-A language model reads the text that is left instead, as FineWeb's does. Plain texts only get their language detected;
-whether it matters is a rule of ``clean``.
+A language model reads the extracted text instead, as in FineWeb. Of plain texts only the language is detected; whether
+it matters is a rule of ``clean``.
 
 The cost of a page is bounded by its length, and limits depend on its content, never on a clock: the same page is kept
 or dropped alike on every machine.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.sources import Record
 
-#: What extracting a broken page may raise.
+#: Exceptions that extracting a broken page may raise.
 PARSE_ERRORS = (ValueError, RecursionError)
 CONTROL_BYTES = bytes([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
 SAMPLE_CHARACTERS = 1 << 16
@@ -85,7 +85,7 @@ def extract_record(
 ) -> Extracted:
     """Extract a record's text and language. May raise one of ``PARSE_ERRORS``.
 
-    ``by_language`` has other settings for the texts of pages in which CLD2 finds these languages.
+    ``by_language`` has the settings for pages in which CLD2 finds one of these languages, instead of ``settings``.
     """
     if isinstance(record.content, str):
         text = record.content

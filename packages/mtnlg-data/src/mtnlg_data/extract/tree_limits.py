@@ -1,11 +1,11 @@
-"""Whether a page's markup is too large for libraries that make it a tree, by one scan of its bytes.
+"""Find pages whose markup is too large for libraries that build a tree, in one scan of the bytes.
 
-Their cost has no bound: libxml2 takes seconds to give one tag 50,000 attributes; in resiliparse's tree each level costs
-as much as all above it, and of 5,000 tags that are not closed, <p><b id=N>x</p>, it makes 12 million, as each block
-opens them all again (html.spec.whatwg.org, "reconstruct the active formatting elements").
+The cost of such libraries has no bound: libxml2 takes seconds to give one tag 50,000 attributes; in resiliparse's tree
+each level costs as much as all levels above it, and 5,000 unclosed tags, <p><b id=N>x</p>, become 12 million, because
+each block reopens all of them (html.spec.whatwg.org, "reconstruct the active formatting elements").
 
-The scan keeps the open tags as a parser of HTML 5 does, or more of them: an end tag closes nothing outside of a tag
-that might hide it, and the ends that are implied are those that pages leave out.
+The scan tracks the open tags as a parser of HTML 5 does, or more of them: an end tag closes nothing outside a tag that
+might hide it, and the only implied end tags are those that pages leave out.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 MAX_NODES, MAX_ATTRIBUTES = 200_000, 1000  # of a page; of one tag
 REASONS = (None, "too_deep", "too_many_attributes", "too_many_tags")
-#: What is known of a tag: it has no content; it is opened again in later blocks; it ends at a later tag of its name; an
-#: end tag of other kinds does not reach beyond it; none does, but of a table; that of its own kind only; its content is
-#: text; in it are other rules of what is text and what is empty.
+#: Properties of a tag: it has no content; later blocks reopen it; a later tag of its name ends it; only end tags of
+#: special and formatting tags reach beyond it; only end tags of table tags do; its own end tag is stopped by foreign
+#: content alone; its content is text; inside it other rules say what is text and what is empty.
 EMPTY, FORMATTING, SINGLE, SPECIAL, BOUNDARY, TABLE, RAW, FOREIGN = (1 << bit for bit in range(8))
 KIND_TAGS = {
     EMPTY: "area base basefont bgsound body br col embed form frame head hr html img image input keygen link meta "
@@ -61,7 +61,7 @@ KIND_TAGS = {
     RAW: "iframe noembed noframes plaintext script style textarea title xmp",
     FOREIGN: "frameset math select svg template",
 }
-#: Tags whose end is implied at a start tag of the same group or of those named after it.
+#: Tags, and the start tags that imply their end.
 ENDED_BY = {
     "p": "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption figure footer h1 "
     "h2 h3 h4 h5 h6 header hgroup li listing main menu nav ol p pre search section summary table td th tr ul",
@@ -81,7 +81,7 @@ LOW_BITS, HIGH_BITS = np.uint64(0x0101010101010101), np.uint64(0x808080808080808
 
 
 def markup_excess(html: str) -> str | None:
-    """Why a page's markup is too large to be made a tree; None where it is not."""
+    """Reason why a page's markup is too large to build a tree from it; None if it is not."""
     data = html.encode(errors="replace")
     words = np.frombuffer(data, np.uint64, len(data) // WORD)
     return REASONS[_scan(np.frombuffer(data, np.uint8), words, _kinds())]
@@ -171,7 +171,7 @@ def _scan(page: Bytes, words: NDArray[np.uint64], known: Lookup) -> int:  # noqa
 
 @jit
 def _next_tag(page: Bytes, words: NDArray[np.uint64], place: int) -> int:
-    """Where the next "<" is, or the end; eight bytes at a time, of which one is 0 once "<" is."""
+    """Position of the next "<", or the end; of eight bytes at a time, XOR with "<" makes a matching byte 0."""
     word = place // WORD + 1
     while place < min(word * WORD, len(page)):
         if page[np.uint64(place)] == LESS_SIGN:
@@ -201,7 +201,7 @@ def _holds(kinds: NDArray[np.int64], height: int, kind: int) -> bool:
 def _close(  # noqa: PLR0917  (the stack)
     names: NDArray[np.uint64], kinds: NDArray[np.int64], height: int, formatting: int, hashed: np.uint64, kind: int
 ) -> tuple[int, int]:
-    """Close a tag: how many are open then, and how many of them are formatting."""
+    """Close a tag; returns how many tags remain open, and how many of them are formatting."""
     barrier = FOREIGN if kind & TABLE else BOUNDARY if kind & (SPECIAL | FORMATTING) else BOUNDARY | SPECIAL
     closed = height - 1
     while closed >= 0 and names[np.uint64(closed)] != hashed:
