@@ -1,21 +1,22 @@
-"""C4's rules (Raffel et al. 2020, 2.2): lines that are no prose are removed, pages of placeholders and code dropped.
+"""C4's rules (Raffel et al. 2020, 2.2): remove lines that are not prose, drop pages of placeholders and code.
 
-Lines are those of ``str.splitlines``, words what white space separates. A line goes for the first of
+Lines are those of ``str.splitlines``; words are separated by white space. A line is removed for the first of these:
 
-    c4_longest_word          a word of more than so many characters
+    c4_longest_word          a word of more characters than the limit
     c4_terminal_punctuation  no full stop, question mark, exclamation mark or quotation mark at its end, or an ellipsis
-    c4_fewest_words          fewer words
+    c4_fewest_words          fewer words than the limit
     c4_javascript            the word JavaScript
     c4_policy                a phrase about cookies, terms of use or privacy
 
-A text goes if a line that came so far has "lorem ipsum" or a curly bracket, or if the lines that are left have too few
-sentences. ``c4_citations`` takes Wikipedia's marks, such as [1] and [edit], out of each line before it is looked at.
-Letters match whatever their case. A sentence ends with a character of Unicode's property Sentence_Terminal before white
-space or closing marks; not with an ellipsis, nor with the full stop after a single letter, as in J. or U.S.
+A text is dropped if a line that has reached these rules has "lorem ipsum" or a curly bracket, or if the lines that are
+kept have too few sentences. ``c4_citations`` removes Wikipedia's marks, such as [1] and [edit], from each line before
+its end and its phrases are checked. Phrases match in any case. A sentence ends with a character of Unicode's property
+Sentence_Terminal before white space or closing marks; not with an ellipsis, nor with the full stop after a single
+letter, as in J. or U.S.
 
-Other scripts: a line may end with any such character; a full-width one needs no white space; a letter of Thai and its
-kin ends a sentence before white space and at the end of a line. Characters of scripts without spaces are halves or
-fourths of words, and never part of a long one.
+In other scripts, a line may end with any such character; a full-width one needs no white space after it; a letter of
+Thai or a related script ends a sentence before white space and at the end of a line. A character of a script without
+spaces counts as half or a quarter of a word, and is never part of a long word.
 """
 
 from __future__ import annotations
@@ -61,14 +62,15 @@ if TYPE_CHECKING:
 
     from .settings import FilterSettings
 
-#: Rules, by number; the order is that in which a line is asked.
+#: Rule numbers, in the order in which a line is checked.
 BAD_WORDS, LONGEST_WORD, CITATIONS, TERMINAL_PUNCTUATION, FEWEST_WORDS, LOREM_IPSUM, JAVASCRIPT, CURLY_BRACKET = range(
     8
 )
 POLICY, FEWEST_SENTENCES, KEPT = 8, 9, -1
 POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 PHRASES = {"lorem ipsum": LOREM_IPSUM, "javascript": JAVASCRIPT, "{": CURLY_BRACKET, **dict.fromkeys(POLICIES, POLICY)}
-#: A text with none of these has no phrase: Arrow tells a whole batch of them at once. What a bracket begins may be cut.
+#: A text without a match has no phrase; Arrow tests a whole batch at once. "[" may begin a citation, whose removal may
+#: join the two parts of a phrase.
 MAY_HOLD = rf"(?i)\{{|\[|{'|'.join(phrase for phrase in PHRASES if phrase != '{')}"
 CITATION_MARKS = ("[edit]", "[citation needed]")
 END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
@@ -78,14 +80,14 @@ BAD_WORD_FILES = setting((), "For c4_bad_words: files of words, one of which dro
 
 
 class Phrases(NamedTuple):
-    """Phrases, one after another, and where each begins."""
+    """Concatenated phrases, and where each begins."""
 
     letters: UInt8s
     bounds: Int64s
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> Phrases:
-        """These phrases, which are ASCII."""
+        """Concatenate these phrases, which must be ASCII."""
         return cls(np.frombuffer("".join(phrases).encode(), np.uint8), np.cumsum([0, *map(len, phrases)]))
 
 
@@ -140,7 +142,7 @@ class C4:
         )
 
     def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, Int64s]:
-        """The lines that are kept; of each rule, the documents that break it, its edits or the sentences."""
+        """The kept lines; per rule and document, whether it breaks the rule, or the number of edits or sentences."""
         column, has_bad = batch.column, np.zeros(len(batch), np.bool_)
         if self._bad_words:
             has_bad = has_word(column, self._bad_words)
@@ -152,7 +154,7 @@ class C4:
 
 
 def has_word(column: pa.LargeStringArray, words: Sequence[str]) -> Bools:
-    """Which texts have one of these words or phrases, whatever their case, between characters that are no letters."""
+    """Which texts have one of these words or phrases, in any case, with no letter, digit or underscore next to it."""
     escaped = "|".join("".join(f"\\x{{{ord(character):x}}}" for character in word) for word in sorted(set(words)))
     pattern = rf"(?i)(?:^|[^\pL\pN_])(?:{escaped})(?:[^\pL\pN_]|$)"
     return np.asarray(pc.match_substring_regex(column, pattern))
@@ -216,7 +218,7 @@ def _measure_words(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[i
 
 @jit
 def _has_words(data: UInt8s, begin: int, end: int, words: int) -> bool:
-    """Whether there are surely so many words: blanks part as many pieces that have printable ASCII characters."""
+    """Whether there are surely at least ``words``: so many pieces between blanks have printable ASCII characters."""
     after_blank = True
     for place in range(begin, end):
         if words <= 0:
@@ -232,7 +234,7 @@ def _has_words(data: UInt8s, begin: int, end: int, words: int) -> bool:
 
 @jit
 def _is_at(line: UInt8s, place: int, phrases: Phrases, phrase: int, fold: bool) -> bool:
-    """Whether the phrase of this number begins at this byte; with ``fold`` in any case, where it is in lower case."""
+    """Whether this phrase begins at this byte; with ``fold`` in any case, if the phrase is in lower case."""
     begin, end = phrases.bounds[phrase], phrases.bounds[phrase + 1]
     if place + end - begin > len(line):
         return False
@@ -247,7 +249,7 @@ def _is_at(line: UInt8s, place: int, phrases: Phrases, phrase: int, fold: bool) 
 
 @jit
 def _copy_line(line: UInt8s, out: UInt8s, rules: LineRules, table: UInt8s) -> tuple[int, int]:
-    """Copy a line without its citation marks, if they are to go; returns bytes and marks."""
+    """Copy a line, without its citation marks if ``rules`` say so; returns bytes written and marks removed."""
     written = place = marks = 0
     if not rules.asked[CITATIONS] or not _has_byte(line, BRACKET):
         out[: len(line)] = line
@@ -317,7 +319,7 @@ def _is_ended(line: UInt8s, table: UInt8s) -> bool:
 
 @jit
 def count_sentences(data: UInt8s, table: UInt8s) -> int:
-    """Sentences in these bytes, the last of which need not end; 0 where there is but white space."""
+    """Number of sentences in these bytes, the last of which need not end; 0 if there is only white space."""
     sentences = 0
     ended = True  # the next character that is neither white space nor a mark begins a sentence
     may_end = False

@@ -1,4 +1,4 @@
-"""What the rules decide about the documents of a batch: which go, for what reason, and what is left of the others."""
+"""Apply the rules to a batch of documents: which are dropped, for what reason, and the texts of the others."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Decisions(NamedTuple):
 def _call(
     family: Family, look: Callable[[TextBatch], Any], batch: TextBatch
 ) -> tuple[pa.LargeStringArray, NDArray[Any]]:
-    """The texts as they go on, and a number per rule and text; NaN of a text without the words that it looks at.
+    """The texts for the next family, and a number per rule and text; NaN if the rules use words and the text has none.
 
-    Raises ``Failure`` where a function gives others.
+    Raises ``Failure`` if the function raises, or returns arrays of another shape.
     """
     try:
         column, numbers = look(batch) if family.edits else (batch.column, look(batch))
@@ -57,9 +57,9 @@ def _call(
 
 
 class DocumentFilter:
-    """Rules that are asked for, with their settings; ``names`` as `rules.choose` takes them.
+    """The rules that are asked for, with their settings; `rules.choose` resolves ``names``.
 
-    ``batch_type`` finds the words that the rules look at.
+    ``batch_type`` finds the words that the rules use.
     """
 
     def __init__(self, names: Sequence[str], settings: FilterSettings, batch_type: type[TextBatch] = TextBatch) -> None:
@@ -87,7 +87,7 @@ class DocumentFilter:
         languages: Sequence[str | None] = (),
         measured: Float64s | None = None,
     ) -> Decisions:
-        """The decisions on documents of these texts, addresses and languages; ``measured`` as `measure` gives it."""
+        """Decide about documents with these texts, URLs and languages; ``measured`` is what `measure` returned."""
         batch, rows = self._batch_type(texts, urls, self._settings.words, languages), np.arange(len(texts))
         reasons, scores = np.full(len(texts), KEPT), np.full(len(texts), np.nan)
         edits: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class DocumentFilter:
     def _first_broken(
         self, chosen: Chosen, batch: TextBatch, numbers: NDArray[Any], edits: Counter[str]
     ) -> tuple[Int64s, Float64s]:
-        """The first rule that each text breaks, and its number; counts the edits."""
+        """The first rule that each text breaks, and the rule's number for it; adds the edits to ``edits``."""
         broken, scores = np.full(len(batch), KEPT), np.full(len(batch), np.nan)
         for rule, own in reversed([*zip(chosen.family.rules, numbers, strict=True)]):
             if rule.name in chosen.asked and rule.effect is Effect.DROP:

@@ -1,6 +1,6 @@
-"""FineWeb's rules (Penedo et al. 2024, 3.6): lines are what stands between line feeds and is not blank.
+"""FineWeb's rules (Penedo et al. 2024, 3.6): lines are the parts between line feeds that are not blank.
 
-A sentence ends with a character of Unicode's property Sentence_Terminal, or with a letter of Thai and its kin.
+A sentence ends with a character of Unicode's property Sentence_Terminal, or with a letter of Thai or a related script.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SHORT_LINE = characters(30, "Length of a short line (FineWeb: 30).")
     ],
 )
 def fineweb(batch: TextBatch, settings: FilterSettings) -> Float64s:
-    """What the rules compare."""
+    """The number that each rule compares, [rules, texts]."""
     texts = batch.texts
     begin = texts.bounds[0]
     line_feeds = begin + np.flatnonzero(texts.data[begin : texts.bounds[-1]] == LINE_FEED)
@@ -72,7 +72,7 @@ def fineweb(batch: TextBatch, settings: FilterSettings) -> Float64s:
 
 @jit
 def _width(data: UInt8s, begin: int, end: int, table: UInt8s) -> int:
-    """Characters of a line, with as many for one of another script as it takes letters and spaces to say the same."""
+    """Characters of a line, where one of another script counts as many as the letters and spaces that say the same."""
     width = 0.0
     while begin < end:
         code, size = code_at(data, begin)

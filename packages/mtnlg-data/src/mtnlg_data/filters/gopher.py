@@ -1,4 +1,4 @@
-"""Gopher's rules of quality (Rae et al. 2021, A.1.1): what prose looks like; lines are those of ``str.splitlines``."""
+"""Gopher's quality rules (Rae et al. 2021, A.1.1): properties of prose. Lines are those of ``str.splitlines``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ STOP_WORDS_SETTING = setting(
     ],
 )
 def gopher_quality(batch: TextBatch, settings: FilterSettings) -> Float64s:
-    """What the rules compare; words have no mean length where most are of syllables, or of a script without spaces."""
+    """The number per rule; the mean word length is NaN if most words are syllables or of scripts without spaces."""
     numbers = {language: number for number, language in enumerate(dict.fromkeys(batch.languages))}
     hashes = [stop_hashes(settings.stop_words or words_of(language)) for language in numbers]
     salts = np.arange(len(numbers), dtype=np.uint64) * WORD_BASE  # a word is one of its language
@@ -122,7 +122,7 @@ def _measure(texts: Texts, words: Words, stops: UInt64s, salts: UInt64s, table: 
 
 @jit
 def _count_symbols(data: UInt8s, begin: int, end: int) -> tuple[int, int]:
-    """Hash signs, and ellipses of either spelling; a run of six full stops is two."""
+    """Numbers of hash signs and of ellipses in either spelling; a run of six full stops is two ellipses."""
     hashes = ellipses = 0
     place = begin
     while place < end:
@@ -140,7 +140,7 @@ def _count_symbols(data: UInt8s, begin: int, end: int) -> tuple[int, int]:
 
 @jit
 def _count_lines(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int, int]:
-    """Lines, those that begin with a bullet point, and those that end with an ellipsis."""
+    """Numbers of lines, of those that begin with a bullet point, and of those that end with an ellipsis."""
     lines = bullets = ellipses = 0
     while begin < end:
         stop, following = line_end(data, begin, end, table)

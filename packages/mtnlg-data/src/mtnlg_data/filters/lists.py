@@ -1,6 +1,6 @@
-"""The lists of the rules: files of one entry a line, plain or .gz; empty lines and lines of # do not count.
+"""Lists for the rules: files of one entry per line, plain or .gz; empty lines and lines that begin with # are ignored.
 
-Of long lists (published ones of domains have millions of entries) only sorted 64-bit hashes are kept: eight bytes an
+Of long lists (published ones of domains have millions of entries) only sorted 64-bit hashes are kept: eight bytes per
 entry in every process.
 """
 
@@ -38,18 +38,18 @@ class ListFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> ListFile:
-        """The file as it is now. Raises ``Failure`` as `check_list`."""
+        """The file as it is now. Raises ``Failure`` as `check_list` does."""
         check_list(path)
         return cls(path, sha256(path))
 
 
 def check_list(path: Path) -> None:
-    """Read the first lines of a list. Raises ``Failure`` as `read_lines`."""
+    """Read the first lines of a list. Raises ``Failure`` as `read_lines` does."""
     next(read_lines(path), None)
 
 
 def read_lines(path: Path) -> Iterator[list[str]]:
-    """The entries of a list, some at a time. Raises ``Failure`` where there is no such file, or it is no text."""
+    """The entries of a list, in batches. Raises ``Failure`` if the file does not exist or is not text."""
     if not path.is_file():
         raise Failure(f"{path}: no such file; {FORMAT}")
     try:
@@ -76,7 +76,7 @@ def hashed_entries(files: tuple[ListFile, ...], *, domains: bool) -> UInt64s:
 
 @cache
 def entry_words(files: tuple[ListFile, ...]) -> frozenset[str]:
-    """The entries in lower case, without all but ASCII letters and digits."""
+    """The entries in lower case, reduced to ASCII letters and digits."""
     lines = (line for file in files for some in read_lines(file.path) for line in some)
     return frozenset(NO_LETTERS_OR_DIGITS.sub("", line.lower()) for line in lines) - {""}
 

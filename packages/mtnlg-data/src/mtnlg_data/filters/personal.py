@@ -4,7 +4,7 @@
     pii_ip      IPv4 addresses that are public by IANA's registries; those of private networks and examples stay
     pii_phone   North American numbers with separators, and numbers that begin with + and a country code
 
-What takes their place is taken in turn, beginning anew in every document, so that no document depends on another.
+Replacements are used in turn, starting over in every document, so that no document depends on another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PHONE = re.compile(
     r"|\+[1-9]\d{0,2}(?:[ .-]?\(?\d{1,4}\)?){2,5})(?![\w-])"
 )
 PHONE_DIGITS = range(8, 16)  # of a number with a country code (E.164)
-#: A text without a match has nothing to replace: Arrow tells a whole batch of them at once.
+#: A text without a match has nothing to replace; Arrow tests a whole batch at once.
 MAY_HOLD = {
     "pii_email": "@",
     "pii_ip": r"\d\.\d{1,3}\.\d{1,3}\.\d",
@@ -58,7 +58,7 @@ def _replace(text: str, find: Callable[[str], Iterator[tuple[int, int]]], values
 
 
 def _emails(text: str) -> Iterator[tuple[int, int]]:
-    """Bounds of the e-mail addresses; each "@" is looked at once, so the time grows with the text alone."""
+    """Bounds of the e-mail addresses; each "@" is visited once, so the time grows only with the text."""
     done = 0
     at = text.find("@")
     while at >= 0:
@@ -74,7 +74,7 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _continues(text: str, place: int, at: int) -> bool:
-    """Whether the local part may hold this character: an atom's, or a full stop between two of those."""
+    """Whether the local part may contain this character: an atom character, or a full stop between two of them."""
     if text[place] == ".":
         return place + 1 < at and text[place + 1] != "." and place > 0 and text[place - 1] in ATOM_CHARACTERS
     return text[place] in ATOM_CHARACTERS

@@ -1,11 +1,11 @@
 """Gopher's rules against repetition (Rae et al. 2021, table A1): paragraphs, lines and word n-grams that recur.
 
     duplicate paragraphs, lines   the share of those that repeat an earlier one, and of the characters in them
-    top n-gram                    characters of the most frequent n-gram, all its occurrences, the spaces in it included
+    top n-gram                    characters of all occurrences of the most frequent n-gram, including the spaces in it
     duplicate n-grams             characters of n-grams that repeat an earlier one, without spaces; they do not overlap
 
 Shares of characters are of all characters of the text. Where most words are characters of scripts without spaces, an
-n-gram has as many of them as n words have on average (`text.words.characters_per_word`).
+n-gram is as many of these characters as n words have on average (`text.words.characters_per_word`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOP_SHARES, DUPLICATE_SHARES = (0.20, 0.18, 0.16), (0.15, 0.14, 0.13, 0.12, 0.11
 
 
 def most(name: str, share: float, what: str, le: float | None = 1) -> Rule:
-    """Gopher's rule that so large a share is the most."""
+    """Gopher's rule with this share as the maximum."""
     text = f"Most {what} (Gopher: {share:.2f})."
     return Rule(f"gopher_{name}", at_most=quantities.share(share, text, le=le))
 
@@ -63,7 +63,7 @@ def most(name: str, share: float, what: str, le: float | None = 1) -> Rule:
     ],
 )
 def gopher_repetition(batch: TextBatch, _settings: FilterSettings) -> Float64s:
-    """The shares."""
+    """The share that each rule compares, [rules, texts]."""
     return _shares(batch.texts, batch.words, character_table(), scratch(batch.texts)).T
 
 
@@ -96,7 +96,7 @@ def _shares(texts: Texts, words: Words, table: UInt8s, room: Scratch) -> Float64
 
 @jit
 def _split(data: UInt8s, least: int, room: Scratch) -> int:
-    """Hashes and characters of what stands between runs of ``least`` or more line feeds; returns how many there are."""
+    """Write hash and characters of each part between ``least`` or more line feeds to ``room``; returns their number."""
     count = start = place = 0
     while place <= len(data):
         after = place
@@ -113,7 +113,7 @@ def _split(data: UInt8s, least: int, room: Scratch) -> int:
 
 @jit
 def count_repeated(count: int, room: Scratch) -> tuple[int, int]:
-    """How many of these first items have the key of an earlier one, and the sum of their numbers."""
+    """How many of the first ``count`` items have the key of an earlier one, and the sum of their numbers."""
     bits = empty_slots(room.slots, count)
     repeated, characters = 0, 0
     for item in range(count):
@@ -125,7 +125,7 @@ def count_repeated(count: int, room: Scratch) -> tuple[int, int]:
 
 @jit
 def _top_characters(words: Words, bounds: tuple[int, int], n: int, spaces: int, room: Scratch) -> int:
-    """Characters and spaces of all occurrences of the most frequent n-gram, the first of several; 0 without any."""
+    """Characters and spaces in all occurrences of the most frequent n-gram, the first of equals; 0 if there is none."""
     first, last = bounds
     count = last - first - n + 1
     if count <= 0:
@@ -148,7 +148,7 @@ def _top_characters(words: Words, bounds: tuple[int, int], n: int, spaces: int, 
 
 @jit
 def _repeated_characters(words: Words, first: int, last: int, n: int, room: Scratch) -> int:
-    """Characters of the n-grams that repeat an earlier one; the next one begins after it."""
+    """Characters of the n-grams that repeat an earlier one; counted n-grams do not overlap."""
     bits = empty_slots(room.slots, max(0, last - first - n + 1))
     total, word = 0, first
     while word + n <= last:
@@ -164,7 +164,7 @@ def _repeated_characters(words: Words, first: int, last: int, n: int, room: Scra
 
 @jit
 def empty_slots(slots: Int64s, items: int) -> int:
-    """Empty as many slots as a table of so many items takes, a power of two; returns its logarithm."""
+    """Clear the slots of a hash table for this many items, a power of two; returns its base-2 logarithm."""
     bits = 3
     while 1 << bits < 2 * items:
         bits += 1
@@ -183,7 +183,7 @@ def slot_of(slots: Int64s, bits: int, keys: UInt64s, key: np.uint64) -> int:
 
 @jit
 def first_with_key(slots: Int64s, bits: int, keys: UInt64s, item: int) -> int:
-    """The first item with the key of this one, which is itself where it is new; enters it into the table then."""
+    """The first item with this item's key; if the key is new, the item itself, which is entered into the table."""
     slot = slot_of(slots, bits, keys, keys[item])
     if slots[slot] < 0:
         slots[slot] = item
@@ -191,7 +191,7 @@ def first_with_key(slots: Int64s, bits: int, keys: UInt64s, item: int) -> int:
 
 
 class Scratch(NamedTuple):
-    """Room for the items of one text at a time: their keys, a number with each, and the table that finds equal keys."""
+    """Working memory for the items of one text: their keys, a number each, and the hash table that finds equal keys."""
 
     slots: Int64s
     keys: UInt64s
@@ -199,6 +199,6 @@ class Scratch(NamedTuple):
 
 
 def scratch(texts: Texts) -> Scratch:
-    """Room for the words or lines of the longest text."""
+    """Working memory for the words or lines of the longest text."""
     items = int(np.diff(texts.bounds).max(initial=0)) + 2
     return Scratch(np.empty(4 * items + 8, np.int64), np.empty(items, np.uint64), np.empty(items, np.int64))

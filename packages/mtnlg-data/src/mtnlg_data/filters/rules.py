@@ -1,14 +1,14 @@
 """Rules of the stage filter, in families: each is declared once, beside the function that measures it.
 
-``measure`` makes a function a family. The function takes a `TextBatch` and the settings, and gives one array for each
-of its rules, with a number for each text::
+``measure`` makes a function a family. The function takes a `TextBatch` and the settings, and returns one array per
+rule, with one number per text::
 
     @measure("shouting", rules=[Rule("shouted_letters", at_most=setting(0.3, "Most capital letters.", unit="share"))])
     def shouting(batch: TextBatch, settings: Settings) -> list[Float64s]:
         return [np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in batch.column.to_pylist()])]
 
-A document is dropped by the first rule that it breaks, and counted there, with the number as its score. What ``edit``
-makes a family gives the texts as they are to go on, too. A source of the recipe names rules, families of them, or a
+A document is dropped by the first rule that it breaks, and counted there, with the number as its score. A function that
+``edit`` makes a family also returns the edited texts. A source of the recipe names rules, families of them, or a
 reference to a family (``package.module:name``, ``path/file.py:name``) in its key ``filters``; a package declares its
 families as entry points of the group ``mtnlg_data.rules``. The published rules are from
 
@@ -60,12 +60,12 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; ``source`` is the publication that it is taken from, where that is not its family's.
+    """A rule; ``source`` is the publication that it is taken from, if that is not its family's.
 
-    A document breaks a rule whose number is over ``at_most`` or under ``at_least``, or is not 0 where there is neither.
-    These are made by `setting`, and so is ``limit``, a threshold that the function itself looks at; the setting has the
-    rule's name. ``settings`` are the rule's others: name → (type, setting). A rule that cuts or replaces drops nothing:
-    its numbers are those of its edits.
+    A document breaks a rule if its number is over ``at_most`` or under ``at_least``, or over 0 if the rule has neither.
+    Both are made by `setting`, and so is ``limit``, a threshold that the function itself applies; the setting has the
+    rule's name. ``settings`` has the rule's other settings: name → (type, setting). A rule that cuts or replaces drops
+    nothing: its numbers count its edits.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Rule:
 
     @property
     def has_score(self) -> bool:
-        """Whether the number is one to show beside a dropped document."""
+        """Whether the number is reported as the score of a dropped document."""
         return self.at_least is not None or self.at_most is not None
 
 
@@ -98,8 +98,8 @@ class Rule:
 class Family:
     """Rules that are measured together.
 
-    ``target`` is a function of a batch and the settings, or a class made with the settings and the names of the rules
-    that are asked for, whose objects are called with a batch; so it opens lists once.
+    ``target`` is a function of a batch and the settings, or a class whose instances are called with a batch; it is
+    constructed with the settings and the names of the rules that are asked for, so that it opens lists once.
     """
 
     name: str
@@ -110,13 +110,13 @@ class Family:
     words: bool = False
 
     def code(self) -> str | None:
-        """What stands for the code of rules that are not ours."""
+        """Digest of the code of rules from outside this package; None for its own."""
         from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (which the step filter imports)
 
         return None if self in own_families() else code_digest(self.target)
 
     def open(self, settings: object, asked: frozenset[str]) -> Callable[..., Any]:
-        """The function of a batch."""
+        """The function to call with each batch."""
         if not isinstance(self.target, type):
             return lambda batch: self.target(batch, settings)
         look: Callable[..., Any] = self.target(settings, asked)
@@ -126,25 +126,25 @@ class Family:
 def measure(
     name: str, *, rules: Iterable[Rule], source: str = "", words: bool = False
 ) -> Callable[[Callable[..., Any]], Family]:
-    """Make a function the family of this name: it gives one array of numbers for each rule.
+    """Make a function the family of this name; the function returns one array of numbers per rule.
 
-    ``source`` is the publication that they are taken from. Where it looks at ``words``, a document without
-    any is dropped as ``EMPTY``, whatever the numbers.
+    ``source`` is the publication that the rules are taken from. With ``words``, a document without any words is dropped
+    as ``EMPTY``, whatever the numbers.
     """
     return lambda target: Family(name, tuple(rules), target, source, words=words)
 
 
 def edit(name: str, *, rules: Iterable[Rule], source: str = "") -> Callable[[Callable[..., Any]], Family]:
-    """Make a function the family of this name: it gives a column of the texts, and one array for each rule.
+    """Make a function the family of this name; the function returns the column of texts, and one array per rule.
 
-    Where rules cut, a document of which they leave nothing is dropped as ``EMPTY``.
+    If a rule of the family cuts, a document that has no text left is dropped as ``EMPTY``.
     """
     return lambda target: Family(name, tuple(rules), target, source, edits=True)
 
 
 @cache
 def load_family(name: str) -> Family:
-    """The family of a name or a reference. Raises ``UsageFailure`` where there is none."""
+    """The family with this name or reference. Raises ``UsageFailure`` if there is none."""
     family = REGISTRY.load(name)
     if not isinstance(family, Family):
         raise UsageFailure(f"{name}: is no family of rules; make one with mtnlg_data.measure")
@@ -158,17 +158,17 @@ def own_families() -> tuple[Family, ...]:
 
 
 class Chosen(NamedTuple):
-    """A family, and which of its rules are asked for."""
+    """A family, and those of its rules that are asked for."""
 
     family: Family
     asked: frozenset[str]
 
 
 def choose(names: Iterable[str]) -> list[Chosen]:
-    """The families that these names stand for, ours in their order, then others in that of the names.
+    """The families that these names select: ours in their order, then others in the order of the names.
 
-    A name is that of a rule of ours, of a family, or a reference to one. Raises ``ValueError`` where it is none, and
-    where two rules have one name.
+    A name is that of one of our rules, of a family, or a reference to a family. Raises ``ValueError`` for any other
+    name, and if two rules have the same name.
     """
     asked = set(names)
     ours = {family.name: frozenset(rule.name for rule in family.rules) for family in own_families()}

@@ -1,4 +1,4 @@
-"""Settings of the stage filter: those of its rules, and what concerns several."""
+"""Settings of the stage filter: those of each rule, and those shared by several."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FilterSettings(_RuleSettings):
 
 
 def with_rules(settings: FilterSettings, chosen: Iterable[Chosen]) -> FilterSettings:
-    """These settings and those of the rules of other packages and files, with their thresholds in ``own``.
+    """These settings, extended by those of rules from other packages and files, whose thresholds are in ``own``.
 
     Raises ``UsageFailure`` for a value that a threshold cannot have.
     """
@@ -73,10 +73,10 @@ def with_rules(settings: FilterSettings, chosen: Iterable[Chosen]) -> FilterSett
 
 
 def check_rules(settings: FilterSettings, names: Iterable[Sequence[str]]) -> None:
-    """Look at what the rules need that each source names, before any work.
+    """Check, before any work, the settings and lists of the rules that each source names.
 
-    Raises ``UsageFailure`` for a threshold that no rule has or that cannot have its value, ``Failure`` where rules on
-    URLs have no list.
+    Raises ``UsageFailure`` for a threshold that no rule has or for an invalid value, ``Failure`` if rules on URLs have
+    no list.
     """
     chosen = [one for of_source in names for one in choose(of_source)]
     known = type(with_rules(settings, chosen)).model_fields

@@ -1,10 +1,10 @@
 """URL filter (Penedo et al. 2023, G.1): lists of domains, addresses, words and character sequences, given as files.
 
 url_domain      the host, or a domain that it is below, is in the list
-url_address     the URL, as it stands, is in the list
-url_word        one of its words, which are runs of ASCII letters and digits, is in the list
-url_soft_words  so many different words of it are in the list
-url_substring   without all other characters it has one of the listed sequences in it
+url_address     the exact URL is in the list
+url_word        one of the URL's words, which are runs of ASCII letters and digits, is in the list
+url_soft_words  at least this many different words of the URL are in the list
+url_substring   the URL, reduced to ASCII letters and digits, contains a sequence of the list
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Url:
 
     @staticmethod
     def check(settings: FilterSettings, asked: Collection[str]) -> None:
-        """Raise ``Failure`` where no file of a list is given."""
+        """Raise ``Failure`` if none of the rules has a list."""
         fields = {rule: field for rule, (field, _) in LISTS.items() if rule in asked}
         if not any(getattr(settings, field) for field in fields.values()):
             known = ", ".join(f"{name} reads filter.{field}" for name, field in fields.items())
             raise Failure(f"filter: url rules without a list; give one: {known}")
 
     def __call__(self, batch: TextBatch) -> list[Bools]:
-        """Which URLs break each rule; what has no URL breaks none."""
+        """Which URLs break each rule; a document without a URL breaks none."""
         urls = [url or "" for url in batch.urls]
         folded = [url.lower() for url in urls]
         names = [_host_and_domains(url) for url in folded]
