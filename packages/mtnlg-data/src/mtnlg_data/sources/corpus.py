@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Dataset(NamedTuple):
-    """One dataset: of the Pile, where it has a ``subset``; else crawled."""
+    """One dataset: a subset of the Pile if ``subset`` is set, otherwise a crawl."""
 
     name: str
     tokens: float  # billions

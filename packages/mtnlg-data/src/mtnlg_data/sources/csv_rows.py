@@ -1,7 +1,7 @@
 """CSV and TSV, plain or compressed: a row per document, its text in a column that the first row names.
 
-Fields may hold line ends within quotes. A row is read by itself, so a broken one costs that row: one with more or fewer
-fields than the first, and one that is not UTF-8 or not quoted as CSV is. A file is one unit of work.
+Fields may hold line ends within quotes. Each row is read by itself, so only a broken row is lost: one with more or
+fewer fields than the first, or one that is not UTF-8 or not quoted as CSV. A file is one unit of work.
 """
 
 from __future__ import annotations

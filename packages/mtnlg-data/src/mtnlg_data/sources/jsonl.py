@@ -30,18 +30,18 @@ EXACT_INTEGERS = float(1 << 63)
 
 @reader("jsonl", compressible("*.jsonl", "*.ndjson", "*.json"))
 class Jsonl(Rows):
-    """JSON lines with their text under a key of one's own."""
+    """JSON lines; the source sets the key of the text."""
 
     version = 2
 
     def parts(self, path: Path, most: int) -> int:
-        """As many as wanted of a plain file."""
+        """``most`` for a plain file, 1 for a compressed one."""
         return 1 if detect_format(path) else most
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the objects of a file, or of the lines that begin in a part; blank lines only count.
+        """Yield the objects of a file, or of the lines that begin in a part; blank lines are only counted.
 
-        Those that are not wanted are skipped and not counted.
+        Records that are not wanted are skipped and not counted.
         """
         for line in read_lines(path, max_bytes, part):
             if isinstance(line, Dropped):
@@ -87,13 +87,13 @@ class Pile(Jsonl):
         return self.subsets is None or item.subset in self.subsets
 
     def together(self, others: Sequence[Reader]) -> Reader:
-        """Read the subsets of all of these."""
+        """A reader of the subsets that any of these reads."""
         wanted = [other.subsets for other in (self, *others) if isinstance(other, Pile)]
         return Pile(subset=None if None in wanted else tuple(name for names in wanted for name in names or ()))
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any] | Dropped:
-    """The object that is a line, or a file, of JSON; numbers that JSON lacks (NaN, Infinity) are null."""
+    """Parse a line, or a file, as a JSON object; numbers that JSON lacks (NaN, Infinity) become null."""
     what = "not an object; each line must be one"
     try:
         row = orjson.loads(line)

@@ -1,4 +1,4 @@
-"""Which files are of a source: those that its patterns match, here and at URLs, by name below a fixed folder."""
+"""Find the files of a source: those that its patterns match, here or at URLs, named by path below a fixed folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder that it is in, is hidden: what a command keeps beside files that it fetched is."""
+    """Whether a file or one of its folders is hidden, as are the files that a command keeps beside those it fetched."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
@@ -29,16 +29,16 @@ def name_below(path: Path, base: Path) -> str:
 
 
 def check_regular(path: Path) -> None:
-    """Raise ``Failure`` for what is no file and would be passed over in silence: a folder, a pipe, a dead link."""
+    """Raise ``Failure`` for a path that is no file and would be skipped silently: a folder, pipe or broken symlink."""
     if not path.is_file():
         dead, kind = path.is_symlink() and not path.exists(), "a folder" if path.is_dir() else "a pipe or device"
         raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
 
 
 def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
-    """The reader of each file in a folder by the patterns of all readers; None where there is none.
+    """The kind of reader for each file in a folder, by the patterns of all readers; None if none matches.
 
-    Hidden files, manifests of others and files that a reader knows to hold no data are left out.
+    Hidden files, manifests of other files and files that a reader knows to hold no data are left out.
     """
     readers = all_readers()
     for reader in readers.values():
@@ -60,7 +60,7 @@ def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
 
 
 def matching_files(source: str, patterns: Sequence[str], folder: Location) -> dict[str, Path | RemoteFile]:
-    """The files that match, by their path below the pattern's fixed folder; hidden ones where it names such.
+    """The files that match, by their path below the pattern's fixed folder; hidden ones only if it names them.
 
     Raises ``Failure`` for a pattern that matches no file, and for files that would be read twice or share an id.
     """
@@ -86,7 +86,7 @@ def matching_files(source: str, patterns: Sequence[str], folder: Location) -> di
 
 
 def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
-    """The files of this machine that match a pattern, by name."""
+    """The files on this machine that match a pattern, by name."""
     base, full_pattern = folder.joinpath(*fixed_parts(Path(pattern).parts)), folder / pattern
     if full_pattern.is_dir():
         raise Failure(f"{full_pattern}: a folder (source {source}); give a pattern of its files, such as *.jsonl")
@@ -121,7 +121,7 @@ def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
 
 
 def _passed_links(base: Path, pattern: str) -> list[Path]:
-    """The links to folders that a ``**`` of the pattern meets and does not follow."""
+    """Symlinks to folders that a ``**`` of the pattern reaches but does not follow."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return []

@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, in UTF-8: each a document, or each of its paragraphs. A file is one unit of work."""
+"""Text files in UTF-8, plain or compressed: a document is a file, or a paragraph of it. A file is one unit of work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Text(Reader):
     )
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the text of the file, or its paragraphs; of a damaged file those before."""
+        """Yield the text of the file, or its paragraphs; of a damaged file, those before the damage."""
         del part
         number, size, lines = 0, 0, list[bytes]()
         for item in chain(read_lines(path, max_bytes), [None]):

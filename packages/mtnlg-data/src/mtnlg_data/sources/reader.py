@@ -45,18 +45,18 @@ COMPRESSED_CHARACTERS = 4.0
 
 
 class Part(NamedTuple):
-    """Part ``number`` of so many ``parts`` of a file, from 0."""
+    """Part ``number``, from 0, of a file that is read in ``parts``."""
 
     number: int = 0
     parts: int = 1
 
     def of(self, size: int) -> tuple[int, int]:
-        """Its first byte, and the one behind its last, of so many bytes (or of anything else that is counted)."""
+        """Begin and end (exclusive) of the part in a file of ``size`` bytes, or of any other unit."""
         return self.number * size // self.parts, (self.number + 1) * size // self.parts
 
     @property
     def place(self) -> str:
-        """What follows a place in the part, in a message; nothing for a whole file."""
+        """Suffix that names the part after a position in a message; empty for a whole file."""
         return f" of part {self.number + 1} of {self.parts}" if self.parts > 1 else ""
 
 
@@ -66,25 +66,25 @@ WHOLE = Part()
 class Reader(Settings):
     """Reads the files of one format; its fields are keys of ``[sources.NAME]``, and all have defaults.
 
-    No reader raises because of a file's content: a record that cannot be read is yielded as ``Dropped``. What one of a
-    user raises nevertheless costs the rest of its file.
+    No reader raises because of a file's content: a record that cannot be read is yielded as ``Dropped``. An exception
+    that a user's reader raises nevertheless costs the rest of its file.
     """
 
     name: ClassVar[str] = ""
-    #: Patterns of the names of files, in lower case, that the commands of stages read so.
+    #: Patterns of file names, in lower case, that the stage commands read with this reader.
     patterns: ClassVar[Sequence[str]] = ()
-    #: Moves when its records do. None: a digest of the reader's code does instead.
+    #: Changes whenever the reader's records change. None: a digest of the reader's code is used instead.
     version: ClassVar[int | None] = None
-    #: Whether it yields HTML pages, of which ``clean`` collapses white space by default.
+    #: Whether it yields HTML pages, in which ``clean`` collapses white space by default.
     pages: ClassVar[bool] = False
-    #: Whether a file has rows and a schema. Its beginning alone cannot be read, by which a plan samples others, and the
-    #: records of a part are numbered from the beginning of the file.
+    #: Whether a file has rows and a schema. A plan samples other files by reading their beginning, which is not
+    #: possible for a table; the records of a part are numbered from the beginning of the file.
     is_table: ClassVar[bool] = False
     #: Whether a file that feeds several sources is read once, by ``together``.
     shared: ClassVar[bool] = False
 
     def code(self) -> object:
-        """What stands for its code in the key of what it has read."""
+        """The version or a digest of its code, for the key of what it has read."""
         if self.version is not None:
             return self.version
         from mtnlg_data.user_code import code_digest  # noqa: PLC0415  (only for readers without a version)
@@ -96,12 +96,12 @@ class Reader(Settings):
         raise NotImplementedError
 
     def parts(self, path: Path, most: int) -> int:
-        """In how many parts, ``most`` at most, a file is read; by default it is one unit of work whatever its size."""
+        """Number of parts, at most ``most``, in which a file is read; by default 1, whatever its size."""
         del path, most
         return 1
 
     def columns(self, path: Path) -> pa.Schema | None:
-        """The columns of a table, which its documents keep; None for other files, and where it cannot be read.
+        """The columns of a table, which its documents keep; None for other files, and if it cannot be read.
 
         The texts are in the column that the reader's field ``field`` names, or ``text``.
         """
@@ -109,16 +109,16 @@ class Reader(Settings):
         return None
 
     def rows(self, path: Path) -> int:
-        """How many rows a table has."""
+        """Number of rows of a table."""
         raise NotImplementedError
 
     def characters(self, name: str, size: int) -> float:
-        """Characters of text in a file of so many bytes, about, by which files are grouped."""
+        """Estimated characters of text in a file of ``size`` bytes, by which files are grouped."""
         return size * (COMPRESSED_CHARACTERS if Path(name.lower()).suffix in COMPRESSED else 1.0)
 
     @classmethod
     def source_defaults(cls, name: str) -> dict[str, object]:
-        """Keys that a source of this name has, where its table does not give them."""
+        """Keys of a source of this name that apply unless its table gives them."""
         del name
         return {}
 
@@ -128,13 +128,13 @@ class Reader(Settings):
         return False
 
     def find(self, folder: Path) -> list[tuple[str, Path]]:
-        """Name and path of the source's files, below ``folder``, where the reader's keys say which they are."""
+        """Names and paths of the source's files, below ``folder``, if the reader's keys say which they are."""
         del folder
         return []
 
     @classmethod
     def select(cls, names: Collection[str]) -> Collection[str]:
-        """Of all names in a folder, those of data."""
+        """The names that are data files, among all names in a folder."""
         return names
 
     def wants(self, item: Record | Dropped) -> bool:
@@ -157,7 +157,7 @@ R = TypeVar("R", bound=Reader)
 
 
 def reader(name: str, patterns: Sequence[str] = ()) -> Callable[[type[R]], type[R]]:
-    """Name a class of readers, and the patterns of files that the commands of stages read with it."""
+    """Give a reader class its name, and the patterns of files that the stage commands read with it."""
 
     def register(cls: type[R]) -> type[R]:
         cls.name, cls.patterns = name, tuple(map(str.lower, patterns))
@@ -167,7 +167,7 @@ def reader(name: str, patterns: Sequence[str] = ()) -> Callable[[type[R]], type[
 
 
 def load_reader(kind: str, folder: Path | None = None) -> type[Reader]:
-    """The class that a source's ``kind`` stands for. Raises ``UsageFailure`` where it is none."""
+    """The class that a source's ``kind`` names. Raises ``UsageFailure`` if that is no reader."""
     found = READERS.load(kind, folder)
     if not (isinstance(found, type) and issubclass(found, Reader)):
         raise UsageFailure(f"{kind}: not a reader, a subclass of mtnlg_data.Reader")
@@ -175,7 +175,7 @@ def load_reader(kind: str, folder: Path | None = None) -> type[Reader]:
 
 
 def open_reader(kind: str, options: Mapping[str, object], folder: Path | None = None) -> Reader:
-    """The reader of a source with these keys. Raises ``UsageFailure`` for one that it does not take."""
+    """The reader of a source with these keys. Raises ``UsageFailure`` for a key that it does not take."""
     return _open_reader(kind, json.dumps(options), folder)
 
 

@@ -41,11 +41,11 @@ class SourceFile:
 
     @property
     def reader(self) -> Reader:
-        """The reader of the file. Raises ``UsageFailure`` where there is none of this kind."""
+        """The reader of the file. Raises ``UsageFailure`` if there is none of this kind."""
         return open_reader(self.kind, self.options, self.folder)
 
     def key(self, number: int) -> str:
-        """The key of a record: source, file and number; of a part, the record's number in it behind the part's.
+        """The key of a record: source, file and number; in a part, the part's number and the record's number in it.
 
         Rows of tables are numbered from the beginning of the file in any part.
         """
@@ -61,7 +61,7 @@ class SourceFile:
         return status.st_size, status.st_mtime_ns
 
     def fingerprint(self) -> object:
-        """What stands for its content, and for how it is read."""
+        """Identifies the file's content, and how it is read."""
         return [
             self.source,
             str(self.path),
@@ -75,14 +75,14 @@ class SourceFile:
 
     @property
     def here(self) -> Path:
-        """Its path on this machine; of one at a URL only within `local`."""
+        """Path on this machine; a file at a URL has one only within `local`."""
         if isinstance(self.path, RemoteFile):
             raise TypeError(f"{self.path}: is not on this machine")
         return self.path
 
     @contextmanager
     def local(self, folder: Path) -> Iterator[SourceFile]:
-        """The file on this machine: itself, or a copy below ``folder`` that goes when the block ends."""
+        """The file on this machine: itself, or a copy below ``folder`` that is deleted when the block ends."""
         if isinstance(self.path, RemoteFile):
             with local_copy(self.path, folder) as copy:
                 yield replace(self, path=copy)
@@ -90,7 +90,7 @@ class SourceFile:
             yield self
 
     def cut(self, parts: int) -> list[SourceFile]:
-        """The file as so many parts, or as fewer where it cannot be read in so many; at a URL as itself."""
+        """The file as ``parts`` parts, or fewer if it cannot be read in so many; a file at a URL stays whole."""
         if parts > 1 and isinstance(self.path, Path):
             parts = self.reader.parts(self.path, parts)
             return [replace(self, part=Part(number, parts)) for number in range(parts)]
@@ -106,9 +106,9 @@ def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterato
 
 
 def read_any(reader: Reader, file: SourceFile, max_bytes: int) -> Iterator[Record | Dropped]:
-    """As ``read_records``, of a reader that may be a user's: whatever it raises costs the rest of the file.
+    """As ``read_records``, for a reader that may be a user's: whatever it raises costs the rest of the file.
 
-    Raises ``OSError`` with the file's name where the system cannot read it.
+    Raises ``OSError`` with the file's name if the system cannot read it.
     """
     number = -1
     try:
@@ -125,7 +125,7 @@ def read_any(reader: Reader, file: SourceFile, max_bytes: int) -> Iterator[Recor
 
 
 class Metadata(NamedTuple):
-    """All fields of a record that are no column of ``SCHEMA``: a JSON object, or the row of a Parquet file."""
+    """All fields of a record that are not columns of ``SCHEMA``: a JSON object, or the row of a Parquet file."""
 
     value: str | TableRow | None = None
     lost: str | None = None  # why it is not kept
@@ -167,14 +167,14 @@ class Dropped(NamedTuple):
 
 
 def no_text(where: str, field: str, actual: str, others: Iterable[str]) -> Dropped:
-    """A record, or a file, with no string under ``field`` but what is ``actual``, and strings under others."""
+    """Drop for no string under ``field``: ``actual`` says what is there, ``others`` are fields with strings."""
     names = ", ".join(name[:SHOWN_CHARACTERS] for name in islice(others, SHOWN_FIELDS))
     hint = f" but under {names}: name one as the field" if names else ""
     return Dropped("no_text", where, f"no string under {field!r}{actual}{hint}")
 
 
 def too_large(where: str, max_bytes: int) -> Dropped:
-    """A record that is longer than may be."""
+    """Drop of a record that is longer than ``max_bytes``."""
     return Dropped("too_large", where, f"longer than {max_bytes} bytes")
 
 

@@ -1,7 +1,7 @@
-"""The HTML page in a crawled HTTP response, transfer and content codings undone, within a size limit; its text in WET.
+"""Read the HTML page of a crawled HTTP response, decoded within a size limit, or the text of a WET record.
 
-fastwarc also undoes codings, but content codings without a limit (a kilobyte of gzip within gzip can hold gigabytes),
-and chunks only where they have no extensions and the crawler has not undone them. So this module undoes both.
+fastwarc also decodes, but content codings without a limit (a kilobyte of gzip within gzip can hold gigabytes), and
+chunks only if they have no extensions and the crawler has not joined them. So this module decodes both.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HTML_START = re.compile(
     re.IGNORECASE,
 )
 CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)")
-#: Headers of a record that are the same in all, or describe what is not kept.
+#: Headers that are the same in all records, or describe what is not kept.
 REDUNDANT_HEADERS = {"warc-type", "warc-target-uri", "content-length", "content-type"}
 MAX_HEADER_BYTES = 1 << 18  # of HTTP, and of WARC
 OK, NO_STATUS = 200, "a response without a status line of HTTP"
 GZIP_WBITS = zlib.MAX_WBITS | 16
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-#: Size of a chunk, with extensions, behind the line end of the chunk before.
+#: Size of a chunk, with extensions, after the line end of the previous chunk.
 CHUNK_START = re.compile(rb"(?:\r?\n)?([0-9a-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n", re.IGNORECASE)
 CUT_CHUNK_START = b"\r\n0123456789abcdefABCDEF"
 MAX_CODINGS = 5
@@ -55,9 +55,9 @@ def read_payload(record: WarcRecord, number: int, where: str, url: str, max_byte
 
 
 def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_bytes: int) -> Record | Dropped:
-    """The page of a complete record: of HTTP of status 200, or the block itself; HTML, at most ``max_bytes`` bytes.
+    """The HTML page of a complete record, at most ``max_bytes`` bytes: of an HTTP response of status 200, or the block.
 
-    Its type is that of its header, else the one that the crawler has identified, else HTML where it begins like HTML.
+    Its media type is that of its header, else the one that the crawler identified, else HTML if it begins like HTML.
     """
     headers, codings = record.headers, ""
     try:
@@ -85,7 +85,7 @@ def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_by
 
 
 def read_converted_text(record: WarcRecord, number: int, where: str, url: str) -> Record | Dropped:
-    """The text of a complete conversion record, of which Common Crawl's WET files consist: plain text in UTF-8."""
+    """The text of a complete conversion record (WET files of Common Crawl consist of these): plain text in UTF-8."""
     if _essence(record.headers.get("Content-Type") or TEXT_TYPE) != TEXT_TYPE:
         return Dropped("not_text", where)
     metadata = json_metadata(_kept_headers(record))
@@ -103,13 +103,13 @@ def _kept_headers(record: WarcRecord) -> dict[str, str]:
 
 
 def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:
-    """The body with its content and transfer codings undone, the last first, cut off a little after ``max_bytes``.
+    """The body with its content and transfer codings undone, last one first, cut off a little after ``max_bytes``.
 
     A body that is not encoded as declared is returned as it is, since many crawlers decode the body and keep the
-    header; that is one that does not begin with the size of a chunk or the magic number of gzip or Zstandard, and one
-    that deflate or Brotli cannot decode. Members of gzip, and frames of Zstandard, are joined. Of a stream that breaks
-    off what came of it is returned, an unknown coding is left. Raises ``ValueError`` where gzip, Zstandard or chunks
-    are corrupt, and for more than ``MAX_CODINGS`` codings or ``MAX_GZIP_MEMBERS`` members.
+    header: one that does not begin with a chunk size or the magic number of gzip or Zstandard, or that deflate or
+    Brotli cannot decode. Members of gzip, and frames of Zstandard, are joined. Of a truncated stream, the part that
+    decodes is returned; an unknown coding is left as it is. Raises ``ValueError`` if gzip, Zstandard or chunks are
+    corrupt, and for more than ``MAX_CODINGS`` codings or ``MAX_GZIP_MEMBERS`` members.
     """
     names = [name.strip().lower() for name in codings.split(",")]
     if len(names) > MAX_CODINGS:
@@ -154,7 +154,7 @@ def _decode_gzip(body: bytes, max_bytes: int) -> bytes:
 
 
 def _inflate(body: bytes, wbits: int, most: int) -> tuple[bytes, bytes]:
-    """What comes of a stream, at most so many bytes, and what follows the stream."""
+    """At most ``most`` decompressed bytes of a stream, and the bytes that follow the stream."""
     decompressor = zlib.decompressobj(wbits)
     try:
         return decompressor.decompress(body, most), decompressor.unused_data

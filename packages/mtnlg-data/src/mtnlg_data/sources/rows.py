@@ -1,4 +1,4 @@
-"""Objects and lines, of which JSON lines, CSV, tar and text files consist: keys of a document, lines of a file."""
+"""Make documents of objects, and read the lines of a file: shared by the readers of JSON lines, CSV, tar and text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rows(Reader):
     )
 
     def text_of(self, value: object) -> str | None:
-        """The text that stands under ``field``: a string, or that of all messages of a chat; None where it is none."""
+        """Text of the value under ``field``: a string, or all messages of a chat; None if it has no text."""
         if self.message == "json" and isinstance(value, list):
             return json.dumps(value, ensure_ascii=False)
         if self.message is None or not isinstance(value, list):
@@ -49,7 +49,7 @@ class Rows(Reader):
             return None
 
     def record(self, row: dict[str, Any], number: int, where: str) -> Record | Dropped:
-        """The document of an object, which loses what becomes text or id."""
+        """The document of an object; removes the text, and an id that is a string, from ``row``."""
         fields = self.field.split("+", 1) if self.message == "json" else [self.field]
         found = [find_key(row, field) for field in fields]
         value, *answers = (holder.pop(key, None) for holder, key in found)
@@ -69,7 +69,7 @@ class Rows(Reader):
 
 
 def find_key(row: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
-    """The object that has the key, or the last of nested keys a.b.c, and that key; an empty one where none has."""
+    """The object that has the key, or the last of nested keys a.b.c, and that key; an empty object if none has it."""
     while path not in row:
         first, _, path = path.partition(".")
         row = row.get(first, {})
@@ -101,7 +101,7 @@ def read_lines(path: Path, max_bytes: int, part: Part = WHOLE) -> Iterator[Line 
 
 
 def _seek_part(file: io.BufferedIOBase, part: Part) -> int:
-    """Go to the first line that begins in a part of a plain file; returns where the part ends."""
+    """Seek the first line that begins in a part of a plain file; returns the end of the part."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin, end = part.of(len(content))
         file.seek(content.find(b"\n", begin - 1, end) + 1 or end if begin else 0)

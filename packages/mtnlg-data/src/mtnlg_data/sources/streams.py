@@ -1,4 +1,4 @@
-"""The bytes of a file, decompressed by what it begins with, within a limit of expansion."""
+"""Read the bytes of a file, decompressed by the format of its first bytes, within a limit on expansion."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ GZIP = 31  # window bits of zlib, for gzip's header and trailer
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 #: The largest window that zstd allows; ``zstd --long=31`` writes it, and decompression takes as much memory.
 WINDOW_BYTES = 1 << 31
-#: Compressed bytes decoded at a time (four of zstd may hold 128 KiB, so this bounds what is held), or bytes of lz4.
+#: Compressed bytes decoded at a time (four bytes of zstd may decode to 128 KiB, so this bounds memory); for lz4,
+#: decoded bytes.
 CHUNK_BYTES = 1 << 12
 
 
 def decode(file: BinaryIO, new_frame: Callable[[], Any], padding: bytes = b"") -> Iterator[bytes]:
-    """Decode any number of frames, with padding behind each; raises one of ``DECOMPRESSION_ERRORS`` for a damaged one.
+    """Decode any number of frames, with padding after each; raises one of ``DECOMPRESSION_ERRORS`` for a damaged one.
 
-    The libraries' own readers end as if the file were complete where a frame of zstd is cut, or bytes that begin none
-    stand behind one of xz or bzip2: what follows would be lost in silence.
+    The libraries' own readers end as if the file were complete when a frame of zstd is cut, or when bytes that begin no
+    frame follow a frame of xz or bzip2: the rest would be lost silently.
     """
     frame = None
     with file:
@@ -51,14 +52,14 @@ def decode(file: BinaryIO, new_frame: Callable[[], Any], padding: bytes = b"") -
 
 
 def decode_lz4(file: BinaryIO) -> Iterator[bytes]:
-    """The same of lz4, by Arrow."""
+    """Decode lz4 frames with Arrow."""
     with pa.CompressedInputStream(file, "lz4") as frames:
         while chunk := frames.read(CHUNK_BYTES):
             yield chunk
 
 
 class Decoded(io.RawIOBase):
-    """A file of these chunks of bytes."""
+    """A readable file made of chunks of bytes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -78,7 +79,7 @@ class Decoded(io.RawIOBase):
         return count
 
 
-#: By their first bytes what decodes files, or what is to be done with them; none begins a text.
+#: First bytes of a file → its decoder, or its format and what to do with it; no text begins with any of these.
 FORMATS: dict[bytes, Callable[[BinaryIO], Iterator[bytes]] | str] = {
     b"\x1f\x8b": lambda file: decode(file, partial(zlib.decompressobj, GZIP), b"\0"),
     b"\x28\xb5\x2f\xfd": (
@@ -97,7 +98,7 @@ FORMATS: dict[bytes, Callable[[BinaryIO], Iterator[bytes]] | str] = {
 
 
 def detect_format(path: Path) -> Callable[[BinaryIO], Iterator[bytes]] | str | None:
-    """What decodes a compressed file, whatever its name, or what a file is that is no text; None for a plain one."""
+    """The decoder of a compressed file, or a description of a file that is no text; None for a plain text file."""
     begin = read_beginning(path, max(map(len, FORMATS)))
     return next((form for magic, form in FORMATS.items() if begin.startswith(magic)), None)
 
@@ -107,7 +108,7 @@ class Damaged(Exception):  # noqa: N818  (a state of a file)
 
 
 class Stream:
-    """A file that is read forward. Raises ``Damaged`` where it is broken, a bomb, or of another format."""
+    """A file that is read forward. Raises ``Damaged`` if it is broken, a decompression bomb, or of another format."""
 
     def __init__(self, path: Path) -> None:
         form = detect_format(path)
@@ -118,7 +119,7 @@ class Stream:
         self._left = ALWAYS_ALLOWED_BYTES + MAX_EXPANSION_RATIO * path.stat().st_size
 
     def read(self, read: Callable[[int], bytes], size: int) -> bytes:
-        """What ``file.read`` or ``file.readline`` reads."""
+        """Return what ``file.read`` or ``file.readline`` reads, within the limit on expansion."""
         try:
             content = read(size)
         except DECOMPRESSION_ERRORS as error:

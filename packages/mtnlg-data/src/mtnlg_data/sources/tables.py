@@ -1,10 +1,10 @@
-"""Tables, Parquet and Arrow (data sets of Hugging Face): the text in a column of strings; all other columns go with it.
+"""Tables in Parquet and Arrow (Hugging Face datasets): one column of strings is the text; all other columns are kept.
 
 Strings of Parquet are read dictionary-encoded, and texts are converted value by value: a megabyte of text repeated in a
-million rows is held once, and invalid UTF-8 costs only its row. Other columns are in memory for a batch of rows.
+million rows is held once, and invalid UTF-8 costs only its row. Other columns are held for one batch of rows at a time.
 
 A folder of ``save_to_disk`` holds ``data-00000-of-00002.arrow`` and so on, ``dataset_info.json`` and ``state.json``;
-what ``map`` left there (``cache-….arrow``) is no part of the data set.
+what ``map`` left there (``cache-….arrow``) is not part of the data set.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Table(Rows):
         return rows
 
     def without_text(self, name: str, schema: pa.Schema) -> Dropped:
-        """A file without a column of texts."""
+        """Drop of a file without a column of texts."""
         names = schema.names
         kind = f" ({schema.field(self.field).type})" if names.count(self.field) == 1 else f" among {', '.join(names)}"
         return no_text(name, self.field, kind, (name for name in names if has_strings(schema, name)))._replace(
@@ -78,7 +78,7 @@ class Table(Rows):
     def read_batch(
         self, batch: pa.RecordBatch, kind: pa.DataType, first: int, name: str, max_bytes: int
     ) -> Iterator[Record | Dropped]:
-        """Yield the rows of a batch, ``first`` and following of a file; ``kind`` is the struct of other columns."""
+        """Yield the rows of a batch, numbered from ``first``; ``kind`` is the struct type of the other columns."""
         if self.is_nested:
             (batch,) = self.flatten(pa.Table.from_batches([batch])).combine_chunks().to_batches()
         carried = _carry_columns(batch, kind, self.id)
@@ -109,24 +109,24 @@ class Parquet(Table):
     """Parquet, in parts of whole row groups."""
 
     def characters(self, name: str, size: int) -> float:
-        """As zstd and dictionaries pack text."""
+        """Estimated from how zstd and dictionaries compress text."""
         del name
         return size * PARQUET_CHARACTERS
 
     def columns(self, path: Path) -> pa.Schema | None:
-        """By the footer."""
+        """The columns in the footer; None if it cannot be read."""
         return None if (file := _open(path)) is None else self.view(file.schema_arrow)
 
     def parts(self, path: Path, most: int) -> int:
-        """No more than row groups."""
+        """At most one part per row group."""
         return 1 if (file := _open(path)) is None else min(most, file.num_row_groups)
 
     def rows(self, path: Path) -> int:
-        """By the footer; 0 where it cannot be read."""
+        """Number of rows in the footer; 0 if it cannot be read."""
         return 0 if (file := _open(path)) is None else file.metadata.num_rows
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the rows of a part's row groups; one that cannot be read costs its remaining rows."""
+        """Yield the rows of a part's row groups; a damaged row group costs its remaining rows."""
         try:
             with arrow_damage(), pq.ParquetFile(regular(path)) as plain:
                 schema, strings = self.view(plain.schema_arrow), _string_leaves(plain)
@@ -183,7 +183,7 @@ class Arrow(Table):
         ]
 
     def columns(self, path: Path) -> pa.Schema | None:
-        """By its first message."""
+        """The columns in the first message; None if it cannot be read."""
         try:
             with _batches(path) as (schema, _):
                 return self.view(schema)
@@ -191,7 +191,7 @@ class Arrow(Table):
             return None
 
     def rows(self, path: Path) -> int:
-        """By its batches' headers; of a file that is cut or damaged, those before."""
+        """Number of rows in the headers of the batches; of a truncated or damaged file, rows before that point."""
         rows = 0
         try:
             with _batches(path, pa.memory_map) as (_, batches):
@@ -202,7 +202,7 @@ class Arrow(Table):
         return rows
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the rows of a file; of one that is cut or damaged, those before."""
+        """Yield the rows of a file; of a truncated or damaged file, the rows before that point."""
         del part
         number = 0
         try:
@@ -225,7 +225,7 @@ class Arrow(Table):
     def _read_rows(
         self, batch: pa.RecordBatch, kind: pa.DataType, first: int, name: str, max_bytes: int
     ) -> Iterator[Record | Dropped]:
-        """Yield the rows of a batch, or one drop where it is damaged."""
+        """Yield the rows of a batch, or one drop if it is damaged."""
         try:
             batch.validate(full=True)  # offsets in it would lead anywhere
         except pa.ArrowException as error:
@@ -266,7 +266,7 @@ def _string_leaves(file: pq.ParquetFile) -> list[str]:
 
 
 def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -> Iterator[dict[str, Any]]:
-    """What every row of a batch has beside its text; a row of more than ``MAX_METADATA_BYTES`` loses it."""
+    """Yield what each row of a batch has besides its text; a row loses it if it is over ``MAX_METADATA_BYTES``."""
     if pa.types.is_null(kind):
         yield from ({} for _ in range(batch.num_rows))
         return
@@ -288,7 +288,7 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -
 
 
 def row_bytes(column: pa.Array) -> Int64s:
-    """Bytes of each value of a column, about; of a dictionary-encoded one as if it were not."""
+    """Approximate bytes of each value of a column; a dictionary-encoded column counts as if it were decoded."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()

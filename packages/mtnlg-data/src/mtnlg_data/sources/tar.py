@@ -1,8 +1,8 @@
-"""Tar archives, plain or compressed, as WebDataset writes them: NAME.txt and NAME.json beside each other are a sample.
+"""Tar archives, plain or compressed, as WebDataset writes them: adjacent NAME.txt and NAME.json are a sample.
 
-The text of a sample is its ``.txt``, or under a key of its ``.json``, whose other keys go with it; what else there is
-(images, folders, links) is skipped, and nothing is unpacked. An archive that is cut or damaged names itself:
-``tarfile`` would take that for its end.
+The text of a sample is its ``.txt``, or under a key of its ``.json``, whose other keys are kept; other members (images,
+folders, links) are skipped, and nothing is unpacked. A truncated or damaged archive is reported: ``tarfile`` would take
+the damage for its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK, CHUNK_BYTES = tarfile.BLOCKSIZE, 1 << 20
 TEXT = re.compile(r"(.*)\.(txt|json)", re.IGNORECASE | re.DOTALL)
 WITHOUT_DATA = b"123456"  # types of links, devices, folders and pipes
-#: Types of members that give the name of the next, and how.
+#: Types of members that hold the name of the next member, and the pattern that finds it.
 NAMES = {
     tarfile.GNUTYPE_LONGNAME: re.compile(rb"([^\0]*)"),
     tarfile.XHDTYPE: re.compile(rb"(?:.*\n)?\d+ path=([^\n]*)\n", re.DOTALL),
@@ -37,12 +37,12 @@ LOST = "lost"  # a kind that no member has
 
 @reader("tar", compressible("*.tar"))
 class Tar(Rows):
-    """Samples of tar archives; the id is the sample's name where its .json has none."""
+    """Samples of tar archives; the id is the sample's name if its .json has none."""
 
     version = 1
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the samples of an archive; of one that is cut those before."""
+        """Yield the samples of an archive; of a truncated one, those before the cut."""
         del part
         for number, (name, members) in enumerate(groupby(read_texts(path, max_bytes), itemgetter(0))):
             contents = {kind: content for _, kind, content in members}
@@ -66,9 +66,9 @@ class Tar(Rows):
 
 
 def read_texts(path: Path, max_bytes: int) -> Iterator[tuple[str, str, Any]]:
-    """Yield name, kind (txt or json) and content of the texts in an archive; None for one that is too long.
+    """Yield name, kind (txt or json) and content of the texts in an archive; the content is None if it is too long.
 
-    Where the archive is cut, or no member begins where one must, the last item is of kind ``LOST``, with the loss.
+    If the archive is truncated, or no member begins where one must, the last item is of kind ``LOST``, with the loss.
     """
     name, where, is_end = "", path.name, True
     try:
@@ -95,7 +95,7 @@ def read_texts(path: Path, max_bytes: int) -> Iterator[tuple[str, str, Any]]:
 
 
 def _read_data(stream: Stream, size: int, most: int) -> bytes | None:
-    """The data of a member, where it has at most so many bytes; else it is passed over."""
+    """The data of a member if it has at most ``most`` bytes; otherwise the member is skipped."""
     kept, rest = bytearray(), -(-size // BLOCK) * BLOCK
     while rest > 0:
         chunk = stream.read(stream.file.read, min(rest, CHUNK_BYTES))

@@ -1,12 +1,12 @@
 """WARC: the HTML pages of a crawl, or their texts, read with fastwarc and resynchronised after broken records.
 
 fastwarc is fast but trusts every record: a truncated payload comes out short, a wrong length shifts all that follows,
-and a broken gzip member ends the file, silently where the flags of its header are broken.
-This reader holds each record back until the next one begins at the announced offset. After a broken record it searches
-for the next gzip magic or line ``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS``
-broken places, of which each costs a record's bytes at most, is read no further. From the first header on with lines
-that end in LF, fastwarc reads in its quirks mode, which takes them but passes over whatever is no header; so here each
-record is held against what follows it.
+and a broken gzip member ends the file, silently if the flags of its header are broken. This reader holds each record
+back until the next one begins at the announced offset. After a broken record it searches for the next gzip magic or
+line ``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each of which
+costs at most a record's bytes, is read no further. From the first header whose lines end in LF, fastwarc reads in its
+quirks mode, which accepts such lines but skips whatever is no header; so here each record is checked against what
+follows it.
 
 ARC, the crawl format before WARC, is read with warcio; there a broken record costs the rest of the file.
 """
@@ -85,14 +85,14 @@ class Warc(Reader):
         raise Failure(f"{place}: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out {place}")
 
     def characters(self, name: str, size: int) -> float:
-        """Markup is most of a page."""
+        """Estimated by the file's suffix; most of a page is markup."""
         name = name.lower()
         if name.endswith((".warc.gz", ".arc.gz")):
             return size * COMPRESSED_PAGES
         return size * PLAIN_PAGES if name.endswith((".warc", ".arc")) else super().characters(name, size)
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:
-        """Yield the pages, HTML of responses of status 200, resources and conversions, and the texts of conversions."""
+        """Yield pages (HTML of responses of status 200, of resources, of conversions) and the texts of conversions."""
         del part
         with open_regular(path, follow=True) as file:
             if ARC_START.match(_read_start(file, 0)):
@@ -110,7 +110,7 @@ class Warc(Reader):
 
 
 def _read_start(file: BinaryIO, offset: int) -> bytes:
-    """Content of the record at ``offset`` from its first byte on, plain or gzipped, as long as a header may be."""
+    """Beginning of the record at ``offset``, decompressed if it is gzipped, as long as a header may be."""
     file.seek(offset)
     start = file.read(CHUNK_BYTES)
     if start.startswith(GZIP_MAGIC):
@@ -120,7 +120,7 @@ def _read_start(file: BinaryIO, offset: int) -> bytes:
 
 
 def _header_bytes(start: bytes) -> int:
-    """Length of the header with which a record begins; 0 where none does."""
+    """Length of the header that begins a record; 0 if there is none."""
     header = HEADER_END.search(start) if start.startswith(b"WARC/") else None
     return header.end() if header else 0
 
@@ -172,7 +172,7 @@ def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dro
 
 
 def read_gzip_member(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, int] | None:
-    """Content of the gzip member at ``offset``, and its end; None where it is broken or has more than ``limit``."""
+    """Content of the gzip member at ``offset``, and its end; None if it is broken or has more than ``limit`` bytes."""
     file.seek(offset)
     decompressor = zlib.decompressobj(GZIP_WBITS)
     content = b""
@@ -265,7 +265,7 @@ def _records_until_defect(file: BinaryIO, max_bytes: int, *, lenient: bool) -> I
 def _after_parse_error(
     file: BinaryIO, offset: int, last: WarcRecord | None, what: str
 ) -> Iterator[WarcRecord | Defect]:
-    """Yield the ``last`` record, at ``offset``, if it is complete in spite of the error behind it, then the defect."""
+    """Yield the ``last`` record, at ``offset``, if it is complete despite the error after it, then the defect."""
     if last is None:
         yield Defect(offset, "unreadable", what)
     elif "WARC header" in what and not _is_followed(file, offset, last):
@@ -277,9 +277,9 @@ def _after_parse_error(
 
 
 def _is_followed(file: BinaryIO, offset: int, record: WarcRecord) -> bool | None:
-    """Whether the end, or a record, follows the record at ``offset``, so that its length is right.
+    """Whether the record at ``offset`` is followed by another or by the end of the file, so that its length is right.
 
-    None where it cannot be told: within a gzip member.
+    None if that cannot be determined: within a gzip member.
     """
     place, most = file.tell(), CHECKED_BYTES + record.content_length
     file.seek(offset)
@@ -302,8 +302,8 @@ def _has_bare_lf(file: BinaryIO, offset: int) -> bool:
 def _search_offset(file: BinaryIO, defect: Defect) -> int:
     """Where to search for the next record after a broken one.
 
-    That is its end, where the record is uncompressed and another begins there: a record that is too large may contain
-    complete records that are not part of the crawl.
+    This is the record's end if it is uncompressed and another record begins there: a record that is too large may
+    contain complete records that are not part of the crawl.
     """
     file.seek(defect.offset)
     start = file.read(MAX_HEADER_BYTES)
@@ -317,7 +317,7 @@ def _search_offset(file: BinaryIO, defect: Defect) -> int:
 
 
 def _unread_member(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[Defect]:
-    """Yield a defect where fastwarc stopped early: a gzip member follows the last record, or no record was read."""
+    """Yield a defect if fastwarc stopped early: a gzip member follows the last record, or no record was read."""
     file.seek(offset)
     if file.read(3) != GZIP_MAGIC:
         return
