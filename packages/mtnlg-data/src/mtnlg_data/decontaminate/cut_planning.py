@@ -1,4 +1,4 @@
-"""What decontamination keeps and cuts of each document, decided from match positions alone (paper.md 4.4)."""
+"""Plan what decontamination keeps and cuts of each document, from match positions alone (paper.md 4.4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CutPlan(NamedTuple):
 
 
 def plan_shard(matches: Path, rare: Path, shortest: int, most_splits: int) -> Iterator[tuple[int, CutPlan]]:
-    """Row and plan of each document of a shard with matches to cut, in order, by the files of both."""
+    """Yield row and plan of each document with matches to cut, in order, from the files of matches and rare n-grams."""
     for row, length, own in read_matches_to_cut(matches, np.load(rare)):
         kept, cuts = plan_cuts(length, own, shortest)
         reason = "contaminated" if not kept else "split" if len(kept) > most_splits else None

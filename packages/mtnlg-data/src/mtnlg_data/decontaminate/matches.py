@@ -2,7 +2,7 @@
 
 write_ngrams      the n-grams of the task texts
 scan_shard        every match in a shard, as numbers; later tasks decide from these and read no text
-count_documents   documents per n-gram over all shards, by sums of sums
+count_documents   documents per n-gram over all shards, summed level by level
 choose_rare       n-grams in ``common`` documents or more are not cut
 """
 
@@ -58,7 +58,7 @@ class Match(NamedTuple):
     """One n-gram in one text, characters ``start`` up to ``end``, and the sentence ends around it.
 
     ``stop`` is the position of the last sentence's end at least ``window`` characters before the match, or -1;
-    ``resume`` the first at least as far after it, or the length of the text.
+    ``resume`` is the position of the first sentence's end at least as far after it, or the length of the text.
     """
 
     start: int
@@ -78,7 +78,7 @@ def write_ngrams(texts: File | None, output: Path, *, n: int, minimum: int) -> S
 
 
 def scan_shard(item: tuple[Shard, Mapping[str, int]], output: Path, *, ngrams: Done, minimum: int) -> Summary:
-    """Write the matches of one shard, a table of ``MATCH_SCHEMA``; ``item`` has it, and the windows by language."""
+    """Write the matches of one shard, a table of ``MATCH_SCHEMA``; ``item`` is the shard, and windows by language."""
     shard, windows = item
     found = _load_ngrams(ngrams, minimum)
     first = matches = 0
@@ -131,7 +131,7 @@ def _ends_sentence(codes: UInt32s) -> Bools:
 
 
 def count_documents(files: Sequence[Done], output: Path, *, ngrams: Done) -> Summary:
-    """Add up files of matches, or of counts: int64[2, n-grams found], their numbers and in how many documents each is.
+    """Sum files of matches, or of counts, into int64[2, n-grams found]: n-gram numbers, and documents with each.
 
     Takes 8 bytes of memory per n-gram.
     """
@@ -145,7 +145,7 @@ def count_documents(files: Sequence[Done], output: Path, *, ngrams: Done) -> Sum
 
 
 def _counts(file: Done) -> Iterator[Int64s]:
-    """Different n-grams, and documents of each: as counted before, or of each batch of matches."""
+    """Yield n-gram numbers and the documents with each: as counted before, or of each batch of matches."""
     if file.output.suffix == ".npy":
         yield np.load(file.output)
         return

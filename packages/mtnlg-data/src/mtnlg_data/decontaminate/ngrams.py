@@ -3,11 +3,11 @@
 A task text gives every run of ``n`` consecutive words; a text of fewer words, but at least ``minimum``, gives one
 n-gram of all its words; a shorter one gives none (paper.md 4.4). Words are runs of letters, digits and "_" of any
 script, lower-cased; punctuation and white space between them, line breaks included, are ignored. In scripts without
-spaces each character is a word here, and counts as the part of a word that it is on average: two Han characters or kana
-make one, or four characters of Thai.
+spaces each character is a word here, and counts as its average fraction of a word: two Han characters or kana count as
+one word, as do four characters of Thai.
 
 Every n-gram has ``minimum`` words or more. At every word of a text, a rolling hash over ``minimum`` words is looked up
-in a bit table of the n-grams' first words. What passes is hashed at each n-gram length, filtered by a bit table of
+in a bit table of the n-grams' first words. Words that pass are hashed at each n-gram length, filtered by a bit table of
 whole n-grams, looked up by that hash and compared character by character, so no match rests on a hash alone.
 """
 
@@ -78,7 +78,7 @@ def _reason(error: orjson.JSONDecodeError | ValidationError) -> str:
 
 
 def check_task_texts(path: Path) -> None:
-    """Read all lines of a file of task texts. Raises ``Failure`` as `read_task_texts`, and where it has none."""
+    """Read all lines of a file of task texts. Raises ``Failure`` as `read_task_texts` does, and if it has none."""
     if not sum(1 for _ in read_task_texts(path)):
         raise Failure(f"{path}: no task text; mtnlg-eval texts writes one a line")
 
@@ -93,7 +93,7 @@ def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, li
 
 
 def _text_ngrams(text: str, n: int, minimum: int) -> Iterator[str]:
-    """The n-grams of a case-folded text; between its words is a space, but none between two words of one character."""
+    """N-grams of a case-folded text; a space joins words, except two characters of scripts without spaces."""
     spans = hashed_words([text])
     kinds = character_kinds()[code_points(text)[spans.starts]]
     sums = np.cumsum([0, *(QUARTERS.get(kind, 4) for kind in kinds.tolist())])
@@ -155,7 +155,7 @@ class NgramSet:
 
 
 class _HashedNgrams(NamedTuple):
-    """A batch of n-grams: hashes of first words and of all words, numbers of words and of characters, characters."""
+    """N-grams: hashes of the first ``minimum`` and of all words, counts of words and of characters, characters."""
 
     prefixes: UInt64s
     hashes: UInt64s
@@ -185,14 +185,14 @@ def _bit_table(hashes: UInt64s, shift: np.uint64) -> UInt64s:
 
 @jit
 def bits_at(table: UInt64s, slots: Hashes) -> Hashes:
-    """0 or 1 for a bit of a bit table, or for each of several."""
+    """The bit (0 or 1) of a bit table in this slot, or in each of several slots."""
     bits: Hashes = (table[slots >> np.uint64(6)] >> (slots & np.uint64(63))) & np.uint64(1)
     return bits
 
 
 @jit
 def find_prefixes(hashes: UInt64s, bounds: Int64s, minimum: int, table: UInt64s, shift: np.uint64) -> Int64s:
-    """Words that start ``minimum`` words of one text whose rolling hash is in the bit table."""
+    """Words that begin a run of ``minimum`` words of one text whose rolling hash is in the bit table."""
     words = np.empty(len(hashes), np.int64)
     count = 0
     leaving = np.uint64(1)
@@ -246,7 +246,7 @@ def spells_ngram(hits: Int64s, spans: Spans, ngrams: Letters) -> Bools:
                 break
             for letter in range(size):
                 same &= codes[starts[word] + letter] == letters[position + letter]
-            # With as many words as the n-gram has, another boundary puts a space in a word.
+            # Both have the same number of words, so a different word boundary would put a space inside a word.
             position += size
             if position < end and letters[position] == SPACE:
                 position += 1

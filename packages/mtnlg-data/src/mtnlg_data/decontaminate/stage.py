@@ -4,8 +4,8 @@
     plan    cut the first match, ``window`` characters on each side and on to the next of . ! ?; repeat on the rest to
             the right. Drop pieces shorter than ``shortest`` characters, and documents of more than ``most_splits``
             pieces as a whole (cut_planning.py)
-    ledger  list every cut, a file for each shard: where, which n-gram, of which row of which task
-    cut     write the documents without what is cut
+    ledger  list every cut, one file per shard: position, n-gram, and the tasks and rows that have it
+    cut     write the documents without the cut characters
 
 Offsets are into the original text, and a match ends where its last word ends.
 """
@@ -57,7 +57,7 @@ LEDGER_SCHEMA = pa.schema(
 
 
 def find_matches(job: Job, settings: DecontaminateSettings) -> tuple[list[Done], Found]:
-    """Scan the shards, in their order, and count; the n-grams' matches, and which of them are cut."""
+    """Scan the shards in order, and count; returns the matches per shard, and the n-grams with those that are cut."""
     texts = None if settings.texts is None else File(settings.texts)
     (ngrams,) = job.map(
         "n-grams",
@@ -119,7 +119,7 @@ def write_ledger(item: tuple[Shard, Done], output: Path, *, found: Found, shorte
 
 
 def cut_matches(matches: Done, found: Found, settings: DecontaminateSettings) -> Decide:
-    """What cuts a shard's matches, batch by batch; samples are cuts with the text around them."""
+    """A function that cuts a shard's matches, batch by batch; its samples are cuts with the text around them."""
     plans = plan_shard(matches.output, found.rare.output, settings.shortest, settings.most_splits)
     row, plan = next(plans, (-1, None))
     ngrams = pq.read_table(found.ngrams.output) if plan else NGRAM_SCHEMA.empty_table()
@@ -178,7 +178,7 @@ def _sample_cuts(document: pa.RecordBatch, cuts: Sequence[Cut], ngrams: pa.Table
 
 
 def effects(ledger: Sequence[Summary], done: Sequence[Summary], common: int) -> dict[str, Any]:
-    """What the step's summary has of its cuts: counts, and some of them to read."""
+    """The part of the step's summary about cuts: counts, and some samples to read."""
     cuts_by_task: Counter[str] = Counter()
     for part in ledger:
         cuts_by_task.update(part["cuts_by_task"])
