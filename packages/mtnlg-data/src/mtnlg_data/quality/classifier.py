@@ -1,16 +1,16 @@
 """Quality scorers: a linear classifier over hashed words and word pairs, trained here, or a fastText model.
 
 The paper scores with fastText on word 2-grams (paper.md 4.2): a logistic function of the mean of n-gram weights. Here,
-with H the set of buckets, of 2**20, that the words and word pairs of a text hash to, and w the weight of each bucket,
-fitted to the logistic loss by averaged SGD, with the weights that scikit-learn's ``SGDClassifier`` gives:
+H is the set of buckets (of 2**20) that the words and word pairs of a text hash to, and w the weight of each bucket,
+fitted to the logistic loss by averaged SGD; the weights equal those of scikit-learn's ``SGDClassifier``:
 
     score = 1 / (1 + exp(-(b + sum over h in H of w[h] / sqrt(|H|))))
 
 Weights are integers in units of 2**-20, so the sum is exact in any order.
 
-A model file's first bytes tell which of the two it is. A classifier trained here is an array of integers, safe to open
-from any origin. A fastText ``.bin`` is parsed by fastText's C++, which trusts its input: open only files whose origin
-you know.
+The first bytes of a model file identify its kind. A classifier trained here is an array of integers, safe to open from
+any origin. A fastText ``.bin`` is parsed by fastText's C++, which trusts its input: open only files whose origin you
+know.
 """
 
 from __future__ import annotations
@@ -142,8 +142,9 @@ def distinct_buckets(  # noqa: C901  (one pass over the characters)
 ) -> tuple[Int32s, Int64s]:
     """Distinct buckets of the words and word pairs of each text ``codes[text_bounds[t] : text_bounds[t + 1]]``.
 
-    Every text ends with a non-word character; ``longest`` is the length of the longest. An open-addressing table, twice
-    the most buckets that a text can have and small enough for the innermost cache, holds the buckets seen so far.
+    Every text ends with a non-word character; ``longest`` is the length of the longest. An open-addressing table, with
+    twice as many slots as a text can have buckets and small enough for the innermost cache, holds the buckets seen so
+    far.
     """
     shift, size = BUCKET_BITS, 1
     while size < 4 * longest and shift:
@@ -215,9 +216,9 @@ def _descend(  # noqa: PLR0917  (numba takes no keywords)
 ) -> None:
     """Move weights and their means by one pass over a batch; ``state`` has the mean bias and the step's number.
 
-    Every operation is in the order in which scikit-learn 1.9 has it, so that results are equal: its shuffle, its step
-    of 1 / (alpha (t + t_0)), its decay by a common factor, and its sums for the mean (Bottou 2012, Stochastic Gradient
-    Descent Tricks).
+    Operations are in the same order as in scikit-learn 1.9, so that results are equal: its shuffle, its step of 1 /
+    (alpha (t + t_0)), its decay by a common factor, and its sums for the mean (Bottou 2012, Stochastic Gradient Descent
+    Tricks).
     """
     (mean_bias, step), bias = state, 0.0  # of every batch, as in ``partial_fit``
     order = np.arange(len(labels))

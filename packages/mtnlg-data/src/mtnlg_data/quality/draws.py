@@ -1,4 +1,4 @@
-"""What decides on a score: the Pareto draw (paper.md 4.2), from a hash of the document's key; histograms of scores."""
+"""Decide by quality score: the Pareto draw (paper.md 4.2), from a hash of the document's key; histograms of scores."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class TrainingExamples:
 
 
 def training_memory(documents: int) -> int:
-    """Bytes of a worker that trains on so many samples: all texts, twice while they are joined."""
+    """Memory in bytes of a worker that trains on ``documents`` samples: all texts, twice while they are joined."""
     return LIBRARY_BYTES + TRAINING_BYTES + 2 * CLASSIFIED_CHARACTERS * documents
 
 
@@ -104,7 +104,7 @@ def measure_classifier(item: tuple[Sequence[Done], int], output: Path, *, classi
 
 
 def measure_scorer(scorer: Scorer, examples: TrainingExamples, rows: Int64s) -> Summary:
-    """Accuracy at threshold 0.5, ROC AUC and score histograms on these examples; only their count if a class lacks."""
+    """Accuracy at threshold 0.5, ROC AUC and score histograms on these examples; only a count if a class is missing."""
     batches = (rows[begin : begin + BATCH_TEXTS] for begin in range(0, len(rows), BATCH_TEXTS))
     scores = np.concatenate([np.empty(0), *(scorer.scores(examples.texts(batch)) for batch in batches)])
     labels = examples.labels[rows]
