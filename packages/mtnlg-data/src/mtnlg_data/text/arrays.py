@@ -1,4 +1,4 @@
-"""Texts as one array of UTF-8 bytes or code points, and the cut of many into batches that fit the caches."""
+"""Texts as one array of UTF-8 bytes or code points, and their division into batches that fit the caches."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def texts_of(column: pa.LargeStringArray) -> Texts:
 
 
 def column_of(texts: Texts) -> pa.LargeStringArray:
-    """An Arrow column of these texts; ``bounds`` begins at 0."""
+    """An Arrow column of these texts; ``bounds`` must begin at 0."""
     return pa.LargeStringArray.from_buffers(len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data))
 
 
 def binary_column(values: NDArray[np.generic], bounds: Int64s) -> pa.LargeBinaryArray:
-    """A column of lists of numbers, as bytes: Arrow reorders lists number by number."""
+    """A column of lists of numbers, stored as bytes because Arrow reorders lists number by number."""
     buffers = [None, pa.py_buffer(values.itemsize * bounds), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
 
 
 def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterator[pa.RecordBatch]:
-    """Consecutive parts of a batch, of about so many bytes of text each."""
+    """Consecutive parts of a batch, each of about ``size`` bytes of text."""
     ends = np.cumsum(pc.binary_length(batch["text"]).to_numpy())
     first = 0
     while first < batch.num_rows:
@@ -61,7 +61,7 @@ def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterato
 
 
 def text_lengths(column: pa.LargeStringArray) -> Int64s:
-    """Characters of each text of a column without nulls; by numba, ten times as fast, where it is imported already."""
+    """Characters of each text of a column without nulls; uses numba, ten times as fast, if it is already imported."""
     if "numba" in sys.modules:
         return _text_lengths(*texts_of(column))
     return np.asarray(pc.utf8_length(column).to_numpy(zero_copy_only=False), np.int64)

@@ -1,4 +1,4 @@
-"""A batch of texts, and what is looked at in each, found once."""
+"""A batch of texts, whose bytes, words and word counts are computed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TextBatch:
-    """Texts of documents, an Arrow column without nulls, with the documents' URLs and languages where they are known.
+    """Texts of documents, an Arrow column without nulls, with the documents' URLs and languages if known.
 
     ``split`` says what a word is (`text.words`).
     """
@@ -52,17 +52,17 @@ class TextBatch:
         return find_words(self.texts, self.split)
 
     def with_texts(self, column: pa.LargeStringArray) -> Self:
-        """Other texts of the same documents."""
+        """A batch of other texts of the same documents."""
         return type(self)(column, self.urls, self.split, self.languages)
 
     def filter(self, kept: Bools) -> Self:
-        """The documents that are kept."""
+        """A batch of the documents that are kept."""
         urls, languages = ([*compress(own, kept)] for own in (self.urls, self.languages))
         return type(self)(self.column.filter(pa.array(kept)), urls, self.split, languages)
 
     @property
     def has_words(self) -> bool:
-        """Whether the words are found."""
+        """Whether the words have been computed."""
         return "words" in self.__dict__
 
     @cached_property

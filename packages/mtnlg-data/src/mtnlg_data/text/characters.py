@@ -1,6 +1,6 @@
-"""Characters of texts in UTF-8, or of arrays of code points: what each is, and where lines and white space end.
+"""Properties of characters, and where lines and white space end, in UTF-8 texts or in arrays of code points.
 
-The loops over texts are compiled by numba and look at arrays of bytes: no text becomes a Python string.
+The loops over texts are compiled by numba and read arrays of bytes: no text becomes a Python string.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from mtnlg_data.array_types import UInt8s, UInt32s
 
 #: Kinds of characters. Those that EXTEND the character before them are Unicode's Extend, Format and ZWJ of the property
-#: Word_Break (UAX #29): vowel signs, accents, joiners, soft hyphens. Those of scripts without spaces are words by
-#: themselves: of Han, kana, bopomofo, Yi, Tangut and Nushu; or of Thai, Lao, Tibetan, Burmese, Khmer and Tai, vowel
-#: signs and tone marks included.
+#: Word_Break (UAX #29): vowel signs, accents, joiners, soft hyphens. Characters of scripts without spaces are words by
+#: themselves: those of Han, kana, bopomofo, Yi, Tangut and Nushu; and those of Thai, Lao, Tibetan, Burmese, Khmer and
+#: Tai, including vowel signs and tone marks.
 NO_WORD, EXTEND, LETTER, EAST_ASIAN, SOUTHEAST_ASIAN = range(5)
 SIGNS = {"Mn", "Mc", "Me"}  # general categories
 INSIDE_WORDS = "\u055b\u055c\u055e\U0001f3fb-\U0001f3ff"  # Armenian stress and question marks; emoji modifiers
@@ -39,9 +39,10 @@ EAST_ASIAN_RANGES = (
 SOUTHEAST_ASIAN_RANGES = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf\U00011700-\U0001174f"
 )
-#: All code points that Unicode has for letters, digits and white space; beyond them are tags and variation selectors.
+#: Code points that include all letters, digits and white space of Unicode; beyond them are tags and variation
+#: selectors.
 LETTERED, TAGS = range(0x40000), range(0xE0000, 0xE1000)
-#: Quarters of a word that a character of a script without spaces is, on average.
+#: Average size of a character of a script without spaces, in quarters of a word.
 QUARTER, HALF = 1, 2
 QUARTERS = {EAST_ASIAN: HALF, SOUTHEAST_ASIAN: QUARTER}
 HANGUL = range(0xAC00, 0xD7A4)  # syllables, of two letters or three each
@@ -54,7 +55,7 @@ MARKS = (
     "AB B4 BB 2013 2014 2019 201C 201D 201E 2026 2236 2501 25BA 3001 3002 3008 3009 300A 300B 300C 300D 3010 3011 "
     "FF01 FF05 FF08 FF09 FF0C FF0E FF11 FF1A FF1B FF1F FF5E"
 )
-#: Unicode 15.0's property Sentence_Terminal, three Khmer signs and the Tibetan shad.
+#: Characters of Unicode 15.0's property Sentence_Terminal, three Khmer signs and the Tibetan shad.
 TERMINALS = (
     "21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 F0D-F0E 104A-104B 1362 1367-1368 166E 1735-1736 "
     "17D4-17D6 17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F 203C-203D "
@@ -64,8 +65,8 @@ TERMINALS = (
     "11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F "
     "16AF5 16B37-16B38 16B44 16E98 1BC9F 1DA88"
 )
-#: What joins letters, digits or both where it stands between two of them: MidLetter, MidNum, and MidNumLet with the
-#: apostrophe, of UAX #29.
+#: Characters that join two letters, two digits or both if they are between them: MidLetter, MidNum, and MidNumLet with
+#: the apostrophe, of UAX #29.
 LETTER_JOINERS = ":\xb7\u0387\u055f\u05f4\u2027\ufe13\ufe55\uff1a"
 DIGIT_JOINERS = ",;\u037e\u0589\u060c\u060d\u066b\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b"
 JOINERS = "'.\u2018\u2019\u2024\ufe52\uff07\uff0e"
@@ -118,7 +119,7 @@ def _listed(codes: str) -> Iterator[int]:
 
 @jit
 def code_at(data: NDArray[np.unsignedinteger[Any]], place: int) -> tuple[int, int]:
-    """Code point that begins at this byte, and its length in bytes; or the one at this place of an array of them."""
+    """Code point that begins at this byte, and its length in bytes; in an array of code points, the one here, and 1."""
     if data.itemsize > 1:
         return int(data[place]), 1
     first = int(data[place])
@@ -143,13 +144,13 @@ def code_before(data: UInt8s, place: int) -> tuple[int, int]:
 
 @jit
 def ends_sentence(bits: np.uint8) -> bool:
-    """Whether a line ends a sentence where its last character has these properties: Thai and its kin need no mark."""
+    """Whether a last character with these properties ends a sentence; Thai and related scripts need no mark."""
     return bool(bits & TERMINAL or bits >> SCRIPT_BIT == QUARTER)
 
 
 @jit
 def strip(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int]:
-    """Bounds of a text without the white space around it; equal ones where there is nothing else."""
+    """Bounds of a text without the white space around it; equal bounds if there is nothing else."""
     begin = space_end(data, begin, end, table)
     return begin, space_begin(data, begin, end, table)
 
@@ -187,7 +188,7 @@ def is_ascii(data: UInt8s, begin: int, end: int) -> bool:
 
 @jit
 def line_end(data: UInt8s, begin: int, end: int, table: UInt8s) -> tuple[int, int]:
-    """End of the line that begins here, and where the next one begins, as ``str.splitlines`` has it."""
+    """End of the line that begins here, and where the next one begins, as in ``str.splitlines``."""
     place = begin
     while place < end:
         if 32 <= data[place] < 0x80:  # no line ends here, as almost everywhere

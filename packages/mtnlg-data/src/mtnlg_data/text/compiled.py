@@ -1,4 +1,4 @@
-"""Loops compiled by numba, which is imported at the first call of one: 0.65 s and 130 MB, for what needs it alone."""
+"""Loops compiled by numba, which is imported only at the first call of a loop, since it takes 0.65 s and 130 MB."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class _Loop:
 
     @property
     def _numba_type_(self) -> object:
-        """What numba takes this for where another loop calls it."""
+        """The numba type of this loop when another loop calls it."""
         import numba  # noqa: PLC0415
 
         return numba.typeof(self.compiled)
 
 
 def wide_vectors() -> None:
-    """In a compiled loop: vectors of 512 bits, where LLVM takes 256 though the processor has them.
+    """In a compiled loop: use vectors of 512 bits, where LLVM prefers 256 although the processor has 512.
 
-    Minima of products of 32 bits are a quarter faster so.
+    Minima of 32-bit products are a quarter faster with them.
     """
 
 

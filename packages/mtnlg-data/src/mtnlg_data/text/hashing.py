@@ -53,7 +53,7 @@ def hash_bytes(data: UInt8s, begin: int, end: int) -> np.uint64:
 
 @jit
 def hash_span(data: UInt8s, begin: int, end: int) -> np.uint64:
-    """Another hash of these bytes, of which each eight are mixed with those before: faster, and hard to make equal."""
+    """Another hash of these bytes, each eight mixed with those before: faster, and collisions are hard to construct."""
     total, rest = np.uint64(end - begin) * WORD_BASE, np.uint64(0)  # spread, or "" would be like a control character
     eights = data[begin : end - (end - begin) % 8].view(np.uint64)
     for place in range(len(eights)):
@@ -85,7 +85,7 @@ def hash_strings(column: pa.Array) -> UInt64s:
 def ngram_hashes(hashes: UInt64s, n: int, starts: Int64s | None = None) -> UInt64s:
     """Hash of the n hashes from each of ``starts`` on; by default from every position with n hashes left.
 
-    Text bounds are not looked at: an n-gram may begin in one text of a batch and end in the next.
+    Text bounds are ignored: an n-gram may begin in one text of a batch and end in the next.
     """
     count = max(0, len(hashes) - n + 1)
     total = np.zeros(count if starts is None else len(starts), np.uint64)

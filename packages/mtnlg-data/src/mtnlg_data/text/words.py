@@ -1,23 +1,22 @@
-r"""Words of texts: one splitter, which a table of the classes of characters makes find one of these.
+r"""Words of texts: one splitter, which a table of character classes directs to find one of these kinds.
 
     letters     runs of letters and digits of any script and "_", what Python's ``\w`` matches, with what extends them
                 (`characters.EXTEND`: vowel signs, accents, joiners); where a script puts no spaces between words, each
                 of its characters
     unicode     as letters, but a joiner may stand between two of a run (don't, 3.5), signs belong to the character
                 before them, and runs of one other mark are words too
-    whitespace  runs of all but white space
-    characters  each character but white space
+    whitespace  runs of characters other than white space
+    characters  each character except white space
 
 The first two are the words of UAX #29, without and with its rules WB6, WB7, WB11 and WB12, which join letters and
 digits over punctuation: signatures, decontamination and quality ignore punctuation, rules that count words do not.
 
-Of the words of a batch running sums are kept, from which count, characters and hash of any n-gram follow in constant
-time:
+Running sums over the words of a batch give count, characters and hash of any n-gram in constant time:
 
-    prefix[k] = sum_(i < k) b_i A**i     over the bytes b_i of all words up to word k, what lies between them left out
+    prefix[k] = sum_(i < k) b_i A**i     over the bytes b_i of all words before word k, without those between words
     hash of words j to k = (prefix[k] - prefix[j]) A**-(bytes before j), modulo 2**64, A = CHARACTER_BASE
 
-So n-grams hash as the texts of their words joined, without the spaces between them.
+So the hash of an n-gram is that of its words joined without spaces.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
     from .arrays import Texts
 
 Split = Literal["letters", "unicode", "whitespace", "characters"]
-#: Classes of characters: between words; of a run; a word by itself; what continues a run; what continues any word; what
-#: joins letters, digits or both, else is a mark; a mark, which together with equal ones is a word.
+#: Classes of characters: between words; in a run; a word by itself; continues a run; continues any word; joins letters,
+#: digits or both, and is a mark otherwise; a mark, which forms a word with adjacent equal ones.
 BETWEEN, IN_WORD, ALONE, IN_RUN, SIGN, JOINS_LETTERS, JOINS_DIGITS, JOINS, SYMBOL = range(9)
 NUMERIC = 128  # beside ``IN_WORD``: a digit, where joiners ask
 INVERSES = np.uint64(pow(int(CHARACTER_BASE), -1, 1 << 64)) ** np.arange(65, dtype=np.uint64)  # A**-n of n bytes
@@ -114,7 +113,7 @@ def word_classes(split: Split) -> UInt8s:
 
 @jit
 def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: Int64s, classes: UInt8s) -> Spans:
-    """Begin and end of every word, and the words' bounds by text; of texts in UTF-8 or as code points."""
+    """Begin and end of every word, and the bounds of each text's words; texts are UTF-8 bytes or code points."""
     most = bounds[-1] - bounds[0] + 2
     starts, ends, word_bounds = np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(len(bounds), np.int64)
     count = np.uint64(0)
@@ -137,7 +136,8 @@ def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: Int64s, classes: 
                 kind = IN_WORD if joins else SYMBOL + int(code)
             else:
                 run = class_
-            # No branch for each word, which no processor foresees: what is stored for none, the next overwrites.
+            # No branch per word, which no processor predicts: a value stored where no word begins is overwritten by the
+            # next.
             is_word = kind != BETWEEN
             starts[count] = place
             count += np.uint64(is_word & ((kind != last) | (kind == ALONE)))
@@ -153,7 +153,7 @@ def find_words(texts: Texts, split: Split) -> Words:
 
 
 def sum_words(texts: Texts, starts: Int64s, ends: Int64s, bounds: Int64s) -> Words:
-    """The words that begin and end at these bytes of the texts, found by whatever splitter."""
+    """The words that begin and end at these bytes of the texts, found by any splitter."""
     return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
 
 
@@ -190,7 +190,7 @@ def _sum_words(data: UInt8s, starts: Int64s, ends: Int64s, table: UInt8s) -> tup
 def characters_per_word(words: Words, first: int, last: int) -> float:
     """Characters, with their signs, that make a word on average; 1 unless most words are of scripts without spaces.
 
-    A Han character or kana is half a word; of Thai and its kin, a letter and each of its signs is a fourth.
+    A Han character or kana is half a word; in Thai and related scripts, a letter and each of its signs is a quarter.
     """
     quarters = unspaced = spaced = 0
     for word in range(first, last):
