@@ -1,1 +1,1 @@
-"""Files from and to elsewhere: Common Crawl's snapshots by name, URLs of any store, checked and resumed."""
+"""Transfer files from and to other places: Common Crawl's snapshots by name, URLs of any store, checked and resumed."""

@@ -1,11 +1,12 @@
-"""``export``: the documents of a run or stage as files for others, a folder a source and a file a shard.
+"""``export``: the documents of a run or stage as files for others, a folder per source and a file per shard.
 
     data/books/train-00000-of-00002.parquet     datasets, parquet: the shards themselves
-    data/books/train-00000-of-00002.jsonl.zst   jsonl: an object a document
-    README.md                                   datasets: the card, whose header names a configuration a source, so that
-                                                each keeps its columns in ``datasets.load_dataset``
+    data/books/train-00000-of-00002.jsonl.zst   jsonl: an object per document
+    README.md                                   datasets: the card, whose header has one configuration per source,
+                                                so that each keeps its columns in ``datasets.load_dataset``
 
-A file is written aside and renamed, with the time of its shard, by which the next call knows what is there already.
+Each file is written under a temporary name and renamed, with the time of its shard, by which the next call recognizes
+it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ REFUSED = {*"<>:/\\|?*"}  # in names of configurations
 
 
 def export_documents(folder: Path, out: Path, kind: str = "datasets") -> dict[str, int]:
-    """Write the last shards of ``folder`` into ``out``, those that are not there yet; returns documents by source.
+    """Write the last shards of ``folder`` that are not in ``out`` yet; returns documents by source.
 
-    Raises ``Failure`` for a folder without shards, and ``UsageFailure`` where ``out`` lies in it or holds other files.
+    Raises ``Failure`` for a folder without shards, and ``UsageFailure`` if ``out`` is inside it or holds other files.
     """
     shards = _documents(folder)
     if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
@@ -100,7 +101,7 @@ def _write_lines(shard: Path, partial: Path) -> None:
 
 
 def _card(counts: Mapping[str, int]) -> str:
-    """The card: a header in YAML for ``datasets``, its texts quoted as in JSON, and a line for a person."""
+    """The dataset card: a YAML header for ``datasets``, with strings quoted as in JSON, and lines for a person."""
     default = "  default: true\n" if len(counts) == 1 else ""
     configs = "".join(
         f"- config_name: {_quoted(name)}\n  data_files: {_quoted(f'{DATA}/{glob.escape(name)}/*.parquet')}\n{default}"

@@ -1,11 +1,12 @@
 """``--out URL``: a command works in a folder of this machine, and publishes its results when they are complete.
 
-State, locks, renames and random reads want a disk, so the work stays local, and the same command resumes it there. What
-is published is what ``--keep last`` keeps of the text: the last shards, the tokens, the records of dropped documents,
-summary and page. Lists, by which others read the rest (blend.json, stage.json, summary.json), are removed from the URL
-before anything changes there and come back last, so nobody takes half of a result for the whole. The record beside the
-work says what is at the URL: what is there already is not uploaded again, and what a later run no longer makes is
-removed. Files of others at the URL are never touched: a place that holds some is refused.
+State, locks, renames and random reads need a disk, so the work stays local, and the same command resumes it there. The
+published files are those that ``--keep last`` keeps of the text: the last shards, the tokens, the records of dropped
+documents, summary and page. Lists through which others read the rest (blend.json, stage.json, summary.json) are removed
+from the URL before anything changes there and uploaded last, so that nobody takes a partial result for a complete one.
+A record in the local folder says what is at the URL: files that are already there are not uploaded again, and files
+that a later run no longer makes are removed. Files of others at the URL are never touched: a URL that holds some is
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .urls import Location
 
 LISTS = {"blend.json", "stage.json", "summary.json"}
-#: Folders of a stage's own: what it keeps for its reruns, and what it made of its inputs.
+#: Internal folders of a stage: what it keeps for its reruns, and what it made of its inputs.
 NOT_RESULTS = {"state", "documents", "positives", "inputs"}
 PROBE = ".mtnlg-data"
 IGNORED_REMOTE_FILES = {PROBE, ".gitattributes"}  # the Hub begins each data set with the latter
@@ -48,9 +49,9 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, out: Location, work: Path | None) -> Place:
-        """The place for ``--out`` and ``--work``: of a URL, a folder below the working folder where none is given.
+        """The place for ``--out`` and ``--work``; for a URL without ``--work``, a folder below the working folder.
 
-        Raises ``Failure`` where the URL cannot be reached, before any work is done.
+        Raises ``Failure`` if the URL cannot be reached, before any work is done.
         """
         if isinstance(out, Path):
             if work is not None:
@@ -72,7 +73,7 @@ class Place(NamedTuple):
 
 
 def last_stage(folder: Path) -> Path | None:
-    """The folder with the last shards of a run or of a single stage; None where there are none."""
+    """The folder with the last shards of a run or of a single stage; None if there are none."""
     stages = [folder] if read_record(folder) is not None else [path for path, _ in stage_folders(folder)]
     return next((stage for stage in reversed(stages) if _shards(stage)), None)
 
@@ -100,7 +101,7 @@ def _record_path(folder: Path, url: str) -> Path:
 
 
 def _check_writable(url: str) -> None:
-    """Raise ``Failure`` where nothing can be written, which would else be met when all work is done."""
+    """Raise ``Failure`` if the URL is not writable, which otherwise would show only when all work is done."""
     if url.startswith("hf://"):
         return  # where each file is a commit
     system, path = connect(url)
@@ -115,12 +116,12 @@ def _check_writable(url: str) -> None:
 
 
 def _read_record(record: Path) -> dict[str, list[Any] | None]:
-    """What was published: name → size, modification time and SHA-256 of the file here; None while it is uploaded."""
+    """The published files: name → size, modification time and SHA-256 of the local file; None during its upload."""
     return dict(json.loads(read_small(record, RECORD_BYTES))) if record.exists() else {}
 
 
 def check_no_other_files(record: Path, url: str) -> dict[str, RemoteFile]:
-    """The files at the URL. Raises ``Failure`` where one is not of this record: it is not ours to replace."""
+    """The files at the URL. Raises ``Failure`` if one is not in this record: it is not ours to replace."""
     remote = list_files(url, missing_ok=True)
     if others := [name for name in remote if name not in {*_read_record(record), *IGNORED_REMOTE_FILES}]:
         raise Failure(
@@ -169,7 +170,7 @@ def publish(folder: Path, url: str, names: Iterable[str]) -> int:
 
 
 def _is_published(local: Path, remote: RemoteFile | None, recorded: list[Any] | None) -> bool:
-    """Whether the file has not changed since it was published, but perhaps was written again with the same bytes."""
+    """Whether the file has the bytes that were published, even if it has been written again."""
     if remote is None or recorded is None:
         return False
     (size, changed_ns, digest), status = recorded, local.stat()
@@ -179,7 +180,7 @@ def _is_published(local: Path, remote: RemoteFile | None, recorded: list[Any] | 
 
 
 def _upload(system: Any, local: Path, path: str, url: str) -> list[Any]:  # noqa: ANN401  (fsspec has no types)
-    """Upload a file; returns its line of the record."""
+    """Upload a file; returns its entry in the record."""
     status = local.stat()
 
     def attempt() -> None:

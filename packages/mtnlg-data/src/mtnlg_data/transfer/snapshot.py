@@ -34,7 +34,7 @@ _PART = r"[A-Za-z0-9_+=-][A-Za-z0-9._+=-]{0,199}"
 SAFE_PATH = re.compile(f"{_PART}(/{_PART})*")
 MAX_LINE_BYTES = 1024
 MAX_LINES = 1_000_000  # a snapshot has fewer than 100,000 files
-#: Bytes of a file at most: those of Common Crawl have one gigabyte, and the listing has some 200 kB.
+#: Maximum bytes of a file, and of the listing; in Common Crawl a file has one gigabyte, and the listing some 200 kB.
 LARGEST_FILE, LARGEST_LISTING = 8 << 30, 64 << 20
 MAX_NAMED = 20  # refused lines named in the summary
 

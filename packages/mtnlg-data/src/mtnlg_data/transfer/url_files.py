@@ -1,11 +1,11 @@
-"""Files at URLs: listed, read in part, and fetched to this machine: each whole, of one version, or not at all.
+"""List files at URLs, read parts of them, and fetch them to this machine: each whole, of one version, or not at all.
 
-    blocks by range → ``.NAME.VERSION.partial``, which a later run goes on with
+    blocks by range → ``.NAME.VERSION.partial``, which a later run continues
                     → size, version and the checksums that the store offers are checked → ``NAME``, a line in the record
 
 Before the first and after the last block the store must still have the version that was listed (its ETag, generation or
-modification time), so no file is put together from two. A file in the record is not fetched again while it, and the
-version at its URL, are what the record says.
+modification time), so no file is assembled from two versions. A file in the record is not fetched again while it, and
+the version at its URL, match the record.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RECORD = ".fetched.jsonl"
 RECORD_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 24  # a request
 SMALL_BYTES = 1 << 28
-#: Keys of fsspec's ``info`` that tell versions of a file apart, the strictest first.
+#: Keys of fsspec's ``info`` that distinguish versions of a file, the strictest first.
 VERSION_KEYS = (
     *("ETag", "etag", "generation", "blob_id", "mtime"),
     *("LastModified", "last_modified", "Last-Modified", "created"),
 )
-#: Errors of one path among others: too long, or with a file where another has a folder.
+#: Errors that concern one path only: it is too long, or has a file where another path has a folder.
 PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
@@ -78,10 +78,10 @@ class RemoteFile:
 
 
 def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
-    """The files of a URL by name, sorted: a file, all below a folder, or those that match a pattern.
+    """The files at a URL by name, sorted: a single file, all below a folder, or those that match a pattern.
 
     The name is the path below the folder, or below the last folder of the pattern without a wildcard. Raises
-    ``Failure`` where there is no file, unless ``missing_ok``.
+    ``Failure`` if there is no file, unless ``missing_ok``.
     """
     system, path = connect(url)
     path = path.rstrip("/")
@@ -113,12 +113,12 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
 
 
 def fixed_parts(parts: Sequence[str]) -> Sequence[str]:
-    """The parts of a pattern, but the last, up to the first with a wildcard: its deepest folder without one."""
+    """The folders of a pattern before the first part with a wildcard: its deepest folder without one."""
     return parts[: next((number for number, part in enumerate(parts[:-1]) if glob.has_magic(part)), -1)]
 
 
 def find_file(url: str) -> RemoteFile:
-    """The one file at a URL, as it is now. Raises ``Failure`` where there is none."""
+    """The one file at a URL, as it is now. Raises ``Failure`` if there is none."""
     system, path = connect(url)
     info = persist(lambda: _look_up(system, path), url)
     return RemoteFile(url, path, _size(info, url), _version(info))
@@ -135,7 +135,7 @@ def _version(info: Mapping[str, Any]) -> str | None:
 
 
 def _look_up(system: Any, path: str) -> dict[str, Any]:  # noqa: ANN401  (fsspec has no types)
-    """The driver's ``info`` as the store has it now, not as it was listed."""
+    """The driver's ``info`` of the file as the store has it now, without cached listings."""
     protocol = system.protocol if isinstance(system.protocol, str) else system.protocol[0]
     options = {"refresh": True} if EXTRAS.get(protocol, "http") != "http" else {}
     if protocol == "hf":
@@ -147,13 +147,13 @@ class RangeReader:
     """A file at a URL, read by position."""
 
     def __init__(self, url: str, size: int | None = None) -> None:
-        """Raise ``Failure`` where there is no such file; one of known ``size`` is not looked up."""
+        """Raise ``Failure`` if there is no such file; with a known ``size`` the file is not looked up."""
         self._system, self._path = connect(url)
         self._url = url
         self.size = find_file(url).size if size is None else size
 
     def read(self, first: int, last: int) -> bytes:
-        """Bytes ``first`` to ``last``, both within its size."""
+        """Bytes ``first`` up to ``last`` (exclusive), both within the file's size."""
 
         def attempt() -> bytes:
             content: bytes = self._system.cat_file(self._path, start=first, end=last)
@@ -167,7 +167,7 @@ class RangeReader:
 
 
 def read_url(url: str) -> bytes:
-    """The content of a small file. Raises ``Failure`` where there is none."""
+    """The content of a small file. Raises ``Failure`` if there is none."""
     reader = RangeReader(url)
     if reader.size > SMALL_BYTES:
         raise Failure(f"{url}: {reader.size:,} bytes, too many for a file of its kind")
@@ -175,7 +175,7 @@ def read_url(url: str) -> bytes:
 
 
 def read_beginning(path: Path | RemoteFile, size: int) -> bytes:
-    """The first ``size`` bytes of a file, or all where it has fewer."""
+    """The first ``size`` bytes of a file, or all if it has fewer."""
     if isinstance(path, RemoteFile):
         return RangeReader(path.url, path.size).read(0, min(size, path.size))
     with open_regular(path, follow=True) as file:
@@ -183,7 +183,7 @@ def read_beginning(path: Path | RemoteFile, size: int) -> bytes:
 
 
 class Copy(NamedTuple):
-    """What the record says of a file: both ends when it was fetched."""
+    """The record of a fetched file: its URL, size and version there, its time and SHA-256 here."""
 
     url: str
     size: int
@@ -192,14 +192,14 @@ class Copy(NamedTuple):
     sha256: str
 
     def is_of(self, file: RemoteFile | str) -> bool:
-        """Whether it is a copy of this file; a store that tells no versions apart is asked again."""
+        """Whether it is a copy of this file; False for a listed file without a version, which is then fetched again."""
         if isinstance(file, str):
             return self.url == file
         return self.version is not None and (self.url, self.size, self.version) == (file.url, file.size, file.version)
 
 
 class FetchRecord:
-    """The copies in a folder, a line of JSON each, written when it is complete, so that a kill loses none."""
+    """The copies in a folder, one line of JSON each, written when the copy is complete, so that a kill loses none."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD
@@ -220,7 +220,7 @@ class FetchRecord:
             file.write(f"\n{json.dumps([name, *copy])}\n".encode())
 
     def holds(self, name: str, path: Path, *, verify: bool = False) -> bool:
-        """Whether the file is still what was fetched; it is read where ``verify`` or a changed time asks for it."""
+        """Whether the file is still as fetched; its bytes are read if ``verify`` is set or its time has changed."""
         copy = self.copies.get(name)
         if copy is None or not path.exists() or (status := path.stat()).st_size != copy.size:
             return False
@@ -233,7 +233,7 @@ class FetchRecord:
 
 
 class Fetched(NamedTuple):
-    """What `fetch_files` did: number of files that it fetched and that were there, bytes of both, and failures."""
+    """Result of `fetch_files`: numbers of files fetched and already there, bytes of both together, and failures."""
 
     fetched: int
     kept: int
@@ -254,9 +254,9 @@ def fetch_files(
 ) -> Fetched:
     """Copy files, or URLs, into ``folder`` under these names, unless the copies are there; ``label`` shows progress.
 
-    With ``exact`` copies of other files are removed from the folder, ``verify`` reads every byte of copies that are
-    there, and a file of more than ``largest`` bytes is refused. Raises ``Failure`` with the URL of the first that
-    cannot be fetched, unless told to ``keep_going``; the others are complete or go on in mid-file.
+    With ``exact``, copies of other files are removed from the folder; ``verify`` reads every byte of existing copies; a
+    file of more than ``largest`` bytes is refused. Raises ``Failure`` with the URL of the first that cannot be fetched,
+    unless ``keep_going`` is set; the others are complete, or are resumed by the next call.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = FetchRecord(folder)
@@ -299,7 +299,7 @@ def fetch_files(
 
 
 def _why(error: Exception, target: Path, *, keep_going: bool) -> str:
-    """Why a file was not fetched. Raises the error, with the file's name, where it ends the command."""
+    """Why a file was not fetched. Raises the error, with the file's name, if it ends the command."""
     if isinstance(error, OSError):
         error = OSError(error.errno, os.strerror(error.errno or 0), str(target))
         keep_going = keep_going and error.errno in PATH_ERRORS
@@ -309,7 +309,7 @@ def _why(error: Exception, target: Path, *, keep_going: bool) -> str:
 
 
 def _fetch_file(file: RemoteFile, target: Path, stop: Event, *, again: bool = True) -> Copy:
-    """Copy one file, from where an earlier attempt at this version has come to; ``again`` where its bytes are wrong."""
+    """Copy one file, resuming an earlier attempt at this version; with ``again``, retry once if its bytes are wrong."""
     version = hashlib.sha256(f"{file.url} {file.size} {file.version}".encode()).hexdigest()[:8]
     partial = target.with_name(f".{target.name}.{version}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -343,7 +343,7 @@ def _fetch_file(file: RemoteFile, target: Path, stop: Event, *, again: bool = Tr
 
 
 def _check_version(file: RemoteFile) -> dict[str, Any]:
-    """The store's ``info`` of a file. Raises ``Failure`` where it is no longer of the version that was listed."""
+    """The store's ``info`` of a file. Raises ``Failure`` if it is no longer of the version that was listed."""
     system = connect(file.place)[0]
     info = persist(lambda: _look_up(system, file.path), file.url)
     key, _, value = (file.version or "").partition(" ")
@@ -355,7 +355,7 @@ def _check_version(file: RemoteFile) -> dict[str, Any]:
 def _digests(info: Mapping[str, Any]) -> dict[str, str]:
     """Checksums of the whole file by hashlib's name, in hex: Google's and HTTP's MD5, the Hub's SHA-256.
 
-    An ETag of S3 is none: it may be that of parts, or of a file encrypted with a key of KMS.
+    An ETag of S3 is not used: it may be that of parts, or of a file encrypted with a KMS key.
     """
     if isinstance(md5 := info.get("md5Hash") or info.get("Content-MD5"), str):
         return {"md5": base64.b64decode(md5).hex()}
@@ -372,9 +372,9 @@ def local_copy(file: RemoteFile, folder: Path) -> Iterator[Path]:
 
 
 def local_path(place: Location) -> Path:
-    """The path itself; of a URL of a small file or folder (a tokenizer, a list), a copy in $XDG_CACHE_HOME/mtnlg-data.
+    """The path itself; for a URL of a small file or folder (a tokenizer, a list), a copy in $XDG_CACHE_HOME/mtnlg-data.
 
-    The copy is made again when the file has changed; a process looks only once, and waits where another is at it.
+    The copy is fetched again if the file has changed; a process checks only once, and waits while another fetches it.
     """
     return _cached_copy(place) if isinstance(place, Url) else place
 

@@ -1,6 +1,6 @@
 """URLs of fsspec (s3://, gs://, az://, hf://, https://, file://): their file systems, and what their drivers raise.
 
-A text of the command line or of a recipe is parsed once (``location``, ``FilePath``): a ``Url``, or a path of this
+A string from the command line or a recipe is parsed once (``location``, ``FilePath``), to a ``Url`` or a path of this
 machine. Credentials come from where a driver looks for them (environment, profile, the machine's role), never from a
 URL, since URLs are printed and recorded.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+", re.DOTALL)
 USER_AND_PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
-#: The extra of this package that brings the driver of a scheme.
+#: URL scheme → the extra of this package that installs its driver.
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gs"),
@@ -34,7 +34,7 @@ EXTRAS = {
     **dict.fromkeys(("http", "https"), "http"),
     "hf": "hf",
 }
-#: Errors of drivers that mean what ``FileNotFoundError`` and ``PermissionError`` do, and are neither.
+#: Errors of drivers that mean the same as ``FileNotFoundError`` and ``PermissionError`` but are not subclasses of them.
 NOT_THERE = {"ResourceNotFoundError"}
 DENIED = {
     "NoCredentialsError",
@@ -53,12 +53,12 @@ LONGEST_REASON = 200  # characters
 
 
 class Url(str):
-    """A URL, with what is asked of places in general."""
+    """A URL, with the operations of a path that both kinds of ``Location`` share."""
 
     __slots__ = ()
 
     def __truediv__(self, below: str | Path) -> Url:
-        """What is below this folder."""
+        """The URL of ``below`` in this folder."""
         return Url("/".join([self.rstrip("/"), *PurePosixPath(below).parts]))
 
     @property
@@ -72,7 +72,7 @@ class Url(str):
         return Url(self.rstrip("/").rpartition("/")[0])
 
     def with_name(self, name: str) -> Url:
-        """What has this name beside it."""
+        """The URL of this name in the same folder."""
         return self.parent / name
 
 
@@ -80,10 +80,10 @@ Location = TypeAliasType("Location", Path | Url)  # help shows its name
 
 
 class _PathOrUrl:
-    """Of the type of a setting: a URL stays one."""
+    """Annotates the type of a setting so that a URL is kept as a ``Url``."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-        """Let pydantic read all but URLs."""
+        """Let pydantic parse everything except URLs."""
         from pydantic_core import core_schema  # noqa: PLC0415  (which --help does not wait for)
 
         def read(given: Any, read_path: Callable[[Any], Path]) -> Location:  # noqa: ANN401
@@ -93,18 +93,18 @@ class _PathOrUrl:
         return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=text)
 
 
-#: A setting that names a file: a path or a URL in a recipe, and where a step reads it a path of this machine, to which
-#: ``Step.localize`` has brought a copy.
+#: A setting that names a file: in a recipe a path or a URL; in a step that reads it a path of this machine, to which
+#: ``Step.localize`` has copied the file.
 FilePath = Annotated[Path, _PathOrUrl()]
 
 
 def location(given: str | Path) -> Location:
-    """What a text stands for."""
+    """Parse a string as a URL or a path."""
     return Url(given) if isinstance(given, str) and URL.fullmatch(given) else Path(given)
 
 
 def located(given: str | Path, folder: Location) -> Location:
-    """What a text stands for that starts at this folder, unless it is a URL or an absolute path."""
+    """Parse a string as a URL or a path; a relative path starts at ``folder``."""
     place = location(given)
     return place if isinstance(place, Url) or place.is_absolute() else folder / place
 
@@ -164,7 +164,7 @@ class TransientError(Exception):
 
 @contextmanager
 def driver_errors(url: str) -> Iterator[None]:
-    """Raise what a driver raises as ``TransientError``, or as ``Failure`` where another attempt would fail too."""
+    """Convert errors of a driver to ``TransientError``, or to ``Failure`` if another attempt would fail too."""
     try:
         yield
     except (Failure, TransientError):
@@ -186,7 +186,7 @@ def driver_errors(url: str) -> Iterator[None]:
 
 
 def persist(action: Callable[[], T], url: str) -> T:
-    """The result of an action on a URL, repeated while its failures may pass. Raises ``Failure`` where they do not."""
+    """Return the result of an action on a URL, retrying transient errors. Raises ``Failure`` if it never succeeds."""
     import stamina  # noqa: PLC0415  (only who gives a URL waits for it)
 
     try:
