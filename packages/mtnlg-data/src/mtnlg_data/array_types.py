@@ -1,4 +1,4 @@
-"""Types of NumPy's arrays, by their elements."""
+"""NumPy array types, named by element type."""
 
 from __future__ import annotations
 

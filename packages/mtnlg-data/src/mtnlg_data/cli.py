@@ -1,4 +1,4 @@
-"""The command ``mtnlg-data``: whole curations (run, plan, fetch), single stages, and what looks at their output.
+"""The command ``mtnlg-data``: whole curations (run, plan, fetch), single stages, and commands that inspect results.
 
 Libraries are imported inside the commands, so that ``--help`` does not wait for them.
 """
@@ -238,7 +238,7 @@ def main() -> NoReturn:
     """Run the command line."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     gc.freeze()
-    atexit.register(gc.freeze)  # or all modules would be searched for cycles as the process ends
+    atexit.register(gc.freeze)  # else the collector would search all modules for cycles at exit
     run(app)
 
 

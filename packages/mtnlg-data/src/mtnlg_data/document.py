@@ -1,8 +1,8 @@
-"""Documents and shards: Parquet (zstd-3) that every stage which handles text reads and writes.
+"""Documents and shards: the Parquet files (zstd-3) that every text stage reads and writes.
 
 A shard is one Parquet file of documents, ``schema.SCHEMA``; any other Parquet file with texts is read as one too.
-Stages over all sources number the documents through all shards in the order of the shards' file names
-(``number_shards``), so a document's number does not depend on the order of the arguments.
+Stages over all sources number the documents consecutively across the shards, sorted by file name (``number_shards``),
+so a document's number does not depend on the order of the arguments.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 #: comes first.
 ROWS_PER_GROUP = 4096
 CHARACTERS_PER_GROUP = 1 << 22
-#: Memory for a character of a group: as read, as strings, as changed and as written, and what libraries keep of earlier
-#: groups.
+#: Bytes of memory per character of a row group: as read, as strings, as changed, as written, and what libraries retain
+#: of earlier groups.
 GROUP_COPIES = 28
-#: Of a page, which is what zstd compresses at a time: larger than a row group, for files a tenth smaller.
+#: Size of a Parquet page, the unit that zstd compresses: larger than a row group, which makes files a tenth smaller.
 BYTES_PER_PAGE = 1 << 25
 SHARD_STEM = re.compile(r"(.+)-\d{5,}(\.\d{3,})?")
 
 
 def group_memory(characters: int, text: int) -> int:
-    """Memory of a stage for a row group of documents of this mean length, of so much text in all."""
+    """Bytes that a stage holds for a row group: ``characters`` per document on average, ``text`` characters in all."""
     return GROUP_COPIES * min(ROWS_PER_GROUP * characters, CHARACTERS_PER_GROUP, text)
 
 
 class DamagedShard(Failure):
-    """A shard's bytes are not those that were written; ``path`` lets the caller make it again."""
+    """A shard's bytes differ from those that were written; ``path`` lets the caller rebuild it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -84,7 +84,7 @@ def shard_name(source: str, number: int, part: int = 0) -> str:
 
 
 def shard_source(shard: Path) -> str:
-    """The source in a shard's file name; of a file that is named otherwise, its name."""
+    """The source in a shard's file name; the whole stem of a file that is named differently."""
     stem = SHARD_STEM.fullmatch(shard.stem)
     return stem[1] if stem else shard.stem
 
@@ -104,13 +104,13 @@ def batch_documents(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
 
 
 def _size(document: Document) -> int:
-    """Characters of text and metadata, about."""
+    """Approximate characters of text and metadata."""
     metadata = document.metadata or ""
     return len(document.text) + (len(metadata) if isinstance(metadata, str) else metadata.size)
 
 
 def replace_columns(batch: pa.RecordBatch, columns: Mapping[str, object]) -> pa.RecordBatch:
-    """The batch with other values in these columns."""
+    """The batch with the values of these columns replaced."""
     for name, values in columns.items():
         place = batch.schema.get_field_index(name)
         field = batch.schema.field(place)
@@ -167,7 +167,7 @@ class DocumentWriter:
 
 @contextmanager
 def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[DocumentWriter]:
-    """A writer whose documents, of this schema, replace ``path`` when the block ends."""
+    """A writer of documents with this schema, which replace ``path`` when the block ends."""
     with (
         atomic_path(path) as partial,
         pq.ParquetWriter(
@@ -176,7 +176,7 @@ def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[Docume
             compression="zstd",
             compression_level=3,
             data_page_size=BYTES_PER_PAGE,
-            use_dictionary=repeating_columns(schema),  # statistics of all columns: by those of ids `why` finds them
+            use_dictionary=repeating_columns(schema),  # all columns have statistics: `why` searches by those of ids
         ) as file,
     ):
         writer = DocumentWriter(file, schema)
@@ -185,7 +185,7 @@ def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[Docume
 
 
 def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Replace ``path`` by these documents, batch by batch, all of one schema; returns how many there are."""
+    """Replace ``path`` by these batches of documents, all of one schema; returns the number of documents."""
     remaining = iter(batches)
     first = next(remaining, None)
     with writing_documents(path, SCHEMA if first is None else first.schema) as writer:
@@ -197,9 +197,9 @@ def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) ->
 class DocumentFile:
     """A shard open for reading, one row group at a time.
 
-    Raises ``DamagedShard`` if it is no Parquet file, or its SHA-256 is not that of its manifest, and ``Failure`` if it
-    has no texts. Hashing a shard costs little beside what its readers do with it, and is the only way to notice what a
-    disk has lost; without ``verify`` it is not hashed.
+    Raises ``DamagedShard`` if it is not a Parquet file or its SHA-256 differs from that in its manifest, and
+    ``Failure`` if it has no texts. Hashing costs little beside the work of the readers, and only it detects damage by
+    a disk; without ``verify`` the shard is not hashed.
     """
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
@@ -223,7 +223,7 @@ class DocumentFile:
         self._file.close()
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The documents of row group ``group``, all columns or these."""
+        """The documents of row group ``group``, with all columns or only ``columns``."""
         wanted = self.schema.names if columns is None else columns
         with named_damage(self._path):
             stored = self._columns.stored(wanted)
@@ -232,7 +232,7 @@ class DocumentFile:
             return self._columns.documents(batch, self._firsts[group], wanted)
 
     def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(position in ``rows`` of the batch's first row, batch): these rows (ascending), one batch per row group.
+        """Yield (position in ``rows`` of the batch's first row, batch) for ascending rows, one batch per row group.
 
         Row groups without any of the rows are not read.
         """
@@ -257,18 +257,18 @@ def read_documents(
 
 
 def footer(path: Path) -> pq.FileMetaData:
-    """What a Parquet file says of itself. Raises ``DamagedShard`` where it is none."""
+    """The metadata in the footer of a Parquet file. Raises ``DamagedShard`` if it is not a Parquet file."""
     with named_damage(path):
         return pq.read_metadata(regular(path))
 
 
 def file_schema(path: Path) -> pa.Schema:
-    """The columns of a Parquet file. Raises ``DamagedShard`` where it is none."""
+    """The schema of a Parquet file. Raises ``DamagedShard`` if it is not a Parquet file."""
     return footer(path).schema.to_arrow_schema()
 
 
 def text_bytes(path: Path) -> list[int]:
-    """Bytes of text in each row group of a shard, by its footer."""
+    """Uncompressed bytes of text in each row group of a shard, from its footer."""
     file = footer(path)
     text = FileColumns(file.schema.to_arrow_schema(), path, shard_source(path)).text
     (column,) = (column for column in range(file.num_columns) if file.schema.column(column).path == text)
@@ -284,7 +284,7 @@ class Shard(NamedTuple):
     checksum: str
 
     def fingerprint(self) -> object:
-        """Stands for its content by name and checksum; its place among others is given where it matters."""
+        """File name and checksum, which identify the content; callers add its place among the shards if it matters."""
         return [self.path.name, self.checksum]
 
 
@@ -315,6 +315,6 @@ def _row_count(path: Path) -> int:
 
 
 def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """These rows of a shard, as ``DocumentFile.read_rows`` gives them."""
+    """Yield these rows of a shard as ``DocumentFile.read_rows`` does."""
     with DocumentFile(path) as file:
         yield from file.read_rows(rows, columns)

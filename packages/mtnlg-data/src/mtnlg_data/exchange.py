@@ -1,12 +1,12 @@
-"""Exchange by key range: sorted rows of many writers → one reader per range, with linearly many opens.
+"""Exchange by key range: sorted rows of many writers → one reader per range, with a linear number of file opens.
 
 A step that sorts a corpus has F files of rows, each written by one task, and R ranges of their 64-bit keys, and both
 grow with the corpus. Opening every file for every range would be F x R opens. Here no task opens more than ``FAN_OUT``
-files: first groups of files are merged, level by level, each level after the first within a ``FAN_OUT``-th of the keys
-of the one before, so that all tasks are of one size:
+files: groups of files are merged level by level. Each level after the first splits the keys into ``FAN_OUT`` times as
+many blocks as the level before, so that all tasks have the same size:
 
-    level 0   the files as they were written, of all keys
-    level l   a file for each group of ``FAN_OUT`` files of level l - 1, and each block of keys
+    level 0   the files as they were written, each with keys from the whole range
+    level l   one file per group of ``FAN_OUT`` files of level l - 1 and per block of keys
     range     read from the files of its block at the last level, ``FAN_OUT`` or fewer
 
 Up to ``FAN_OUT`` files need no merging. Beyond it each level opens every file once, and rewrites every byte once: one
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 FAN_OUT = 128  # a power of two
 KEY_BITS = 64
 KEYS = 1 << KEY_BITS
-RUN_BYTES = 1 << 25  # of a run, and of the rows that a reader yields at a time
-MERGE_COPIES = 5  # in memory, of a run in a merge: as read, together, sorted, and waiting to be written
-ROWS_PER_RANGE = 1 << 22  # of narrow rows: what a task reads, about
+RUN_BYTES = 1 << 25  # bytes of a run, and of the rows that a reader yields at a time
+MERGE_COPIES = 5  # copies of a run in memory during a merge: as read, concatenated, sorted, waiting to be written
+ROWS_PER_RANGE = 1 << 22  # approximate number of (narrow) rows that a task reads
 
 
 def stable_order(keys: UInt64s) -> Int64s:
-    """The order that sorts these keys, in which equal ones stay in theirs: ``np.argsort(keys, kind="stable")``, faster.
+    """``np.argsort(keys, kind="stable")``, but faster.
 
-    NumPy sorts numbers by vector instructions, but an order by comparisons. So what is sorted here are numbers with the
-    place of each key in their lower bits, below as much of the key as there is room for. Keys that differ only below
-    that are put right by a second sort, which finds nearly all in order.
+    NumPy sorts numbers with vector instructions, but computes an argsort by comparisons. So this function sorts numbers
+    that hold as many upper bits of each key as fit above the key's index. Keys that differ only in the remaining bits
+    are ordered by a second sort, whose input is nearly sorted.
     """
     if len(keys) < 2:
         return np.arange(len(keys))
@@ -70,20 +70,20 @@ def stable_order(keys: UInt64s) -> Int64s:
 
 
 def begins(keys: NDArray[np.generic]) -> Bools:
-    """Which of ascending keys differs from the one before."""
+    """For each of these ascending keys, whether it differs from the one before; True for the first."""
     differs = np.ones(len(keys), np.bool_)
     differs[1:] = keys[1:] != keys[:-1]
     return differs
 
 
 class Numbering(NamedTuple):
-    """Things that are numbered from 0, with keys that ascend by number and span all keys."""
+    """Maps the numbers from 0 to ``total`` - 1 to ascending keys, spread over all keys."""
 
     total: int
 
     @property
     def shift(self) -> int:
-        """Left shift that makes a key of a number."""
+        """Left shift that turns a number into its key."""
         return KEY_BITS - max(1, (self.total - 1).bit_length())
 
     def keys(self, numbers: NDArray[np.integer[Any]]) -> UInt64s:
@@ -95,7 +95,7 @@ class Numbering(NamedTuple):
         return (keys >> np.uint64(self.shift)).astype(np.int64)
 
     def span(self, first: int, count: int) -> tuple[int, int]:
-        """First and last key of so many numbers from ``first`` on."""
+        """First and last key of ``count`` numbers from ``first`` on."""
         return first << self.shift, (first + count << self.shift) - 1
 
 
@@ -103,7 +103,7 @@ class Numbering(NamedTuple):
 
 
 class SortedFile(NamedTuple):
-    """A file of the exchange; at level 0 ``group`` is its number, and ``block`` 0."""
+    """A file of the exchange; at level 0 ``group`` is the file's number and ``block`` is 0."""
 
     level: int
     group: int
@@ -123,13 +123,13 @@ class KeyRange(NamedTuple):
     files: tuple[SortedFile, ...]
 
     def split(self, parts: int) -> list[tuple[int, int]]:
-        """First and last key of each of so many even parts."""
+        """First and last key of each of ``parts`` equal parts."""
         bounds = [self.first + part * (self.last + 1 - self.first) // parts for part in range(parts + 1)]
         return [(first, end - 1) for first, end in pairwise(bounds)]
 
 
 class Exchange:
-    """Who reads what, for this many files at level 0 and at least this many ranges (their next power of two)."""
+    """Which task reads which files, for ``files`` at level 0 and ``ranges``, rounded up to a power of two."""
 
     def __init__(self, files: int, ranges: int) -> None:
         self.ranges = 1 << max(0, ranges - 1).bit_length()
@@ -140,7 +140,7 @@ class Exchange:
             self._levels.append((-(-groups // FAN_OUT), refined))
 
     def merges(self) -> Iterator[list[tuple[SortedFile, KeyRange]]]:
-        """Level by level: each file that is to be merged, and the keys and files that it is merged from."""
+        """Yield, for each level, every file to be written, with the keys and files that it is merged from."""
         for level, (groups, blocks) in enumerate(self._levels[1:], 1):
             yield [
                 (SortedFile(level, group, block), self._read(level - 1, *_part(block, blocks), group))
@@ -149,15 +149,15 @@ class Exchange:
             ]
 
     def range(self, number: int) -> KeyRange:
-        """The keys of a range, from 0 to ``ranges`` - 1, and the files of the last level that hold them."""
+        """The keys of range ``number``, from 0 to ``ranges`` - 1, and the files of the last level that hold them."""
         return self.between(*_part(number, self.ranges))
 
     def between(self, first: int, last: int) -> KeyRange:
-        """These keys, which need be no range, and the files of the last level that hold them."""
+        """These keys, which need not form a range, and the files of the last level that hold them."""
         return self._read(len(self._levels) - 1, first, last, 0)
 
     def _read(self, level: int, first: int, last: int, group: int) -> KeyRange:
-        """These keys, from the files of a level that make one group."""
+        """These keys, and the files of one group of a level that hold them."""
         groups, blocks = self._levels[level]
         members = range(group * FAN_OUT, min((group + 1) * FAN_OUT, groups))
         own = range(first * blocks // KEYS, last * blocks // KEYS + 1)
@@ -165,7 +165,7 @@ class Exchange:
 
 
 def _part(number: int, parts: int) -> tuple[int, int]:
-    """First and last key of an even part of all."""
+    """First and last key of one of ``parts`` equal parts of all keys."""
     return number * KEYS // parts, (number + 1) * KEYS // parts - 1
 
 
@@ -177,13 +177,13 @@ class Range(NamedTuple):
     digest: str  # of all rows of the exchange
 
     def fingerprint(self) -> object:
-        """Stands for its rows by their digest and the keys."""
+        """The digest of all rows and the keys of the range, which identify its rows."""
         return [self.digest, self.keys.first, self.keys.last]
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows by key, about ``RUN_BYTES`` at a time.
 
-        All rows of a key come in one table, unless they alone are more than one holds.
+        All rows of a key are in one table, unless they alone exceed this size.
         """
         return read_rows([self.folder / f"{file.stem}{ROWS_SUFFIX}" for file in self.keys.files], *self.keys[:2])
 
@@ -206,7 +206,7 @@ class Rows(NamedTuple):
         return folder / f"{SortedFile(0, number, 0).stem}{ROWS_SUFFIX}"
 
     def ranges(self, count: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Range]:
-        """At least so many ranges, the next power of two, for as many tasks: all keys, or these first and last keys."""
+        """Merge, and return ``count`` ranges, rounded up to a power of two, or the ``spans`` (first and last keys)."""
         exchange = Exchange(len(self.written), count)
         for level in exchange.merges():
             self.merge([(self._range(keys), self.folder / f"{file.stem}{ROWS_SUFFIX}") for file, keys in level])
@@ -218,7 +218,7 @@ class Rows(NamedTuple):
 
 
 def count_ranges(rows: int) -> int:
-    """Number of ranges for so many rows, of which a task takes one."""
+    """Number of ranges for this many rows; a task reads one range."""
     return -(-rows // ROWS_PER_RANGE) or 1
 
 
@@ -261,7 +261,7 @@ class RunWriter:
 
 @contextmanager
 def write_rows(output: Path) -> Iterator[RunWriter]:
-    """A writer of the runs of this file; without rows the file is empty."""
+    """A writer of runs to the file ``output``, which is empty if no rows are added."""
     with atomic_path(output) as partial, ExitStack() as stack:
         writer = RunWriter(partial, stack)
         yield writer
@@ -284,7 +284,7 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 class _Run:
-    """What remains of a run."""
+    """A run, and which of its rows are still to be read."""
 
     def __init__(self, batch: pa.RecordBatch, first: int, last: int) -> None:
         self.batch = batch
@@ -293,22 +293,22 @@ class _Run:
         self.end = int(np.searchsorted(self.keys, np.uint64(last), side="right"))
 
     def below(self, cut: np.uint64, window: int) -> int:
-        """Where the keys below ``cut`` end, which is at most ``window`` rows from here."""
+        """End of the rows with keys below ``cut``, at most ``window`` rows after ``begin``."""
         return self.begin + int(np.searchsorted(self.keys[self.begin : min(self.begin + window, self.end)], cut))
 
     def through(self, cut: np.uint64) -> int:
-        """Where the keys up to ``cut`` end."""
+        """End of the rows with keys up to ``cut``, inclusive."""
         return self.begin + int(np.searchsorted(self.keys[self.begin : self.end], cut, side="right"))
 
     def take(self, end: int) -> pa.RecordBatch:
-        """The rows up to ``end``, which do not remain."""
+        """Return the rows up to ``end``, and mark them as read."""
         rows = self.batch.slice(self.begin, end - self.begin)
         self.begin = end
         return rows
 
 
 def read_rows(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Table]:
-    """The rows of these files with keys ``first`` to ``last``, as ``Range.tables`` gives them."""
+    """Yield the rows of these files with keys ``first`` to ``last``, as ``Range.tables`` does."""
     runs: list[_Run] = []
     mappings: list[mmap.mmap] = []
     for path in paths:
@@ -317,7 +317,7 @@ def read_rows(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Table
                 mappings.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             reader = pa.ipc.open_file(pa.py_buffer(mappings[-1]))
             runs += (_Run(reader.get_batch(number), first, last) for number in range(reader.num_record_batches))
-            _forget(mappings[-1:])  # which has been searched for the keys
+            _forget(mappings[-1:])  # the search for the keys has read it
     runs = [run for run in runs if run.begin < run.end]
     size = sum(run.batch.nbytes / run.batch.num_rows for run in runs) / len(runs) if runs else 1
     limit = max(1, int(RUN_BYTES / max(1, size)))
@@ -339,13 +339,13 @@ def read_rows(paths: Iterable[Path], first: int, last: int) -> Iterator[pa.Table
 
 
 def _forget(mappings: Iterable[mmap.mmap]) -> None:
-    """Take back what was read of mapped files, which would count as memory; it is read again where it is needed."""
+    """Drop the pages read from mapped files, which would count as used memory; they are read again when needed."""
     for mapping in mappings:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def run_digest(path: Path) -> str:
-    """CRC-32 and size of a file that no one forges, but a disk may damage: four times as fast as SHA-256."""
+    """CRC-32 and size of a file: detects damage by a disk, not forgery, and is four times as fast as SHA-256."""
     crc = size = 0
     with path.open("rb") as file:
         while part := file.read(1 << 20):

@@ -1,7 +1,8 @@
-"""Fingerprints: the digest of everything that an output depends on, by which it is known to be up to date.
+"""Fingerprints: digests of everything that an output depends on; an output with an equal digest is up to date.
 
-Only what stands for its content may enter: plain values, settings (without the fields that change no byte), files by
-their SHA-256, shards by name and checksum, finished work by its key. Anything else is refused, a bare path above all.
+Only values that identify their content are accepted: plain values, settings (without the fields that change no byte),
+files by their SHA-256, shards by name and checksum, finished work by its key. Anything else raises ``TypeError``, above
+all a bare path.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .settings import Settings, is_keyed
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """What says itself which plain values stand for it."""
+    """An object that states which plain values identify its content."""
 
     def fingerprint(self) -> object:
-        """The values, which ``fingerprint`` takes."""
+        """The identifying values, of types that the function ``fingerprint`` accepts."""
 
 
 def fingerprint(value: object) -> str:
-    """SHA-256 of a value and of all that is in it. Raises ``TypeError`` for what does not stand for its content."""
+    """SHA-256 of a value and everything in it. Raises ``TypeError`` for a value that does not identify its content."""
     return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
 
 
@@ -56,7 +57,7 @@ def _setting(value: object) -> object:
 
 
 class File(NamedTuple):
-    """A file, or a folder, that stands for its content."""
+    """A file or folder, fingerprinted by its content."""
 
     path: Path
 
@@ -66,7 +67,7 @@ class File(NamedTuple):
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files; read again once it has changed."""
+    """SHA-256 of a file, or of the names and contents of a folder's files; cached until a file changes."""
     files = sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]
     digests = [(file.relative_to(path).as_posix(), _digest(file, *_stat(file))) for file in files]
     return digests[0][1] if files == [path] else fingerprint(digests)

@@ -1,12 +1,12 @@
-"""What a step is given to work with: its input, its folder, the engine; and what it does with every shard.
+"""The job of a step: its input, folder and engine, and the operations that it runs over all shards.
 
-    job.write(items)                    the documents of each shard, as ``Step.open`` decides
-    job.annotate(key)                   the values about each document that ``Step.open`` gives, beside the shards
-    job.map(name, work, items, …)       any other work: ``work(item, output, **shared)`` of a module, per item
+    job.write(items)                    writes the documents of each shard, as ``Step.open`` decides
+    job.annotate(key)                   writes the values that ``Step.open`` gives for each document, beside the shards
+    job.map(name, work, items, …)       calls another module-level function, ``work(item, output, **shared)``, per item
     job.rows(name, work, items, …)      the same for work that writes sorted rows, which others read by range of keys
 
-A task's key is the fingerprint of the step's version and of all that its function is given, so a changed setting redoes
-what was given it and nothing else. Tasks carry "module:name" and plain values to the workers.
+A task's key is the fingerprint of the step's version and of all arguments of its function, so a changed setting reruns
+only the tasks that receive it. Tasks carry "module:name" and plain values to the workers.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Done:
-    """Finished work: its output, the key of it, and what its function returned."""
+    """A finished task: its output, its key, and what its function returned."""
 
     output: Path
     key: str
     summary: Summary = field(default_factory=dict, compare=False)
 
     def fingerprint(self) -> object:
-        """Stands for its content by its key."""
+        """The output's name and the task's key, which identify the content."""
         return [self.output.name, self.key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the summary here: workers that read the output need none."""
+        """Pickle without the summary: workers that read the output do not need it."""
         return {"output": self.output, "key": self.key, "summary": {}}
 
 
@@ -74,7 +74,7 @@ class Job:
         files: Sequence[SourceFile] = (),
         before: Mapping[str, Summary] | None = None,
     ) -> None:
-        """Work in ``out``; ``before`` has the counts of every source after the step before, if they are known."""
+        """Work in ``out``; ``before`` has the counts of every source after the previous step, if they are known."""
         self.step = step
         self.out = out
         self.engine = engine
@@ -86,7 +86,7 @@ class Job:
 
     @property
     def state(self) -> Path:
-        """Folder of what reruns need, and the next step does not."""
+        """Folder of files that reruns need but the next step does not."""
         return self.folder.state
 
     @property
@@ -107,7 +107,7 @@ class Job:
 
     @cached_property
     def before(self) -> Mapping[str, Summary]:
-        """Counts of every source before the step; counted here where nobody did."""
+        """Counts of every source before the step; counted from the shards if they were not given."""
         if self._before is not None:
             return self._before
         counts: dict[str, Summary] = {source: dict.fromkeys(COUNTS, 0) for source in self.step.sources}
@@ -128,10 +128,10 @@ class Job:
         memory: int = 0,
         **shared: object,
     ) -> list[Done]:
-        """Call ``work(item, output, **shared)`` for each (item, output); outputs of ``scratch`` go at the end.
+        """Call ``work(item, output, **shared)`` for each (item, output); ``scratch`` outputs are removed at the end.
 
-        ``work`` is a function of a module; its result is JSON-able, and what it writes beside ``output`` it lists under
-        ``files``. Work that is done already is not done again.
+        ``work`` is a module-level function; its result is JSON-serializable, and lists under ``files`` what it writes
+        beside ``output``. Finished tasks are skipped.
         """
         tasks = [self._task(work, item, output, shared, memory) for item, output in items]
         label = f"{self.step.name}: {name}" if name else self.step.name
@@ -139,7 +139,7 @@ class Job:
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
 
     def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
-        """Whether ``map`` would find this done."""
+        """Whether ``map`` would skip this task as finished."""
         return verified_summary(self._task(work, item, output, shared)) is not None
 
     def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
@@ -160,7 +160,7 @@ class Job:
     ) -> Rows:
         """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
 
-        The rows go to the folder ``name`` of the state.
+        The rows are written to the folder ``name`` of the state.
         """
         folder, label = self.state / name, label or name
         outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
@@ -168,19 +168,19 @@ class Job:
         return self.collect(label, folder, done, scratch=scratch)
 
     def collect(self, label: str, folder: Path, done: Sequence[Done], *, scratch: bool = False) -> Rows:
-        """The rows that this work has written into a folder; of ``scratch`` ones merged files go at the end."""
+        """The rows that these tasks have written to a folder; with ``scratch`` merged files are removed at the end."""
         return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
         self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
     ) -> list[Done]:
-        """Write what ``Step.open`` leaves of every shard that goes through, given that shard's item."""
+        """Write every shard that goes through as ``Step.open`` decides, given that shard's item."""
         given = items if items is not None else [None] * len(self.through)
         writes = self._writes(self.out, self.step.key, given)
         return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
 
     def _writes(self, folder: Path, key: Callable[[str], object], items: Sequence[object]) -> list[tuple[object, Path]]:
-        """What ``map`` takes to write a file per shard that goes through, of the shard's name, into a folder."""
+        """Items for ``map`` that write one file per shard that goes through, with the shard's name, into a folder."""
         step = self.step.by_reference()
         return [
             (ShardWrite(step, fingerprint(key(shard_source(shard.path))), shard, item), folder / shard.path.name)
@@ -190,7 +190,7 @@ class Job:
     def annotate(self, key: Callable[[str], object], **shared: Any) -> list[Done]:  # noqa: ANN401
         """Write the ``notes`` that ``Step.open`` gives about the documents of every shard that goes through.
 
-        ``key`` says of a source what the notes depend on beside the documents.
+        ``key(source)`` returns what the notes depend on beside the documents.
         """
         writes = self._writes(self.out / VALUES, key, [None] * len(self.through))
         return self.map(VALUES, write_notes, writes, **shared)
@@ -204,20 +204,20 @@ class Job:
         return summary
 
     def summarize(self, done: Sequence[Done]) -> Summary:
-        """List these shards as the step's result, and add up their summaries and those of sources that passed."""
+        """Record these shards as the step's result; returns the sum of their counts and of sources that pass by."""
         self.folder.shards = [one.output.name for one in done]
         passing = [source for source in self.step.sources if self.step.role_of(source) != "through"]
         counts = [passthrough_summary(source, self.before[source]) for source in passing if source in self.before]
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
         summaries = [*(one.summary for one in done), *counts]
         details = self.details
-        if self.step.number is None and (said := {**_counted(done), **details}):  # of a user, under any name
+        if self.step.number is None and (said := {**_counted(done), **details}):  # a user's step may use any names
             details = {"details": said}
         return {**stage_summary(self.step.name, summaries, list(self.step.sources), alarm_share), **details}
 
 
 def _counted(done: Sequence[Done]) -> Counter[str]:
-    """What the outcomes of all shards have counted."""
+    """The counts of all shards' outcomes, added up."""
     counts: Counter[str] = Counter()
     for one in done:
         counts.update(one.summary.get("counts", {}))
@@ -234,7 +234,7 @@ class ShardWrite:
     item: object
 
     def fingerprint(self) -> object:
-        """All but where the step is found."""
+        """All fields but the reference to the step."""
         return [self.key, self.shard, self.item]
 
 
@@ -262,7 +262,7 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
 
 
 def write_notes(write: ShardWrite, output: Path, **shared: object) -> Summary:
-    """Write the ids and notes of one shard's documents; returns the counts. Raises ``Failure`` where ids are equal."""
+    """Write the ids and notes of one shard's documents; returns the counts. Raises ``Failure`` if two ids are equal."""
     step, shard = write.step.load(), write.shard
     decide = step.decide_by_language(shard, shard_source(shard.path), write.item, shared)
     counts: Counter[str] = Counter()
@@ -288,7 +288,7 @@ def run_step(
     *,
     sources: Sequence[str] = (),
 ) -> Summary:
-    """Run one step on shards, or files, into ``out``; returns its summary. Sources that it does not know are added."""
+    """Run one step on shards or files into ``out``; returns its summary. Sources unknown to the step are added."""
     files = [one for one in inputs if not isinstance(one, Path)]
     shards = [one for one in inputs if isinstance(one, Path)]
     missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])

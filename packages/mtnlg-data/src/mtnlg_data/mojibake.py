@@ -10,8 +10,8 @@ its trigger, and most lines contain none:
     NFC                         text that is not in NFC
 
 The remaining step straightens curly quotes, whatever their context. So text without triggers is copied, with its quotes
-straightened; a line with one is examined more closely, and passed to ftfy if a step would act. The tables are ftfy's
-own, and a test derives the second row from ``BADNESS_RE`` itself.
+straightened; a line with a trigger is examined more closely, and passed to ftfy if a step would act. The tables are
+ftfy's own, and a test derives the second row from ``BADNESS_RE`` itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ftfy.badness import BADNESS_RE, MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 from ftfy.fixes import unescape_html
 
-#: Curly quotes that ftfy replaces, by the straight quote that it puts in their place.
+#: Straight quote → the curly quotes that ftfy replaces by it.
 QUOTES = {"'": "\u02bc\u2018\u2019\u201a\u201b", '"': "\u201c\u201d\u201e\u201f"}
 
-#: Categories that ``BADNESS_RE`` matches only beside a character of another: quotes, dashes, bullets and the like.
+#: Categories that ``BADNESS_RE`` matches only beside a character of another category: quotes, dashes, bullets etc.
 HARMLESS_CATEGORIES = {"common", "start_punctuation", "end_punctuation"}
 SUSPECT = "".join(characters for name, characters in MOJIBAKE_CATEGORIES.items() if name not in HARMLESS_CATEGORIES)
 
@@ -39,9 +39,9 @@ TRIGGERS = re.compile(f"[\r{_REPLACED}{SUSPECT}]")
 TRIGGERS_OR_ENTITIES = re.compile(f"[&\r{_REPLACED}{SUSPECT}]")
 TRIGGERS_OR_NON_ASCII = re.compile(f"[&\r{_REPLACED}\x80-\U0010ffff]")
 
-#: Levels of entities nested in entities. Each of ftfy's rounds unescapes one, and there may be a million.
+#: Limit on levels of entities nested in entities. Each round of ftfy unescapes one level; a text may have a million.
 MAX_ENTITY_LEVELS = 16
-WIDE = re.compile("[\uff01-\uff5e]")  # ASCII in full width, the ampersand too, which ftfy narrows
+WIDE = re.compile("[\uff01-\uff5e]")  # full-width ASCII, including the ampersand, which ftfy narrows
 MAX_COMBINING_MARKS = 100
 COMBINING_MARKS = range(0x300, 0x1F000)
 _MARK = f"[{chr(COMBINING_MARKS[0])}-{chr(COMBINING_MARKS[-1])}]"
@@ -54,7 +54,7 @@ def fix_text(text: str) -> str:
     triggers = TRIGGERS_OR_ENTITIES if HTML_ENTITY_RE.search(text) else TRIGGERS
     if not is_normalized("NFC", text):
         triggers = TRIGGERS_OR_NON_ASCII
-    # From the first piece with a "<" on, which may be markup, ftfy leaves entities alone.
+    # From the first piece with a "<" on, ftfy leaves entities alone, since the text may be markup.
     markup_start = text.find("<") % (len(text) + 1)
     parts: list[str] = []
     done = 0
@@ -83,7 +83,7 @@ def unbounded_cost_reason(text: str) -> str | None:
 
 
 def _is_nested_deeply(text: str) -> bool:
-    """Whether entities are left after as many rounds as are allowed; most texts take one, or none."""
+    """Whether entities remain after ``MAX_ENTITY_LEVELS`` rounds of unescaping; most texts take one round or none."""
     if not text.isascii() and WIDE.search(text):
         text = text.translate(WIDTH_MAP)
     for _ in range(MAX_ENTITY_LEVELS):

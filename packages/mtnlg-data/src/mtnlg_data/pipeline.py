@@ -1,12 +1,12 @@
 """The whole curation: the steps of a recipe, each in its folder.
 
-A step that no source goes through does not run, and leaves no folder. A finished one leaves a record
-(``engine.stage_folder``), and while that holds it is not run again; an interrupted one resumes from its last finished
-task.
+A step that no source goes through does not run, and leaves no folder. A finished step leaves a record
+(``engine.stage_folder``) and is not run again while the record is valid; an interrupted step resumes after its last
+finished task.
 
-With ``keep = "last"`` the shards that a step has read go when it has finished, and so does the ``state`` of the steps
-before it. Their manifests stay, so a finished run still does nothing; the record leaves them out before they go, so a
-kill in between costs nothing.
+With ``keep = "last"`` the shards that a step has read are removed when it has finished, and so is the ``state`` of the
+steps before it. Manifests stay, so rerunning a finished run still does nothing; shards leave the record before they are
+removed, so a kill in between does no harm.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ WRITTEN = (RECIPE, "summary.json", "report.html")
 def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: Keep = "all") -> Summary:
     """Run every step of ``recipe`` into ``out``; returns what ``out/summary.json`` holds.
 
-    Without an engine a worker process per core does the work. With ``keep`` "last" only the last shards and the tokens
-    stay of the text. Raises ``Failure`` before any work where what the recipe names cannot be used, or another run is
-    at work in ``out``.
+    Without an engine, one worker process per core does the work. With ``keep`` "last", the last shards and the tokens
+    are the only text that is kept. Raises ``Failure`` before any work if something that the recipe names cannot be
+    used, or another run is using ``out``.
     """
     if engine is None:
         with open_engine("local") as own:
@@ -64,10 +64,10 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
 
 
 def check_inputs(recipe: Recipe) -> list[SourceFile]:
-    """Open all that the recipe names beside documents, by what reads it; returns the files of the sources, in order.
+    """Open what the recipe names beside documents, with the code that reads it; returns the sources' files in order.
 
-    A step may begin hours after its run. Raises ``Failures`` with a line for each mistake, and at once an
-    ``IoFailure``, which another attempt may not meet.
+    A step may begin hours after its run, so it is checked here. Raises ``Failures`` with a line for each mistake, but
+    an ``IoFailure`` at once, since a retry may succeed.
     """
     mistakes: list[str] = []
     files: list[SourceFile] = []
@@ -104,7 +104,7 @@ class _Run:
         self._passed: set[Path] = set()  # shards that a later step has rewritten
 
     def step(self, step: Step[Any, Any]) -> None:
-        """Run a step unless it has finished on these shards, or none goes through it."""
+        """Run a step, unless it has finished on these shards or no source goes through it."""
         out = self._out / (TOKENS if step.gives == "tokens" else self._recipe.folders[step.name])
         roles = {name: step.role_of(name) for name in step.sources}
         if "through" not in roles.values():
@@ -115,7 +115,7 @@ class _Run:
         job = Job(step, given, out, self._engine, files=files, before=before)
         passing = [
             (before or {}).get(name) for name, role in roles.items() if role != "through"
-        ]  # the summary has them
+        ]  # the summary includes these counts
         key = fingerprint([step.run_key(), [(path.name, checksum(path)) for path in job.paths], files, passing])
         summary = job.folder.finished(key)
         if has_run := summary is None:
@@ -147,7 +147,7 @@ class _Run:
 
 
 def _check_sources(extracted: Summary, recipe: Recipe) -> None:
-    """Raise ``Failures`` where a source has no documents, of which no store could be made, hours later."""
+    """Raise ``Failures`` if a source has no documents: tokenize could make no store of it, hours later."""
     empty = []
     for source, counts in extracted["sources"].items():
         if not counts["documents_out"] and recipe.steps[-1].gives == "tokens":

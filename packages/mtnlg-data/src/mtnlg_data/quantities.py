@@ -1,4 +1,4 @@
-"""Settings of the kinds that many steps have: shares, lengths of texts, the alarm of a step that drops too much."""
+"""Kinds of settings that many steps have: shares, text lengths, the alarm of a step that drops too much."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ words = partial(setting, unit="words", ge=0)
 
 
 def alarm_share(default: float, description: str = "Warn of a source that loses more.") -> Any:  # noqa: ANN401
-    """The share of a source's documents above whose loss a step gives an alarm."""
+    """Setting: a step gives an alarm if it drops more than this share of a source's documents."""
     return share(default, description, keyed=False)

@@ -24,7 +24,7 @@ The order of the sources is their priority: of duplicates, the copy from the ear
     only = ["own"]                       # sources; also except = […]
     where.language.zh = { least = 80 }   # also where.source.NAME
 
-What a step reads of the table of a source is said by the step. A recipe that cannot work is refused here, before any
+Each step declares the keys that it reads of a source's table. A recipe that cannot work is refused here, before any
 step starts.
 """
 
@@ -76,7 +76,7 @@ class Source(Settings):
 
     @property
     def reader(self) -> Reader:
-        """What reads its files."""
+        """The reader of its files."""
         return open_reader(self.kind, self.model_extra or {}, self._folder)
 
     @model_validator(mode="before")
@@ -109,7 +109,7 @@ class Source(Settings):
         return self
 
     def files(self, name: str, folder: Location) -> list[SourceFile]:
-        """Its files, below the folder, as those of a source of this name. Raises ``Failure`` where there are none."""
+        """Its files below ``folder``, for a source called ``name``. Raises ``Failure`` if there are none."""
         if self.paths is None:
             found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(local_only(folder))]
         else:
@@ -127,7 +127,7 @@ class Tables(Settings):
 
 
 class StepKeys(Settings):
-    """What the table of a step may say beside its settings."""
+    """Keys that the table of a step may have beside its settings."""
 
     use: str | None = setting(None, "The step: a name, package.module:name, or file.py:name beside the recipe.")
     only: list[str] | None = setting(None, "Sources whose documents it sees; all if not given.")
@@ -135,7 +135,7 @@ class StepKeys(Settings):
 
 
 class VaryingKeys(Settings):
-    """What the table of a step may say of which settings may differ between documents."""
+    """Key of a step's table for settings that differ between documents."""
 
     where: Where = setting(Where(), "Settings by source and by language: where.source.NAME, where.language.CODE.")
 
@@ -151,7 +151,7 @@ def own_factories() -> dict[str, Factory]:
 
 
 def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> type[Tables]:
-    """The class that reads a recipe with these steps; source keys of steps outside of ``run`` may lack."""
+    """The class that reads a recipe with these steps; source keys of steps that are not in ``run`` are optional."""
     required = {*run}
     source_keys: list[Any] = []
     for name, (cls, _, _) in factories.items():
@@ -208,7 +208,7 @@ class Recipe:
 
     @property
     def folders(self) -> dict[str, str]:
-        """The folder of every step in that of the run: ours are numbered, others have the number of the step before."""
+        """Folder name of every step in the run's folder: our steps are numbered, others take the number before them."""
         folders, number = {}, 0
         for step in self.steps:
             number = number if step.number is None else step.number
@@ -220,7 +220,7 @@ class Recipe:
         return next(step for step in self.steps if step.name == name)
 
     def dump(self) -> str:
-        """The recipe as TOML, every default written out, from which ``load_recipe`` reads it back in any folder."""
+        """The recipe as TOML with every default written out; ``load_recipe`` reads it back from any folder."""
         files = {step.name: str(step.reference[1] / step.reference[0]) for step in self.steps if step.reference[1]}
         used = {name: getattr(self.tables, name).model_copy(update={"use": file}) for name, file in files.items()}
         return dump(self.tables.model_copy(update=used))
@@ -324,12 +324,12 @@ def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: M
 
 
 def _rooted(values: list[Any], folder: Path) -> list[Any]:
-    """References to files beside the recipe with their whole path."""
+    """The values, with references to files beside the recipe made absolute."""
     return [str(folder / one) if isinstance(one, str) and ".py:" in one else one for one in values]
 
 
 def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> Any:  # noqa: ANN401  (whatever TOML holds)
-    """Fill in what steps and the reader know of a source of this name."""
+    """Fill in the defaults that steps and the reader have for a source of this name."""
     if not isinstance(table, dict):
         return table
     table = {"kind": "warc", **table} if "snapshot" in table else table

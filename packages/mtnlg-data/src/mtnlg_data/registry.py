@@ -1,4 +1,4 @@
-"""Finds what a user may add by one file: a step, a reader or a rule, by its name or by a reference.
+"""Finds steps, readers and rules by name or by reference; a user adds one with a single file.
 
     jsonl                    a name of our own, or of an entry point that an installed package declares
     package.module:name      an object of an importable module
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-#: The folder at which the paths of references start while a recipe is read, its own; None for the working directory.
+#: Base folder of the paths in references while a recipe is read: the recipe's own. None for the working directory.
 _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
 
 
 @contextmanager
 def references_from(folder: Path) -> Iterator[None]:
-    """Within the block, the paths of references start at the folder of a recipe; `recipe_folder` gives it."""
+    """Within the block, paths in references are relative to this recipe's folder, which `recipe_folder` returns."""
     token = _recipe_folder.set(folder)
     try:
         yield
@@ -42,7 +42,7 @@ def references_from(folder: Path) -> Iterator[None]:
 
 
 def recipe_folder() -> Path | None:
-    """The folder of the recipe that is being read, to be kept beside each reference and given to ``Registry.load``."""
+    """The folder of the recipe being read, to be stored with each reference and passed to ``Registry.load``."""
     return _recipe_folder.get()
 
 
@@ -97,7 +97,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def file_module_name(path: str) -> str:
-    """The module name of a file, from its path as the reference has it: equal on every machine that reads the recipe.
+    """The module name of a file, from its path as written in the reference: equal on all machines that read the recipe.
 
     Different paths have different names.
     """
@@ -109,7 +109,7 @@ def _load_file(path: str, folder: Path | None) -> ModuleType:
     """The module of a file, imported unless it already is."""
     name, location = file_module_name(path), (folder or Path()).joinpath(path).resolve()
     known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(location):  # the same name in another recipe's folder is another
+    if known is not None and known.__file__ == str(location):  # else the file of another recipe
         return known
     spec = importlib.util.spec_from_file_location(name, location)
     assert spec is not None and spec.loader is not None  # noqa: PT018, S101  (the suffix is .py)

@@ -1,8 +1,8 @@
-"""The columns of a document, and how the columns of any Parquet file stand for them.
+"""The columns of a document, and how the columns of any Parquet file map to them.
 
 A document that came from Parquet keeps all columns of its file. In memory they are the struct ``metadata``; in a shard
-they have the names, types and order that the file gave them, and one struct column more, ``OWN``, has what is ours. So
-what a stage makes of a Parquet file is a Parquet file with the same columns (docs/decisions/0092).
+they have the names, types and order that the file gave them, and one more struct column, ``OWN``, holds our fields. So
+a stage turns a Parquet file into a Parquet file with the same columns (docs/decisions/0092).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def required(kind: pa.DataType, *names: str) -> list[pa.Field]:
     return [pa.field(name, kind, nullable=False) for name in names]
 
 
-#: ``key`` is source, file and position in the file: unique, and the same whatever the order and the shards, so every
-#: draw and tie depends on it. ``id`` is what the record calls itself, or the key; it is for people, and may repeat.
+#: ``key`` is source, file and position in the file: unique, and independent of order and shards, so every draw and
+#: tie-break uses it. ``id`` is the record's own id, or else the key; it is for people, and may repeat.
 SCHEMA = pa.schema(
     [
         *required(pa.string(), "id", "source"),
@@ -41,10 +41,10 @@ SCHEMA = pa.schema(
         pa.field("language_score", pa.float32()),
         pa.field("score", pa.float32()),
         *required(pa.string(), "key"),
-        pa.field("metadata", pa.large_string()),  # all other fields, a JSON object; of Parquet a struct of its columns
+        pa.field("metadata", pa.large_string()),  # all other fields: a JSON object; from Parquet a struct of columns
     ]
 )
-#: The column with what is ours, in a shard that has the columns of a Parquet file.
+#: The column with our own fields, in a shard that has the columns of a Parquet file.
 OWN = "mtnlg"
 OWN_FIELDS = tuple(field for field in SCHEMA if field.name not in {"text", "metadata"})
 #: Key in the schema of documents from Parquet: name, place and type of their file's column of texts, as JSON.
@@ -53,7 +53,7 @@ TEXT_COLUMN = b"mtnlg_text"
 
 @contextmanager
 def arrow_damage() -> Iterator[None]:
-    """Raise ``ArrowInvalid`` for what else comes of damage: ``OSError`` of no system call, names and indices."""
+    """Raise ``ArrowInvalid`` for other errors of damaged files: ``OSError`` without errno, bad UTF-8, bad indices."""
     try:
         yield
     except (OSError, UnicodeDecodeError, IndexError) as error:
@@ -63,7 +63,7 @@ def arrow_damage() -> Iterator[None]:
 
 
 class Document(NamedTuple):
-    """One row of ``SCHEMA``; ``key`` is the id where it is None."""
+    """One row of ``SCHEMA``; a ``key`` of None stands for the id."""
 
     id: str
     source: str
@@ -81,7 +81,7 @@ class TableRow(NamedTuple):
 
     columns: pa.StructArray
     number: int
-    size: int  # bytes, about
+    size: int  # approximate bytes
 
 
 def document_columns(documents: Sequence[Document], schema: pa.Schema) -> pa.RecordBatch:
@@ -137,7 +137,7 @@ def _has_own(file: pa.Schema) -> bool:
 
 
 def _takeable(kind: pa.DataType) -> pa.DataType:
-    """The type itself, or the one without views: Arrow has no ``take`` for these."""
+    """The type, with views replaced by plain strings and bytes: Arrow has no ``take`` for views."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_takeable(field.type)) for field in kind])
@@ -149,7 +149,7 @@ def _takeable(kind: pa.DataType) -> pa.DataType:
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a shard of documents of ``schema``."""
+    """The schema of a shard that holds documents with ``schema``."""
     if not has_own_columns(schema):
         return schema
     text, kind = _text_column(schema), schema.field("metadata").type
@@ -159,7 +159,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def repeating_columns(schema: pa.Schema) -> list[str]:
-    """The columns of such a shard that gain by a dictionary, as Parquet names them: not those of texts and keys."""
+    """Columns of such a shard to dictionary-encode, by their Parquet names: not those of texts and keys."""
     if not has_own_columns(schema):
         return ["source", "language"]
     empty = BytesIO()
@@ -175,7 +175,7 @@ def has_own_columns(documents: pa.Schema) -> bool:
 
 
 def has_equal_columns(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether documents of both schemas can stand in one shard: what else their files note of themselves may differ."""
+    """Whether documents of both schemas can share a shard; other metadata of their files may differ."""
     texts = [(schema.metadata or {}).get(TEXT_COLUMN) for schema in (one, other)]
     return bool(one.equals(other)) and texts[0] == texts[1]
 
@@ -185,7 +185,7 @@ def _text_column(schema: pa.Schema) -> dict[str, Any]:
 
 
 def stored_columns(documents: pa.Table) -> pa.Table:
-    """Documents as their shard has them."""
+    """The documents with the columns of their shard."""
     if not has_own_columns(documents.schema):
         return documents
     stored = stored_schema(documents.schema)
@@ -209,10 +209,10 @@ def holds_documents(file: pa.Schema) -> bool:
 
 
 class FileColumns:
-    """The columns of one Parquet file as columns of documents; ``schema`` is that of the documents.
+    """Maps the columns of one Parquet file to columns of documents; ``schema`` is the schema of the documents.
 
-    A file that is no shard has its texts in the column ``text``. What it lacks is filled: the key is source, file name
-    and row, the id is the column ``id``, or the key where that is null, and the rest is null.
+    A file that is not a shard has its texts in the column ``text``. Missing columns are filled: the key is source, file
+    name and row; the id is the column ``id``, or the key where that is null; the rest is null.
     """
 
     def __init__(self, file: pa.Schema, path: Path, source: str) -> None:
@@ -228,7 +228,7 @@ class FileColumns:
         self.schema = file if self._is_plain else documents_schema(file, self.text)
 
     def stored(self, wanted: Sequence[str]) -> list[str]:
-        """The columns to read for these columns of documents."""
+        """The file's columns to read for these columns of documents."""
         if self._is_plain:
             return list(wanted)
         columns = dict.fromkeys([self.text] if {"text"} & set(wanted) else [])
@@ -243,7 +243,7 @@ class FileColumns:
         return list(columns) or [self.text]  # for the number of rows
 
     def documents(self, batch: pa.RecordBatch, first_row: int, wanted: Sequence[str]) -> pa.RecordBatch:
-        """These columns of the documents in rows ``first_row`` on, of what was read for them."""
+        """These columns of documents, from a batch of their ``stored`` columns that begins at row ``first_row``."""
         if self._is_plain:
             return batch
         schema = pa.schema([self.schema.field(name) for name in wanted], self.schema.metadata)
@@ -262,7 +262,7 @@ class FileColumns:
         return batch[OWN].field(name) if self._has_own else self._filled(batch, name, first_row)
 
     def _filled(self, batch: pa.RecordBatch, name: str, first_row: int) -> pa.Array:
-        """A column of documents that the file may have, or not."""
+        """A column of documents, from the file or filled where the file lacks it."""
         keys = [f"{self._prefix}{row}" for row in range(first_row, first_row + batch.num_rows)]
         match name:
             case "source":
@@ -278,13 +278,13 @@ class FileColumns:
 
 
 def _present_texts(column: pa.Array) -> pa.Array:
-    """The texts, empty where there is none. Raises ``ArrowInvalid`` where one is not UTF-8."""
+    """The texts, with nulls as empty strings. Raises ``ArrowInvalid`` if a text is not UTF-8."""
     column.validate(full=True)
     return pc.fill_null(column.cast(pa.large_string()), "")
 
 
 def given_ids(column: pa.Array) -> pa.Array:
-    """A column ``id`` as strings: its strings and numbers; null for an empty string, or where the column has others."""
+    """A column ``id`` of strings or numbers, as strings; null for empty strings, and for a column of another type."""
     kind = getattr(column.type, "value_type", column.type)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_string(kind)):
         return pa.nulls(len(column), pa.string())
@@ -301,5 +301,5 @@ def has_strings(schema: pa.Schema, name: str) -> bool:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether it is a type of strings, not dictionary-encoded."""
+    """Whether this is a string type, not dictionary-encoded."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -1,4 +1,4 @@
-"""A step of a curation: what takes documents and gives documents, ours and a user's alike.
+"""A step of a curation, ours or a user's: it takes documents and gives documents.
 
 A step that decides document by document defines ``open``, which returns a function of a batch:
 
@@ -12,8 +12,8 @@ A step that decides document by document defines ``open``, which returns a funct
 
             return decide
 
-The frame reads, counts, records what is dropped, writes, resumes and sums up (``job``). A step of several phases
-defines ``run``. Its settings are the table [NAME] of a recipe and the options of its command.
+The framework (``job``) reads, counts, records dropped documents, writes, resumes and summarizes. A step with several
+phases defines ``run``. A step's settings are the table [NAME] of a recipe and the options of its command.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ KEPT = -1
 
 
 class Drop(NamedTuple):
-    """What a function of a document returns to drop it: the reason, and the number that decided."""
+    """A function of a document returns this to drop it: the reason, and the number that decided."""
 
     reason: str
     score: float | None = None
 
 
 class Cost(NamedTuple):
-    """What ``plan`` expects of a step over a corpus."""
+    """Estimated cost of a step on a corpus, for ``plan``."""
 
     core_seconds: float
-    memory: int  # bytes of a worker
-    disk: int  # bytes that it leaves
-    scratch: int = 0  # bytes that go when it is done
+    memory: int  # bytes per worker
+    disk: int  # bytes of output
+    scratch: int = 0  # bytes that are removed when the step is done
     seconds_alone: float = 0.0  # of one process, while the workers wait
     memory_alone: int = 0  # bytes of that process
-    kept: float = 1.0  # share of the documents that goes on
+    kept: float = 1.0  # share of the documents that is kept
 
 
 class Outcome(NamedTuple):
-    """What a step makes of a batch of documents."""
+    """The result of a step on a batch of documents."""
 
-    documents: pa.RecordBatch  # as they go on
+    documents: pa.RecordBatch  # those that are kept, with the step's changes
     decisions: Int64s  # per input row: ``KEPT``, or the index of a reason
     reasons: Sequence[str] = ()
     scores: Float64s | None = None  # per input row: the number that decided, NaN where there is none
@@ -109,7 +109,7 @@ class Outcome(NamedTuple):
 
 
 class Where(Table):
-    """Settings that differ by source or by language; the table of the step, then the source's, then the language's."""
+    """Settings that differ by source or language: those of the source replace the step's, the language's both."""
 
     source: dict[str, dict[str, Any]] = setting({}, "Settings for the documents of a source.")
     language: dict[str, dict[str, Any]] = setting({}, "Settings for the documents of a language.")
@@ -122,24 +122,24 @@ class Step(Generic[S, K]):
     SourceKeys: ClassVar[type[Table]] = Table
     takes: ClassVar[Kind] = "documents"
     gives: ClassVar[Kind] = "documents"
-    #: Number of its folder in a run, by which those of ours are also ordered; others follow the step before them.
+    #: Number of the step's folder in a run, which also orders our own steps; None: the number of the step before.
     number: ClassVar[int | None] = None
-    #: Moves when its output does. None: a digest of the step's code does instead (``user_code``).
+    #: Increased when the output changes. None: a digest of the step's code is the version (``user_code``).
     version: ClassVar[int | None] = None
-    #: Distributions whose versions may change the output.
+    #: Python distributions whose versions may change the output.
     kept: ClassVar[tuple[str, ...]] = ()
-    #: Bytes of text that ``open``'s function is given at a time, about; None for a row group.
+    #: Approximate bytes of text in a batch for ``open``'s function; None for a whole row group.
     batch_bytes: ClassVar[int | None] = None
-    #: Settings that, where they are not given, are those of another step: its name → their names.
+    #: Settings that default to another step's settings of the same name: that step's name → their names.
     follows: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Top-level keys of a recipe that are settings of this step.
     top_level: ClassVar[tuple[str, ...]] = ()
-    #: What to give where no source goes through it.
+    #: Hint for the error that no source goes through the step.
     nothing: ClassVar[str] = ""
-    #: Settings that may differ by source and language: True for all, where ``open`` alone reads them; or the names of
-    #: those that the step reads by itself for each language (``by_language``).
+    #: Settings that may differ by source and language: True for all, if only ``open`` reads them; else the names of
+    #: those that the step itself reads for each language (``by_language``).
     varies: ClassVar[Literal[True] | Sequence[str]] = True
-    #: By itself: keys of every INPUT, and options that take inputs with other keys (option → keys).
+    #: For the step's own command: source keys of every INPUT, and options for inputs with other keys (option → keys).
     alone: ClassVar[Mapping[str, Any]] = {}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     settings: S
@@ -166,7 +166,7 @@ class Step(Generic[S, K]):
         reference: tuple[str, Path | None] | None = None,
         **values: Any,  # noqa: ANN401  (fields of the settings)
     ) -> None:
-        """Take settings, or values of them. Raises ``UsageFailure`` for one that is wrong."""
+        """Take ``settings``, or their values as keywords. Raises ``UsageFailure`` for a wrong value."""
         self.name = name or self.default_name()
         self.settings = settings if settings is not None else validate(values, self.Settings, self.name)  # type: ignore[assignment]
         self.only, self.except_, self.where = only, except_, where or Where()
@@ -212,13 +212,13 @@ class Step(Generic[S, K]):
 
     @classmethod
     def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys that a source of this name has, where its table does not give them."""
+        """Default keys of a source of this name, for those that its table does not give."""
         del name, table
         return {}
 
     @classmethod
     def localize(cls, values: Mapping[str, Any], local: Callable[[Location], Path]) -> dict[str, Any]:
-        """Values of the settings, with files of this machine for paths of a recipe or command, which may be URLs."""
+        """Values of the settings, with paths of a recipe or command, which may be URLs, replaced by local files."""
 
         def of(value: object) -> object:
             if isinstance(value, (list, tuple)):
@@ -228,13 +228,13 @@ class Step(Generic[S, K]):
         return {name: of(value) for name, value in values.items()}
 
     def validate(self) -> None:
-        """Compare settings and source keys. Raises ``ValueError`` for what cannot work."""
+        """Check settings and source keys against each other. Raises ``ValueError`` if they cannot work."""
 
     def check(self) -> None:
-        """Open what the step will read beside documents, before any work. Raises ``Failure`` where it cannot."""
+        """Before any work, open what the step will read beside documents. Raises ``Failure`` if it cannot be read."""
 
     def cost(self, corpus: CorpusSize) -> Cost | None:
-        """What it costs on a corpus of the sources that go through it; None where that is unknown."""
+        """The step's cost on a corpus of the sources that go through it; None if it is unknown."""
         del corpus
         return None
 
@@ -244,7 +244,7 @@ class Step(Generic[S, K]):
         return "through"
 
     def role_of(self, source: str) -> Role:
-        """``role``, or "past" where the recipe says ``only`` or ``except``."""
+        """``role``, or "past" for a source that the recipe's ``only`` or ``except`` leaves out."""
         chosen = (self.only is None or source in self.only) and source not in self.except_
         return self.role(source) if chosen else "past"
 
@@ -265,7 +265,7 @@ class Step(Generic[S, K]):
         return [self.settings_for(source), self.sources.get(source)]
 
     def code(self) -> list[object]:
-        """What stands for the code of the step."""
+        """The versions of the step's code, of its libraries and of Unicode."""
         if self._code is None:
             from .user_code import code_digest  # noqa: PLC0415  (only for steps without a version)
 
@@ -288,11 +288,11 @@ class Step(Generic[S, K]):
         return fingerprint([[[name, self.role_of(name), self.key(name)] for name in self.sources], unkeyed])
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """On a worker: what decides on the batches of a shard; ``item`` and ``shared`` are those of ``Job.write``."""
+        """On a worker: the function that decides on a shard's batches; ``item`` and ``shared`` are ``Job.write``'s."""
         raise NotImplementedError(f"{type(self).__name__} defines neither open nor run")
 
     def run(self, job: Job) -> list[Done]:
-        """Do the work; returns the finished shards. What the report says of it goes to ``job.details``."""
+        """Do the work; returns the finished shards. Details for the report go to ``job.details``."""
         return job.write()
 
     def apply(self, job: Job) -> Summary:
@@ -300,7 +300,7 @@ class Step(Generic[S, K]):
         return job.summarize(self.run(job))
 
     def decide_by_language(self, shard: Shard, source: str, item: object, shared: Mapping[str, object]) -> Decide:
-        """``open``, with the settings of each language for its documents."""
+        """Like ``open``, but with the settings of each language for its documents."""
         languages = [*self.variants["language"]] if self.varies is True else []
         opened: dict[str | None, Decide] = {}
         for language in (None, *languages):
@@ -328,7 +328,7 @@ class Step(Generic[S, K]):
         return copy
 
     def by_reference(self) -> StepReference:
-        """The step as plain values, from which a worker makes it again."""
+        """The step as plain values, from which a worker rebuilds it."""
         options = {"name": self.name, "only": self.only, "except_": self.except_}
         keys = {name: keys.model_dump(mode="json") for name, keys in self.sources.items()}
         plain = [self.settings.model_dump_json(), keys, options, self.where.model_dump(mode="json"), self.code()]
@@ -336,14 +336,14 @@ class Step(Generic[S, K]):
 
 
 class StepReference(NamedTuple):
-    """A step as it travels to workers: where its code is found, and its settings."""
+    """A step as it is sent to workers: where its code is found, and its settings."""
 
     reference: str
     folder: Path | None
     plain: str
 
     def load(self) -> Step[Any, Any]:
-        """The step, made once per worker. Raises ``UsageFailure`` where its code is not here, or is another."""
+        """The step, built once per worker. Raises ``UsageFailure`` if its code is missing here, or another version."""
         return _load(self)
 
 
@@ -362,12 +362,12 @@ def _load(step: StepReference) -> Step[Any, Any]:
 
 
 def _merge(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """These values with those that are changed; of tables, key by key."""
+    """These values with the changed ones; tables are merged key by key."""
     return values | {key: values[key] | new if isinstance(new, dict) else new for key, new in changed.items()}
 
 
 def merge_outcomes(rows: int, parts: Sequence[tuple[Int64s, Outcome]]) -> Outcome:
-    """One outcome of those of parts of a batch, given by their rows, in the order of the batch."""
+    """Merge the outcomes of parts of a batch, each given with its rows, into one in the order of the batch."""
     reasons = list(dict.fromkeys(reason for _, outcome in parts for reason in outcome.reasons))
     decisions, scores = np.full(rows, KEPT), np.full(rows, np.nan)
     counts: dict[str, int] = {}

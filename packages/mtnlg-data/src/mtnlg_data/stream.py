@@ -70,7 +70,7 @@ class TokenStream(Protocol):
 
 
 class Sample(NamedTuple):
-    """A sample's tokens, and of each whether it is learned (None: all are) and whether a document begins with it."""
+    """A sample's tokens; for each, whether it is trained on (None: all are) and whether a document begins with it."""
 
     tokens: NDArray[np.int32]
     counts: NDArray[np.bool_] | None = None
@@ -78,11 +78,11 @@ class Sample(NamedTuple):
 
 
 class DocumentStream(TokenStream, Protocol):
-    """A stream that knows its documents, and perhaps has a mask of the tokens that are learned."""
+    """A stream that knows where documents begin, and may have a mask of the tokens to train on."""
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are not learned."""
+        """Whether there is a mask: some tokens are not trained on."""
 
     def sample(self, sample: int) -> Sample:
         """Sample ``sample`` with its mask and documents. Raises ``IndexError`` outside [0, len)."""
@@ -93,8 +93,8 @@ def open_stream(
 ) -> BlendedStream:
     """The samples of a folder with blend.json and its stores: ``samples`` of them, or one nominal pass.
 
-    A source that fills no window of the split is left out, and named in ``left_out``. Raises ``Failure`` where none
-    fills one, and for a missing or truncated file.
+    A source whose tokens of the split do not fill one window is left out, and named in ``left_out``. Raises ``Failure``
+    if all sources are left out, and for a missing or truncated file.
     """
     if seq_length < 1 or (samples is not None and samples < 0):
         raise ValueError(f"seq_length = {seq_length} must be positive and samples = {samples} not negative")
@@ -180,7 +180,7 @@ class BlendedStream:
         return Sample(self._read(source, start, stop), counts, begins)
 
     def _range(self, sample: SupportsIndex) -> tuple[_SourceRange, int, int]:
-        """Source, first and last of the tokens of a sample."""
+        """Source, first token and end (exclusive) of a sample."""
         number, window = self.locate(sample)
         source = self.sources[number]
         start = source.start + window * self.seq_length

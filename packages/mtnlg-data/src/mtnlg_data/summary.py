@@ -2,8 +2,8 @@
 
     a task's counts (``tally``)  →  ``stage_summary``  →  ``merge_summaries``  →  summary.json  →  ``read_summary``
 
-A stage has the fields of ``Stage``. What a step of ours says beside them stands once at the top, where ``RunSummary``
-describes it; what a user's step says is its ``details``.
+A stage has the fields of ``Stage``. Further results of our own steps are at the top level of the file, as
+``RunSummary`` describes; those of a user's step are its ``details``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-LEAST_VALUE = 2.0**-10  # of a rule, that is told apart in a distribution
+LEAST_VALUE = 2.0**-10  # smallest value of a rule that a distribution resolves
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
 ERRORS_SHOWN = 20
 SHOWN_PER_FATE = 2  # example documents of each fate, by source
 KEPT = "kept"  # the fate of a document that is not dropped; else the reason
-SMALL_SOURCE = 100  # documents; where fewer are mostly dropped, that is no sign of a mistake
+SMALL_SOURCE = 100  # documents; if a source has fewer, losing most of them is no sign of a mistake
 Summary = dict[str, Any]  # any of the objects here, as JSON
 
 
@@ -51,7 +51,7 @@ class Counts(Part):
 
     @classmethod
     def total(cls, parts: Iterable[Counts]) -> Self:
-        """The sum of these."""
+        """The sum of these counts."""
         numbers: Counter[str] = Counter(dict.fromkeys((*COUNTS, "failed"), 0))
         tables: dict[str, Counter[Any]] = {"dropped": Counter(), "lengths": Counter(), "metadata_lost": Counter()}
         for part in parts:
@@ -90,7 +90,7 @@ class Example(Part):
 
 
 class TaskSummary(Part):
-    """What a task has counted of its sources."""
+    """The counts of a task by source, with unreadable records and example documents."""
 
     sources: dict[str, Counts]
     errors: list[ReadError] = []
@@ -113,7 +113,7 @@ class Stage(Part):
     files_lost: int = 0
     lost: list[ReadError] = []
     shown: list[Example] = []
-    failure: str | None = None  # what of the files could not be read, if that is more than the settings allow
+    failure: str | None = None  # what could not be read of the files, if that is more than the settings allow
     details: dict[str, Any] | None = None  # what a user's step says of its work
     shards: list[str] | None = Field(None, exclude=True)  # for the next stage alone
 
@@ -132,7 +132,7 @@ class Quality(Part):
 
 
 class FilterRule(Part):
-    """A rule of filter or exact: where it was published, its threshold, and how many documents or lines it took."""
+    """A rule of filter or exact: where it was published, its threshold, and how many documents or lines it affected."""
 
     rule: str
     published: str
@@ -259,7 +259,7 @@ def loss_alarm(
 ) -> dict[str, str] | None:
     """Source and message of a stage that drops more than this share of the source's documents; None where it does not.
 
-    ``dropped`` counts by reason. The message names the share, the foremost reason and the setting.
+    ``dropped`` counts by reason. The message names the share, the most common reason and the setting.
     """
     lost = sum(dropped.values())
     if lost <= alarm_share * documents:
@@ -282,9 +282,9 @@ def _choose_examples(shown: Iterable[Example], order: Sequence[str]) -> list[Exa
 
 
 def read_failure(stage: Summary, max_failed: float) -> str | None:
-    """Why a stage that read source files must not pass for a success, in one line; None where nothing was lost.
+    """Why a stage that read source files must count as failed, in one line; None if it need not.
 
-    That is a file that ended early or held nothing, or more than this share of a source's records unreadable.
+    Causes are a file that ended early or held nothing, or more than this share of a source's records unreadable.
     """
     unreadable = []
     for source, counts in stage["sources"].items():
@@ -298,7 +298,7 @@ def read_failure(stage: Summary, max_failed: float) -> str | None:
 
 
 def passthrough_summary(source: str, before: Summary) -> Summary:
-    """The summary of a source that skips a stage; ``before`` are its counts after the stage before."""
+    """The summary of a source that skips a stage; ``before`` has its counts after the previous stage."""
     counts = {count: before[count.replace("_in", "_out")] for count in COUNTS}
     return {"sources": {source: {**counts, "lengths": before.get("lengths", {})}}}
 

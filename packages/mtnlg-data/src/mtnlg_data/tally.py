@@ -1,9 +1,9 @@
 """Counts of a task by source: documents and characters in and out, drops by reason, lengths, and example documents.
 
-A task keeps a ``Tally`` per source and returns its summary; what it drops it also records, document by document, in
-``dropped/`` beside its output (``recorded_tallies``). Lengths of the documents that leave are counted in octaves. The
-few example documents of each fate (kept, or dropped for a reason) are those whose keys have the lowest CRC-32, so
-neither the order of the documents nor the cut into shards decides which.
+A task keeps a ``Tally`` per source and returns its summary; every dropped document is also recorded in ``dropped/``
+beside the task's output (``recorded_tallies``). Lengths of the documents that are kept are counted in octaves. The few
+example documents of each fate (kept, or dropped for a reason) are those whose keys have the lowest CRC-32, so the
+choice does not depend on the order of the documents or on the shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .summary import Summary
 
 EXCERPT_CHARACTERS = 400  # of each example
-#: One row per dropped document; ``score`` is the number that decided, where there is one.
+#: One row per dropped document; ``score`` is the number that decided, if there is one.
 DROPPED_SCHEMA = pa.schema([*required(pa.string(), "id", "key", "source", "reason"), pa.field("score", pa.float32())])
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a task holds in memory
 
@@ -48,7 +48,7 @@ def key_ranks(batch: pa.RecordBatch) -> Int64s:
 
 
 def lowest(ranks: Int64s, count: int) -> Int64s:
-    """Places of the ``count`` lowest ranks, and of those equal to the last of them."""
+    """Indices of the ``count`` lowest ranks, and of ranks equal to the last of these."""
     if len(ranks) <= count:
         return np.arange(len(ranks))
     return np.flatnonzero(ranks <= np.partition(ranks, count - 1)[count - 1])
@@ -66,7 +66,7 @@ class Tally:
         self.errors: list[dict[str, str]] = []
         self.metadata_lost: Counter[str] = Counter()
         self.failed = 0  # documents that could not be read
-        self.lost: list[dict[str, str]] = []  # files of which a part, or all, could not be read
+        self.lost: list[dict[str, str]] = []  # files that could not be read, in part or at all
         self._examples: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
 
     def keep(self, characters: int, characters_out: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Tally:
     def drop(
         self, characters: int, reason: str, name: str | None = None, score: float | None = None, key: str | None = None
     ) -> None:
-        """Count a document as dropped for this reason; record it, if its id ``name`` is given, which is its key too."""
+        """Count a document as dropped for this reason; record it if its id ``name`` is given (the default key)."""
         self._add(1, 0, characters, 0)
         self.reasons[reason] += 1
         if self._drops is not None and name is not None:
@@ -134,7 +134,7 @@ class Tally:
             self._drops.add_batch(pa.record_batch([*names.columns, reasons, numbers], DROPPED_SCHEMA))
 
     def measure(self, lengths: NDArray[np.integer[Any]], lengths_out: NDArray[np.integer[Any]]) -> None:
-        """Count documents of these lengths, and those that are kept, of these lengths after the stage."""
+        """Count documents by their lengths before the stage, and the kept ones by their lengths after it."""
         self._add(len(lengths), len(lengths_out), int(lengths.sum()), int(lengths_out.sum()))
         bits, counts = np.unique(np.frexp(lengths_out)[1], return_counts=True)
         self.lengths.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
@@ -155,7 +155,7 @@ class Tally:
 
 
 class DropFile:
-    """Writes the dropped documents of a task to a Parquet file; there is no file where none is dropped."""
+    """Writes the dropped documents of a task to a Parquet file; without any, no file is written."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path = path
@@ -178,7 +178,7 @@ class DropFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that are held as a row group."""
+        """Write the buffered rows as a row group."""
         rows, batches, self._rows, self._batches = self._rows, self._batches, [], []
         if rows:
             arrays = map(pa.array, zip(*rows, strict=True), DROPPED_SCHEMA.types)
@@ -194,10 +194,10 @@ class DropFile:
 
 @contextmanager
 def recorded_tallies(output: Path) -> Iterator[Tallies]:
-    """The tallies of a task, which record what they drop in ``dropped/<name>`` beside its output, when the block ends.
+    """The tallies of a task, which record the dropped documents in ``dropped/<name>`` beside its output.
 
-    That is one file per task: written as the task goes, in the order of its documents (of those that are counted by
-    the batch, source by source), and the same on any engine.
+    There is one file per task, complete when the block ends, in the order of the task's documents (source by source
+    for documents counted in batches), and the same on any engine.
     """
     with ExitStack() as stack:
         drops = DropFile(output.parent / DROPPED / output.name, stack)
@@ -229,7 +229,7 @@ class Tallies:
 
     @property
     def files(self) -> list[str]:
-        """The record of what was dropped, from the folder of the task's output, where something was."""
+        """The record of dropped documents, if any, relative to the folder of the task's output."""
         return [] if self._drops is None else self._drops.files
 
     def summary(self) -> Summary:

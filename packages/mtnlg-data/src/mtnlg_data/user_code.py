@@ -45,9 +45,9 @@ KINDS = {str: TEXT, Document: DOCUMENT, pa.RecordBatch: BATCH}
 
 
 def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]]:
-    """The class of a step, by its name or reference; of a function, a class made for it.
+    """The class of the step with this name or reference; for a function, a class made for it.
 
-    Raises ``UsageFailure`` where there is no such thing, or it is neither.
+    Raises ``UsageFailure`` if it does not exist, or is neither a function nor a class of step.
     """
     found = STEPS.load(reference, folder)
     if inspect.isclass(found) and issubclass(found, Step):
@@ -59,7 +59,7 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
 
 @cache
 def function_step(function: FunctionType, reference: str) -> type[FunctionStep]:
-    """The class of steps that call a function. Raises ``UsageFailure`` where it does not say what it takes."""
+    """The class of steps that call a function. Raises ``UsageFailure`` if the function's parameters do not fit."""
     hints = get_type_hints(function, function.__globals__ | {"pa": pa, "Document": Document})
     first, *others = inspect.signature(function).parameters.values()
     kind = KINDS.get(hints.get(first.name, None), first.name)
@@ -164,7 +164,7 @@ class FunctionStep(Step[Settings, Settings]):
 def code_digest(definition: object) -> str:
     """Digest of a function or class and of all definitions that it reaches in its own top-level package or file.
 
-    Raises ``UsageFailure`` where its source cannot be had.
+    Raises ``UsageFailure`` if its source cannot be read.
     """
     module = sys.modules[definition.__module__]
     reached: dict[tuple[str, str], str] = {}
@@ -172,7 +172,7 @@ def code_digest(definition: object) -> str:
     package = module.__name__.partition(".")[0]
     while waiting:
         module, name = waiting.pop()
-        place = module.__name__.replace("__mp_main__", "__main__")  # as a worker calls its parent's script
+        place = module.__name__.replace("__mp_main__", "__main__")  # a worker's name for its parent's script
         if (place, name) in reached:
             continue
         statements = [node for node in _statements(module) if name in _defined_names(node)]

@@ -1,6 +1,6 @@
-"""One step by itself, on paths: what ``mtnlg-data step`` and the commands named after steps run.
+"""Runs one step by itself on paths, for ``mtnlg-data step`` and the commands named after steps.
 
-Inputs are files and folders of any format: WARC, JSON lines (plain or compressed; the Pile is such), Parquet, and the
+Inputs are files and folders of any format: WARC, JSON lines (plain or compressed, such as the Pile), Parquet, and the
 shards of another step. Files that are not shards are extracted first, into a folder of the output. The output is what
 the step leaves in a curation (shards with their manifests, or token stores), ``summary.json`` and the report. The same
 call resumes an interrupted one.
@@ -39,7 +39,7 @@ DOCUMENTS, FETCHED = "documents", "inputs"
 
 
 def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf, str]) -> None:
-    """Give the step the sources of its inputs, with keys by its options. Raises ``UsageFailure`` for misfits."""
+    """Give the step the sources of its inputs, with keys from the options. Raises ``UsageFailure`` for wrong ones."""
     sources: dict[str, dict[str, Any]] = {}
     for name, inputs in found.items():
         for source in inputs.sources:
@@ -65,7 +65,7 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
 
 
 def _texts_by_source(own: Sequence[str], given: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:
-    """The options of every source: those of all, and those of each ``NAME=VALUE``."""
+    """The options of every source: those given for all sources, and those given as ``NAME=VALUE`` for one."""
     texts: dict[str, dict[Leaf, str]] = {source: {} for source in own}
     for leaf, text in given.items():
         for part in [text] if leaf.is_list else text.split(","):
@@ -110,7 +110,7 @@ def _run(job: Job, summaries: list[Summary]) -> Summary:
 def _shards(
     step: Step[Any, Any], inputs: Inputs, folder: Path, engine: Engine, summaries: list[Summary]
 ) -> Iterator[Path]:
-    """The shards of inputs; of stages at URLs, copies; files are extracted into this folder of the output."""
+    """The shards of the inputs: those of stages at URLs are copied, and files are extracted into ``folder``."""
     yield from inputs.shards
     for url, files in inputs.stages.items():
         copies = folder.with_name(FETCHED) / hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -127,9 +127,9 @@ def _shards(
 
 
 def _check_out(out: Path, found: Mapping[str, Inputs]) -> None:
-    """Raise ``UsageFailure`` where what is written would overwrite an input, or be read as one by the next run.
+    """Raise ``UsageFailure`` if the output would overwrite an input, or be read as one by the next run.
 
-    That is where ``out`` is in an input folder, or has the input in one of its own, or is a run's or one of its steps'.
+    That is, if ``out`` is in an input folder, has an input in one of its own folders, or is a run's or a run's step's.
     """
     for folder in (out, out.parent):
         if (folder / RECIPE).exists():

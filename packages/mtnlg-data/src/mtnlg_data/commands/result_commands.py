@@ -1,4 +1,4 @@
-"""Commands on what runs and stages have left: inspect, why, merge, report, export."""
+"""Commands on the output of runs and stages: inspect, why, merge, report, export."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
 
     @property
     def option(self) -> str:
-        """The name of its option; a flag's is that of the value which is not the default."""
+        """The name of its option; a flag is named after the value that is not the default."""
         if own := self.note("option"):
             return own
         prefix = "--no-" if self.field.default is True else "--"
@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """What its value is: what a number counts, or the kind of value."""
+        """The placeholder for its value: the unit of a number, or the kind of value."""
         if self.type is bool:
             return ""
         arguments = () if self.type is FilePath else get_args(self.type)

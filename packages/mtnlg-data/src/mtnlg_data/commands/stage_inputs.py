@@ -1,4 +1,4 @@
-"""What ``PATH``, ``NAME=PATH`` and URLs stand for as inputs of a stage: files to extract, or another stage's shards."""
+"""Resolves a stage's inputs (``PATH``, ``NAME=PATH``, URLs) to files to extract or to another stage's shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED_INPUT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(.+)", re.DOTALL)
 class Inputs:
     """Inputs of a stage: shards, files still to be extracted, and their sources in the order of the arguments.
 
-    ``paths`` are the files and folders that were given, ``stages`` those of other stages at URLs: their files by name.
+    ``paths`` are the files and folders that were given; ``stages`` has, by URL, the files of another stage by name.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -49,7 +49,7 @@ def find_inputs(
     unnamed: str = "documents",
     **file_options: Any,  # noqa: ANN401  (fields of SourceFile)
 ) -> Inputs:
-    """The files that ``PATH`` and ``NAME=PATH`` stand for: PATH, or everything below it, as files of source NAME.
+    """Resolve ``PATH`` and ``NAME=PATH``: the file PATH, or every file below it, is a file of source NAME.
 
     ``unnamed`` is the source of a PATH without a name. With ``raw`` every Parquet file is a file to extract.
     ``file_options`` are passed to each ``SourceFile``. Raises ``Failure`` for a path that does not exist or holds no
@@ -145,9 +145,9 @@ def _known_files(
     place: object,
     file_options: Mapping[str, Any],
 ) -> list[SourceFile]:
-    """The files of a known format, of all that are in a folder or match a pattern.
+    """Those of the files in a folder, or matching a pattern, that have a known format.
 
-    ``file_options`` are the reader's ``kind``, and keys of readers; each takes those that it knows.
+    ``file_options`` has the ``kind`` of the reader, and keys of readers; each reader takes those that it knows.
     """
     kinds = kinds_of_files(files)
     options = {**file_options}

@@ -1,4 +1,4 @@
-"""Commands of steps: an option for each setting of the step, for what it reads of a source, and those of all steps.
+"""Commands of steps: an option for each setting of the step and each source key it reads, and those of all steps.
 
 ``mtnlg-data clean`` is ``mtnlg-data step clean``; ``step`` takes a user's own as well. A command gets its options when
 it is chosen, so ``mtnlg-data --help`` imports no step.
@@ -62,7 +62,7 @@ AllowFailures = Annotated[
     bool, typer.Option("--allow-failures", help="Exit with 0 where files or records could not be read.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-#: Commands of steps that are not called like the step.
+#: Commands whose name differs from the step's: step → command.
 NAMES = {"quality": "score", "deduplicate": "dedup"}
 SOURCES_PANEL = "Of the inputs"
 
