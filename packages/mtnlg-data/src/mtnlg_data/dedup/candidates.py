@@ -1,7 +1,7 @@
-"""Candidates with everything that verification needs: who stays before whom, band keys, exact sets of shingle hashes.
+"""Candidates with everything that verification needs: their ranking, band keys, exact sets of shingle hashes.
 
-Rows are by a hash of the cluster's root, so that ranges of it, the groups, hold clusters whole and about as many bytes
-each.
+Rows are keyed by a hash of the cluster's root, so a range of keys, called a group, holds whole clusters, and all groups
+are of about the same size.
 """
 
 from __future__ import annotations

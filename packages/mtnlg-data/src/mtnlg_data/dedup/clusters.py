@@ -1,13 +1,14 @@
 """Band keys → links → clusters of candidates.
 
 With 20 bands of 13 rows, a pair of Jaccard similarity J shares a key with probability 1 - (1 - J**13)**20 (paper.md
-4.3). Documents that are no copies of another (``copies.py``) enter the exchange with the keys of all bands: the number
+4.3). Documents that are not copies of another (``copies.py``) enter the exchange with the keys of all bands: the number
 of the band in the upper bits, the upper bits of the band's key below them. A task reads one range of these keys, of one
 band or of several, as a stream, so a key that millions of documents share takes no more memory than any other.
 
 Documents that are connected by shared keys form a cluster, and a duplicate is always in the same cluster as its twin. A
-cluster goes by its lowest document, the root. One task unites all links: it holds ``FOREST_BYTES`` per document of the
-corpus, 2.6 GB for the paper's 320 million, and refuses before it begins where the machine has less.
+cluster is identified by its lowest document, the root. One task unites all links: it holds ``FOREST_BYTES`` per
+document of the corpus, 2.6 GB for the paper's 320 million, and fails before it begins if the machine has too little
+memory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LABELS_AT_A_TIME = 1 << 20
 
 
 def write_band_rows(item: tuple[Shard, Done, Range], output: Path, *, numbering: Numbering) -> Summary:
-    """Write rows of one shard's documents by band and key, without copies of others; a band sorted at a time.
+    """Write rows of one shard's documents, except copies of others, by band and key, sorting one band at a time.
 
     ``item`` has the shard, its contents and the copies of its documents.
     """
@@ -65,7 +66,7 @@ def write_band_rows(item: tuple[Shard, Done, Range], output: Path, *, numbering:
 
 
 def link_bands(bands: Range, output: Path) -> Summary:
-    """Write the links of one range of keys, in no order. The documents of a key form a chain."""
+    """Write the links of one range of keys, unordered. The documents that share a key form a chain."""
     links = 0
     with atomic_path(output) as partial, pa.ipc.new_file(str(partial), LINK) as file:
         for chain in _chains(bands.tables()):
@@ -86,7 +87,7 @@ def _chains(tables: Iterable[pa.Table]) -> Iterator[NDArray[np.int64]]:
 
 
 def write_clusters(links: Sequence[Done], output: Path, *, numbering: Numbering) -> Summary:
-    """Write each linked document's root, by document. Raises ``Failure`` where memory is too small for it."""
+    """Write each linked document's root, by document. Raises ``Failure`` if there is too little memory."""
     check_memory(numbering.total)
     parent = new_forest(numbering.total)
     for done in links:
@@ -103,7 +104,7 @@ def write_clusters(links: Sequence[Done], output: Path, *, numbering: Numbering)
 
 
 def check_memory(documents: int) -> None:
-    """Raise ``Failure`` where this machine cannot hold the forest of so many documents."""
+    """Raise ``Failure`` if this machine cannot hold the forest of this many documents in half of its memory."""
     memory = memory_bytes()
     if FOREST_BYTES * documents > memory // 2:
         raise Failure(

@@ -1,8 +1,8 @@
-"""Exact copies: of the documents of one content hash one goes on, before any is compared with another.
+"""Exact copies: of documents with equal content hashes one is kept, before any documents are compared.
 
-A page that stands a hundred million times in a corpus is a hundred million equal rows in one range of hashes. They are
-read as a stream, twice: to choose the one that stays, and to list the others. What becomes of that one is known only
-after near duplicates are; ``write_removals`` gives its fate to its copies.
+A page that occurs a hundred million times in a corpus is a hundred million equal rows in one range of hashes. They are
+streamed twice: to choose the document that stays, and to list the others. Whether that document is itself removed is
+known only once near duplicates are found; ``write_removals`` then records its copies accordingly.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CONTENT = np.dtype(
 
 
 def find_copies(contents: Range, output: Path, *, numbering: Numbering, priority: Sequence[str]) -> Summary:
-    """Write the copies of one range of content hashes, by document: each pair of a copy and the one that stays twice.
+    """Write each pair of a copy and the document that stays, of one range of content hashes, under either document.
 
-    ``other`` is the other document of the pair, ``stays`` whether it is the one that stays.
+    ``other`` is the other document of the pair; ``stays`` says whether ``other`` is the document that stays.
     """
     kept = _choose_kept(contents, priority)
     lows = np.ascontiguousarray(kept["low"])
@@ -57,11 +57,11 @@ def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArra
 
 
 def _choose_kept(contents: Range, priority: Sequence[str]) -> NDArray[np.void]:
-    """Of each content that occurs again, the document that stays, and a few that occur once; by content."""
+    """The document that stays of each content that recurs, and a few that occur once; sorted by content."""
     kept = [np.empty(0, CONTENT)]
     for table in contents.tables():
         low = table["sort"].to_numpy()
-        again = (low == low[0]) | (low == low[-1])  # others may be in the tables around this one
+        again = (low == low[0]) | (low == low[-1])  # equal ones may be in the tables before and after
         again[1:] |= low[1:] == low[:-1]
         again[:-1] |= low[:-1] == low[1:]
         rows = np.empty(int(again.sum()), CONTENT)
@@ -73,15 +73,16 @@ def _choose_kept(contents: Range, priority: Sequence[str]) -> NDArray[np.void]:
 
 
 def _first_of_each(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """The row of each content that stays before the others, by content."""
+    """The preferred row of each content, sorted by content."""
     rows = rows[np.lexsort(tuple(rows[name] for name in reversed(CONTENT.names or ())))]
     return rows[begins(rows["low"]) | begins(rows["high"])]
 
 
 def write_removals(item: tuple[Range, Range], output: Path, *, numbering: Numbering) -> Summary:
-    """Write the documents to be removed, near duplicates and copies of one range of those that stay, by document.
+    """Write what is removed for one range of documents: near duplicates in the range, and copies of its documents.
 
-    A copy goes with what its twin is a near duplicate of, if any; ``item`` has the near duplicates, then the copies.
+    A copy whose twin is a near duplicate is recorded with the document kept for that twin. ``item`` has the near
+    duplicates, then the copies. Rows are keyed by the removed document.
     """
     near, copies = item
     tables = [*near.tables()]

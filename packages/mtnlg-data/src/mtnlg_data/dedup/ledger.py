@@ -1,9 +1,9 @@
-"""The ledger ``dropped/duplicates-*.parquet``, and the shards without what it removes.
+"""The ledger ``dropped/duplicates-*.parquet``, and the shards without the removed documents.
 
-A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, which goes by the
-number of the document that it keeps. Rows are by component, then by document. A task takes the removed documents of one
-shard and adds their names; another those whose twins are in one range of documents, adds the names of these, and writes
-its part of the ledger, which has components whole.
+A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, identified by the
+number of the document that it keeps. Rows are sorted by component, then by document. ``write_names`` takes the removed
+documents of one shard and adds their names; ``write_ledger`` takes those whose twins are in one range of documents,
+adds the twins' names, and writes a part of the ledger, with whole components.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SAMPLE_CHARACTERS = 600
 
 
 def write_names(item: tuple[Shard, Range], output: Path, *, numbering: Numbering) -> Summary:
-    """Write the removed documents of one shard, with their names and rows, by the document that is kept."""
+    """Write the removed documents of one shard, with their names and rows, keyed by the document that is kept."""
     shard, removals = item
     with write_rows(output) as runs:
         for table in removals.tables():
@@ -64,13 +64,13 @@ def write_names(item: tuple[Shard, Range], output: Path, *, numbering: Numbering
 
 
 def _names(shard: Shard, rows: Int64s) -> dict[str, pa.ChunkedArray]:
-    """The names of these rows, which ascend."""
+    """The names of these ascending rows."""
     table = pa.Table.from_batches([batch for _, batch in read_rows(shard.path, rows, NAMES)])
     return dict(zip(NAMES, table.columns, strict=True))
 
 
 def _twins(shards: Sequence[Shard], documents: Int64s) -> pa.Table:
-    """Names and places of kept documents, which ascend: a row for each."""
+    """Names and places of these ascending kept documents: one row per document."""
     shard_of = np.searchsorted([shard.first for shard in shards], documents, "right") - 1
     tables = []
     for number in np.unique(shard_of).tolist():
@@ -83,9 +83,9 @@ def _twins(shards: Sequence[Shard], documents: Int64s) -> pa.Table:
 
 
 def write_ledger(item: tuple[Range, Sequence[Shard]], output: Path, *, numbering: Numbering) -> Summary:
-    """Write the part of the ledger whose twins are in one range of documents; ``item`` has the shards that it is in.
+    """Write the part of the ledger whose twins are in one range of documents; ``item`` has the range and its shards.
 
-    The summary counts what the part removes, and clusters by size, and has pairs to review.
+    The summary has the number of removed documents by source, of clusters by size, and sample pairs to review.
     """
     named, shards = item
     removed: Counter[str] = Counter()
@@ -105,7 +105,7 @@ def write_ledger(item: tuple[Range, Sequence[Shard]], output: Path, *, numbering
             samples = _lowest([*samples, *_sample_rows(table)])
             components.append(kept)
             sizes.append(counts)
-    _, place = np.unique(np.concatenate(components), return_inverse=True)  # a large one may be in several tables
+    _, place = np.unique(np.concatenate(components), return_inverse=True)  # a large component may be in several tables
     members = 1 + np.bincount(place, np.concatenate(sizes)).astype(np.int64)
     return {"removed": dict(removed), "cluster_sizes": sorted(Counter(members.tolist()).items()), "samples": samples}
 
@@ -132,7 +132,7 @@ def _lowest(samples: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[s
 
 
 def _sample_rows(table: pa.Table) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of lowest hash, each with its hash."""
+    """The rows with the lowest hashes, as (hash, row)."""
     numbers = (table[name].to_numpy().astype(np.uint64) for name in ("component", "row"))
     hashes = fmix64(fmix64(next(numbers)) + next(numbers))
     order = np.argsort(hashes, kind="stable")[:SAMPLES]
@@ -163,7 +163,7 @@ def write_survivors(item: tuple[Shard, Range, Sequence[int]], output: Path, *, n
     """Write one shard without its removed documents.
 
     ``item`` has the shard, its removals, and the rows whose texts are to be shown. The summary has the tallies of the
-    shard's sources and the begins of these texts.
+    shard's sources and the beginnings of these texts.
     """
     shard, removals, shown = item
     stays = np.ones(shard.rows, np.bool_)

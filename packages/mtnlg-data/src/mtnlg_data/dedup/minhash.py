@@ -1,19 +1,20 @@
 """Documents → MinHash signatures → one 64-bit key per band, and a hash of all shingles.
 
     shingle    hash of n consecutive words (or characters, white space collapsed) of the lower-cased text; of 3/5 n
-               where most words are characters of scripts without spaces
+               words where most words are characters of scripts without spaces
     MinHash    h_p(document) = min over its shingles x of a_p fmix32(x) + b_p mod 2**32, a_p odd
     band key   hash of the ``rows`` MinHash values of one band
-    content    sum over the shingles, repeats included, of two independent mixes of their 64 bits: 128 bits; of a text
-               without shingles BLAKE2b of its bytes
+    content    sum over the shingles, repeats included, of two independent mixes of their 64 bits: 128 bits; for a text
+               without shingles, BLAKE2b of its bytes
 
-Two documents of one content hash have the same shingles as often: a Jaccard similarity of 1. The odds that others share
-one by chance are 1 in 2**128 a pair, about 1 in 10**21 over all pairs of a billion documents.
+Two documents with equal content hashes have the same shingles, each as often: a Jaccard similarity of 1. The odds that
+other documents share a hash by chance are 1 in 2**128 per pair, about 1 in 10**21 over all pairs of a billion
+documents.
 
-The signatures are datasketch 2's scheme "affine32", bit for bit, permutations included; x is the upper half of the
-shingle's 64 bits. Only case is folded: texts that differ in Unicode composition ("é" as one code point or two) differ
-here, and the clean stage before (ftfy) composes them. A text of fewer than n words is one shingle; a text without words
-has none, and only equal texts are its duplicates.
+The signatures are those of datasketch 2's scheme "affine32", bit for bit, permutations included; x is the upper half of
+the shingle's 64 bits. Only case is folded: texts that differ in Unicode composition ("é" as one code point or two)
+differ here, and the clean stage before (ftfy) composes them. A text of fewer than n words is one shingle; a text
+without words has none, and only equal texts are its duplicates.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ if TYPE_CHECKING:
     from mtnlg_data.steps.deduplicate import ShingleKind
     from mtnlg_data.text.arrays import Texts
 
-    #: Foldings, kinds of characters or which are white space, whether shingles are of words, and of how many.
+    #: Table of case folding; of kinds of characters, or of white space; whether shingles are of words; their length n.
     Measure = tuple[UInt32s, UInt8s, bool, int]
 
-MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # told apart by these bits, flipped before
-ASCII = 128  # first code point, and first byte, that is none of it
+MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # flipped before mixing: the mixes differ
+ASCII = 128  # first code point, and first byte, outside ASCII
 BLANK = np.uint64(32)
-BYTES_SIGNED = 1 << 16  # of texts at a time, so that all about them stays in the processor's caches
-LANES = 16  # numbers of 32 bits of a vector
+BYTES_SIGNED = 1 << 16  # bytes of text at a time, so that all their data stays in the processor's caches
+LANES = 16  # 32-bit numbers per vector
 
 
 def write_signatures(
@@ -70,9 +71,9 @@ def write_signatures(
 ) -> Summary:
     """Write rows of one shard's documents by content hash; ``item`` has the shard and the number of its first document.
 
-    Beside them goes a file with ``keys`` of all bands, the ``count`` of shingles with repeats, the hash of the
-    ``source``, and the hash of the key, which decides the ``order`` within one. The summary counts the documents of
-    each source.
+    A file beside them has the ``keys`` of all bands, the ``count`` of shingles with repeats, the hash of the
+    ``source``, and the hash of the document's key, which decides the ``order`` within a source. The summary counts the
+    documents of each source.
     """
     shard, first = item
     a, b = permutations(bands * rows, seed)
@@ -105,19 +106,19 @@ def write_signatures(
 
 
 def signatures_path(contents: Path) -> Path:
-    """The file of signatures beside that of rows by content hash."""
+    """The file of signatures beside the file of rows by content hash."""
     return contents.with_name(f"signatures-{contents.name}")
 
 
 def read_signatures(contents: Path) -> pa.RecordBatch:
-    """The signatures beside these rows, in the mapped file."""
+    """The signatures beside these rows, memory-mapped."""
     return pa.ipc.open_file(pa.memory_map(str(signatures_path(contents)))).get_batch(0)
 
 
 def permutations(count: int, seed: int) -> tuple[UInt32s, UInt32s]:
     """Multipliers a (odd) and offsets b of ``count`` permutations, as datasketch draws them.
 
-    Importing it would take SciPy with it: 42 MB of every worker.
+    Importing datasketch would also import SciPy: 42 MB per worker.
     """
     draw = np.random.RandomState(seed)  # its stream never changes
     a = draw.randint(0, 1 << 31, count, np.uint32) * np.uint32(2) + np.uint32(1)
@@ -171,7 +172,7 @@ def _hash_shingles(data: UInt8s, bounds: Int64s, measure: Measure) -> tuple[UInt
 
 @jit
 def _hash_characters(data: UInt8s, bounds: Int64s, folds: UInt32s, is_space: UInt8s) -> tuple[UInt64s, Int64s]:
-    """Hashes of the characters of folded texts, of which white space is collapsed as by ``str.split``, and bounds."""
+    """Hashes of the characters of case-folded texts, white space collapsed as by ``str.split``, and their bounds."""
     hashes, hash_bounds = np.empty(bounds[-1] - bounds[0], np.uint64), np.zeros(len(bounds), np.int64)
     count = 0
     for text in range(len(bounds) - 1):
@@ -193,7 +194,7 @@ def _hash_characters(data: UInt8s, bounds: Int64s, folds: UInt32s, is_space: UIn
 
 @cache
 def folded_codes() -> UInt32s:
-    """Table over all code points: the one that ``fold_case`` puts in its place."""
+    """Table from each code point to the one that ``fold_case`` replaces it by."""
     folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     folded[LETTERED] = code_points(fold_case("".join(map(chr, LETTERED))))
     return folded
@@ -201,10 +202,10 @@ def folded_codes() -> UInt32s:
 
 @jit
 def hash_words(data: UInt8s, bounds: Int64s, folds: UInt32s, kinds: UInt8s) -> tuple[UInt64s, Int64s, Int64s]:
-    """``words.find_words`` of folded texts in UTF-8: the words' hashes and bounds, and how many are characters.
+    """``words.find_words`` of case-folded UTF-8 texts: the words' hashes and bounds, and how many are characters.
 
-    Over ASCII there is no branch for each word, which no processor foresees: letters are summed and counted under a
-    mask, and the sum so far is stored at each byte, in the place of the word that may end there.
+    Over ASCII there is no branch per word, which processors mispredict: letters are summed and counted under a mask,
+    and the sum so far is stored at each byte, in the place of the word that may end there.
     """
     folded, powers = folds[:ASCII], np.full(ASCII, CHARACTER_BASE)
     powers[0] = np.uint64(1)
@@ -257,7 +258,7 @@ def hash_words(data: UInt8s, bounds: Int64s, folds: UInt32s, kinds: UInt8s) -> t
 
 @jit
 def _word_sum(total: np.uint64, letters: np.uint64, data: UInt8s, end: np.uint64, folds: UInt32s) -> np.uint64:
-    """What ``fmix64`` makes the hash of the word of so many letters that ends here: its sum, unless it is long."""
+    """Input of ``fmix64`` for the word of so many ``letters`` that ends at ``end``: ``total``, unless it is long."""
     if letters <= LONGEST_SUM:
         return total
     place, total = int(np.int64(end)), np.uint64(0)
@@ -270,9 +271,10 @@ def _word_sum(total: np.uint64, letters: np.uint64, data: UInt8s, end: np.uint64
 
 @jit
 def shingle_ngrams(hashes: UInt64s, bounds: Int64s, lengths: Int64s) -> tuple[UInt64s, Int64s]:
-    """``words.ngram_hashes`` within each text, whose n ``lengths`` has, and their bounds; of fewer words all are one.
+    """``words.ngram_hashes`` within each text, n from ``lengths``, and bounds; a text of fewer words is one n-gram.
 
-    A pass over a text's shingles for each of the n words: vectors take many shingles at a time, a rolling hash one.
+    There is one pass over a text's shingles for each of the n words: vector instructions handle many shingles at a
+    time, a rolling hash only one.
     """
     wide_vectors()
     counts = bounds[1:] - bounds[:-1]
@@ -346,7 +348,7 @@ def content_hashes(shingles: UInt64s, bounds: Int64s) -> UInt64s:
 
 @jit
 def band_keys(signatures: UInt32s, bands: int) -> UInt64s:
-    """Keys [texts, bands]; two texts share one exactly where all rows of the band agree."""
+    """Keys [texts, bands]; two texts share a band's key exactly if they agree in all rows of the band."""
     keys = np.zeros((len(signatures), bands), np.uint64)
     rows = signatures.shape[1] // bands
     for text in range(len(signatures)):

@@ -1,11 +1,11 @@
 """Fuzzy deduplication across all sources (paper.md 4.3).
 
     minhash.py     documents, one shard per task → band keys and content hashes
-    copies.py      content hashes → exact copies, of which one goes on
+    copies.py      content hashes → exact copies, of which one is kept
     clusters.py    band keys → links between documents that share one → clusters of candidates (union_find.py)
     candidates.py  what verification needs of the candidates: exact shingle sets, band keys
     verify.py      candidates of a group of clusters → pairs that are duplicates, and the document that each keeps
-    copies.py      what is removed: near duplicates, and copies with them
+    copies.py      the documents to remove: near duplicates, and exact copies
     ledger.py      the ledger of removed documents, and the shards without them
 
 Between steps rows are exchanged by key range: no task holds all documents' rows, or opens a number of files that grows
@@ -57,8 +57,8 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
 
     The sources of the job's step are in the order of their priority: each component keeps its document from the best
     source. ``duplicates`` of the summary has components, cluster sizes, sample pairs and the removed share of each
-    source. Raises ``Failure``, before anything is removed, where a source would lose more than ``alarm_share`` of its
-    documents, and has ``SMALL_SOURCE``; a second call with a higher share continues there.
+    source. Raises ``Failure``, before anything is removed, if a source of ``SMALL_SOURCE`` documents or more would lose
+    more than ``alarm_share`` of them; a second call with a higher share continues from there.
     """
     shards = sorted(job.shards, key=lambda shard: shard.path.name)
     numbering = Numbering(sum(shard.rows for shard in shards))
@@ -85,7 +85,7 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
 
 
 class Candidates(NamedTuple):
-    """What is known of a corpus before pairs are verified; it is the same for any threshold."""
+    """The results of the tasks before verification, which are the same for any threshold."""
 
     contents: Rows
     copies: Rows
@@ -129,7 +129,7 @@ def _find_candidates(
 def _find_duplicates(
     job: Job, shards: Sequence[Shard], numbering: Numbering, settings: DeduplicateSettings, found: Candidates
 ) -> tuple[list[Range], Summary]:
-    """Run the tasks up to the ledger; returns what it removes of each shard, and its summary."""
+    """Run the tasks up to the ledger; returns the removals of each shard, and the ledger's summary."""
     size = sum(done.summary["bytes"] for done in found.candidates.written)
     groups = found.candidates.ranges(-(-size // GROUP_BYTES))
     near = job.rows(
@@ -170,7 +170,7 @@ def _shards_in(shards: Sequence[Shard], numbering: Numbering, documents: Range) 
 
 
 def _check_losses(documents: dict[str, int], removed: dict[str, int], alarm_share: float, ledger: Path) -> None:
-    """Raise ``Failure`` where a source of ``SMALL_SOURCE`` documents or more would lose more than ``alarm_share``."""
+    """Raise ``Failure`` if a source of ``SMALL_SOURCE`` documents or more would lose more than ``alarm_share``."""
     losses = {source: {REASON: removed.get(source, 0)} for source, count in documents.items() if count >= SMALL_SOURCE}
     alarms = [
         alarm["message"]

@@ -22,7 +22,7 @@ def new_forest(nodes: int) -> NDArray[np.int64]:
 
 @jit
 def unite(parent: NDArray[np.int64], ones: NDArray[np.int64], others: NDArray[np.int64]) -> None:
-    """Add links from each of the ``ones`` to its other to the forest, in place; a tree's root is its lowest node."""
+    """Add the links from ``ones[i]`` to ``others[i]`` to the forest, in place; a tree's root is its lowest node."""
     for link in range(len(ones)):
         a, b = ones[link], others[link]
         if parent[a] < 0:
@@ -40,7 +40,7 @@ def unite(parent: NDArray[np.int64], ones: NDArray[np.int64], others: NDArray[np
 
 @jit
 def find_all_roots(parent: NDArray[np.int64]) -> None:
-    """Make every linked node's parent its root, in place: parents are lower, so theirs have been found before."""
+    """Make every linked node's parent its root, in place: parents have lower numbers, so their roots are set before."""
     for node in range(len(parent)):
         if parent[node] >= 0:
             parent[node] = parent[parent[node]]

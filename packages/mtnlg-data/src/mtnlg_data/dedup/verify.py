@@ -1,14 +1,13 @@
-"""Candidates → pairs whose Jaccard similarity reaches the threshold, and what is removed for them (paper.md 4.3).
+"""Candidates → pairs whose Jaccard similarity reaches the threshold, and the documents to remove (paper.md 4.3).
 
 A bucket, the candidates of one band key, also contains false positives. In each of at most 11 rounds a pivot is drawn
 from the rest of the bucket; every candidate that reaches the threshold with it is its duplicate and leaves the bucket
 together with it. Buckets of up to 12 candidates are thus compared in full. The draw is a hash of (seed, band, key,
-round), so it is independent of order, groups and restarts. A candidate of which the corpus has many exact copies is as
-likely drawn as all of them: it is the one that most near duplicates come from.
+round), so it is independent of order, groups and restarts. A candidate's weight in the draw is the number of its exact
+copies in the corpus: most near duplicates come from a text with many copies.
 
-In each component of verified pairs the document from the best source stays; of several from that source, the one with
-the lowest hash of its key, so that the result does not depend on shards or order. (Of equal hashes, the first
-document's.)
+Each component of verified pairs keeps the document from the best source; among several from that source, the one whose
+key has the lowest hash, so that the result does not depend on shards or order. (On equal hashes, the first document.)
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
-GROUP_BYTES = 1 << 27  # of the candidates of a group, about; one has at least a cluster
+GROUP_BYTES = 1 << 27  # approximate size of a group's candidates; a group has at least one cluster
 
 
 class ShingleSets(NamedTuple):
@@ -48,12 +47,12 @@ class ShingleSets(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The candidates of one group, by cluster and document; what decides which of them stays, and what is compared."""
+    """The candidates of one group, by cluster and document: what decides which are kept, and what is compared."""
 
     documents: Int64s
     ranks: UInt32s
     orders: UInt64s
-    times: Int64s  # that its text stands in the corpus
+    times: Int64s  # how often its text occurs in the corpus
     keys: UInt64s  # [candidates, bands]
     sets: ShingleSets
 
@@ -84,9 +83,9 @@ def choose_representatives(candidates: Candidates, rows: Int64s, component: Int6
 
 
 def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
-    """Collect a group's candidates. Their band keys and sets are mapped from files that have no name in ``scratch``.
+    """Collect a group's candidates. Their band keys and sets are memory-mapped from unnamed files in ``scratch``.
 
-    So a cluster of millions takes disk, and memory only while there is some to spare.
+    So a cluster of millions takes disk space, and memory only while some is free.
     """
     columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "rank": [], "order": [], "times": []}
     sizes, bands = [np.empty(0, np.int64)], 1
@@ -117,7 +116,7 @@ def _mapped(file: IO[bytes]) -> UInt64s:
 
 
 def verify_pairs(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Iterator[Int64s]:
-    """Yield verified pairs [pairs, 2], some at a time: (pivot, duplicate), as rows of the group."""
+    """Yield arrays of verified pairs [pairs, 2], (pivot, duplicate), as rows of the group."""
     pairs_of_two = [np.empty((0, 2), np.int64)]
     for band, keys in enumerate(map(np.ascontiguousarray, candidates.keys.T)):
         members, sizes = buckets(keys)
@@ -156,9 +155,10 @@ def verify_buckets(  # noqa: PLR0917  (all of a band)
     sets: ShingleSets,
     threshold: float,
 ) -> Iterator[Int64s]:
-    """Yield verified pairs [pairs, 2], (pivot, duplicate), of all buckets, which have so many of the members each.
+    """Yield arrays of verified pairs [pairs, 2], (pivot, duplicate), of all buckets.
 
-    ``draws`` [buckets, rounds] selects the pivots, each candidate as likely as ``times`` of them.
+    ``members`` lists the candidates bucket by bucket, ``sizes`` [buckets] their number in each. ``draws`` [buckets,
+    rounds] selects the pivots; a candidate's weight in the draw is its ``times``.
     """
     rest = members
     for turn in range(draws.shape[1]):

@@ -44,15 +44,15 @@ __all__ = [
 ]
 
 EngineName = Literal["local", "ray"]
-Keep = Literal["all", "last"]  # of the shards and states of a run's stages
+Keep = Literal["all", "last"]  # which shards and state of a run's stages are kept
 
 
 def open_engine(
     name: EngineName, workers: int | None = None, ray_address: str | None = None
 ) -> AbstractContextManager[Engine]:
-    """An engine as a context manager, which closes it; ``workers`` None means one for each core.
+    """An engine as a context manager, which closes it; ``workers`` None means one per core.
 
-    ``ray_address`` is that of a Ray cluster. Raises ``Failure`` where Ray is asked for and not installed.
+    ``ray_address`` is the address of a Ray cluster. Raises ``Failure`` if Ray is asked for but not installed.
     """
     if ray_address and name != "ray":
         raise UsageFailure(f"--ray {ray_address}: goes with --engine ray")

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, and nothing left there of runs that were killed."""
+"""Allows one run at a time in a folder, and removes the partial files of killed runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FolderInUse(Failure):
 def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock ``out`` against other runs until the block ends or this process does; removes partial files of killed runs.
 
-    Where another run holds it, ``wait`` until that is done, else raise `FolderInUse`. On a file system without locks
-    nobody is kept out.
+    If another run holds the lock, wait for it with ``wait``, else raise `FolderInUse`. A file system without locks
+    keeps no run out.
     """
     out.mkdir(parents=True, exist_ok=True)
     with open_to_update(out / LOCK) as lock:

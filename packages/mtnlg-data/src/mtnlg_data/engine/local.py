@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
     from .tasks import Summary, Task
 
-#: A worker is one core. Set before the libraries that start threads of their own are imported.
+#: A worker uses one core. Set before libraries that start threads of their own are imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 #: Tasks submitted for each worker: enough that none waits for its next.
 TASKS_PER_WORKER = 2
-#: New objects at which Python looks for cycles; at its default of 700 this is a tenth of a short command's time.
+#: New objects between searches for cycles by Python; at its default of 700 they take a tenth of a short command's time.
 OBJECTS_PER_COLLECTION = 50_000
-#: Exit status of a worker that, while it imported the script of its parent, was to start workers of its own.
+#: Exit status of a worker that tried to start its own workers while it imported its parent's script.
 UNGUARDED_STATUS = 75
 
 
 class Local:
     """An engine over worker processes; with one worker, tasks run in this process, for debuggers and small jobs.
 
-    The workers start with the first tasks and live until ``close``, so that a run pays once, not once a stage, for the
-    seconds that each takes to import the libraries (``with open_engine("local", 8) as engine``).
+    The workers start with the first tasks and live until ``close``, so that a run pays once, not once per stage, for
+    the seconds that each takes to import the libraries (``with open_engine("local", 8) as engine``).
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -100,7 +100,7 @@ class Local:
         return self._pool
 
     def _stop_workers(self, *, wait: bool) -> None:
-        """End the workers; without ``wait`` they are cut off in mid-task, which leaves no partial output."""
+        """End the workers; without ``wait`` they are killed during a task, which leaves no partial output."""
         pool, self._pool = self._pool, None
         lifeline, self._lifeline = self._lifeline, None
         if pool is not None and wait:

@@ -24,7 +24,7 @@ def memory_bytes() -> float:
 
 
 def _limits(name: str) -> list[list[str]]:
-    """The words of a limit in the cgroup (version 2) of this process and in those around it, where there is one."""
+    """The words of a limit file in this process's cgroup (version 2) and in its ancestors, for those that set it."""
     found: list[list[str]] = []
     with suppress(OSError):  # not Linux
         own = CGROUPS / OWN_CGROUP.read_text(encoding="ascii").rpartition("0::/")[2].strip()

@@ -1,13 +1,13 @@
 """The Ray engine: workers of a Ray cluster, over a folder that all machines share.
 
-Who can speak to a Ray cluster can run code on it, and what it answers is unpickled here. So a cluster is joined only by
-an address that was given, never one that happens to run. Without an address Ray is started on this machine: on loopback
-alone, with its sockets and logs in a folder of this user's, and with a token that lies there (decision 0031).
+Anyone who can connect to a Ray cluster can run code on it, and its answers are unpickled here. So a cluster is joined
+only if its address is given, never because it happens to run. Without an address Ray is started on this machine: on
+loopback alone, with its sockets, logs and token in a private folder of this user (decision 0031).
 
-Ray carries tasks to workers and summaries back; documents go through the folder. What all tasks of a call share is in
-Ray's object store, once. Tasks are submitted as workers become free, two for each CPU that the cluster has now, so
-machines that join get work, and an autoscaler sees that there is some. A task whose worker or machine dies is run again
-elsewhere, which is safe: it writes aside and renames.
+Ray carries tasks to workers and summaries back; documents go through the shared folder. Data that all tasks of a call
+share is in Ray's object store once. Tasks are submitted as workers become free, two for each CPU that the cluster has
+at the time, so machines that join get work, and an autoscaler sees that there is work. A task whose worker or machine
+dies is run again elsewhere, which is safe: tasks write temporary files and rename them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ RAY_SETTINGS = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # report the first error, as with any engine
 }
 PACKAGE = Path(__file__).parents[1]
-SECONDS_BETWEEN_LOOKS = 5.0  # at the machines of the cluster
+SECONDS_BETWEEN_LOOKS = 5.0  # between queries for the machines of the cluster
 RETRIES = 3  # of a task whose worker or machine died; machines that are taken away with notice do not count
-TOKEN = secrets.token_hex(32)  # one a process, since Ray remembers the first that it reads
+TOKEN = secrets.token_hex(32)  # one per process, since Ray remembers the first that it reads
 
 
 class Ray:
     """An engine on the cluster at ``address``, else at RAY_ADDRESS, or else on one started here with ``workers`` CPUs.
 
-    On a cluster that was joined ``workers`` is the most tasks at a time; None takes what machines there are. Raises
-    ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure`` where no
+    On a joined cluster, ``workers`` limits the number of tasks at a time; None uses all machines. Raises
+    ``UsageFailure`` for the address "auto", by which Ray would join whatever cluster it finds, and ``Failure`` if no
     cluster answers.
     """
 
@@ -103,7 +103,7 @@ class Ray:
                 self._ray.cancel(reference)
 
     def _most_at_a_time(self) -> int:
-        """How many tasks may be with the cluster: more than it can run now, so that no worker waits."""
+        """Limit on submitted tasks: more than the cluster can run at once, so that no worker waits."""
         if time.monotonic() >= self._next_look:
             machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._cpus = int(sum(machine.get("CPU", 0) for machine in machines))
@@ -122,7 +122,7 @@ class Ray:
         return self._run.options(num_cpus=1, memory=memory, max_retries=RETRIES).remote(shared, task)
 
     def _finished(self, running: list[Any]) -> list[Any]:
-        """All that have finished, or the first to do so before it is time to look at the machines again."""
+        """All finished tasks; if none has finished, the first to finish before the machines are queried again."""
         done, _ = self._ray.wait(running, num_returns=len(running), timeout=0)
         return done or self._ray.wait(running, timeout=SECONDS_BETWEEN_LOOKS)[0]  # type: ignore[no-any-return]
 
@@ -150,7 +150,7 @@ def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the m
 
 
 def _import() -> Any:  # noqa: ANN401  (the module ray)
-    """Import Ray when its settings are in the environment, where it looks for them once."""
+    """Import Ray, once its settings are in the environment, which it reads only at import."""
     import ray  # noqa: PLC0415
 
     ray._private.worker._worker_logs_enabled = False  # noqa: SLF001  (it prints of workers that died on stdout)
@@ -166,7 +166,7 @@ def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any: 
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's only switch for loopback, on Linux too
     ray = _import()
-    # A folder within the private one, since Ray opens its own to everybody.
+    # A folder within the private one, since Ray gives everybody access to its own.
     options |= {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(private / "ray")}
     ray.init("local", num_cpus=workers, include_dashboard=False, **options)
     node = ray.util.get_node_ip_address()
@@ -178,7 +178,7 @@ def _start(private: Path, workers: int | None, options: dict[str, Any]) -> Any: 
 
 @cache
 def _package_digest() -> str:
-    """Digest of this package's code: what a task returns is read by the driver's."""
+    """Digest of this package's code, since the driver's code reads what a worker's code returns."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(f"{path.relative_to(PACKAGE)}".encode() + path.read_bytes())

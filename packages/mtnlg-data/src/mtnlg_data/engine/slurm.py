@@ -1,8 +1,9 @@
 """A run as a Slurm job: the sbatch script that starts Ray on every node of one allocation, and the run on it.
 
-Units of a lost node run again on the others. The first node has Ray's head and the run: where it is lost, which the
-others see, or the time is up, the job is queued again, and the same command goes on with what is left. With options of
-srun, such as a container's image, Ray and the run are steps with them; what needs Slurm's commands stays outside.
+Tasks of a lost node run again on the other nodes. The first node has Ray's head and the run: if it is lost, which the
+other nodes detect, or the time limit is reached, the job is requeued, and the same command resumes. With options of
+srun, such as a container's image, Ray and the run are job steps with these options; what needs Slurm's commands stays
+outside.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Options = dict[str, str | None]
-#: One task a node, on all of it; one job at a time of a name, which is the output's; the signal comes two minutes
-#: before the time limit.
+#: One task per node, on the whole node; one job at a time per name, which is derived from the output; the signal comes
+#: two minutes before the time limit.
 OURS: Final = {
     "dependency": "singleton",
     "time": "24:00:00",
@@ -63,9 +64,9 @@ done
 {inside}{command} --ray "$RAY_AT" &
 wait $!
 """
-#: Starts a step on this node, within the task or script that does.
+#: Starts a job step on this node, from within the task or script that runs on it.
 INSIDE: Final = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpu-bind=none'
-#: What runs on each node: the first has the head, which the others look for until it is there.
+#: Script of each node: the first node starts the head; the others wait until the head listens.
 NODE: Final = """mkdir -p -m 700 "$RAY_FOLDER"
 if [ "$SLURM_PROCID" = 0 ]; then
     where=(--head --node-ip-address="$RAY_HEAD" --port="$RAY_PORT" --include-dashboard=false --temp-dir="$RAY_FOLDER")
@@ -91,7 +92,7 @@ exit $status"""
 
 
 def submit(*path: str, script: str | None = None, hint: str = "--dry-run prints the script") -> str:
-    """Submit a script, or the one in a file, with sbatch; returns the job's number. ``hint`` is for who has none."""
+    """Submit a script, or the one in a file, with sbatch; returns the job's number. ``hint`` is for lack of sbatch."""
     sbatch = which("sbatch")
     if sbatch is None:
         raise Failure(f"sbatch is not installed here; {hint}, to submit where it is")
@@ -112,10 +113,10 @@ def job_script(
 ) -> str:
     """The script of a job that runs ``mtnlg-data`` with these arguments and the address of its Ray.
 
-    A job waits for another one of the same ``out``. ``setup`` are lines of bash that come first. ``sbatch`` has options
-    of sbatch that are added to ours or replace them; "--NAME=false" removes one; ``srun`` options of the steps that run
-    Ray and the command. ``interface`` is the network interface of Ray's head, by default that of the machine's first
-    address. Raises ``UsageFailure`` where a value cannot stand in a script.
+    Jobs with the same ``out`` run one at a time. ``setup`` has lines of bash that run first. ``sbatch`` has options of
+    sbatch that are added to ours or replace them ("--NAME=false" removes one), ``srun`` options of the job steps that
+    run Ray and the command. ``interface`` is the network interface of Ray's head, by default that of the machine's
+    first address. Raises ``UsageFailure`` for a value that a script cannot hold.
     """
     refuse_controls(*arguments, *setup, interface or "")
     name = f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
@@ -147,9 +148,9 @@ def refuse_controls(*texts: str) -> None:
 
 
 def slurm_options(command: str, words: Iterable[str], example: str) -> Options:
-    """Options of a Slurm command by name: "" is a flag, None, of "=false" or "=", takes one of ours away.
+    """Options of a Slurm command by name: "" for a flag; None, from "=false" or "=", to remove one of ours.
 
-    Raises ``UsageFailure`` for a word that is none.
+    Raises ``UsageFailure`` for a word that is not an option.
     """
     options: Options = {}
     for word in words:
@@ -162,12 +163,12 @@ def slurm_options(command: str, words: Iterable[str], example: str) -> Options:
 
 
 def python_in(site: Options) -> str:
-    """The Python of a step with these options of srun: a container has one of its own."""
+    """The Python of a job step with these options of srun: a container has its own."""
     return "python3" if any(name.startswith("container") for name in site) else sys.executable
 
 
 def directives(options: Options) -> str:
-    """Lines of #SBATCH: Slurm knows double quotes, with backslashes before quotes and backslashes."""
+    """The #SBATCH lines: Slurm reads values in double quotes, with quotes and backslashes escaped by backslashes."""
     lines = []
     for name, value in options.items():
         if value is None:

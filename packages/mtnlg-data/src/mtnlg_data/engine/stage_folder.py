@@ -1,10 +1,10 @@
-"""The folder of a step: the tasks that write into it, and the record of what they left, ``stage.json``.
+"""The folder of a step: the tasks that write into it, and the record of their output, ``stage.json``.
 
-The record is written once the step is done. It names the step, its shards, what it ran on and its summary, and has size
-and modification time of every file that stays: while all that agrees, the step is not run again. Who takes the folder
-as input reads the record, not what happens to lie there. What stands beside a task's manifest and is not in the record
-is removed after it is written, here or by the next run: of a source file that was taken down, no text stays. A file
-without a task's manifest is the user's own, and stays.
+The record is written once the step is done. It has the step's name, its shards, the key of what it ran on, its summary,
+and the size and modification time of every file that stays: while these agree, the step is not run again. A step that
+takes the folder as input reads the record, not the list of files. A file that has a task's manifest but is not in the
+record is removed after the record is written, here or by the next run, so no text stays of a source file that was taken
+down. A file without a task's manifest is the user's own, and stays.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from .tasks import Engine, Summary, Task
 
-RECORD, RECORD_BYTES = "stage.json", 1 << 28  # at most: that of a snapshot has some 100,000 names
+RECORD, RECORD_BYTES = "stage.json", 1 << 28  # size limit: the record of a snapshot has some 100,000 names
 RECIPE = "recipe.toml"  # in the folder of a run
-STATE = "state"  # folder of what a step keeps for its reruns, in its own
-#: Folders of its records of dropped documents, of cuts in documents, and of the values of rules.
+STATE = "state"  # folder, in a step's folder, of files that it keeps for reruns
+#: Folders of a step's records of dropped documents, of cuts in documents, and of the values of rules.
 DROPPED, CUTS, VALUES = "dropped", "cuts", "values"
 #: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
@@ -38,7 +38,7 @@ DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
 @dataclass(frozen=True)
 class StageRecord:
-    """What a finished step left."""
+    """The output of a finished step."""
 
     stage: str
     shards: list[str] | None  # names, sorted; None where it leaves token stores, whose list is ``blend.json``
@@ -47,15 +47,15 @@ class StageRecord:
     files: dict[str, list[int]] = field(default_factory=dict)  # name → size and modification time
 
     def shard_paths(self, folder: Path) -> list[Path]:
-        """Where its shards are, or were."""
+        """Paths of its shards, of which some may have been removed since."""
         return [folder / name for name in self.shards or ()]
 
 
 class StageFolder:
-    """The folder of a step at work; ``shards`` are the names of those that it has written."""
+    """The folder of a running step; ``shards`` are the names of the shards that it has written."""
 
     def __init__(self, path: Path, stage: str, engine: Engine) -> None:
-        """Open the folder for this step. Raises ``Failure`` where another one has left its output there."""
+        """Open the folder for this step. Raises ``Failure`` if it holds the output of another step."""
         self.path = path
         self.state = path / STATE
         self.shards: Sequence[str] | None = ()
@@ -67,7 +67,7 @@ class StageFolder:
             raise Failure(f"{path}: holds the output of the stage {left}, which would go; give another --out")
 
     def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
-        """Run tasks of the step, as ``run_tasks`` does; of ``scratch`` ones the outputs go at the end."""
+        """Run tasks of the step, as ``run_tasks`` does; ``scratch`` outputs are removed at the end."""
         summaries = run_tasks(self._engine, tasks, label)
         if not scratch:
             for task, summary in zip(tasks, summaries, strict=True):
@@ -77,15 +77,15 @@ class StageFolder:
         return summaries
 
     def finished(self, key: str) -> Summary | None:
-        """The summary of the step, if it ran on what this key says and its files are untouched since."""
+        """The summary of the step, if it ran with this key and its files are unchanged since; else None."""
         files = self._stats() if self._record.key == key else {}
         if self._record.key != key or any(files.get(name) != stats for name, stats in self._record.files.items()):
             return None
-        self._remove_unlisted()  # what a killed run has left
+        self._remove_unlisted()  # files of a killed run
         return dict(self._record.summary)
 
     def finish(self, summary: Summary, key: str = "") -> None:
-        """Record that the step is done, and remove what is no part of it: outputs of tasks that it does not have."""
+        """Record that the step is done, and remove outputs of tasks that it did not run or skip as finished."""
         gone = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
         going = {file.relative_to(self.path).as_posix() for path in gone for file in (path, manifest_path(path))}
         files = {name: stats for name, stats in self._stats().items() if name not in going}
@@ -93,7 +93,7 @@ class StageFolder:
         self._write(StageRecord(self._record.stage, shards, key, summary, files))
 
     def release(self, shards: Collection[Path]) -> None:
-        """Remove these shards and all state; manifests of shards stay, so that a finished run still does nothing."""
+        """Remove these shards and all state; manifests of shards stay, so rerunning a finished run does nothing."""
         files = {
             name: stats
             for name, stats in self._record.files.items()
@@ -103,11 +103,11 @@ class StageFolder:
             self._write(replace(self._record, files=files))
 
     def clear(self) -> None:
-        """Remove what the step left here before, if it did, and the folder if that empties it: no input is left."""
+        """Remove an earlier output of the step, which has no input now, and the folder if it is empty then."""
         if read_record(self.path) is None:
             return
         self._write(StageRecord(self._record.stage, []))
-        (self.path / RECORD).unlink()  # last: where it is, a killed run goes on
+        (self.path / RECORD).unlink()  # last: as long as it exists, a killed run resumes
         for folder, _, _ in os.walk(self.path, topdown=False):
             with suppress(OSError):  # not empty: a classifier, or files of the user
                 Path(folder).rmdir()
@@ -118,13 +118,13 @@ class StageFolder:
         self._remove_unlisted()
 
     def _remove_unlisted(self) -> None:
-        """Remove what stands beside a manifest and is not in the record, and the manifest where that is not either."""
+        """Remove files that have a manifest but are not in the record, and manifests that are not in it either."""
         listed = {self.path / name for name in self._record.files}
         gone = [path for path in self._found() if path not in listed and read_manifest(path) is not None]
         for path in gone:
             path.unlink(missing_ok=True)
         for folder in {path.parent for path in gone}:
-            sync_directory(folder)  # before the manifests go, by which the next run finds what is left of a killed one
+            sync_directory(folder)  # before the manifests, by which the next run finds the files of a killed one
         stale = [path for path in gone if manifest_path(path) not in listed]
         for path in stale:
             manifest_path(path).unlink()
@@ -132,7 +132,7 @@ class StageFolder:
             say(f"{self.path}: removed {removed} files of inputs or settings that are gone")
 
     def _found(self) -> Iterator[Path]:
-        """What stands beside a manifest, or did: documents in the folder itself, records of them, all in its state."""
+        """Files, existing or removed, that have a manifest: documents in the folder, records of them, all its state."""
         for folder in (self.path, *(self.path / name for name in (DROPPED, CUTS, VALUES))):
             outputs = (path.with_suffix("") for path in folder.glob("*.json"))
             yield from (path for path in outputs if path.suffix in DOCUMENT_SUFFIXES)
@@ -149,7 +149,7 @@ class StageFolder:
 
 
 def read_record(folder: Path) -> StageRecord | None:
-    """What a step has left in a folder; None where none has."""
+    """The record of the step that finished in a folder; None if there is none."""
     try:
         record = StageRecord(**json.loads(read_small(folder / RECORD, RECORD_BYTES)))
         names_are_plain = all("/" not in name for name in record.shards or ())
@@ -172,9 +172,9 @@ def stage_folders(folder: Path) -> list[tuple[Path, StageRecord]]:
 
 
 def listed_shards(folder: Path) -> list[Path] | None:
-    """The shards of a stage's folder, by its record; None where the folder is not that of a stage.
+    """The shards of a stage's folder, by its record; None if the folder is not that of a stage.
 
-    Raises ``Failure`` where the stage has not finished yet, leaves no shards, or one of the record is missing.
+    Raises ``Failure`` if the stage has not finished, left no shards, or a shard of the record is missing.
     """
     record = read_record(folder)
     if record is None:

@@ -1,7 +1,7 @@
 """Tasks and their manifests, by which a killed run resumes.
 
-A task is a call of a function of a module: its output file, what the function is given, and a key, the fingerprint of
-all that. Its manifest, ``<output>.json``, is written after the output. When the same command runs again, a task whose
+A task is a call of a module-level function: its output file, the function's arguments, and a key, the fingerprint of
+these. Its manifest, ``<output>.json``, is written after the output. When the same command runs again, a task whose
 manifest has its key and whose files match their checksums is skipped. Neither the number of workers nor the engine is
 in a key, so neither changes a byte.
 """
@@ -93,7 +93,7 @@ def run_task(task: Task) -> Summary:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file; of rows a quick digest, since no one forges them."""
+    """SHA-256 of a file; for a file of rows a faster digest, since nobody forges these."""
     if path.suffix == ROWS_SUFFIX:
         from mtnlg_data.exchange import run_digest  # noqa: PLC0415  (Arrow, which --help does not wait for)
 
@@ -102,7 +102,7 @@ def _digest(path: Path) -> str:
 
 
 def release_memory() -> None:
-    """Give back what allocators keep of a task for the next, which else would be the most that any task has taken."""
+    """Return the memory that allocators retain after a task; else a worker would hold that of its largest task."""
     if (arrow := sys.modules.get("pyarrow")) is not None:
         arrow.default_memory_pool().release_unused()
     if TRIM is not None:
@@ -123,7 +123,7 @@ def checksum(output: Path) -> str:
 def verified_summary(task: Task) -> Summary | None:
     """The summary of a task whose files are all there and match their checksums; None where it must run (again).
 
-    Prints which file is damaged or missing, and removes the task's manifest then.
+    If a file is damaged or missing, prints its name and removes the task's manifest.
     """
     manifest = read_manifest(task.output)
     if manifest is None or manifest["key"] != task.key or "summary" not in manifest:
@@ -139,7 +139,7 @@ def verified_summary(task: Task) -> Summary | None:
 
 
 def read_manifest(output: Path) -> Summary | None:
-    """The manifest of a task's output, or of a file beside it; None where there is none of ours."""
+    """The manifest of a task's output, or of a file beside it; None if there is no manifest of ours."""
     try:
         manifest = json.loads(read_small(manifest_path(output)))
     except (FileNotFoundError, ValueError):
