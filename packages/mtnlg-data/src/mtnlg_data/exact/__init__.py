@@ -1,1 +1,1 @@
-"""Exact: one copy of equal documents, of equal lines, and of passages that recur; none unless asked for."""
+"""Exact deduplication: keeps one copy of equal documents, equal lines and recurring passages; off by default."""

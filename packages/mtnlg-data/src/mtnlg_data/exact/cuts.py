@@ -1,7 +1,7 @@
-"""Cuts: what repeats cover of each text, and the texts without it.
+"""Cuts: the spans of each text that repeats cover, and the texts without them.
 
-White space next to a cut goes with it, but that of one side: the one with more line ends, or else the one behind. So
-paragraphs stay apart, and the words of a line in it.
+White space next to a cut is removed with it, except on one side: the side with more line ends, or else the side after
+the cut. So paragraphs stay apart, and words of one line stay on one line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOW = (1 << 32) - 1
 
 
 def merge_spans(spans: NDArray[np.integer[Any]]) -> Int64s:
-    """Spans (row, first byte, last byte exclusive) that overlap or touch as one; by row and place."""
+    """Merge spans (row, first byte, end byte exclusive) that overlap or touch; sorted by row and place."""
     rows, begins, ends = spans.astype(np.int64).T
     begins, ends = rows << 32 | begins, rows << 32 | ends
     order = np.argsort(begins, kind="stable")
@@ -37,7 +37,7 @@ def merge_spans(spans: NDArray[np.integer[Any]]) -> Int64s:
 
 
 def cut_texts(texts: Texts, spans: Int64s) -> Texts:
-    """The texts without these merged spans, whose rows are numbers of texts."""
+    """The texts without these merged spans; the row of a span is the number of its text."""
     return Texts(*_cut(texts, spans, np.searchsorted(spans[:, 0], np.arange(len(texts.bounds))), character_table()))
 
 
@@ -78,7 +78,7 @@ def _line_feeds(data: UInt8s, begin: int, end: int) -> int:
 
 @jit
 def _copy(data: UInt8s, begin: int, end: int, out: UInt8s, written: int) -> int:
-    """Copy these bytes to where ``written`` is; returns where they end."""
+    """Copy bytes ``begin`` to ``end`` to ``out`` from ``written`` on; returns where they end there."""
     for place in range(begin, end):
         out[written] = data[place]
         written += 1

@@ -1,10 +1,11 @@
-"""What recurs over all shards, by hash: an external sort by the exchange of ``mtnlg_data.exchange``.
+"""Finds what recurs over all shards, by hash: an external sort with ``mtnlg_data.exchange``.
 
     shards → things by hash → repeats by shard                 documents, lines, windows
-    shards → anchors by hash → those that recur, by shard      windows are looked at only around these
+    shards → anchors by hash → those that recur, by shard      windows are compared only around these
 
-Of equals the document of the best source stays, then that with the lowest hash of its key (another hash than fuzzy
-deduplication takes). That depends neither on the cut into shards nor on the order of the arguments.
+Of equal things the one in the document of the best source stays; among several from that source, the one in the
+document whose key has the lowest hash (not the hash of fuzzy deduplication). The choice depends neither on the cut into
+shards nor on the order of the arguments.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
-SOURCE_BIT = np.uint64(48)  # of a document's order: above, the rank of its source; below, the hash of its key
+SOURCE_BIT = np.uint64(48)  # of a document's order: the rank of its source is above, the hash of its key below
 KEY_BITS = np.uint64(16)
-PLACE = pa.binary(16)  # of a thing, four numbers: shard, row of its document, first and last byte (exclusive)
+PLACE = pa.binary(16)  # place of a thing as four numbers: shard, row of its document, first byte, end byte (exclusive)
 
 
 def write_things(
@@ -44,9 +45,9 @@ def write_things(
     measure: Sequence[Any],
     priority: Sequence[str],
 ) -> Summary:
-    """Write what one shard has of a kind: documents, lines or windows, by hash.
+    """Write one shard's things of a kind, documents, lines or windows, by hash.
 
-    ``item`` has the shard, its number and, for windows, its anchors that recur.
+    ``item`` has the shard, its number and, for windows, its recurring anchors.
     """
     shard, number, anchors = item
     repeated = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
@@ -80,7 +81,7 @@ def write_anchors(item: tuple[Shard, int], output: Path, *, measure: Sequence[An
 
 
 def _batches(shard: Shard, columns: Sequence[str], *, small: bool = True) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of the shard's documents, each with the row of its first."""
+    """Yield batches of the shard's documents, each as (row of its first document, batch)."""
     first = 0
     for batch in read_documents(shard.path, columns, batch_bytes=BYTES_AT_A_TIME if small else None):
         yield first, batch
@@ -104,13 +105,13 @@ def write_repeats(things: Range, output: Path, *, shards: Numbering) -> Summary:
 
 
 def places(table: pa.Table) -> NDArray[np.uint32]:
-    """Shard, row, first and last byte of each thing."""
+    """Shard, row, first byte and end byte (exclusive) of each thing [things, 4]."""
     column = table["place"].combine_chunks()
     return np.frombuffer(column.buffers()[1], np.uint32).reshape(-1, 4)[column.offset :][: len(column)]
 
 
 def _repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Of the rows of each key all but that of the lowest order, the first of several."""
+    """All rows of each key except the one with the lowest order, or the first of several such rows."""
     stays: list[pa.Table] = []  # the row of the last key that stays so far
     for table in tables:
         rows = pa.concat_tables([*stays, table])
@@ -125,7 +126,7 @@ def _repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def write_recurring(anchors: Range, output: Path, *, shards: Numbering) -> Summary:
-    """Write the anchors of one range of hashes that recur, by each shard that has them."""
+    """Write the recurring anchors of one range of hashes, once for each shard that has them."""
     with write_rows(output) as recurring:
         for rows in _whole_keys(anchors.tables()):
             keys = rows["sort"].to_numpy()
@@ -136,7 +137,7 @@ def write_recurring(anchors: Range, output: Path, *, shards: Numbering) -> Summa
 
 
 def _whole_keys(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of these tables in others that have all rows of a key together: at most one per shard."""
+    """Regroup the rows into tables that hold all rows of a key; a key has at most one row per shard."""
     remaining: list[pa.Table] = []
     for table in tables:
         rows = pa.concat_tables([*remaining, table])

@@ -1,14 +1,14 @@
-"""Exact deduplication across all sources: documents, lines and passages that occur twice stay once.
+"""Exact deduplication across all sources: keeps one copy of documents, lines and passages that recur.
 
     tokens.py   texts → hashes of documents, lines and windows of tokens
     repeats.py  hashes of all shards → what recurs in each
     cuts.py     what recurs → texts without it
 
-All kinds are searched in the same texts, and what any of them finds is removed. That loses nothing: of two equal things
-the one in the earlier document stays, in the same order for every kind. A passage may be left in pieces, though: a line
-that it begins with in one document, the rest of it in another.
+All kinds are searched in the same texts, and what any of them finds is removed. No content is lost: of two equal things
+the one in the earlier document stays, in the same order for every kind. A passage may be left in pieces, though: the
+line that it begins with in one document, the rest of it in another.
 
-Hashes of 64 bits stand for what is compared. Of a billion different documents, two share one with a chance of 3 %.
+Things are compared by 64-bit hashes. Among a billion different documents, the chance that two share a hash is 3 %.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RULES: dict[Kind, tuple[str, str, str]] = {
 
 
 def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Range]]:
-    """The repeats of each shard, by kind; windows by their anchors that recur."""
+    """The repeats of each shard, by kind; windows are searched around anchors that recur."""
     shards = sorted(job.shards, key=lambda shard: shard.path.name)
     numbering, numbered = Numbering(len(shards)), [(shard, number) for number, shard in enumerate(shards)]
     windows = (settings.substring_unit, settings.substring_length)
@@ -79,7 +79,7 @@ def _compared(job: Job, rows: Rows, compare: Callable[..., Summary], numbering: 
 
 
 def cut_repeats(shard: Shard, found: Mapping[Kind, Range], shortest: int) -> Decide:
-    """What cuts a shard's repeats, given by kind, batch by batch."""
+    """A function that cuts a shard's repeats, given by kind, batch by batch."""
     spans = {kind: _merged_spans(repeats) for kind, repeats in found.items()}
     equal = np.zeros(shard.rows, np.bool_)
     equal[spans.pop("documents", np.empty((0, 3), np.int64))[:, 0]] = True
@@ -110,13 +110,13 @@ def cut_repeats(shard: Shard, found: Mapping[Kind, Range], shortest: int) -> Dec
 
 
 def _merged_spans(repeats: Range) -> Int64s:
-    """What repeats cover."""
+    """The spans that repeats cover, merged."""
     parts = [merge_spans(places(table)[:, 1:]) for table in repeats.tables()]
     return merge_spans(np.concatenate([np.empty((0, 3), np.int64), *parts]))
 
 
 def _between(spans: Int64s, rows: slice) -> Int64s:
-    """The spans of these rows, counted from the first."""
+    """The spans of these rows, with rows counted from the first."""
     begin, end = np.searchsorted(spans[:, 0], [rows.start, rows.stop])
     return np.asarray(spans[begin:end] - np.array([rows.start, 0, 0]))
 

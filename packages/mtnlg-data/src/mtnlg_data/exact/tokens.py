@@ -1,10 +1,10 @@
-"""What may recur in texts, as hashes with places: documents, lines, and windows of tokens.
+"""Hashes and places of what may recur in texts: documents, lines, and windows of tokens.
 
-A passage of at least k tokens recurs if, and only if, each of its windows of k tokens does. So equal windows are all
-that is searched, and what they cover is what a suffix array would find. To look for the equals of every window would
-take a hash a token; instead a window is looked at only if its *anchor* recurs (winnowing: Schleimer et al. 2003). The
-anchor is the half-window, k // 2 tokens, of the lowest hash in the window, the last of several. Equal windows have
-equal anchors in equal places, and neighbours share theirs: of k = 50 about one token in 13 begins an anchor.
+A passage of at least k tokens recurs if, and only if, each of its windows of k tokens does. So only equal windows are
+searched, and they cover what a suffix array would find. Comparing all windows would take one hash per token; instead a
+window is compared only if its *anchor* recurs (winnowing: Schleimer et al. 2003). The anchor is the half-window, k // 2
+tokens, with the lowest hash in the window, the last one on ties. Equal windows have equal anchors in equal places, and
+neighbouring windows share anchors: for k = 50 about one token in 13 begins an anchor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Windows(NamedTuple):
 
 
 def find_documents(column: pa.LargeStringArray) -> Items:
-    """The texts themselves, whatever their white space."""
+    """The texts themselves, hashed regardless of their white space."""
     texts = texts_of(column)
     keys = _hash_texts(texts, character_table())
     return Items(keys, np.arange(len(keys)), np.zeros(len(keys), np.int64), np.diff(texts.bounds))
@@ -74,9 +74,9 @@ def _hash_texts(texts: Texts, table: UInt8s) -> UInt64s:
 
 @jit
 def _blank_spaces(part: UInt8s, blanked: UInt8s) -> bool:
-    """Copy a text with a blank for each white space of ASCII; returns whether all of the text is ASCII.
+    """Copy a text with a blank for each white space character of ASCII; returns whether all of the text is ASCII.
 
-    Like ``_has_pair`` it has no branch and no index but its counter, so that many bytes are looked at together.
+    Like ``_has_pair`` it has no branch and no index but its counter, so that many bytes are handled at a time.
     """
     bits = np.uint8(0)
     for place in range(len(part)):
@@ -99,10 +99,10 @@ def _has_pair(blanked: UInt8s) -> bool:
 @jit
 def _join_words(part: UInt8s, joined: UInt8s, table: UInt8s) -> int:
     """Copy a text with one blank for each run of white space, and none before the first word; returns its length."""
-    one = np.uint64(1)  # unsigned, places need no look whether they are counted from the end
+    one = np.uint64(1)  # unsigned indices need no test for negative ones
     size, after_space = np.uint64(0), one
     place, end = 0, len(part)
-    if is_ascii(part, place, end):  # no branch for each word, since none would be foreseen
+    if is_ascii(part, place, end):  # without a branch per word, which would be mispredicted
         for byte in part:
             is_space = np.uint64(table[byte] & SPACE != 0)
             joined[size] = BLANK if is_space else byte
@@ -125,7 +125,7 @@ def _join_words(part: UInt8s, joined: UInt8s, table: UInt8s) -> int:
 
 
 def find_lines(column: pa.LargeStringArray, shortest: int) -> Items:
-    """The lines of at least so many characters, whatever their case and the white space around them."""
+    """The lines of at least ``shortest`` characters, hashed regardless of case and of the white space around them."""
     texts, lowered = texts_of(column), texts_of(pc.utf8_lower(column))
     return Items(*_lines(texts, _line_feeds(texts), lowered, _line_feeds(lowered), character_table(), shortest))
 
@@ -144,7 +144,7 @@ def _lines(  # noqa: PLR0917  (numba takes no keywords)
     table: UInt8s,
     shortest: int,
 ) -> tuple[UInt64s, Int64s, Int64s, Int64s]:
-    """Lower case may take other bytes, but has the same line ends: both are walked together."""
+    """Lines as ``Items``. Lower-casing may change byte lengths but not line ends, so both texts are read in step."""
     most = len(texts.bounds) + len(feeds)
     keys, rows = np.empty(most, np.uint64), np.empty(most, np.int64)
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -167,7 +167,7 @@ def _lines(  # noqa: PLR0917  (numba takes no keywords)
 
 
 def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
-    """The windows of so many tokens of every text."""
+    """The windows of ``length`` tokens of every text."""
     half = length // 2
     starts, ends, bounds = word_spans(*texts, word_classes("unicode" if unit == "word" else "characters"))
     sums = _sums(hash_spans(texts.data, starts, ends))
@@ -213,12 +213,12 @@ def anchor_keys(windows: Windows) -> UInt64s:
 
 
 def _changes(anchors: Int64s) -> Int64s:
-    """The windows whose anchors are not those of the windows before."""
+    """Numbers of the windows whose anchor is not that of the window before."""
     return np.flatnonzero(np.diff(anchors, prepend=-1))
 
 
 def windows_with(windows: Windows, texts: Texts, length: int, repeated: UInt64s) -> Items:
-    """The windows whose anchors are among the repeated ones, which ascend."""
+    """The windows whose anchors are among ``repeated``, which ascends."""
     changes = _changes(windows.anchors)
     recurs = is_in(windows.halves[windows.anchors[changes]], repeated)
     firsts = windows.firsts[np.repeat(recurs, np.diff(np.append(changes, len(windows.anchors))))]

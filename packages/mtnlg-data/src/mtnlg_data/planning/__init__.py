@@ -1,1 +1,1 @@
-"""What a curation will take: the size of its corpus, estimated from the files, and disk, memory and hours."""
+"""Estimates for a curation: the size of its corpus, from the files, and the disk, memory and hours that it takes."""

@@ -1,10 +1,10 @@
-"""Size of a corpus: how many documents the files of a recipe hold, how long they are and how small they pack.
+"""Size of a corpus: the number of documents in the files of a recipe, their length and how well they compress.
 
 Estimated from the beginnings of some files.
 
-Of each source as many as ``SAMPLED_FILES`` files are read, evenly spread, and of these together the first
-``SAMPLED_BYTES``, or as many more as hold a record (of a Parquet or Arrow file ``SAMPLED_ROWS``; of one at a URL a copy
-is made). Records are extracted as in a run.
+Up to ``SAMPLED_FILES`` files of each source, evenly spread, are sampled: the first ``SAMPLED_BYTES`` of them together,
+or as much more as it takes to hold a record. Of a Parquet or Arrow file ``SAMPLED_ROWS`` rows are read, at a URL from a
+copy. Records are extracted as in a run.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 1_000_000
 SAMPLED_ROWS = 500
-MEAN_CHARACTERS = 4600  # of a document of the paper's corpus (paper.md 4.4)
-ROW_BYTES = 64  # on disk, of a document beside its text: id, source, language, score
+MEAN_CHARACTERS = 4600  # per document of the paper's corpus (paper.md 4.4)
+ROW_BYTES = 64  # bytes on disk per document beside its text: id, source, language, score
 
 
 class CorpusSize(NamedTuple):
-    """What a plan starts from; the defaults are of English on the web."""
+    """The size of a corpus, from which a plan is made; the defaults are for English web text."""
 
     documents: int  # after extraction
     characters: int  # mean length of one
-    packed: float = 0.40  # bytes on disk for a character, in Parquet at zstd-3
+    packed: float = 0.40  # bytes on disk per character, in Parquet at zstd-3
     longest: int = 8_000_000  # bytes of the longest page or record
     near_duplicates: float = 0.3  # share of documents that have one
-    shares: Mapping[str, float] | None = None  # of each source, of the text; by default their weights in the blend
-    page_bytes: float = 17.0  # of web pages, for a character of their text
-    web: float = 1.0  # share of web pages in the text
-    shard_characters: int = 1_000_000_000  # of a shard, at most
+    shares: Mapping[str, float] | None = None  # share of the text, by source; None: all equal
+    page_bytes: float = 17.0  # bytes of web pages per character of their text
+    web: float = 1.0  # share of the text that is from web pages
+    shard_characters: int = 1_000_000_000  # limit per shard
 
     @property
     def text(self) -> int:
@@ -57,7 +57,7 @@ class CorpusSize(NamedTuple):
         return self.documents * self.characters
 
     def share(self, recipe: Recipe, sources: Iterable[str]) -> float:
-        """Share of these sources in the text."""
+        """Share of the text that is from these sources."""
         shares = self.shares or dict.fromkeys(recipe.sources, 1.0)
         return sum(shares[name] for name in sources) / sum(shares.values())
 
@@ -68,12 +68,12 @@ class CorpusSize(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Memory of a worker that streams the shards by row groups."""
+        """Bytes of memory of a worker that streams the shards by row groups."""
         return group_memory(self.characters, min(self.text, self.shard_characters))
 
 
 def assumed_corpus(recipe: Recipe, documents: int, characters: int = MEAN_CHARACTERS) -> CorpusSize:
-    """A corpus of so many documents, with the sources' shares of its text as in the blend."""
+    """A corpus of this many documents, in which each source's share of the text is its weight in the blend."""
     weights = {name: getattr(source, "weight", None) or 1.0 for name, source in recipe.sources.items()}
     shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     return _with_recipe(CorpusSize(documents, characters, shares=shares), recipe)
@@ -86,21 +86,21 @@ def _with_recipe(size: CorpusSize, recipe: Recipe) -> CorpusSize:
 
 
 class _Sample(NamedTuple):
-    """What the beginning of a file, of so many bytes, holds."""
+    """The content of the first ``read`` bytes of a file."""
 
     lengths: list[int]
-    packed: int  # bytes of all texts
+    packed: int  # bytes of all texts, compressed
     longest: int
     content: int  # bytes of all pages and records
     read: float
     records: int
-    lost: list[Dropped]  # records that cannot be read, and not for where the sample ends
+    lost: list[Dropped]  # records that cannot be read, except one cut off by the sample's end
 
 
 def estimate_corpus(recipe: Recipe) -> CorpusSize:
-    """Size of the corpus of a recipe; the share of near duplicates is not looked for.
+    """Size of the corpus of a recipe; the share of near duplicates is not estimated.
 
-    Raises ``Failure`` where a source has no file yet, and where so many records cannot be read that a run would fail.
+    Raises ``Failure`` if a source has no file yet, or if so many records cannot be read that a run would fail.
     """
     settings = next(step.settings for step in recipe.steps if step.takes == "files")
     by_source: dict[str, list[SourceFile]] = {}

@@ -1,11 +1,11 @@
 """Disk, memory and hours of a curation, estimated step by step before it runs.
 
-    disk     what each step leaves, as if no document were dropped but duplicates; of all the most at a time
-    memory   what each worker holds at once, times the workers, plus the process that hands out the work
-    hours    core-seconds of the work over the workers, and what one process does by itself
+    disk     bytes that each step leaves, as if only duplicates were dropped; the total is the peak
+    memory   bytes that each worker holds at once, times the workers, plus the process that hands out the work
+    hours    core-seconds of the work divided by the workers, plus the time of what one process does by itself
 
-Each step says its ``cost`` on a corpus (``corpus_size``), as measured by benchmarks/unit_costs.py for English. What a
-step of one's own costs is unknown, and is said so.
+Each step returns its ``cost`` on a corpus (``corpus_size``), as measured by benchmarks/unit_costs.py for English. A
+step whose ``cost`` is None is reported as unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .corpus_size import CorpusSize
 
 DRIVER_BYTES = 225_000_000  # of the process that hands out the work
-SUMMARY_BYTES = 20_000  # of a shard's summary in it
-MEAN_SHARD = 0.75  # of the largest: groups of files fill a half to a whole
+SUMMARY_BYTES = 20_000  # of each shard's summary in that process
+MEAN_SHARD = 0.75  # mean size of a shard over the largest: groups of files fill a half to a whole
 
 
 def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:

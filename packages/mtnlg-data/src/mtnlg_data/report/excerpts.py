@@ -1,4 +1,4 @@
-"""What a report shows of texts: pairs of near duplicates, cuts, sample documents. Parts of a text are marked."""
+"""Excerpts of texts for a report, with marked parts: pairs of near duplicates, cuts, sample documents."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inspect_table(path: Path, rows: int) -> dict[str, Any]:
-    """Columns, number of rows and the first ``rows`` of a Parquet file. Raises ``Failure`` where it is none."""
+    """Columns, number of rows and the first ``rows`` of a Parquet file. Raises ``Failure`` if it is not Parquet."""
     with named_damage(path), pq.ParquetFile(regular(path)) as file:
         first = next(file.iter_batches(max(1, rows)), None)
         shown: list[dict[str, Any]] = []
@@ -29,7 +29,7 @@ def inspect_table(path: Path, rows: int) -> dict[str, Any]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The values of a column; as text where Python has none, such as for times of nanoseconds."""
+    """The values of a column; as text where Python has no such type, for example for times in nanoseconds."""
     try:
         values: list[Any] = column.to_pylist()
     except ValueError:

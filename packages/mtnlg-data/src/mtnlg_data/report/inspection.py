@@ -1,4 +1,4 @@
-"""Inspection: counts and first documents of a run's folder, a shard or a token store; the rows of another table."""
+"""Inspection: counts and first documents of a run's folder, a shard or a token store; first rows of another table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGEST_COPY = 1 << 30  # bytes that are fetched to be inspected; a larger folde
 def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
     """Counts, and the first ``characters`` of the first ``documents``, as JSON.
 
-    Raises ``Failure`` where there is no such file, or it is damaged, and for a folder that holds nothing of ours.
+    Raises ``Failure`` if the file does not exist or is damaged, and for a folder that holds no output of ours.
     """
     if isinstance(path, Url):
         return _inspect_url(path, documents, characters)
@@ -59,7 +59,7 @@ def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
 
 
 def _inspect_url(url: Url, documents: int, characters: int) -> Inspection:
-    """Token stores and runs at a URL, of which only what is shown is read; other files by a copy."""
+    """Inspect a URL: token stores and runs are read only as far as they are shown; other files are copied."""
     files = list_files(url)
     summary = files.get("summary.json")
     stages = None if summary is None else parse_stages(read_url(summary.url), summary)
@@ -80,7 +80,7 @@ def _inspect_url(url: Url, documents: int, characters: int) -> Inspection:
 
 
 def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
-    """A run or a single stage with its output; or only the stores or shards of a folder without summary."""
+    """Inspect a run or a single stage, with its output; of a folder without summary, only the stores or shards."""
     summary, results = path / "summary.json", path / "tokens"
     if not results.is_dir():
         results = (last_stage(path) if summary.exists() else None) or path
@@ -96,7 +96,7 @@ def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
 
 
 def _inspect_output(path: Path, documents: int, characters: int) -> Inspection | None:
-    """The token stores of a folder, or else its shards: by its stage's list, or all where no stage wrote them."""
+    """Inspect a folder's token stores, or else its shards: those that its stage lists; without a stage all."""
     stores = sorted(idx.with_suffix("") for idx in path.glob("*.idx"))
     if (path / "blend.json").exists():
         stores = sorted(path / source.prefix for source in read_blend(path).sources)

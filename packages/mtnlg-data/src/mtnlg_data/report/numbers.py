@@ -14,7 +14,7 @@ def count(n: float) -> str:
 
 
 def less(n: float) -> str:
-    """The number of what was taken, below zero; empty for none."""
+    """The number of removed things, as a negative number; empty for none."""
     return count(-n) if n else ""
 
 

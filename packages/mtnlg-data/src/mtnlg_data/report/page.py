@@ -1,4 +1,4 @@
-"""The page of a report: ``sections.html`` has a macro per section, this module what they show."""
+"""The page of a report: ``sections.html`` has a macro per section, this module the functions that they call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mtnlg_data.summary import FilterRule, RunSummary, Stage
 
-#: In the order in which data flows. The first word of each names its macro and its anchor; without data it is left out.
+#: Titles in the order in which data flows. The first word names the macro and the anchor; empty sections are left out.
 SECTIONS = (
     *("Alarms", "Funnel", "Lengths", "Languages", "Quality", "Filters", "Duplicates", "Exact duplicates"),
     *("Decontamination", "Blend", "Details", "Sample documents", "Files not read to their end", "Unreadable records"),
@@ -47,7 +47,7 @@ def page(summary: RunSummary, name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Jinja's, which escapes every value that is not the output of a macro."""
+    """The Jinja environment, which escapes every value that is not the output of a macro."""
     environment = Environment(
         loader=PackageLoader("mtnlg_data", "report"),
         autoescape=True,
@@ -76,7 +76,7 @@ def _environment() -> Environment:
 
 
 def in_words(name: str) -> str:
-    """A name of code as words."""
+    """A name from the code as words."""
     return name.replace("_", " ")
 
 
@@ -91,24 +91,24 @@ def totals(stage: Stage) -> Counts:
 
 
 def pieces(counts: Counts) -> int:
-    """Documents that cuts have added."""
+    """Number of documents that cuts have added."""
     return counts.documents_out - counts.documents_in + sum(counts.dropped.values())
 
 
 def flows(summary: RunSummary, source: str | None = None) -> list[tuple[str, Any]]:
-    """Names of the stages that have this source, with its counts; of all with those of all sources."""
+    """(stage name, counts) of the stages that have this source; without a source, of all stages and sources."""
     if source is None:
         return [(stage.name, stage) for stage in summary.stages]
     return [(stage.name, stage.sources[source]) for stage in summary.stages if source in stage.sources]
 
 
 def of_stages(summary: RunSummary, field: str) -> list[tuple[str, Any]]:
-    """What the stages list under a field, each with the name of its stage."""
+    """(stage name, entry) for everything that the stages list under a field."""
     return [(stage.name, one) for stage in summary.stages for one in getattr(stage, field)]
 
 
 class Lengths(NamedTuple):
-    """Histograms over the same octaves: ticks, and of each source its name, layers and number of documents."""
+    """Histograms over the same octaves: ticks, and for each source its name, layers and number of documents."""
 
     ticks: list[tuple[float, str]]
     charts: list[tuple[str, list[tuple[list[int], str]], int]]
@@ -138,7 +138,7 @@ class Values(NamedTuple):
 
 
 def rule_values(rule: FilterRule) -> Values:
-    """Of a rule whose values are kept."""
+    """The distribution of the values of a rule, if they are kept."""
     cut = 4 * math.log2(rule.threshold or LEAST_VALUE)
     low = min(*rule.values, math.floor(cut) - 1)
     size = max(*rule.values, math.ceil(cut)) + 1 - low
@@ -148,7 +148,7 @@ def rule_values(rule: FilterRule) -> Values:
 
 
 def languages(summary: RunSummary) -> list[tuple[str, int, int]]:
-    """Name, records and documents of the languages with most documents, and of all others; "un": none was detected."""
+    """Name, records and documents of the languages with most documents, then of all others; "un" means undetected."""
     kept = summary.languages_kept
     found = sorted(summary.languages.items(), key=lambda item: (-kept.get(item[0], 0), -item[1], item[0]))
     rows = [("unknown" if name == "un" else name, n, kept.get(name, 0)) for name, n in found]
@@ -168,7 +168,7 @@ def cluster_classes(sizes: Mapping[int, int]) -> list[tuple[str, int]]:
 
 
 def table_rows(details: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Key and text of every value that a step of a user gave; of a value within another by both keys."""
+    """(key, text) of every value that a user's step gave; a nested value has both keys, joined by a dot."""
     for key, value in details.items():
         if isinstance(value, dict) and value:
             yield from ((f"{key}.{inner}", text) for inner, text in table_rows(value))

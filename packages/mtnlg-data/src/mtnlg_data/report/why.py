@@ -1,7 +1,7 @@
 """What became of one document: kept or dropped, stage by stage, and why.
 
 Ids are looked up in the stages' records of dropped documents and in the columns ``id`` and ``key`` of their shards; no
-text is read, and no row group whose statistics exclude the id. A shard has the same name in every stage, so behind the
+text is read, and no row group whose statistics exclude the id. A shard has the same name in every stage, so after the
 first stage only the shards that hold the document are opened.
 """
 
@@ -54,8 +54,8 @@ class StageFiles(NamedTuple):
 def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     """The documents with this id, or else with this key: each with its ``stages`` in order, and their fates.
 
-    ``folder`` is that of a run or of a single stage. Raises ``Failure`` where no stage has finished in it, and where no
-    document is called so.
+    ``folder`` is that of a run or of a single stage. Raises ``Failure`` if no stage has finished in it, or no document
+    has this id or key.
     """
     found = stage_folders(folder) if folder.is_dir() else []
     if (own := read_record(folder)) is not None:
@@ -77,7 +77,7 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[str, Any]]]:
-    """Number of the stage and row of every document, kept or dropped, of this id or key, or a piece of such a one."""
+    """(number of the stage, row) of every document, kept or dropped, with this id or key, and of its pieces."""
 
     def matches(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray:
         whole = [pc.equal(batch[column], name) for column in ("id", "key")]
@@ -85,7 +85,7 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
         return pc.or_(pc.or_(*whole), pc.or_(*pieces))
 
     found: list[tuple[int, dict[str, Any]]] = []
-    names: set[str] | None = None  # of the shards to open, once a stage has told them
+    names: set[str] | None = None  # of the shards to open, once a stage has shown them
     with ThreadPoolExecutor(THREADS) as threads:
         for number, stage in enumerate(stages):
             all_names = {shard.name for shard in stage.shards}
@@ -102,7 +102,7 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
 
 
 def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
-    """The rows of a record of dropped documents."""
+    """The matching rows of a record of dropped documents."""
     with named_damage(path), pq.ParquetFile(regular(path)) as file:
         groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), name)]
         table = file.read_row_groups(groups)
@@ -110,7 +110,7 @@ def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, An
 
 
 def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
-    """Id, key, source and score of a shard's documents."""
+    """Id, key, source and score of the matching documents of a shard."""
     rows: list[dict[str, Any]] = []
     metadata = footer(path)
     with DocumentFile(path, verify=False) as file:
@@ -124,7 +124,7 @@ def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[st
 
 
 def _may_hold(group: pq.RowGroupMetaData, name: str) -> bool:
-    """Whether ids or keys of a row group may be the name, or begin with it and "#", by their least and greatest."""
+    """Whether a row group may hold an id or key that is the name or begins with the name and "#", by its statistics."""
     bounds = {
         column.path_in_schema.rpartition(".")[2]: column.statistics
         for column in map(group.column, range(group.num_columns))

@@ -1,4 +1,4 @@
-"""Our own steps, a file each: its name is the step's, its class is named alike, its docstring is the command's help."""
+"""Our own steps, one per file: step and class are named after the file, whose docstring is the command's help."""
 
 from __future__ import annotations
 

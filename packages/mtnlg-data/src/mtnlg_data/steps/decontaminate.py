@@ -82,7 +82,7 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """Cut the matches of the shard, which ``item`` has."""
+        """Cut the matches of the shard, which are ``item``."""
         from mtnlg_data.decontaminate.stage import cut_matches  # noqa: PLC0415  (numba)
 
         del shard

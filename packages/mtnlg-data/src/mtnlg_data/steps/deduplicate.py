@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 ShingleKind = Literal["word", "character"]
 SIGNATURE, MISSED = 260, 3  # see ``choose_bands``
-LONGEST_SIGNATURE = 1 << 16  # values of 8 bytes, of every document of a batch
+LONGEST_SIGNATURE = 1 << 16  # 8-byte values per document of a batch
 
 
 @cache
 def choose_bands(threshold: float) -> tuple[int, int]:
-    """Bands and rows for pairs from this similarity on, of at most ``SIGNATURE`` values.
+    """Bands and rows to find pairs of at least this similarity, with at most ``SIGNATURE`` values in all.
 
     A pair of similarity J is compared with probability 1 - (1 - J**rows)**bands. As in datasketch's ``MinHashLSH`` the
-    weighted sum of two areas is least: of pairs below the threshold that are compared, and of pairs above it that are
-    not. Each pair is verified, so one that is missed weighs ``MISSED`` times one that is compared for nothing; with
-    this 0.8 has the paper's 20 and 13.
+    choice minimizes a weighted sum of two areas: of pairs below the threshold that are compared, and of pairs above it
+    that are not. Each compared pair is verified, so a missed pair weighs ``MISSED`` times one that is compared in vain;
+    with this weight, a threshold of 0.8 gives the paper's 20 and 13.
     """
     similarities = (np.arange(1000) + 0.5) / 1000
     rows = np.arange(1, SIGNATURE + 1)[:, None]
@@ -84,7 +84,7 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
     number, version = 4, 2
 
     def check(self) -> None:
-        """Say which share of pairs will be found."""
+        """Print the share of pairs that the search will find, at and around the threshold."""
         bands, rows, threshold = self.settings.bands, self.settings.rows, self.settings.threshold
         around = sorted({max(0.0, threshold - 0.1), threshold, min(1.0, threshold + 0.1)})
         found = {similarity: 1 - (1 - similarity**rows) ** bands for similarity in around}
@@ -95,9 +95,9 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
         say(f"{warning}deduplicate: {bands} bands of {rows} values find {shares}")
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """State of fixed width per document and band, and per candidate its set of shingles; the rest goes in the end.
+        """State has a fixed width per document and band; sets of shingles, one per candidate, are removed at the end.
 
-        Of documents with a near duplicate all but one of each cluster go, of four on average.
+        A cluster of near duplicates has four documents on average, of which all but one are removed.
         """
         near, length = corpus.near_duplicates, 6 if self.settings.shingle == "word" else 1
         candidate = 8 * corpus.characters // length + 8 * self.settings.bands + 120

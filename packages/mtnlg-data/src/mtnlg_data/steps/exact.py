@@ -22,7 +22,7 @@ TokenUnit = Literal["word", "character"]
 
 
 class ExactSettings(Settings):
-    """Which repeats are removed; of each the copy in the best source stays, there the one of the lowest key's hash."""
+    """Which repeats are removed; the copy in the best source stays, on ties the one whose key has the lowest hash."""
 
     kinds: tuple[Kind, ...] = setting(
         (), "What stays once: documents (equal but for white space), lines (but for case), substrings."
@@ -54,7 +54,7 @@ class Exact(Step[ExactSettings, Settings]):
         return "through" if self.settings.kinds else "past"
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """By kind: core-seconds per million characters, and things compared per character, of 36 bytes on disk each."""
+        """Each kind costs core-seconds per million characters, and compares things, of 36 bytes on disk each."""
         tokens = 5.0 if self.settings.substring_unit == "word" else 1.2
         things = {"documents": 1 / max(1, corpus.characters), "lines": 1 / 200, "substrings": 0.4 / tokens}
         seconds = {"documents": 0.0022, "lines": 0.0030, "substrings": 0.0504}
@@ -68,7 +68,7 @@ class Exact(Step[ExactSettings, Settings]):
         return Cost(core_seconds, 390_000_000 + corpus.group + memory, corpus.disk + state)
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """Cut what recurs, which ``item`` has by kind."""
+        """Cut the repeats of the shard, which ``item`` has by kind."""
         from mtnlg_data.exact.stage import cut_repeats  # noqa: PLC0415  (numba)
 
         del shared

@@ -47,7 +47,7 @@ class Extract(Step[ExtractSettings, Settings]):
         self.settings.check_model()
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Pages by their bytes, most of which the parser alone sees, and by their text; a worker parses the longest."""
+        """Time grows with the bytes of pages, which mostly only the parser reads, and with text; memory with a page."""
         of_bytes, of_text = COSTS[self.settings.method]
         of_web = corpus.web * (of_bytes * corpus.page_bytes + of_text) + (1 - corpus.web) * 0.0531
         page = 8 * min(corpus.longest, self.settings.largest_page)
@@ -57,7 +57,7 @@ class Extract(Step[ExtractSettings, Settings]):
         )
 
     def fingerprint(self, source: str) -> object:
-        """The versions of other extractors count where they are used."""
+        """The version of an extractor counts only for sources that use it."""
         return [super().fingerprint(source), self._versions(source)]
 
     def _versions(self, *sources: str) -> dict[str, str | None]:
@@ -68,14 +68,14 @@ class Extract(Step[ExtractSettings, Settings]):
         """Read every file once.
 
         The summary has ``languages`` and ``languages_kept``, records and documents by language, the names of the
-        ``shards`` in the order of the files, and under ``failure`` what of the files could not be read, if that is more
+        ``shards`` in the order of the files, and under ``failure`` what could not be read of the files, if that is more
         than the settings allow.
         """
         groups = group_files(job.files, self.settings.shard_characters)
         firsts = [job.out / shard_name(group.pieces[0][0].source, group.numbers[0]) for group in groups]
         items = [(group, {file.source: self.by_language(file.source) for file in group.pieces[0]}) for group in groups]
         done = job.map("", extract_group, zip(items, firsts, strict=True), versions=self._versions(*self.sources))
-        shutil.rmtree(job.out / COPIES, ignore_errors=True)  # of inputs that are gone, by runs that were killed
+        shutil.rmtree(job.out / COPIES, ignore_errors=True)  # left by killed runs for inputs that are gone
         summaries = [one.summary for one in done]
         shards = [name for summary in summaries for name in summary["shards"]]
         job.folder.shards = shards
@@ -98,7 +98,7 @@ class Extract(Step[ExtractSettings, Settings]):
 
 
 def _empty_files(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[dict[str, str]]:
-    """The files of which no part holds anything, though they have bytes: Spark leaves some without."""
+    """Files that have bytes but no document in any part. Files without bytes are left out: Spark writes such files."""
     empty = Counter(place for summary in summaries for place in summary["empty"])
     pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for group in groups for piece in group.pieces if empty}
     return [

@@ -75,7 +75,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
             raise Failures("\n".join(mistakes))
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """As measured with all rules."""
+        """The cost as measured with all rules."""
         return Cost(0.0608 * corpus.text / 1e6, 380_000_000 + corpus.group, corpus.disk)
 
     def role(self, source: str) -> Role:
@@ -83,7 +83,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
         return "through" if self.sources[source].filters else "past"
 
     def fingerprint(self, source: str) -> object:
-        """Thresholds, lists by their content, the rules, and the code of those of others."""
+        """Thresholds, lists by their content, the rules, and the code of users' rules."""
         return [self.settings_for(source), self._rules(source)]
 
     def _rules(self, source: str) -> list[object]:
@@ -91,9 +91,9 @@ class Filter(Step[FilterSettings, FilterKeys]):
         return [[one.family.name, sorted(one.asked), one.family.code()] for one in chosen]
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """Decide on small batches, whose words fit the caches; by values of the rules if they are given as ``item``.
+        """Decide on small batches, whose words fit the caches, from the rules' values if ``item`` has these.
 
-        With ``annotate`` measure these, and decide nothing.
+        With ``annotate`` only measure the values.
         """
         document_filter = DocumentFilter(self.sources[shard_source(shard.path)].filters, self.settings)
         names = document_filter.reasons[:-1]
@@ -126,7 +126,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
         return done
 
     def _measured(self, source: str) -> object:
-        """What the values of the rules depend on: all settings but thresholds, the rules, and the code of others."""
+        """What the rules' values depend on: all settings but thresholds, the rules, and the code of users' rules."""
         chosen = choose(self.sources[source].filters)
         thresholds = {rule.name for one in chosen for rule in one.family.rules if rule.has_score}
         settings = {code: _without(thresholds, own) for code, own in self.by_language(source).items()}
@@ -134,14 +134,14 @@ class Filter(Step[FilterSettings, FilterKeys]):
 
 
 def _without(thresholds: Collection[str], settings: FilterSettings) -> FilterSettings:
-    """The settings with these thresholds as they are by default."""
+    """The settings with these thresholds reset to their defaults."""
     own = {name: value for name, value in settings.own.items() if name not in thresholds}
     defaults = {name: field.default for name, field in type(settings).model_fields.items() if name in thresholds}
     return settings.model_copy(update={"own": own, **defaults})
 
 
 def _bins(notes: Mapping[str, Float64s]) -> Counter[str]:
-    """Documents by rule and quarter octave of its value: ``rule/floor(4 log2 value)``, of 0 the lowest."""
+    """Count documents by rule and quarter octave of the value: ``rule/floor(4 log2 value)``; 0 is in the lowest."""
     counts: Counter[str] = Counter()
     for name, values in notes.items():
         quarters = np.floor(4 * np.log2(values[~np.isnan(values)].clip(LEAST_VALUE)))
@@ -152,7 +152,7 @@ def _bins(notes: Mapping[str, Float64s]) -> Counter[str]:
 def _effects(
     summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str], bins: Counter[str]
 ) -> list[dict[str, Any]]:
-    """Source, threshold and effect of every rule that was asked for, and its values if they are kept."""
+    """Source, threshold and effect of every chosen rule, and the distribution of its values if they are kept."""
     edits: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for summary in summaries:

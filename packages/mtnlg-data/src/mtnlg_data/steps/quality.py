@@ -124,7 +124,7 @@ class Quality(Step[QualitySettings, QualityKeys]):
             raise Failure(f"quality.positives.{unknown[0]}: not a curated source; {known}")
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Samples, one process that trains on their beginnings (13 GB of 800,000 per class), then scores."""
+        """Sampling, training in one process on the samples' beginnings (13 GB for 800,000 per class), and scoring."""
         sampled = 2 * min(self.settings.sample, corpus.documents)
         characters = sampled * min(4000, corpus.characters)
         alone = 270_000_000 + (80 << 20) + 2 * characters if self.settings.model is None else 0
@@ -133,12 +133,12 @@ class Quality(Step[QualitySettings, QualityKeys]):
         return Cost(0.021 * corpus.text / 1e6, 270_000_000 + corpus.group, disk, 0, seconds, alone)
 
     def role(self, source: str) -> Role:
-        """By the source's keys."""
+        """The role that the source's keys give it."""
         keys = self.sources[source]
         return "through" if keys.filtered else "read" if keys.curated else "past"
 
     def fingerprint(self, source: str) -> object:
-        """The draw, and all that trains the classifier."""
+        """The settings, of the draw and of the classifier, and the source's keys."""
         return [self.settings, self.sources[source]]
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401

@@ -105,7 +105,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
 
     @classmethod
     def localize(cls, values: Mapping[str, Any], local: Callable[[Location], Path]) -> dict[str, Any]:
-        """A tokenizer is a path, or the name of GPT-2's."""
+        """The tokenizer is a path, made local, or the name of GPT-2's."""
         given = values["tokenizer"]
         return {**values, "tokenizer": given if given in {None, "gpt2"} else str(local(location(given)))}
 
@@ -137,7 +137,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return read_chat(self.settings, chats)
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Tokens are on disk as encoded, merged and in the stores, at 4.3 characters of English each."""
+        """Tokens are on disk three times: encoded, merged and in the stores; English has 4.3 characters per token."""
         vocabulary = self.settings.vocabulary or 50_257
         width = 2 if vocabulary <= 1 << 16 else 4
         tokens = int(corpus.text / 4.3) + corpus.documents
