@@ -58,7 +58,7 @@ class Blend(Settings):
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise ``ValueError`` where these weights of sources sum to more or less than 1, but for rounding."""
+    """Raise ``ValueError`` if these weights of sources do not sum to 1, within ``WEIGHT_TOLERANCE``."""
     total = sum(weights.values())
     if abs(total - 1) > WEIGHT_TOLERANCE:
         each = " + ".join(f"{name} {weight:g}" for name, weight in weights.items())

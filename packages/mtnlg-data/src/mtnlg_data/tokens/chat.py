@@ -1,12 +1,12 @@
 """Chats to tokens and their mask, by the chat template beside the model's tokenizer.
 
     text      JSON messages, as a reader with ``message = "json"`` has written them
-    tokens    of the chat as the template renders it, special tokens by number, and the end token if they lack it
-    mask      1 for the tokens of answers: those within the template's ``{% generation %}``, or else what a message of
-              the assistant's adds to the prompt of the messages before it
+    tokens    ids of the chat as the template renders it, special tokens included, and of the end token if it is missing
+    mask      1 for the tokens of answers: those within the template's ``{% generation %}``, or else what an assistant's
+              message adds to the prompt of the messages before it
 
-A prompt's tokens must be the first of the whole chat's: the model will meet them so. A chat of which this does not hold
-is dropped, as are those that the template refuses and those whose messages spell a special token. Nothing is guessed.
+A prompt's tokens must be a prefix of the whole chat's, as the model will see them. A chat for which this does not hold
+is dropped, as are chats that the template refuses and chats whose messages spell a special token. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Chat(NamedTuple):
 
 
 def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
-    """The template of the tokenizer's folder. Raises ``Failure`` where there is none, or none that can be read."""
+    """The template of the tokenizer's folder. Raises ``Failure`` if it is missing or cannot be read."""
     files = tokenizer_files(settings)
     if not files:
         raise Failure(f"sources.{sources[0]}.chat needs tokenize.tokenizer, the folder of a model with a chat template")
@@ -73,7 +73,7 @@ def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
 
 
 class UnusableChat(Exception):  # noqa: N818  (no error: a document is dropped)
-    """Why a chat becomes no tokens: the reason of a drop."""
+    """A chat that cannot be encoded; the message is the reason for which it is dropped."""
 
 
 class ChatEncoder:
@@ -88,7 +88,7 @@ class ChatEncoder:
         self._reserved = [token.content for token in added if token.special] + [*MARKS]
 
     def __call__(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a chat, the end token included, and 1 for each that is learned. Raises ``UnusableChat``."""
+        """The ids of a chat, end token included, and for each 1 if it is to be learned. Raises ``UnusableChat``."""
         messages = self._messages(text)
         rendered = self._render(messages)
         pieces = [piece.split(MARKS[1]) for piece in rendered.split(MARKS[0])]
@@ -125,7 +125,7 @@ class ChatEncoder:
 
     @staticmethod
     def _marked(pieces: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
-        """Where answers begin and end in the text of these pieces, of which the first is before any answer."""
+        """(begin, end) of the answers in the joined text of these pieces, of which the first is before any answer."""
         spans, place = list[tuple[int, int]](), len(pieces[0][0])
         for answer, *rest in pieces[1:]:
             spans.append((place, place + len(answer)))
@@ -133,7 +133,7 @@ class ChatEncoder:
         return spans
 
     def _added(self, messages: Sequence[dict[str, Any]], whole: str) -> list[tuple[int, int]]:
-        """Where in the whole text the assistant's messages are."""
+        """(begin, end) of the assistant's messages in the whole text."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -147,7 +147,7 @@ class ChatEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _count(self, text: str, ids: Sequence[int]) -> int:
-        """How many of the ids are those of a beginning of their text."""
+        """Number of the ids that encode ``text``, a beginning of their text. Raises ``UnusableChat`` if others do."""
         beginning = self._encode(text)
         if list(ids[: len(beginning)]) != beginning:
             raise UnusableChat("unstable_tokens")

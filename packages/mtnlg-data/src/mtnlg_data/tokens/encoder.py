@@ -1,23 +1,23 @@
 """Encoders: texts to token ids, by ``tokenizers`` or by gigatoken, with the same ids from both.
 
 A text that spells a special token is encoded as text: special tokens are renamed to random names before the library
-reads the tokenizer, for a model may have them in its vocabulary (Unigram finds "</s>" there as any other piece).
+reads the tokenizer, since a model may have them in its vocabulary (Unigram finds "</s>" there like any other piece).
 
-gigatoken, an extra, is many times as fast, and supports only the usual tokenizers. Its first ids in every unit are
-compared with those of ``tokenizers``. It is taken where it is there, supports the tokenizer and gives these ids, unless
+gigatoken, an extra, is many times as fast, and supports only the usual tokenizers. Its first ids in every task are
+compared with those of ``tokenizers``. It is used if it is installed, supports the tokenizer and gives equal ids, unless
 the settings say otherwise.
 
 Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
 libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
 with characters newer than Unicode 3.2, whose tables Python ships, that may be letters, digits or spaces. They are few.
 
-Either library takes memory for every character of the text that it encodes, whatever that is: 150 bytes of English,
-500 of Thai. So a text of more than ``MAX_BATCH_CHARACTERS`` is encoded in windows, of which each overlaps the next by
-``OVERLAP``. The overlap is encoded by itself as well. Ids at the beginning and at the end of a window may be others
-than those of the whole text: a tokenizer may put a mark before every text (Llama 2), strip its spaces, or join what the
-window parts. Where the overlap by itself differs from the window before in at most its first quarter, and from the
-window behind in at most its last, no such thing reaches the middle, and the windows are joined there. Where it does, as
-in a run of one character, the window is made twice as long, at last the whole text. A Unigram model to which
+Either library takes memory for every character of the text that it encodes: 150 bytes for English, 500 for Thai. So a
+text of more than ``MAX_BATCH_CHARACTERS`` is encoded in windows, each of which overlaps the next by ``OVERLAP``. The
+overlap is also encoded by itself. Ids at the beginning and the end of a window may differ from those of the whole text:
+a tokenizer may put a mark before every text (Llama 2), strip its spaces, or join what the window splits. If the ids of
+the overlap by itself differ from those of the window before in at most the first quarter, and from those of the window
+after in at most the last quarter, no such effect reaches the middle, and the windows are joined there. If they differ
+in more, as in a run of one character, the window is made twice as long, up to the whole text. A Unigram model for which
 the text is one word gets it whole at once, since rounding of its sum of scores decides between tokens of equal score.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 MAX_BATCH_TEXTS = 4096
 MAX_BATCH_CHARACTERS = 500_000
 OVERLAP = 8191  # characters; prime, so that a run of one pattern meets the windows in different phases
-COMPARED_TEXTS = 32  # at the start of every unit, encoded by both libraries
+COMPARED_TEXTS = 32  # texts at the start of every task, encoded by both libraries
 
 
 class Encoder(Protocol):
@@ -135,7 +135,7 @@ class _Tokenizers:
         self._tokenizer = _load_tokenizer(path, path.stat().st_mtime_ns)
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        # encode_batch_fast is slower: a quarter fewer of GPT-2's ids a second (tokenizers 0.23.3).
+        # encode_batch_fast is slower: a quarter fewer of GPT-2's ids per second (tokenizers 0.23.3).
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         lists = [encoding.ids for encoding in encodings]
         sizes = np.fromiter(map(len, lists), np.int64, len(lists))
@@ -143,7 +143,7 @@ class _Tokenizers:
 
 
 class _Gigatoken:
-    """Opened anew for every unit: its cache of words grows with the texts."""
+    """gigatoken, opened anew for every task, since its cache of words grows with the texts."""
 
     def __init__(self, path: Path) -> None:
         require_library("gigatoken")
@@ -188,7 +188,7 @@ class _Gigatoken:
 
 
 class _Fastest:
-    """gigatoken, or ``tokenizers`` from where it cannot be used."""
+    """gigatoken, or ``tokenizers`` once gigatoken cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -200,14 +200,14 @@ class _Fastest:
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         try:
             return self._encode(texts)
-        except Failure:  # other ids, and so none of its ids has left yet
+        except Failure:  # the ids differ, which is found before any are returned
             self._encode = _Tokenizers(self._path)
             return self._encode(texts)
 
 
 @lru_cache(maxsize=1)
 def _with_unspelled_names(path: Path, changed: int) -> str:
-    """The tokenizer.json with special tokens under random names, and without dropout; read once a worker."""
+    """The tokenizer.json with special tokens under random names, and without dropout; read once per worker."""
     del changed
     content = orjson.loads(read_small(path, follow=True))
     model, added = content["model"], content["added_tokens"]

@@ -1,7 +1,7 @@
-"""Documents to token ids, shuffled, and these to a store, by the exchange of ``mtnlg_data.exchange``.
+"""Encodes documents to token ids, shuffles them with ``mtnlg_data.exchange``, and writes them to a store.
 
-A document's key is hash(seed, its own key), so the keys are uniform and the order of keys is a shuffle. Rows have a
-document's ids, its end token and, if there is one, its beginning token included, as bytes.
+The key of a row is hash(seed, key of the document), so keys are uniform and their order is a shuffle. A row has a
+document's ids as bytes, including its end token and, if there is one, its beginning token.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class Encoding(NamedTuple):
-    """How to encode; the library is in no key, since the ids are the same from all."""
+    """How to encode; the library is not in the fingerprint, since all libraries give the same ids."""
 
     tokenizer: Done
-    vocabulary: int  # follows from the tokenizer, as do
-    around: Sequence[int]  # the ids that begin and end a document, or the one that ends it
+    vocabulary: int  # size; follows from the tokenizer, as does ``around``
+    around: Sequence[int]  # the ids that begin and end a document, or only the one that ends it
     seed: int
     library: Library
     chat: Chat | None = None
@@ -52,7 +52,7 @@ class Encoding(NamedTuple):
 
 
 def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding) -> Summary:
-    """Encode row groups of a shard, into rows by key; returns their tallies and the number of ``tokens``."""
+    """Encode row groups of a shard to rows by key; returns the tallies and the number of ``tokens``."""
     shard, groups = work
     if how.chat and shard_source(shard.path) in how.chat.sources:
         return _encode_chats(shard, groups, output, how)
@@ -77,7 +77,7 @@ def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding
 
 
 def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encoding) -> Summary:
-    """As `encode_groups`, of a source of chats, with a column ``mask``."""
+    """Like `encode_groups`, for a source of chats, with an additional column ``mask``."""
     assert how.chat  # noqa: S101  (`encode_groups` has looked)
     encode = ChatEncoder(how.tokenizer.output, how.chat, how.around[-1])
     tally = (tallies := Tallies())[shard_source(shard.path)]
@@ -103,7 +103,7 @@ def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encodi
 
 
 class StoreWrite(NamedTuple):
-    """A store that is to be written: files of rows, each of the keys after those of the one before."""
+    """A store to be written, from files of rows: the keys of each file are above those of the file before."""
 
     pieces: Sequence[Path]
     contents: str  # fingerprint of the rows
@@ -113,15 +113,15 @@ class StoreWrite(NamedTuple):
     masked: bool = False
 
     def fingerprint(self) -> object:
-        """All but the place."""
+        """All fields but the paths, and ``masked`` only if it is set."""
         return self[1:] if self.masked else self[1:-1]
 
 
 def write_store(work: StoreWrite, output: Path) -> Summary:
     """Write a store, whose ``.bin`` is ``output``; ``unigrams`` counts the tokens of documents that are not held out.
 
-    One of masks, ``PREFIX.mask``, is beside the store where it has any; ``mask`` is its checksum.
-    Raises ``ValueError`` as ``StoreWriter.extend`` does.
+    With ``masked``, a store of masks, ``PREFIX.mask``, is written beside it; ``mask`` is its checksum. Raises
+    ``ValueError`` as ``StoreWriter.extend`` does.
     """
     prefix, dtype = output.with_suffix(""), dtype_for(work.vocabulary)
     training = work.documents - held_out(work.documents, work.validation)

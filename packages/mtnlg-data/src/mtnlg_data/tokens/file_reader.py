@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class FileReader:
     """A file, here or at a URL, open for reading by position, by any number of threads; closed when garbage-collected.
 
-    Not a memory map: where the file is cut short, a map ends the process with a bus error, and a read by position does
-    not. Raises ``Failure`` where there is no such file.
+    Not a memory map: if the file is cut short, a map ends the process with a bus error, and a read by position does
+    not. Raises ``Failure`` if there is no such file.
     """
 
     def __init__(self, path: Location) -> None:
@@ -40,7 +40,7 @@ class FileReader:
 
 
 def _read(path: Path, file: BinaryIO, first: int, last: int) -> bytes:
-    """Bytes ``first`` to ``last``. Raises ``Failure`` where they are missing."""
+    """Bytes ``first`` to ``last`` (exclusive). Raises ``Failure`` if some are missing."""
     content = b""
     while len(content) < last - first:  # one read moves at most 2 GiB
         with naming(path):

@@ -1,8 +1,8 @@
 """Merge token stores into one, without the texts they were made of.
 
-``merge`` interleaves them: document j of a store of n is placed
-at (j + 1/2) / n of the output, ties go to the earlier store. So shuffled stores give a shuffled one: any stretch of it,
-including the documents held out at its end, takes a proportional share from every store.
+``merge`` interleaves them: document j of a store of n is placed at (j + 1/2) / n of the output; ties go to the earlier
+store. So shuffled stores give a shuffled store: any stretch of it, including the documents held out at its end, has a
+proportional share from every store.
 """
 
 from __future__ import annotations
@@ -86,6 +86,6 @@ def _documents_before(block: int, blocks: int, size: int) -> int:
 
 
 def _read_documents(store: TokenStore, first: int, last: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """Documents ``first`` to ``last``: their ids, concatenated, and their sizes."""
+    """Documents ``first`` to ``last`` (exclusive): their ids, concatenated, and their sizes."""
     offsets = store.offsets(first, last)
     return store.read(int(offsets[0]), int(offsets[-1])), np.diff(offsets)

@@ -1,16 +1,16 @@
 """The work of the step tokenize: documents to token stores and their blend.
 
-    sample      one shard: the texts of it that the tokenizer is trained on
+    sample      texts of one shard, to train the tokenizer on
     vocabulary  trained on the samples, or read: tokenizer.json
     encode      some row groups of a shard: ids of the documents and the tokens around them, sorted by hash(seed, key)
-    merge       of a source of more files than one task may open: the levels of the exchange (``mtnlg_data.exchange``)
+    merge       for a source with more files than one task may open: the levels of ``mtnlg_data.exchange``
     shuffle     a range of keys from all encoded files of a source: a piece of its store
     stores      the pieces of a store, one after another
     blend       the stores and their weights: blend.json, which ``stream.open_stream`` reads
 
 No task opens more than ``exchange.FAN_OUT`` files, or holds more than about ``TEXT_BYTES_PER_UNIT`` of text or
 ``exchange.RUN_BYTES`` of tokens, however many shards and sources there are. Ids are those of ``tokenizers``. A text
-that spells the end token is encoded as text, so that the end token stands at ends of documents only.
+that spells the end token is encoded as text, so that the end token occurs only at the ends of documents.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 TEXT_BYTES_PER_UNIT = 64_000_000
 TOKENS_PER_UNIT = 1 << 26
-SEQUENCE = 2048  # tokens of the paper's samples (4.1): a store with fewer is warned of
+SEQUENCE = 2048  # tokens of the paper's samples (4.1); a store with fewer gets an alarm
 
 
 def write_blend(blend: Blend, output: Path) -> Summary:
@@ -133,7 +133,7 @@ def _write_tokenizer(
     weights: Mapping[str, float],
     settings: TokenizeSettings,
 ) -> Done:
-    """The tokenizer; where it is trained, samples are drawn first."""
+    """Write the tokenizer; to train one, samples are drawn first."""
     samples: list[Done] = []
     if settings.vocabulary is not None:
         sizes = {shard: sum(own) for shard, own in groups.items()}
@@ -145,7 +145,7 @@ def _write_tokenizer(
 
 
 def _split_row_groups(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Consecutive row groups of a shard, gathered up to ``TEXT_BYTES_PER_UNIT``; given the bytes of text of each."""
+    """Gather consecutive row groups of a shard up to ``TEXT_BYTES_PER_UNIT``; ``sizes`` are their bytes of text."""
     units: list[tuple[int, ...]] = []
     room = 0
     for group, size in enumerate(sizes):
@@ -168,7 +168,7 @@ class _Shuffle(NamedTuple):
     def of(  # noqa: PLR0917  (the figures of a store)
         cls, job: Job, source: str, encoded: Sequence[Done], vocabulary: int, validation: float, masked: bool
     ) -> _Shuffle:
-        """The way of a source that these tasks have encoded."""
+        """The shuffle of a source that these tasks have encoded."""
         rows = job.collect("merge", encoded[0].output.parent, encoded, scratch=True)
         tokens = sum(done.summary["tokens"] for done in encoded)
         pieces = Exchange(len(encoded), -(-tokens // TOKENS_PER_UNIT)).ranges
@@ -179,7 +179,7 @@ class _Shuffle(NamedTuple):
         return cls(rows, write, bin_path(job.out / source))
 
     def pieces(self) -> Iterator[tuple[Range, Path]]:
-        """The ranges of keys that are merged by themselves, and where to."""
+        """Each range of keys that one task merges, with the file that it writes."""
         return zip(self.rows.ranges(len(self.write.pieces)), self.write.pieces, strict=True)
 
 

@@ -200,7 +200,7 @@ class TokenStore:
         return self.read(start, stop)
 
     def offset(self, document: int) -> int:
-        """The number of tokens before this document; ``offset(documents)`` is that of all tokens."""
+        """The number of tokens before this document; ``offset(documents)`` is the number of all tokens."""
         return int(self.offsets(document, document)[0])
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
@@ -215,15 +215,15 @@ class TokenStore:
         return np.append(starts, self.tokens)[bounds - low]
 
     def starts(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where documents begin among tokens ``start`` to ``stop``, counted as these are."""
+        """Numbers of the tokens in [``start``, ``stop``) at which documents begin."""
         first = bisect_left(range(self.documents), start, key=self.offset)
         last = bisect_left(range(self.documents), stop, lo=first, key=self.offset)
         return self.offsets(first, last)[:-1]
 
     def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
-        """Tokens ``start`` to ``stop`` of all documents, concatenated; a read-only array.
+        """Tokens ``start`` to ``stop`` (exclusive) of all documents, concatenated; a read-only array.
 
-        Raises ``Failure`` where there are no such tokens, or where the file is damaged.
+        Raises ``Failure`` if there are no such tokens, or the file is damaged.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise Failure(f"{self._bin.path}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?")
@@ -240,13 +240,13 @@ class TokenStore:
         return self._array("<i8", HEADER.size + 12 * self._sequences, first, last)
 
     def _array(self, dtype: str, begin: int, first: int, last: int) -> NDArray[np.int64]:
-        """Entries ``first`` to ``last`` of the array that begins at byte ``begin`` of the index."""
+        """Entries ``first`` to ``last`` (exclusive) of the array that begins at byte ``begin`` of the index."""
         size = np.dtype(dtype).itemsize
         return np.frombuffer(self._idx.read(begin + first * size, begin + last * size), dtype).astype(np.int64)
 
 
 def _read_header(index: FileReader) -> tuple[int, int, np.dtype[Any]]:
-    """Sequences, documents and token type, where the counts agree with the size of the file. Raises ``Failure``."""
+    """Sequences, documents and token type. Raises ``Failure`` if the header or the size of the file is wrong."""
     path = index.path
     if index.size < HEADER.size:
         raise Failure(f"{path}: {index.size} bytes are too few for an index; write the store again")

@@ -1,6 +1,6 @@
 """The tokenizer: GPT-2's byte-level BPE, trained here or read from files, with an end-of-document token.
 
-It is trained on a sample of the documents, drawn by hash(seed, id) from each source in proportion to its weight. The
+It is trained on a sample of the documents, drawn by hash(seed, key) from each source in proportion to its weight. The
 sample has a bounded size for any corpus, and does not depend on the order of the shards.
 """
 
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from mtnlg_data.summary import Summary
 
 EOD = "<|endoftext|>"
-#: Names under which tokenizers have a special token for the end of a text; the first that is there ends documents.
+#: Names of tokenizers' special tokens for the end of a text; the first name that is present ends documents.
 EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS]")
 #: The same for the beginning of a text.
 BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 GENERATION = "generation_config.json"
-#: The files that make a tokenizer, of which a folder needs one set.
+#: Sets of files that make a tokenizer; a folder needs one set.
 TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 def check_tokenizer(settings: TokenizeSettings) -> None:
-    """Read the tokenizer, if one is given. Raises ``Failure`` where it, or the encoding library, cannot be used.
+    """Read the tokenizer, if one is given. Raises ``Failure`` if it or the encoding library cannot be used.
 
     An end token that is added is announced, or refused where the tokenizer's own configuration names another.
     """
@@ -78,7 +78,7 @@ def _check(settings: TokenizeSettings, files: Sequence[Path], _changed: int) -> 
 
 
 def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
-    """Write the texts that the tokenizer is trained on: of a shard those whose hash(seed, key) is below a limit."""
+    """Write the texts of a shard that the tokenizer is trained on: those whose hash(seed, key) is below a limit."""
     shard, limit = work
     keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
     rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
@@ -95,9 +95,9 @@ def sample_limits(
     weights: Mapping[str, float],
     settings: TokenizeSettings,
 ) -> list[tuple[Shard, int]]:
-    """What ``draw_sample`` takes of each shard: about ``sample_bytes`` x weight of each source, or all that it has.
+    """(shard, limit) for ``draw_sample``, to draw about ``sample_bytes`` x weight of each source, or all of its text.
 
-    ``sizes`` are the bytes of text of each shard.
+    ``sizes`` has the bytes of text of each shard.
     """
     total_weight = sum(weights[source] for source in shards)
     limits = []
@@ -123,7 +123,7 @@ class Vocabulary(NamedTuple):
 def write_tokenizer(work: Vocabulary, output: Path) -> Summary:
     """Train or read the tokenizer; returns its vocabulary size and the ids around documents.
 
-    An end token that its name does not show has its id in generation_config.json, as in Hugging Face's folders.
+    The id of an end token that its name does not show is written to generation_config.json, as Hugging Face does.
     """
     settings = work.settings
     if settings.vocabulary is None:
@@ -210,10 +210,10 @@ def _byte_level(model: BPE) -> Tokenizer:
 
 
 def _add_ends(tokenizer: Tokenizer, eod: str | None, bos: str | bool | None = None) -> Tokenizer:
-    """Make the end token special, with its id or else the next; turn truncation, padding and other additions off.
+    """Make the end token special, with its id or else the next; turn off truncation, padding and other added tokens.
 
-    A prompt of a model that is trained on the documents begins as they do: with ``bos``, or with no token of the
-    tokenizer's own.
+    The prompts of a model that is trained on the documents begin as these do: with ``bos``, or without a token that the
+    tokenizer would add.
     """
     tokenizer.add_special_tokens([_end_token(tokenizer, eod)])
     if tokenizer.num_special_tokens_to_add(is_pair=False):
@@ -262,6 +262,6 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def document_key(seed: int, key: str) -> int:
-    """hash(seed, key), 64 bits: samples the documents to train on, and shuffles all."""
+    """hash(seed, key), 64 bits: selects the documents to train on, and shuffles all documents."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "little")
