@@ -227,7 +227,7 @@ class DocumentFile:
         wanted = self.schema.names if columns is None else columns
         with named_damage(self._path):
             stored = self._columns.stored(wanted)
-            table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a unit has one core
+            table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a task has one core
             (batch,) = table.combine_chunks().to_batches()
             return self._columns.documents(batch, self._firsts[group], wanted)
 

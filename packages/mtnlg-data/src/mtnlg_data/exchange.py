@@ -2,8 +2,8 @@
 
 A step that sorts a corpus has F files of rows, each written by one task, and R ranges of their 64-bit keys, and both
 grow with the corpus. Opening every file for every range would be F x R opens. Here no task opens more than ``FAN_OUT``
-files: groups of files are merged level by level. Each level after the first splits the keys into ``FAN_OUT`` times as
-many blocks as the level before, so that all tasks have the same size:
+files: groups of files are merged level by level. From level 2 on, the keys are split into ``FAN_OUT`` times as many
+blocks as at the level before, so that all tasks have the same size:
 
     level 0   the files as they were written, each with keys from the whole range
     level l   one file per group of ``FAN_OUT`` files of level l - 1 and per block of keys

@@ -226,7 +226,7 @@ def _counted(done: Sequence[Done]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class ShardWrite:
-    """A shard, the step that writes it, and what the step was given for it."""
+    """A shard, the step that writes it, and the item that the step was given for it."""
 
     step: StepReference
     key: str  # the step's, as far as it concerns the shard's source

@@ -119,7 +119,7 @@ class Source(Settings):
 
 
 class Tables(Settings):
-    """What every recipe has; the tables of its steps are added by ``recipe_schema``."""
+    """The keys that every recipe has; ``recipe_schema`` adds the tables of its steps."""
 
     input: FilePath = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
     steps: list[str] = setting([], "Steps in their order; ours if not given. May leave some out, and end at documents.")

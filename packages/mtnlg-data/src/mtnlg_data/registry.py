@@ -91,7 +91,7 @@ class Registry:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The part of a message that offers the nearest of these names; empty where none is near."""
+    """The part of a message that offers the nearest of these names; empty if none is near."""
     near = get_close_matches(name, names, n=1)
     return f"did you mean {near[0]}? " if near else ""
 

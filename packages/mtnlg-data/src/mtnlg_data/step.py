@@ -207,7 +207,7 @@ class Step(Generic[S, K]):
 
     @classmethod
     def default_name(cls) -> str:
-        """Its name where a recipe gives none, and the reason under which it drops documents."""
+        """The step's name if a recipe gives none, and the reason under which it drops documents."""
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
     @classmethod
@@ -271,7 +271,7 @@ class Step(Generic[S, K]):
 
             version = self.version if self.version is not None else code_digest(self.implementation())
             libraries = {name: library_version(name) for name in self.kept}
-            self._code = [version, libraries | {"Unicode": unidata_version}]  # what a letter is
+            self._code = [version, libraries | {"Unicode": unidata_version}]  # defines what a letter is
         return self._code
 
     def implementation(self) -> object:
@@ -296,7 +296,7 @@ class Step(Generic[S, K]):
         return job.write()
 
     def apply(self, job: Job) -> Summary:
-        """Run the step and sum up."""
+        """Run the step; returns its summary."""
         return job.summarize(self.run(job))
 
     def decide_by_language(self, shard: Shard, source: str, item: object, shared: Mapping[str, object]) -> Decide:

@@ -72,7 +72,7 @@ class ReadError(Part):
 
 
 class Alarm(Part):
-    """A source of which a stage dropped more than its setting expects, or left too little."""
+    """A source of which a stage dropped more than its setting expects, or kept too little."""
 
     source: str
     message: str
@@ -139,7 +139,7 @@ class FilterRule(Part):
     threshold: float | None = None
     effect: str
     count: int
-    values: dict[int, int] = {}  # documents by floor(4 log2 of the rule's value), where it is kept
+    values: dict[int, int] = {}  # documents by floor(4 log2 of the rule's value), if values are kept
 
 
 class DuplicatePair(Part):
@@ -204,7 +204,7 @@ class SourceTokens(Part):
 
 
 class RunSummary(Part):
-    """summary.json."""
+    """The content of summary.json."""
 
     seconds: float
     stages: list[Stage] = Field(min_length=1)

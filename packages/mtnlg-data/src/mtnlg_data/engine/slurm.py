@@ -141,7 +141,7 @@ def job_script(
 
 
 def refuse_controls(*texts: str) -> None:
-    """Raise ``UsageFailure`` for a line break, which would start another line of a script, or what could hide one."""
+    """Raise ``UsageFailure`` for a line break, which would start another line of a script, or what can hide one."""
     for text in texts:
         if not text.isprintable():
             raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")

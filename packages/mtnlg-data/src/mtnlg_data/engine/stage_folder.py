@@ -32,7 +32,7 @@ RECIPE = "recipe.toml"  # in the folder of a run
 STATE = "state"  # folder, in a step's folder, of files that it keeps for reruns
 #: Folders of a step's records of dropped documents, of cuts in documents, and of the values of rules.
 DROPPED, CUTS, VALUES = "dropped", "cuts", "values"
-#: Kinds of outputs that hold documents or their tokens; others, such as a classifier, stay for whoever refers to them.
+#: Suffixes of outputs that hold documents or tokens; other outputs, such as a classifier, stay, since others use them.
 DOCUMENT_SUFFIXES = {".parquet", ".bin", ".idx", ".crc"}
 
 

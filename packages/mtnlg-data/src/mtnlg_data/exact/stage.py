@@ -72,7 +72,7 @@ def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Ran
 
 
 def _compared(job: Job, rows: Rows, compare: Callable[..., Summary], numbering: Numbering) -> list[Range]:
-    """What ``compare`` finds in these rows, range by range, and writes by shard."""
+    """Run ``compare`` on these rows, range by range; returns what it found, by shard."""
     ranges = rows.ranges(count_ranges(sum(done.summary["rows"] for done in rows.written)))
     repeats = job.rows(f"{rows.folder.name}-repeats", compare, ranges, shards=numbering)
     return repeats.ranges(numbering.total)[: numbering.total]

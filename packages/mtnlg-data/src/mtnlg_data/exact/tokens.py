@@ -31,7 +31,7 @@ LINE_FEED, BLANK = 10, np.uint8(32)
 
 
 class Items(NamedTuple):
-    """Things that may recur in a batch of texts: their hashes, texts, and first and last byte (exclusive) there."""
+    """Things that may recur in a batch of texts: their hashes, texts, and first and end byte (exclusive) in these."""
 
     keys: UInt64s
     texts: Int64s

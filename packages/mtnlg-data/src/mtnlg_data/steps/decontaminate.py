@@ -69,12 +69,12 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
             check_task_texts(texts)
 
     def role(self, source: str) -> Role:
-        """Without texts there is nothing to do."""
+        """All sources pass by if no texts are given."""
         del source
         return "past" if self.settings.texts is None else "through"
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """The n-grams of all task texts are in the memory of each worker; one process makes them."""
+        """The n-grams of all task texts are in the memory of each worker; one process builds them."""
         texts = 70_000  # of the paper's tasks
         if self.settings.texts is not None and self.settings.texts.is_file():
             texts = sum(1 for _ in file_lines(self.settings.texts, follow=True))

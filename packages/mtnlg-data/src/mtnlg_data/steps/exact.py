@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
 
-#: documents   equal texts, whatever their white space (Dolma: Soldaini et al. 2024, arXiv 2402.00159)
-#: lines       equal lines, whatever their case and the white space around them (C4: Raffel et al. 2020, JMLR 21/140, by
+#: documents   texts that are equal but for white space (Dolma: Soldaini et al. 2024, arXiv 2402.00159)
+#: lines       lines that are equal but for case and surrounding white space (C4: Raffel et al. 2020, JMLR 21/140, by
 #:             the code that made it: tensorflow/datasets, c4_utils.remove_duplicate_text)
 #: substrings  passages of 50 tokens and more that occur twice (Lee et al. 2022, arXiv 2107.06499)
 Kind = Literal["documents", "lines", "substrings"]
@@ -49,7 +49,7 @@ class Exact(Step[ExactSettings, Settings]):
     nothing = "give --kinds, some of documents,lines,substrings"
 
     def role(self, source: str) -> Role:
-        """Without kinds there is nothing to do."""
+        """All sources pass by if no kinds are given."""
         del source
         return "through" if self.settings.kinds else "past"
 

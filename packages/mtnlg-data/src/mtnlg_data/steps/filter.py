@@ -58,7 +58,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
     batch_bytes = 1 << 20
 
     def validate(self) -> None:
-        """Compare the rules with their settings."""
+        """Check the rules against their settings."""
         check_rules(self.settings, [keys.filters for keys in self.sources.values()])
 
     def check(self) -> None:

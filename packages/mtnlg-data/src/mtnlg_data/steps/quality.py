@@ -103,7 +103,7 @@ class Quality(Step[QualitySettings, QualityKeys]):
         return [source for source in self.sources if self.role_of(source) == "read"]
 
     def validate(self) -> None:
-        """Ask for examples of good documents, or for a model."""
+        """Raise ``ValueError`` if sources are to be filtered without curated sources or a model."""
         if self.filtered and not self.curated and self.settings.model is None:
             raise ValueError(
                 f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "

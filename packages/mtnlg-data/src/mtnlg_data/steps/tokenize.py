@@ -115,7 +115,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return {name: keys.weight for name, keys in self.sources.items()}
 
     def validate(self) -> None:
-        """Add up the weights."""
+        """Check that the weights sum to 1."""
         from mtnlg_data.tokens.blend import check_weights  # noqa: PLC0415
 
         check_weights(self.weights)
@@ -128,7 +128,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         self.chat()
 
     def chat(self) -> Chat | None:
-        """The chat template, where a source has chats. Raises ``Failure`` where there is none."""
+        """The chat template, or None if no source has chats. Raises ``Failure`` if it is missing."""
         chats = tuple(name for name, keys in self.sources.items() if keys.chat)
         if not chats:
             return None
@@ -146,7 +146,7 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return Cost(0.0263 * corpus.text / 1e6, 390_000_000 + corpus.group, disk, seconds_alone=seconds)
 
     def fingerprint(self, source: str) -> object:
-        """The files of the tokenizer count by their content."""
+        """What the tokens of a source depend on; the files of the tokenizer count by their content."""
         from mtnlg_data.tokens.tokenizer import tokenizer_files  # noqa: PLC0415
 
         files = [file_digest(file) for file in tokenizer_files(self.settings)]

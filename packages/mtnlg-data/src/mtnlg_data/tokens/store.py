@@ -67,7 +67,7 @@ def dtype_for(vocabulary: int) -> np.dtype[Any]:
 
 
 def pack_header(documents: int, dtype: np.dtype[Any]) -> bytes:
-    """The header of an index of so many documents, one sequence each."""
+    """The header of an index of ``documents`` documents, one sequence each."""
     code = next(code for code, token_type in DTYPE_CODES.items() if dtype == token_type)
     return HEADER.pack(MAGIC, 1, code, documents, documents + 1)
 
@@ -154,8 +154,8 @@ def _size_batches(sizes: BinaryIO) -> Iterator[NDArray[np.int32]]:
 class TokenStore:
     """A token store open for reading, ours or Megatron's, by any number of processes; opening takes constant time.
 
-    Everything is read by position: where a file was cut short, even after the store was opened, the read raises
-    ``Failure`` naming it. Pickles as its prefix.
+    Everything is read by position: if a file was cut short, even after the store was opened, the read raises
+    ``Failure`` naming it. A store is pickled as its prefix.
     """
 
     def __init__(self, prefix: Location | str) -> None:
@@ -171,7 +171,7 @@ class TokenStore:
         self.tokens = expected // self.dtype.itemsize
 
     def _expected_bin_size(self) -> int:
-        """Bytes of ``.bin`` by the end of its last sequence. Raises ``Failure`` where the index contradicts itself."""
+        """Bytes of ``.bin``, from the end of its last sequence. Raises ``Failure`` if the index contradicts itself."""
         last = self._sequences - 1
         if int(self._bounds(self.documents, self.documents + 1)[0]) != last + 1 or (
             last >= 0 and self._offsets(0, 1)[0]

@@ -109,7 +109,7 @@ def sample_limits(
 
 
 class Vocabulary(NamedTuple):
-    """The settings, and the samples where a tokenizer is trained."""
+    """The settings, and the samples if a tokenizer is trained."""
 
     settings: TokenizeSettings
     samples: Sequence[Done]
@@ -161,9 +161,9 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int, eod: str | None = Non
 
 
 def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
-    """The files to read: a tokenizer.json, GPT-2's vocabulary and merges, or none where one is trained.
+    """The files to read: a tokenizer.json, or GPT-2's vocabulary and merges; none if a tokenizer is trained.
 
-    Raises ``Failure`` where they are missing, or GPT-2's cannot be downloaded.
+    Raises ``Failure`` if they are missing, or GPT-2's cannot be downloaded.
     """
     if settings.tokenizer is None:
         return ()
@@ -180,9 +180,9 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
 
 
 def read_tokenizer(files: Sequence[Path], eod: str | None = None, bos: str | bool | None = None) -> Tokenizer:
-    """Read a tokenizer, and add an end token where it has none.
+    """Read a tokenizer, and add an end token if it has none.
 
-    Raises ``Failure`` where the files hold none, one beyond the bounds of ``tokenizer_file``, or one without the
+    Raises ``Failure`` if the files hold no tokenizer, one beyond the bounds of ``tokenizer_file``, or one without the
     beginning token that is asked for.
     """
     return _add_ends(_open_tokenizer(files), eod, bos)
@@ -194,7 +194,7 @@ def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
     try:
         with foreign_data(place):
             for file in files:
-                read_small(file, follow=True)  # the library would wait for a pipe, and has no bound
+                read_small(file, follow=True)  # the library would wait for a pipe, and has no limit
             return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
     except Failure:
         raise
