@@ -3,8 +3,8 @@
 A bucket, the candidates of one band key, also contains false positives. In each of at most 11 rounds a pivot is drawn
 from the rest of the bucket; every candidate that reaches the threshold with it is its duplicate and leaves the bucket
 together with it. Buckets of up to 12 candidates are thus compared in full. The draw is a hash of (seed, band, key,
-round), so it is independent of order, groups and restarts. A candidate's weight in the draw is the number of its exact
-copies in the corpus: most near duplicates come from a text with many copies.
+round), so it is independent of order, groups and restarts. A candidate's weight in the draw is how often its text
+occurs in the corpus: the text with many exact copies is the one that most near duplicates come from.
 
 Each component of verified pairs keeps the document from the best source; among several from that source, the one whose
 key has the lowest hash, so that the result does not depend on shards or order. (On equal hashes, the first document.)

@@ -54,7 +54,7 @@ class Exact(Step[ExactSettings, Settings]):
         return "through" if self.settings.kinds else "past"
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Each kind costs core-seconds per million characters, and compares things, of 36 bytes on disk each."""
+        """Each kind has its core-seconds per million characters and things per character, of 36 bytes on disk each."""
         tokens = 5.0 if self.settings.substring_unit == "word" else 1.2
         things = {"documents": 1 / max(1, corpus.characters), "lines": 1 / 200, "substrings": 0.4 / tokens}
         seconds = {"documents": 0.0022, "lines": 0.0030, "substrings": 0.0504}

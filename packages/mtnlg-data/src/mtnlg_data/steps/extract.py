@@ -47,7 +47,7 @@ class Extract(Step[ExtractSettings, Settings]):
         self.settings.check_model()
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Time grows with the bytes of pages, which mostly only the parser reads, and with text; memory with a page."""
+        """Time grows with bytes of pages, mainly read only by the parser, and text; memory with the longest page."""
         of_bytes, of_text = COSTS[self.settings.method]
         of_web = corpus.web * (of_bytes * corpus.page_bytes + of_text) + (1 - corpus.web) * 0.0531
         page = 8 * min(corpus.longest, self.settings.largest_page)
