@@ -1,11 +1,11 @@
-"""ALiBi (Press et al. 2022): a score falls with the distance of its key, by a slope of its head.
+"""ALiBi (Press et al. 2022): an attention score falls with the distance to its key, by a slope for each head.
 
     score_ij = scale · q_i k_j - slope (i - j)        slope_n = 2^(-8 n / N), n = 1 … N
 
-for a power of two of N heads; of others the further slopes are every second one of the next power. Softmax knows no
-constant of a row, so slope · j does the same, and that is a product: of slope / scale in q with j in k. So any kernel
-of attention computes it, sliced by heads, without a bias of all pairs. j is split into a multiple of 256 and a rest and
-slope into two parts, since half precision has no more digits; kernels sum in fp32.
+if N is a power of two; otherwise the remaining heads get every second slope of the next power of two. Softmax ignores a
+constant per row, so adding slope · j is enough, and that is a product: of slope / scale in q with j in k. So any
+attention kernel computes it, also on a slice of the heads, without a bias for all pairs. j is split into a multiple of
+256 and a remainder, and slope into two parts, since half precision has too few digits; kernels sum in fp32.
 
 B batch, N heads, G heads of keys and values, S queries, T keys, D head size.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from .config import ALIBI_COLUMNS
 
 RADIX = 256
-"""Integers up to this have no more digits than bf16."""
+"""Integers up to this are exact in bf16."""
 
 
 def slopes(heads: int) -> tuple[float, ...]:
@@ -35,7 +35,7 @@ def slopes(heads: int) -> tuple[float, ...]:
 def extended(
     q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, slopes: tuple[float, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with `ALIBI_COLUMNS` values more per head, whose scores have the slopes; those of v are zeros."""
+    """q, k and v with `ALIBI_COLUMNS` more values per head, which add the slopes to the scores; v's are zeros."""
     figures = tuple(slope / scale for slope in slopes), q_BNSD.dtype, q_BNSD.device
     if torch.compiler.is_compiling():
         q_N18 = _of_queries(*figures)
@@ -58,4 +58,4 @@ def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.dev
     return F.pad(torch.stack(columns, -1)[:, None], (0, ALIBI_COLUMNS - 4)).to(device)
 
 
-_kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # since a copy to a GPU waits; apart by inference, as `rotary`
+_kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # a copy to a GPU waits; by inference mode, as in `rotary`

@@ -1,9 +1,9 @@
 """Chat templates beside a tokenizer, rendered as transformers renders them.
 
-    chat_template.jinja, chat_templates/NAME.jinja      templates of their own files
+    chat_template.jinja, chat_templates/NAME.jinja      one template per file
     tokenizer_config.json                               "chat_template" and the special tokens that templates name
 
-A template is a program of a stranger: it runs in `Sandbox` and sees messages and special tokens alone.
+A template is untrusted code: it runs in `Sandbox` and sees only messages, special tokens and the caller's variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
 DEFAULT = "default"
 END = "THE-LAST-MESSAGE-GOES-ON-HERE "
-"""Marks where to cut a rendered chat whose last message the model shall continue; its space tells a trimmed message."""
+"""Marks where to cut a chat whose last message the model is to continue; templates that trim remove its last space."""
 
 
 class _Named(Settings):
@@ -47,7 +47,7 @@ class _Config(Settings):
 
     @property
     def templates(self) -> dict[str, str]:
-        """Templates by their names."""
+        """Templates by name."""
         if isinstance(self.chat_template, tuple):
             return {each.name: each.template for each in self.chat_template}
         return {} if self.chat_template is None else {DEFAULT: self.chat_template}
@@ -55,10 +55,10 @@ class _Config(Settings):
 
 @dataclass
 class Chat:
-    """The templates of a model by name, each with its file, and what answers and texts begin and end with.
+    """A model's chat templates by name, each with its file, and the tokens that delimit texts and thinking.
 
-    ``begin`` is the token that begins texts, or where there is none, ends them, "" if no file names one; ``think_end``
-    ends what a model thinks, "" if it does not. ``text`` is the template that is chosen, read at ``place``.
+    ``begin`` is the token that begins texts, else the one that ends them, or "" if no file names either; ``think_end``
+    ends the model's thinking, "" if it does none. ``text`` is the chosen template, read from the file ``place``.
     """
 
     templates: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class Chat:
         thinking: bool | None = None,
         think_end: str | None = None,
     ) -> Chat:
-        """The templates of the first folder that has any, and the special tokens of the first that names any.
+        """Read the templates of the first folder that has any, and the special tokens of the first that names any.
 
-        ``variables`` and ``thinking`` (as ``enable_thinking``) are passed to templates. Raises ``Failure`` for a file
-        that is malformed.
+        ``variables`` and ``thinking`` (as ``enable_thinking``) are passed to templates. Raises ``Failure`` for a
+        malformed file.
         """
         templates: dict[str, tuple[str, Path]] = {}
         tokens: dict[str, str] = {}
@@ -103,7 +103,7 @@ class Chat:
         return {name: text for name, (text, _) in self.templates.items()}
 
     def choose(self, name: str | None = None) -> str:
-        """Choose the template of this name, or the default one, and return its text; ``Failure`` without one."""
+        """Choose template ``name``, or the default one, and return its text. Raises ``Failure`` if it is missing."""
         name = name or DEFAULT
         if not self.templates:
             raise Failure(f"the model has no chat template; put {FILE} or {CONFIG} beside it")
@@ -117,10 +117,10 @@ class Chat:
         return self.text
 
     def render(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> str:
-        """The prompt of a chat: up to where an answer begins, or without ``answer`` to the end of the last message.
+        """The prompt of a chat: up to where the answer begins, or, without ``answer``, to the end of the last message.
 
-        A template that refuses a system message gets the chat without it, as in lm-eval. ``Failure`` if it cannot be
-        rendered.
+        A template that rejects a system message gets the chat without it, as in lm-eval. Raises ``Failure`` if it
+        cannot be rendered.
         """
         if self._chosen is None:
             self.choose()

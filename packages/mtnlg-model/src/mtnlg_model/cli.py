@@ -35,7 +35,7 @@ Prompts = Annotated[
     typer.Option(help="Text to continue; repeatable. Empty begins a document; - or none is the standard input."),
 ]
 MOST: Final = 1 << 20
-"""GPUs, heads or sequences that a command takes: no model or run has more."""
+"""Largest number of GPUs, heads or sequences that a command accepts; no model or run has more."""
 Seconds = Annotated[float | None, typer.Option(min=1e-9, max=1e9, help="Seconds per iteration, for TFLOP/s per GPU.")]
 
 FORMULAS: Final = {"model_72": "model, 72-coefficient", "hardware_96": "hardware, 96-coefficient"}
@@ -251,7 +251,7 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
 
     from .convert import deepspeed, torch_dist  # noqa: PLC0415  (torch)
 
-    tokenizer = tokenizer and tokenizer.resolve()  # the user's own word, unlike a link in the folder
+    tokenizer = tokenizer and tokenizer.resolve()  # named by the user, unlike a link in the folder
     of_hugging_face = {"vocabulary-multiple": vocabulary_multiple > 1, "sequence": sequence, "family": family}
     is_megatron = torch_dist.is_torch_dist(folder)
     if is_megatron or deepspeed.is_deepspeed(folder):

@@ -1,7 +1,7 @@
-"""Compare two configurations whole: every field of both, by attribute, so with its defaults filled in.
+"""Compare two configurations: every field of both, by attribute, so defaults are included.
 
-Never by what is written: files leave out some defaults. A field in which two configurations may differ is named in a
-list, with the reason; every other field is compared, those of nested settings one by one.
+Serialized forms must not be compared: files leave out some defaults. A field that may differ is listed with the
+reason; every other field is compared, including each field of nested settings.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Difference(NamedTuple):
 def differences(ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str] | None = None) -> list[Difference]:
     """All fields in which two objects of the same settings class differ, in order.
 
-    ``may_differ`` maps keys that are not compared to the reasons; the key of a table stands for all that is in it.
-    Tables of a list are compared one by one, such as ``train.change[1].lr``.
+    ``may_differ`` maps keys that are not compared to the reasons; a table's key covers everything in it. Tables in a
+    list are compared one by one, with keys such as ``train.change[1].lr``.
     """
     listed = tuple(f"{key}." for key in may_differ or ())
     return [found for found in _walk(ours, theirs, "") if not f"{found.key}.".startswith(listed)]

@@ -4,14 +4,14 @@ A GPT of l layers, hidden h, sequence s and vocabulary V has exactly (paper.md s
 
     P = l (12 h² + 13 h) + V h + s h + 2 h                            529,600,819,200 for MT-NLG
 
-parameters; any other decoder as many as its tensors, which `layer_shapes` and `outer_shapes` list. Floating-point
+parameters; any other decoder has those of the tensors that `layer_shapes` and `outer_shapes` list. Floating-point
 operations of one iteration over B sequences count matrix products only. With W the weights of a layer's matrices (12 h²
 for a GPT) and a = heads · head size (h for a GPT)
 
     model      3 B s (2 l W + 4 l s a + 2 V h)                        forward and backward
     hardware   B s (8 l W + 16 l s a + 6 V h)                         forward twice, backward (full recomputation)
 
-where a layer with an attention window w < s counts 4 w a. For a GPT these are equations 3 and 4 of the same:
+where a layer with an attention window w < s counts 4 w a. For a GPT these are equations 3 and 4 of the same paper:
 72 B s l h² (1 + s/6h + V/12lh) and 96 B s l h² (1 + s/6h + V/16lh).
 """
 
@@ -45,7 +45,7 @@ STATE_BYTES_PER_PARAMETER: Final = {
 
 
 ALIBI_COLUMNS: Final = 8
-"""Values of a head that ALiBi adds: four that count, and kernels want sizes in multiples of this."""
+"""Values that ALiBi adds to each head: four are used, and kernels need head sizes that are multiples of 8."""
 
 
 class Llama3Scaling(Settings):
@@ -74,10 +74,10 @@ class LinearScaling(Settings):
 
 
 class YarnScaling(Settings):
-    """YaRN: wavelengths stretched by how often they turn within the first training's samples (Peng et al. 2023).
+    """YaRN: wavelengths stretched depending on their turns within a sample of the first training (Peng et al. 2023).
 
-    Those with more turns than ``beta_fast`` are kept, those with fewer than ``beta_slow`` multiplied by ``factor``, and
-    those between blended. q and k are multiplied by ``attention_factor``.
+    Those with more turns than ``beta_fast`` are kept, those with fewer than ``beta_slow`` are multiplied by ``factor``,
+    and those between are blended. q and k are multiplied by ``attention_factor``.
     """
 
     factor: Positive = Field(description="by which long wavelengths are stretched")
@@ -89,7 +89,7 @@ class YarnScaling(Settings):
 
 
 class LongRopeScaling(Settings):
-    """LongRoPE: each wavelength times a factor of its own, q and k times ``attention_factor`` (Ding et al. 2024)."""
+    """LongRoPE: each wavelength has its own factor; ``attention_factor`` multiplies q and k (Ding et al. 2024)."""
 
     factors: Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)] = Field(
         description="by which each wavelength is stretched"
@@ -101,9 +101,9 @@ RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
 
 
 class LayerConfig(Settings):
-    """What one layer may have otherwise than another: its attention window, its positions, the place of its norms.
+    """Settings that may differ between layers: attention window, rotary positions, placement of norms.
 
-    ``norm_after`` puts the norms behind attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
+    ``norm_after`` puts the norms after attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
     """
 
     window: Count | None = setting(None, "last tokens that a query attends to, its own included; else all")
@@ -128,8 +128,9 @@ class ModelConfig(Settings):
     result is the same (paper.md section 1, attention numerics).
 
     ``head_size``, ``kv_heads`` and ``ffn`` are hidden / heads, heads and 4 hidden unless given. Files (``mode="json"``)
-    leave out what equals its default, so a GPT's is what it was before there were others; so compare configurations by
-    `compare.differences`. ``by_layer`` is the shortest pattern that gives the same layers; none if all are plain.
+    leave out settings beyond a GPT's that equal their default, so a GPT's file is as it was before other decoders were
+    added. Compare configurations by `compare.differences`. ``by_layer`` is reduced to the shortest pattern that gives
+    the same layers, () if all are plain.
     """
 
     layers: Count = Field(description="number of layers")
@@ -233,35 +234,35 @@ class ModelConfig(Settings):
         return {key: value for key, value in written.items() if key in GPT_FIELDS or key in self.beyond_gpt}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A validated copy; widths that follow from others follow them again."""
+        """A validated copy; widths that have their derived value are derived again."""
         del deep  # nothing in it can change
         return self.model_validate({**self.model_dump(mode="json"), **(update or {})})
 
     @property
     def beyond_gpt(self) -> dict[str, Any]:
-        """What differs from MT-NLG's GPT in kind, not in size: setting and value."""
+        """Settings that differ from MT-NLG's GPT in kind, not in size, with their values."""
         defaults = {name: field.default for name, field in type(self).model_fields.items() if name not in GPT_FIELDS}
         defaults |= _widths(self.hidden, self.heads)
         return {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
 
     @property
     def rotary_size(self) -> int:
-        """Values of a head that rotary positions turn; the others know no position."""
+        """Values per head that rotary positions rotate; the others carry no position."""
         return int(self.head_size * self.rotary_fraction)
 
     @property
     def core_head_size(self) -> int:
-        """Values of a head in attention's core: with ALiBi more than ``head_size`` (`alibi`)."""
+        """Head size of the attention core: with ALiBi larger than ``head_size`` (`alibi`)."""
         return self.head_size + ALIBI_COLUMNS * (self.positions == "alibi")
 
     @property
     def tokens(self) -> int:
-        """Rows of the vocabulary that are tokens, or may become some."""
+        """Rows of the vocabulary that are tokens or may become tokens: all but the padding."""
         return self.vocabulary - self.vocabulary_padding
 
     @property
     def unpadded(self) -> Self:
-        """The same decoder without padding of the vocabulary."""
+        """The same decoder without vocabulary padding."""
         return self.model_copy(update={"vocabulary": self.tokens, "vocabulary_padding": 0})
 
     @property
@@ -271,7 +272,7 @@ class ModelConfig(Settings):
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward layer has gates, a third matrix."""
+        """Whether the feed-forward layer has gates, which are a third matrix."""
         return self.mlp in {"swiglu", "geglu"}
 
     def layer(self, number: int) -> LayerConfig:
@@ -279,7 +280,7 @@ class ModelConfig(Settings):
         return self.by_layer[number % len(self.by_layer)] if self.by_layer else PLAIN
 
     def rotates(self, layer: LayerConfig) -> bool:
-        """Whether such a layer turns q and k by their positions."""
+        """Whether a layer with these settings rotates q and k by their positions."""
         return self.positions == "rotary" and layer.rotary
 
     def mean_of_layers(self, figure: Callable[[LayerConfig], float]) -> float:
@@ -288,13 +289,13 @@ class ModelConfig(Settings):
 
     @property
     def _kinds(self) -> list[tuple[int, int]]:
-        """Number of the first layer of each place in the pattern, and how many layers are as it is."""
+        """(number of its first layer, number of its layers) for each place in the ``by_layer`` pattern."""
         period = len(self.by_layer) or 1
         return [(n, len(range(n, self.layers, period))) for n in range(min(period, self.layers))]
 
     @property
     def parameters_by_part(self) -> dict[str, int]:
-        """Exact parameter counts. A tied head is the token embedding and counted there."""
+        """Exact parameter counts by part. A tied head is counted as the token embedding."""
         counts: dict[str, int] = {}
         for shapes, times in ((self.outer_shapes(), 1), (self.layer_shapes(), self.layers)):
             for name, shape in shapes.items():
@@ -330,7 +331,7 @@ class ModelConfig(Settings):
         return self.layer_shapes()[name.split(".", 2)[2]] if is_inner else self.outer_shapes()[name]
 
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and global shape of the parameters outside the layers: embeddings, final norm, and a head of its own."""
+        """Name and global shape of the parameters outside the layers: embeddings, final norm, and an untied head."""
         table = (self.vocabulary, self.hidden)
         shapes: dict[str, tuple[int, ...]] = {"embedding.token.weight": table}
         if self.positions == "learned":
@@ -371,19 +372,19 @@ class ModelConfig(Settings):
         return self._flops(4, batch)
 
     def layer_flops(self, number: int) -> tuple[int, int]:
-        """Operations per token of the forward pass of layer ``number``: by its matrices, and of attention's core."""
+        """Forward FLOPs per token of layer ``number``: (in its weight matrices, in the attention core)."""
         weights = sum(math.prod(shape) for shape in self.layer_shapes().values() if len(shape) == 2)
         keys = min(self.sequence, self.layer(number).window or self.sequence)
         return 2 * weights, 4 * keys * self.heads * self.head_size
 
     def _flops(self, passes: int, batch: int) -> float:
-        """With as many passes of a forward's size through the layers, and three through the head."""
+        """FLOPs of ``batch`` sequences: ``passes`` forward-sized passes through the layers, three through the head."""
         layers = sum(times * sum(self.layer_flops(number)) for number, times in self._kinds)
         return float(batch * self.sequence * (passes * layers + 3 * 2 * self.vocabulary * self.hidden))
 
 
 GPT_FIELDS: Final = tuple(takewhile(lambda name: name != "head_size", ModelConfig.model_fields))
-"""Settings of the decoder that the paper describes; of the others, only those that differ are written."""
+"""Settings of the decoder that the paper describes; other settings are written only if they differ from its values."""
 
 PARTS: Final = {
     "token": "token embedding",
@@ -393,11 +394,11 @@ PARTS: Final = {
     "norm": "norms",
     "head": "head",
 }
-"""The part to which a parameter counts, by what its name contains; the last that fits."""
+"""Part that a parameter is counted in, by a substring of its name; the last match wins."""
 
 
 def _widths(hidden: int, heads: int) -> dict[str, int]:
-    """The widths that follow from others unless they are given."""
+    """Default widths, derived from ``hidden`` and ``heads``."""
     head_size = {} if hidden % heads else {"head_size": hidden // heads}
     return {**head_size, "kv_heads": heads, "ffn": 4 * hidden}
 

@@ -1,11 +1,11 @@
-"""Files beside a tokenizer.json that say how a chat model's answers begin and end, as Hugging Face's folders have them.
+"""Hugging Face's files beside a tokenizer.json that say how a chat model's answers begin and end.
 
-    chat_template.jinja       how a chat becomes a prompt, where tokenizer_config.json does not say it
+    chat_template.jinja       how a chat becomes a prompt, if tokenizer_config.json does not say it
     generation_config.json    eos_token_id: numbers of the tokens that end a text or an answer
     tokenizer_config.json     eos_token and bos_token, which end and begin texts; chat_template; transformers reads more
 
-`import` keeps them byte for byte, a run that starts from the checkpoint carries them on, and `export` gives them back.
-Those tokens and how answers are sampled are read here; `chat` renders templates, in a sandbox.
+`import` copies them byte for byte, a run that starts from the checkpoint copies them to its own checkpoints, and
+`export` writes them back. This module reads tokens and sampling settings; `chat` renders templates in a sandbox.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _Sampling(Settings):
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """How the folder's generation_config.json says that tokens are drawn, as settings of `Sampling`; {} if greedily.
+    """Sampling settings of the folder's generation_config.json, as fields of `Sampling`; no temperature if greedy.
 
-    What it leaves out is transformers' default, of which one is not ours: the 50 likeliest tokens. Raises ``Failure``.
+    A missing setting has transformers' default, which differs from ours in one: top_k = 50. Raises ``Failure``.
     """
     given = parse_json(read_chat_files(folder).get(GENERATION, b"{}"), _Sampling, folder / GENERATION)
     penalty = {"repetition_penalty": given.repetition_penalty}
@@ -76,14 +76,14 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_chat_files(folder: Path) -> dict[str, bytes]:
-    """Content of those of `CHAT_FILES` that the folder has. Raises ``Failure`` for a link, or more than `MAX_BYTES`."""
+    """Content of each of `CHAT_FILES` in the folder. Raises ``Failure`` for a link or a file above `MAX_BYTES`."""
     return {name: read_small(own_file(folder, name), MAX_BYTES) for name in CHAT_FILES if (folder / name).exists()}
 
 
 def named_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> NamedTokens:
-    """The tokens that the folder's files name; a name or number that ``tokenizer`` does not have means nothing.
+    """The tokens that the folder's files name; names and numbers that ``tokenizer`` lacks are ignored.
 
-    Raises ``Failure`` where a file is malformed.
+    Raises ``Failure`` for a malformed file.
     """
     files = read_chat_files(folder)
     config, generation = (parse_json(files.get(name, b"{}"), _Tokens, folder / name) for name in (CONFIG, GENERATION))
@@ -95,9 +95,10 @@ def named_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> NamedTokens:
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """A file of the folder; of links, whose target could be a secret, only those of Hugging Face's cache are followed.
+    """Path of a file in the folder, resolved only if it is a link of Hugging Face's cache: others could show a secret.
 
-    In it snapshots/REVISION/FILE is a link to blobs/DIGEST of the same model. Whoever opens the path follows no other.
+    In the cache, snapshots/REVISION/FILE links to blobs/DIGEST of the same model. Callers open the path without
+    following links.
     """
     path, place = folder / name, folder.resolve()
     if path.is_symlink() and place.parent.name == "snapshots":

@@ -1,7 +1,7 @@
-"""Leases: a checkpoint that somebody reads is not removed, and nobody begins to read one that is being removed.
+"""Leases: a checkpoint is not removed while it is read, and cannot be leased while it is being removed.
 
-A lease is a shared flock on ``.step-N.lock`` beside the folder. It ends with its holder, however that ends, and
-never by a clock. Where a file system has no locks, nothing is kept.
+A lease is a shared flock on ``.step-N.lock`` beside the folder. It ends when its holder ends, for whatever reason, and
+never times out. On a file system without locks, a lease protects nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ HELD = {errno.EAGAIN, errno.EACCES}
 
 
 def lease(folder: Path) -> BinaryIO:
-    """A file that keeps a checkpoint from being removed while this process, or a child that has it, keeps it open.
+    """Take a lease: the checkpoint is not removed while this process, or a child that inherits the file, has it open.
 
-    Raises ``MissingFileError`` where the checkpoint has been removed.
+    Raises ``MissingFileError`` if the checkpoint has been removed.
     """
     path = lock_path(folder)
     file = open_to_update(path)
@@ -39,7 +39,7 @@ def lease(folder: Path) -> BinaryIO:
 
 @contextmanager
 def unleased(folder: Path) -> Iterator[bool]:
-    """Whether nobody has a lease of ``folder``; then nobody gets one in the block, which removes the folder."""
+    """Yield whether ``folder`` has no lease; if so, none can be taken during the block, which removes the folder."""
     path = lock_path(folder)
     with open_to_update(path) as file:
         free = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def unleased(folder: Path) -> Iterator[bool]:
 
 
 def lock_path(folder: Path) -> Path:
-    """The file by which leases of ``folder`` are had."""
+    """The lock file for leases of ``folder``."""
     return folder.with_name(f".{folder.name}.lock")
 
 

@@ -2,8 +2,8 @@
 
 A manifest may come from an untrusted source, so all of it is checked before any tensor is read: file names stay inside
 the folder, shapes follow from the configuration, the pieces of a tensor tile it exactly once, and no piece is larger
-than the file that holds it. Of the files themselves, reading the manifest touches none: that one is regular and has the
-listed length is checked where it is opened (530B: 12,404 files, and no rank reads more than some of them).
+than the file that holds it. Reading the manifest opens none of the listed files: each is checked to be regular and to
+have the listed length when it is opened (530B: 12,404 files, of which each rank reads only some).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ITEM_BYTES: Final[dict[str, int]] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_FILES: Final = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
-"""Files that may be beside it, which `chat_files` explains."""
+"""Optional files beside tokenizer.json, explained in `chat_files`."""
 MAX_MANIFEST_BYTES = 1 << 30
 CHUNK_BYTES = 256 << 10
 RETRY_SECONDS = 0.2
@@ -56,7 +56,7 @@ class CheckpointError(Failure):
 
 
 class MissingFileError(CheckpointError):
-    """A file is not there."""
+    """A file is missing."""
 
 
 class Layout(Settings):
@@ -95,7 +95,7 @@ class Piece(Settings):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the entry in its file: that of the box, or flat."""
+        """Shape of the entry in its file: the box's, or one axis if ``flat`` is set."""
         return lengths(self.box) if self.flat is None else (self.flat[1] - self.flat[0],)
 
 
@@ -162,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_bytes(directory: Path) -> bytes:
-    """The manifest of a checkpoint folder as it is, for `parse_manifest` in any process. Raises ``CheckpointError``."""
+    """Raw bytes of a checkpoint folder's manifest, for `parse_manifest` in any process. Raises ``CheckpointError``."""
     path = directory / MANIFEST
     if not path.is_file():
         way_out = "; mtnlg-model import makes one of it" if (directory / "config.json").is_file() else ""
@@ -171,7 +171,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
 
 
 def parse_manifest(directory: Path, raw: bytes) -> Manifest:
-    """Parse and check the manifest of ``directory``, of which no file is touched. Raises ``CheckpointError``."""
+    """Parse and check the manifest of ``directory`` without opening its files. Raises ``CheckpointError``."""
     path = directory / MANIFEST
     with collection_paused():
         manifest = parse_json(raw, Manifest, path)
@@ -183,8 +183,8 @@ def parse_manifest(directory: Path, raw: bytes) -> Manifest:
 
 def to_json(manifest: Manifest) -> str:
     """The manifest as JSON: its checksum, then the canonical text of all other fields, which the checksum covers."""
-    # Canonical is what `_canonical` writes. Pydantic is faster, but sorts no keys: those of `Piece` and others are
-    # declared in order, and the tensors' slots sorted here.
+    # `_canonical` defines the canonical text. Pydantic is faster but does not sort keys: `Piece` and the other classes
+    # declare theirs in sorted order, and the tensors' slots are sorted here.
     tensors = {
         name: entry.model_copy(update={"slots": dict(sorted(entry.slots.items()))})
         for name, entry in sorted(manifest.tensors.items())
@@ -226,7 +226,7 @@ def check_manifest(manifest: Manifest, path: Path) -> None:
                 if (piece.file, piece.key) in keys:
                     raise CheckpointError(f"{where}: {piece.key!r} of {piece.file} is used twice")
                 keys.add((piece.file, piece.key))
-            # The slots of a parameter are mostly cut alike, and then one check is enough.
+            # The slots of a parameter mostly have the same pieces; then one check is enough.
             before, tiling = tiling, [(piece.box, piece.flat) for piece in slot.pieces]
             why = None if tiling == before else explain_tiling(entry.shape, tiling)
             if why:
@@ -254,10 +254,10 @@ def check_length(path: Path, size: int, file: FileEntry) -> None:
 
 @contextmanager
 def open_file(path: Path, wait: float = 0.0) -> Iterator[tuple[BufferedReader, int]]:
-    """Yield a file of a checkpoint as `open_regular` opens it, and its length.
+    """Yield a checkpoint's file, opened by `open_regular`, and its length in bytes.
 
-    A file that is missing is named, and looked for again during ``wait`` seconds: network file systems show a rename
-    late. Raises ``CheckpointError``.
+    A missing file is reported and retried for ``wait`` seconds, since network file systems may show a rename late.
+    Raises ``CheckpointError``.
     """
     deadline, is_named = time.monotonic() + wait, False
     while True:
@@ -281,7 +281,7 @@ def open_file(path: Path, wait: float = 0.0) -> Iterator[tuple[BufferedReader, i
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector: parsing makes many objects and no cycles, and takes twice as long with it."""
+    """Pause Python's garbage collector: parsing makes many objects but no cycles, and takes twice as long with it."""
     paused = gc.isenabled()
     gc.disable()
     try:

@@ -5,7 +5,7 @@ boxes its own layout needs. So any layout can open any checkpoint, including the
 
     step-100.tmp/rank-0.weights-0.safetensors …    CheckpointWriter, one per process, concurrently
     step-100.tmp/manifest.json                     publish, in one process, after all writers have closed
-    step-100/                                      one rename: complete, or not there
+    step-100/                                      one rename: complete or absent
 
 Nothing is pickled, so an untrusted checkpoint is safe to open; a wrong one raises `CheckpointError`.
 """
@@ -53,11 +53,14 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"rank-(\d{1,9})\.")
-"""Of the names of files that a rank of a training has written."""
+"""Rank number in the name of a file that a training rank wrote."""
 
 
 class _Read(NamedTuple):
-    """One box to read: ``shared`` by a wanted box and a stored one, each with its offset in its flattened whole."""
+    """Part of a read: ``shared`` is the intersection of a wanted and a stored box.
+
+    ``wanted_at`` and ``stored_at`` are the offsets, in elements, of these boxes in the flat output and the flat entry.
+    """
 
     piece: Piece
     shared: Box
@@ -76,7 +79,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
-        """Read and check the manifest of ``directory``: a step-N folder, or a folder of them, then the newest.
+        """Read and check the manifest of ``directory``, a step-N folder, or of the newest step-N folder in it.
 
         Raises ``CheckpointError`` naming what is wrong.
         """
@@ -85,9 +88,9 @@ class Checkpoint:
 
     @classmethod
     def from_manifest(cls, directory: Path, raw: bytes, wait: float = 0.0) -> Checkpoint:
-        """The checkpoint in ``directory`` by its manifest's bytes, as one process read them for all.
+        """The checkpoint in ``directory`` from its manifest's bytes, which one process may read for all.
 
-        No file is touched until it is read; one that is missing then is waited for, ``wait`` seconds at most. Raises
+        No file is opened until it is needed; a file missing then is waited for, up to ``wait`` seconds. Raises
         ``CheckpointError`` naming what is wrong.
         """
         return cls(directory, parse_manifest(directory, raw), wait)
@@ -114,7 +117,7 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer.json inside the folder, as long as listed, like its `CHAT_FILES`; else ``CheckpointError``."""
+        """The folder's tokenizer.json. Raises ``CheckpointError`` if it or a chat file lacks the listed length."""
         for name in self._manifest.files.keys() & {TOKENIZER, *CHAT_FILES}:
             check_file(self.directory / name, self._manifest.files[name])
         return self.directory / TOKENIZER
@@ -191,10 +194,10 @@ class Checkpoint:
                     self._file(piece.file).expect(piece.key, slot.dtype, piece.stored_shape)
 
     def verify_share(self, rank: int, world: int, slots: Collection[SlotName] = SLOTS) -> None:
-        """Compare the checksums of one of ``world`` shares of the files that hold ``slots``; ranks share all of them.
+        """Verify this rank's share of the files that hold ``slots``; the ``world`` ranks together verify all of them.
 
-        A share is what the same rank has written where as many ranks did, so that a rank which has just read its own
-        files finds them in memory. Raises ``CheckpointError`` on a difference.
+        If as many ranks wrote the checkpoint, a rank's share is the files it wrote: it has just read them, so they are
+        in memory. Raises ``CheckpointError`` if a checksum differs.
         """
         stored = (slot for entry in self._manifest.tensors.values() for slot in entry.slots.items())
         names = sorted({piece.file for name, slot in stored if name in slots for piece in slot.pieces})
@@ -234,7 +237,7 @@ class Checkpoint:
 
     @staticmethod
     def _reads(name: str, slot: Slot, box: Box, flat: tuple[int, int] | None) -> Iterator[_Read]:
-        """What to read for ``box``, or elements ``flat`` of it."""
+        """Yield the reads that make up ``box``, or elements ``flat`` of it."""
         first, last = flat or (0, boxes.volume(box))
         if not 0 <= first <= last <= boxes.volume(box):
             raise CheckpointError(f"{name}: {first}:{last} is not a range of the elements of box {boxes.show(box)}")
@@ -260,7 +263,7 @@ class Checkpoint:
 
 
 def empty_decoder(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-    """A decoder whose weights are allocated and nothing yet."""
+    """A decoder whose weights are allocated but not initialized."""
     with torch.device("meta"):
         decoder = Decoder(config).to(dtype)
     return decoder.to_empty(device=device)

@@ -1,8 +1,8 @@
-"""One safetensors file: hashed while it is written, and read by exactly the bytes that are needed.
+"""One safetensors file: hashed while it is written; a read fetches exactly the bytes that are needed.
 
 Format: 8 bytes of header length, little-endian; a JSON header {key: {dtype, shape, data_offsets}}; the data. Reads use
-``pread``, not a memory map: a file truncated under a reader is an error instead of a bus fault, a narrow slice costs
-its own bytes without read-ahead, and no descriptor stays open.
+``pread``, not a memory map: a file truncated under a reader is an error instead of a bus fault, a narrow slice reads
+only its own bytes without read-ahead, and no descriptor stays open.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of the entry."""
+        """Size of the entry in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -70,7 +70,7 @@ class HeaderEntry(Settings):
 
 
 def stored_dtype(entry: HeaderEntry) -> torch.dtype:
-    """The dtype of an entry in torch. Raises ``KeyError`` for one that is none of `DTYPES`."""
+    """Torch dtype of an entry. Raises ``KeyError`` for a dtype outside `DTYPES`."""
     return {str(name): dtype for name, dtype in DTYPES.items()}[entry.dtype]
 
 
@@ -111,10 +111,10 @@ def _write_hashed(file: RawIOBase, checksum: xxhash.xxh3_128, block: memoryview)
 
 
 class TensorFile:
-    """A safetensors file to read. The header is read and checked at once, data by `read`."""
+    """A safetensors file to read. The constructor reads and checks the header; `read` reads data."""
 
     def __init__(self, path: Path, listed: FileEntry | None = None, wait: float = 0.0) -> None:
-        """``listed`` is the manifest's entry, whose length the file must have; ``wait`` that of `open_file`."""
+        """The file must be as long as ``listed``, its manifest entry; ``wait``, in seconds, is as in `open_file`."""
         self.path, self._wait = path, wait
         with open_file(path, wait) as (file, size):
             if listed:

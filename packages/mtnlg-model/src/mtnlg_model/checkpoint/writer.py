@@ -1,6 +1,6 @@
-"""Write a checkpoint: every process its own pieces, one process the manifest and the rename that publishes it.
+"""Write a checkpoint: each process writes its own pieces; one process writes the manifest and renames the folder.
 
-And remove old ones.
+Also removes old checkpoints.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FILE_BYTES = 1 << 29
 THREADS = 2
 """Files written concurrently: one thread does not saturate a fast disk."""
 DISK_THREADS = 8
-"""Parts of the manifest read, and removed, concurrently by `publish`."""
+"""Parts of the manifest that `publish` reads and removes concurrently."""
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
@@ -69,8 +69,8 @@ class CheckpointWriter:
     """Writes one process's pieces of step ``step`` in the background; each process has its own ``writer`` name.
 
     `add` copies a tensor to host memory and returns, so the tensor may change at once; threads write. After the last
-    `add`, `finish` starts the remaining writes and returns. Training continues, and calls `close` when the writer is
-    `done` or has to be. `close` raises any error that occurred meanwhile, such as a full disk.
+    `add`, `finish` starts the remaining writes and returns. Training continues, and calls `close` once the writer is
+    `done` or the files are needed. `close` raises any error that occurred meanwhile, such as a full disk.
 
     With ``copy`` False a CPU tensor is written in place and must not change until `close`. ``backlog`` is the number of
     bytes that may be queued before `add` blocks; None never blocks.
@@ -176,9 +176,9 @@ def publish(  # noqa: PLR0917  (public interface)
 ) -> Path:
     """Merge the parts of ``writers`` into the manifest and rename the folder to step-N. One process calls this.
 
-    All writers must have closed; files are as long as they say, and none is looked at again. ``optimizer_steps`` is the
-    optimizer's count of updates, ``progress.step`` if None; ``chat_files`` those beside ``tokenizer`` if None. Raises
-    ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
+    All writers must have closed; the file lengths they report are trusted, not checked. ``optimizer_steps`` is the
+    number of optimizer updates, by default ``progress.step``; ``chat_files`` are by default those beside ``tokenizer``.
+    Raises ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
     """
     directory, tokenizer = Path(directory), Path(tokenizer)
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
@@ -188,7 +188,7 @@ def publish(  # noqa: PLR0917  (public interface)
         parts = _in_threads(partial(_read_part, folder), writers)
         manifest = _merge_parts(parts, config, progress, small, optimizer_steps, folder)
         text, listed = to_json(manifest), {MANIFEST, *manifest.files}
-        del manifest  # while nothing collects
+        del manifest  # while garbage collection is paused
     for name, content in small.items():
         with atomic_open(folder / name) as copy:
             copy.write(content)
@@ -201,10 +201,10 @@ def publish(  # noqa: PLR0917  (public interface)
 
 
 def retain(directory: Path, keep: int, every: int = 0) -> None:
-    """Remove all but the newest ``keep`` checkpoints, and what interrupted writes of older steps left behind.
+    """Remove all but the newest ``keep`` checkpoints, and the leftovers of interrupted writes of older steps.
 
-    Those whose step is a multiple of ``every`` stay, unless it is 0, and those that somebody has a lease of, until the
-    next call. What cannot be removed is said, and tried again then.
+    Steps that are multiples of ``every`` are kept, unless ``every`` is 0. A checkpoint with a lease is kept until the
+    next call. A folder that cannot be removed is reported, and the next call tries again.
     """
     if keep < 1:
         raise CheckpointError(f"retain: keep = {keep}; must be at least 1")
@@ -223,15 +223,15 @@ def retain(directory: Path, keep: int, every: int = 0) -> None:
     for step, path in list_steps(directory, ".tmp"):
         if step < newest:
             with removing(path):
-                lock_path(path.with_suffix("")).unlink(missing_ok=True)  # of a removal that was killed
+                lock_path(path.with_suffix("")).unlink(missing_ok=True)  # left by a killed removal
                 shutil.rmtree(path)
 
 
 @contextmanager
 def removing(folder: Path) -> Iterator[None]:
-    """Say why an old ``folder`` could not be removed in the block; the error may pass, and harms nothing.
+    """Report an ``OSError`` of the block, which removes an old ``folder``; it is harmless and may be temporary.
 
-    NFS, for one, keeps a folder of which another process reads a file.
+    NFS, for example, keeps a folder while another process reads a file in it.
     """
     try:
         yield
@@ -258,7 +258,7 @@ def _merge_parts(  # noqa: PLR0917  (as `publish`)
 ) -> Manifest:
     """The checked manifest of all writers' files in ``folder``.
 
-    ``small`` are files beside theirs: tokenizer.json and `CHAT_FILES`. Raises ``CheckpointError`` as `publish`.
+    ``small`` has the other files: tokenizer.json and `CHAT_FILES`. Raises ``CheckpointError`` as `publish` does.
     """
     files = {
         name: FileEntry(bytes=len(content), checksum=xxhash.xxh3_128_hexdigest(content))
@@ -306,7 +306,7 @@ class _Pieces:
 
 
 def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Results of ``work``, in order of the items, from a few threads: on a shared disk each waits for a server."""
+    """Results of ``work`` in the order of the items, run in a few threads, since a shared disk waits for its server."""
     share = -(-len(items) // DISK_THREADS) or 1
     shares = [items[start : start + share] for start in range(0, len(items), share)]
     with ThreadPoolExecutor(DISK_THREADS, "publish") as pool:

@@ -1,1 +1,1 @@
-"""Import and export: Hugging Face GPT-2, Megatron-LM torch_dist, Megatron-DeepSpeed."""
+"""Import from and export to Hugging Face folders; import from Megatron-LM torch_dist and Megatron-DeepSpeed."""

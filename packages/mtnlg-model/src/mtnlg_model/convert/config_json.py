@@ -1,14 +1,14 @@
-"""config.json of Hugging Face's folders, read as a `ModelConfig` and written for one.
+"""Read a Hugging Face config.json as a `ModelConfig`, and write one for it.
 
-A field that no released transformers reads for a family cannot change its logits, and is ignored. Others are
+A field that no released transformers reads for a family cannot change its logits, and is ignored. The others are
 
     a row of `Family.fields`    a size, rate or kind that sets ours, or one that is supported at one value only
     rotary positions            rope_theta, rope_scaling, rotary_pct ... of transformers 4, or rope_parameters of 5
     settings by layer           sliding_window and layer_types, as `Family.layers_by` says
-    `QUANTIZED`                 of any family
+    `QUANTIZED`                 rejected for every family, since quantized weights are not supported
 
-tests/test_families.py compares these with the fields of transformers' own classes. The fields of transformers 4 are
-written, which both versions read.
+tests/test_families.py compares these with the fields of transformers' own classes. `to_config_json` writes the fields
+of transformers 4, which both versions read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONTENT = TypeAdapter(dict[str, Any])
 ROTARY_TABLES: Final = ("rope_scaling", "rope_parameters")
 FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS: Final = 1025
-"""Layers that are listed to read settings by layer: one more than a pattern of them may have."""
+"""Layers listed to read settings by layer: one more than the longest ``by_layer`` pattern."""
 QUANTIZED: Final = "quantization_config"
 FOREIGN: Final = {
     "num_local_experts": "a mixture of experts",
@@ -47,7 +47,7 @@ FOREIGN: Final = {
     "n_routed_experts": "a mixture of experts",
     "alibi": "ALiBi positions",
 }
-"""What some fields of families that are not supported stand for."""
+"""What is not supported, by a field that only such families have."""
 
 LOCAL_BASE: Final = "rope_local_base_freq"
 ORIGINAL: Final = "original_max_position_embeddings"
@@ -69,18 +69,18 @@ SCALINGS: Final[Mapping[str, tuple[type[Settings], Mapping[str, str]]]] = {
     ),
     "longrope": (LongRopeScaling, {"short_factor": "factors", "attention_factor": "attention_factor"}),
 }
-"""By rope_type, the scaling and its settings by their names in the table."""
+"""Scaling class per rope_type, and our name of each setting by its name in config.json's table."""
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The decoder's configuration of a folder. Raises ``Failure`` for what this decoder does not support."""
+    """The decoder configuration of a folder. Raises ``Failure`` if this decoder does not support it."""
     return read_family(folder)[1]
 
 
 def read_family(
     folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None, family: str | None = None
 ) -> tuple[Family, ModelConfig]:
-    """Family and configuration, the vocabulary padded to a multiple; otherwise as `read_config`, `from_config_json`."""
+    """`from_config_json` of a folder, with the vocabulary padded to a multiple of ``vocabulary_multiple``."""
     path = own_file(folder, CONFIG)
     content = read_object(path, "; is it a Hugging Face folder?")
     found, config = from_config_json(content, str(path), sequence, family)
@@ -90,7 +90,7 @@ def read_family(
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether a folder holds a model as Hugging Face's libraries write it, and no checkpoint of ours."""
+    """Whether a folder is a Hugging Face model and not one of our checkpoints."""
     return (folder / CONFIG).is_file() and not (folder / MANIFEST).exists()
 
 
@@ -107,10 +107,10 @@ def read_object(path: Path, hint: str = "") -> dict[str, Any]:
 def from_config_json(
     content: Mapping[str, Any], place: str, sequence: int | None = None, family: str | None = None
 ) -> tuple[Family, ModelConfig]:
-    """Family and configuration of a config.json; ``sequence`` limits that of the file.
+    """Family and configuration of a config.json; ``sequence`` limits the file's sequence length, in tokens.
 
-    The family is that of ``model_type``, by its name, or the one that ``family`` refers to. Raises ``Failure`` with one
-    line that begins with ``place`` and names what is not supported.
+    The family is the one named by ``model_type``, unless ``family`` refers to another. Raises ``Failure`` with one line
+    that begins with ``place`` and names what is not supported.
     """
     model_type = content.get("model_type")
     if family is None and str(model_type) not in (names := references()):
@@ -148,11 +148,11 @@ def from_config_json(
 
 
 def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Family, dict[str, Any]]:
-    """The first family that has this decoder, or ``family``, and its config.json. Raises ``Failure`` if none has.
+    """The first family that supports this decoder, or ``family``, and the config.json. Raises ``Failure`` if none does.
 
-    A Mistral without a window is exported as the Llama that it is.
+    A Mistral without a window is exported as a Llama, which is the same decoder.
     """
-    # What changes no logit, or has no field: dropout, and a scaling that is undone.
+    # Settings that change no logit or have no field: dropout, the layer scaling that softmax undoes, initial weights.
     plain = {"dropout": 0.0, "scale_attention_by_layer": False, "init_std": config.std}
     wanted = config.unpadded.model_copy(update=plain)
     names = [family] if family else list(references())
@@ -195,7 +195,7 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
-    """The fields, those under another name by their usual one. Raises ``Failure`` where the two are not equal."""
+    """The fields, with aliases replaced by their usual names. Raises ``Failure`` if a field and its alias differ."""
     renamed = {family.aliases[key]: content[key] for key in family.aliases if content.get(key) is not None}
     for name, value in renamed.items():
         if content.get(name) not in (None, value):
@@ -204,7 +204,7 @@ def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> d
 
 
 def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> Any:  # noqa: ANN401  (of the field's kind)
-    """Our value of a field: that of the file, in its type, or what its absence stands for."""
+    """Our value of a field: the file's, checked and converted to our type, or the default if it is missing."""
     value: Any = content.get(name)
     if field.values:
         value = content.get(name, next(iter(field.values)))
@@ -232,7 +232,7 @@ def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> A
 def _by_layer(
     content: Mapping[str, Any], values: Mapping[str, Any], family: Family, config: ModelConfig, place: str
 ) -> ModelConfig:
-    """The configuration with the settings of its layers. Raises ``Failure`` where fields disagree on them."""
+    """The configuration with its settings by layer. Raises ``Failure`` if fields contradict each other."""
     rule = family.layers_by
     if rule is None:
         return config
@@ -267,16 +267,16 @@ def _by_layer(
 
 
 def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, sequence: int | None) -> dict[str, Any]:
-    """Base and fraction of rotary positions by the family's names; ``scaling`` as `ModelConfig` has it.
+    """Rotary base and fraction under the family's field names, and ``scaling`` in the form of `ModelConfig`.
 
-    transformers takes one table whole, and its versions differ in what comes first where a field beside it, or another
-    table, gives another value. Raises ``Failure`` there.
+    transformers reads one table as a whole; if a field beside it or another table has another value, its versions
+    differ in which one takes precedence. Raises ``Failure`` in that case.
     """
     names = family.rotary_fields
     if not names:
         return {}
     whole = Field(kind=float, default=1.0)
-    # What a table that lacks a key falls back to.
+    # Fallbacks for keys that a table lacks.
     found = {key: _value(content, name, family.fields.get(name, whole), place) for key, name in names.items()}
     said = [key for key, name in names.items() if not content.get(key) is content.get(name) is None]
     for key in names:
@@ -303,7 +303,7 @@ def _ambiguous(place: str, key: str, one: object, other: object) -> Failure:
 
 
 def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: int | None) -> dict[str, Any]:  # noqa: ANN401
-    """What a table says of rotary positions by the usual names, and its ``scaling``."""
+    """A table's rotary settings under their usual names, and its ``scaling``."""
     if not isinstance(table, dict):
         raise Failure(f"{place} = {table!s:.100}: not a table")
     local: dict[str, Any] = {}
@@ -315,8 +315,8 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
     table = {key: value for key, value in table.items() if value is not None}
     found = local | {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
     kind = table.get("rope_type", table.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its first name
-    if kind in {"default", "dynamic"}:  # whose base changes beyond the sequence, which no decoder leaves
+    kind = "longrope" if kind == "su" else kind  # its former name
+    if kind in {"default", "dynamic"}:  # dynamic changes the base only beyond the sequence
         return found
     if kind not in SCALINGS:
         raise Failure(f"{place}: rope_type = {kind!s:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
@@ -333,7 +333,7 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
 
 
 def _derived(kind: str, table: Mapping[str, Any], content: Mapping[str, Any], sequence: int | None) -> dict[str, Any]:
-    """What transformers makes of other fields where a table of this kind lacks it."""
+    """Settings that transformers derives from other fields if a table of this kind lacks them."""
     if kind == "yarn":
         one, other = (table.get(name) or 0.0 for name in ("mscale", "mscale_all_dim"))
         one, other = (one, other) if one and other else (1.0, 0.0)

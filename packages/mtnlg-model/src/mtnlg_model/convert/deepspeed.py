@@ -1,7 +1,7 @@
 """Import checkpoints of Megatron-DeepSpeed's pipeline engine, which trained MT-NLG: layer_03-model_00-model_states.pt …
 
 Each file holds one layer of one tensor-parallel rank, a dictionary of tensors, read as data (`torch_file`) without
-executing anything. The run's arguments are those of mp_rank_00_model_states.pt, or given. Optimizer state is not read.
+executing anything. The run's arguments come from mp_rank_00_model_states.pt unless given. Optimizer state is not read.
 
 Rows of query_key_value are q, k, v per head, as in our decoder (Megatron's checkpoint version 2.0 and later).
 """
@@ -61,8 +61,9 @@ def import_deepspeed(
 ) -> ModelConfig:
     """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
-    ``arguments`` are those of the run, of the file with them unless given; ``heads`` the number if they lack it. Raises
-    ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts another file.
+    ``arguments`` are the run's, by default those in `ARGUMENTS`; ``heads`` is the number of attention heads, if they
+    lack it. Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts
+    another file.
     """
     files = _layer_files(folder)
     config, names = _read_config(folder, files, heads, arguments)
@@ -93,7 +94,7 @@ def count_files(folder: Path) -> int:
 
 
 def _layer_files(folder: Path) -> dict[int, list[Path]]:
-    """The files of every tensor-parallel rank, by number of the pipeline's layer, in order."""
+    """Files of all tensor-parallel ranks, in order of rank, by pipeline layer number."""
     files: dict[int, dict[int, Path]] = {}
     for path in folder.iterdir():
         if match := _FILE.fullmatch(path.name):
@@ -108,7 +109,7 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
 def _read_config(
     folder: Path, files: dict[int, list[Path]], heads: int | None, arguments: Mapping[str, Any] | None
 ) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
-    """The configuration implied by the tensors' shapes, and per layer file our name of each tensor."""
+    """The configuration implied by the tensors' shapes, and our names of their tensors by layer number."""
     names: dict[int, dict[str, str]] = {}
     layers, sizes = 0, dict[str, int]()
     for number, ranks in files.items():
@@ -141,7 +142,7 @@ def _views(file: TorchFile) -> dict[str, View]:
 
 
 def _slice_index(name: str, shape: tuple[int, ...], rank: int, tp: int) -> tuple[slice, ...] | None:
-    """Index of a rank's slice in the global tensor; None for a copy of what rank 0 has."""
+    """Index of a rank's slice in the global tensor; None for a redundant copy of rank 0's tensor."""
     index = [slice(0, size) for size in shape]
     if not name.endswith(SLICED_ROWS + SLICED_COLUMNS):
         return tuple(index) if rank == 0 else None

@@ -1,12 +1,12 @@
-"""Our tensors as those of a family in Hugging Face's format, and back. Names differ, and these orders:
+"""Convert our tensors to those of a Hugging Face family and back. Names differ, and so do these layouts:
 
-qkv       ours has q, k and v by kv head, as Megatron's; Llama's are three tensors, GPT-2's all q, all k, all v
-pairs     values of q and k that rotary positions turn together are neighbours in GPT-J's, half of them apart in ours
+qkv       ours is q, k, v of each kv head, as Megatron's; Llama has three tensors; GPT-2 has all q, all k, all v
+pairs     the two values of q or k that are rotated together are neighbours in GPT-J, half the rotary size apart in ours
 packed    Phi-3's gate_up_proj is our gate, then our up
 linear    GPT-2 stores [inputs, outputs]
-padding   rows of the vocabulary that are no tokens are in ours alone
+padding   only ours has padding rows of the vocabulary, which are no tokens
 
-So several of theirs may be several of ours: a `Family.group`.
+So several tensors of theirs may correspond to several of ours: a `Family.group`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def their_shapes(family: Family, config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the family's tensors of our tensor's group. Raises ``KeyError`` for a name of none."""
+    """Names and shapes of the family's tensors in the group of our tensor. Raises ``KeyError`` if it has no group."""
     ours, theirs = family.group(name)
     shapes = [config.parameter_shape(each) for each in ours]
     rows = _qkv_rows(config) if len(theirs) > 1 else [sum(shape[0] for shape in shapes) - _padding(config, name)]
@@ -35,7 +35,7 @@ def their_shapes(family: Family, config: ModelConfig, name: str) -> dict[str, tu
 
 
 def to_theirs(family: Family, config: ModelConfig, name: str, *tensors: Tensor) -> dict[str, Tensor]:
-    """Our tensors of the group of ``name``, in its order, as the family stores them, contiguous."""
+    """The family's tensors, contiguous, from ours: all of the group of ``name``, in the group's order."""
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     shapes = their_shapes(family, config, name)
     transposed = family.transposed and name.startswith("layers.") and tensor.dim() > 1
@@ -50,7 +50,7 @@ def to_theirs(family: Family, config: ModelConfig, name: str, *tensors: Tensor) 
 
 
 def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Our tensor ``name``, contiguous, of the family's in its group: inverse of `to_theirs`, with padding of zeros."""
+    """Our tensor ``name``, contiguous, from the family's in its group: inverse of `to_theirs`, padded with zeros."""
     transposed = family.transposed and name.startswith("layers.")
     tensor = torch.cat([part.T if transposed and part.dim() > 1 else part for part in tensors])
     if ".qkv." in name and not family.ordered_by_head:
@@ -72,13 +72,13 @@ def _padding(config: ModelConfig, name: str) -> int:
 
 
 def _pairs(config: ModelConfig) -> Tensor:
-    """Where the values of a head of q or k are in a family that has the two of a pair side by side."""
+    """Index of our values of a q or k head, [D], in a family that stores the two values of a pair side by side."""
     order_D = torch.arange(config.head_size)
     return torch.cat((order_D[: config.rotary_size].view(-1, 2).t().flatten(), order_D[config.rotary_size :]))
 
 
 def _reordered(config: ModelConfig, tensor: Tensor, order_D: Tensor) -> Tensor:
-    """Our qkv with the rows of each head of q and k in this order."""
+    """Our qkv with the rows of each q and k head permuted by ``order_D``."""
     heads = tensor.view(config.kv_heads, -1, config.head_size, *tensor.shape[1:])
     return torch.cat((heads[:, :-1].index_select(2, order_D), heads[:, -1:]), dim=1).flatten(0, 2)
 

@@ -1,4 +1,4 @@
-"""Import and export of Hugging Face folders, a few tensors at a time: memory is a few tensors, never the model."""
+"""Import and export Hugging Face folders a few tensors at a time: memory holds a few tensors, never the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mtnlg_model.decoder import Decoder
 
 IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
-"""Causal masks and angles of rotary positions in older folders, which follow from config.json."""
+"""Causal masks and rotary frequencies that older folders store; they follow from config.json."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 << 30
 INDEX_BYTES = 1 << 26
@@ -44,12 +44,11 @@ class _Index(BaseModel):
 def export_huggingface(
     checkpoint: Checkpoint, folder: Path | str, advance: Advance | None = None, *, family: str | None = None
 ) -> str:
-    """Write the weights as the folder ``folder``, which must not exist; ``advance(1)`` per tensor of theirs.
-
-    It is of the first of `families` that has this decoder, unless ``family`` names one.
+    """Export the weights to ``folder``, which must not exist; ``advance(1)`` per exported tensor.
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
-    ``AutoTokenizer`` open; returns the name of the model's class. Raises ``Failure`` if no family has this decoder.
+    ``AutoTokenizer`` open; returns the name of the model's class. The family is the first of `families` that supports
+    this decoder, unless ``family`` names one. Raises ``Failure`` if none does.
     """
     config = checkpoint.config
     found, content = to_config_json(config, family)
@@ -91,7 +90,7 @@ def export_huggingface(
             (partial / name).write_bytes(raw)
         settings = json.loads(chat_files[CONFIG]) if CONFIG in chat_files else _tokenizer_json(config, tokenizer)
         settings.pop("auto_map", None)  # names code
-        # Other classes of transformers 5 make a tokenizer of their own from the vocabulary in tokenizer.json.
+        # Other tokenizer classes of transformers 5 build another tokenizer from the vocabulary in tokenizer.json.
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         write_json(partial / CONFIG, settings)
     return found.architecture
@@ -107,11 +106,11 @@ def import_huggingface(
     family: str | None = None,
     tokenizer: Path | str | None = None,
 ) -> ModelConfig:
-    """Write the folder ``folder`` as the checkpoint ``target``, which must not exist; ``advance(1)`` per tensor.
+    """Import ``folder`` as the checkpoint ``target``, which must not exist; ``advance(1)`` per tensor.
 
-    The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context; ``family`` is a
-    reference to the folder's, if `families` has it by no name; ``tokenizer`` a tokenizer.json instead of the folder's.
-    Raises ``Failure``, before anything is written, if the folder is of no known family or not complete.
+    The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context, in tokens;
+    ``family`` refers to a family that `families` does not name; ``tokenizer`` replaces the folder's tokenizer.json.
+    Raises ``Failure``, before anything is written, if the folder's family is unknown or the folder is incomplete.
     """
     folder = Path(folder)
     weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
@@ -125,9 +124,9 @@ def import_huggingface(
 
 
 class HuggingFaceWeights:
-    """The weights of a Hugging Face folder in terms of the decoder's tensors, read where they lie, one at a time.
+    """The weights of a Hugging Face folder as the decoder's tensors, read in place, one at a time.
 
-    Raises ``Failure`` if the folder is not of a family that `families` has, or is not complete.
+    Raises ``Failure`` if the folder's family is not in `families`, or the folder is incomplete.
     """
 
     def __init__(
@@ -135,12 +134,12 @@ class HuggingFaceWeights:
     ) -> None:
         self._family, self.config = read_family(folder, vocabulary_multiple, sequence, family)
         config, self._files = self.config, _files_by_tensor(folder)
-        for key, file in self._files.items():  # before their sizes, which are others where weights are quantized
+        for key, file in self._files.items():  # before the sizes, which quantization changes
             if (dtype := file.entries[key].dtype) not in DTYPES and not key.endswith(IGNORED_SUFFIXES):
                 raise Failure(f"{folder}: {key:.100}: {dtype}: only {', '.join(DTYPES)} are supported")
         self.paths = sorted({file.path for file in self._files.values()})
         require_file_size(config, self.paths)
-        if config.tensor_count > 4 * (len(self._files) + 16):  # no list of names as long as someone claims
+        if config.tensor_count > 4 * (len(self._files) + 16):  # before listing names: a forged count may be huge
             raise Failure(f"{folder}: {len(self._files):,} tensors where config.json claims {config.tensor_count:,}")
         self._sources = {
             name: _sources(folder, self._files, their_shapes(self._family, config, name))
@@ -155,7 +154,7 @@ class HuggingFaceWeights:
                 raise Failure(f"{folder}: {key:.100}: {self._family.architecture} has no such tensor")
 
     def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
-        """A parameter of the decoder, whole or a box of it, on the CPU, in the dtype that is stored."""
+        """A parameter of the decoder, whole or a box of it, on the CPU, in the stored dtype."""
         tensors = [_read_tensor(self._files[key], key) for key in self._sources[name]]
         whole = from_theirs(self._family, self.config, name, tensors)
         return whole if box is None else whole[box]
@@ -175,7 +174,7 @@ class HuggingFaceWeights:
 
 
 def require_tokenizer(folder: Path) -> Path:
-    """The folder's tokenizer.json, which transformers makes of a slow tokenizer's files (docs/decisions/0212)."""
+    """The folder's tokenizer.json. If missing, raises ``Failure`` with the command to make it (docs/decisions/0212)."""
     if not (folder / TOKENIZER).exists():
         call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise Failure(f'{folder}: no {TOKENIZER}; make one: python -c "from transformers import AutoTokenizer; {call}"')
@@ -183,7 +182,7 @@ def require_tokenizer(folder: Path) -> Path:
 
 
 def _end_tokens(folder: Path, config: ModelConfig) -> dict[str, bytes]:
-    """A generation_config.json with the tokens that end an answer by config.json, if these are several."""
+    """A generation_config.json with the end tokens of config.json, if config.json lists several; else {}."""
     ends = json.loads(read_small(own_file(folder, "config.json"))).get("eos_token_id")
     if isinstance(ends, list) and all(type(number) is int and 0 <= number < config.tokens for number in ends):
         return {GENERATION: json.dumps({"eos_token_id": ends}).encode()}
@@ -212,7 +211,7 @@ def _tokenizer_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, obje
 
 
 def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
-    """The safetensors file of each tensor, by their name: one file, as in transformers, or else those of the index."""
+    """The safetensors file of each tensor, by tensor name: the single file if there is one, else those of the index."""
     index = folder / INDEX
     names = [WEIGHTS]
     if index.exists() and not (folder / WEIGHTS).exists():
@@ -233,7 +232,7 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
 
 
 def _require_equal(folder: Path, files: dict[str, TensorFile], head: str, table: str) -> None:
-    """Raise ``Failure`` where a tied head is stored with other weights: versions of transformers differ in its use."""
+    """Raise ``Failure`` if a tied head is stored with other weights, which versions of transformers use differently."""
     stored, tied = (files[key].entries[key] for key in (head, table))
     alike = (stored.dtype, stored.shape) == (tied.dtype, tied.shape)
     if not alike or not torch.equal(*(_read_tensor(files[key], key) for key in (head, table))):
@@ -242,7 +241,7 @@ def _require_equal(folder: Path, files: dict[str, TensorFile], head: str, table:
 
 
 def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tuple[int, ...]]) -> list[str]:
-    """The keys in ``files`` of tensors of these names and shapes. Raises ``Failure`` if one is missing or another."""
+    """Keys in ``files`` of the ``expected`` tensors. Raises ``Failure`` for missing ones, other shapes, mixed dtypes."""
     keys, dtypes = [], set()
     for name, shape in expected.items():
         key = name if name in files else name.partition(".")[2]  # a model without its head has no prefix

@@ -1,4 +1,4 @@
-"""A GPT of Megatron-LM by its tensors' shapes and its run's arguments, which shapes do not show and must agree."""
+"""Configuration of a Megatron-LM GPT from tensor shapes and from the run's arguments, which must agree with them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ FIXED: Final[dict[str, tuple[object, ...]]] = {
     "add_bias_linear": (True,),
     "position_embedding_type": ("learned_absolute",),
 }
-"""Arguments that change what is computed, at the values of this decoder; None is one of all.
+"""Arguments that change the computation, with the values that this decoder supports; None is supported for all.
 
-tests/test_megatron_import.py compares them with all that megatron-core's model reads.
+tests/test_megatron_import.py compares them with all arguments that megatron-core's model reads.
 """
 
 
 def _read_arguments(path: Path) -> Mapping[str, Any]:
-    """The arguments in a file of Megatron's. Raises ``Failure`` if there are none."""
+    """The run's arguments in a Megatron file. Raises ``Failure`` if there are none."""
     content = TorchFile(path).content if path.is_file() else {}
     arguments = content.get("args") if isinstance(content, dict) else None
     state = arguments.state if isinstance(arguments, Record) else None
@@ -63,9 +63,9 @@ def _read_arguments(path: Path) -> Mapping[str, Any]:
 def config_of(
     sizes: dict[str, int], heads: int | None, path: Path, arguments: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """The configuration by sizes of tensors and arguments, those at ``path`` unless given.
+    """The configuration from tensor sizes and the run's arguments, by default those in the file ``path``.
 
-    Raises ``Failure`` where they contradict.
+    Raises ``Failure`` if they contradict each other.
     """
     arguments = _read_arguments(path) if arguments is None else arguments
     heads = heads or arguments.get("num_attention_heads")

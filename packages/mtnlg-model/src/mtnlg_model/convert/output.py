@@ -43,9 +43,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
         except BlockingIOError:
             raise Failure(f"{folder}: another command is writing it") from None
         try:
-            if folder.exists():  # the other has ended meanwhile
+            if folder.exists():  # another command finished meanwhile
                 raise exists
-            shutil.rmtree(partial, ignore_errors=True)  # of a killed command
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed command
             partial.mkdir()
             yield partial
             sync_directory(partial)
@@ -66,15 +66,15 @@ def new_checkpoint(
 ) -> Iterator[CheckpointWriter]:
     """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress.
 
-    `chat_files` are those of ``folder``, of the tokenizer's unless given, or of ``defaults`` where it has none.
+    `chat_files` are copied from ``folder``, by default the tokenizer's; ``defaults`` has the content of missing ones.
 
-    Raises ``Failure`` if the tokenizer is of a larger vocabulary than the model.
+    Raises ``Failure`` if the tokenizer has a larger vocabulary than the model.
     """
     folder = folder or tokenizer.parent
     if (largest := largest_token(tokenizer, folder)) >= config.tokens:
         numbers = f"the tokenizer's tokens go up to number {largest}, the model's to {config.tokens - 1}"
         raise Failure(f"{target}: {numbers}: they do not belong together")
-    # Read first because it is needed last, which may be hours later, when another file may be there.
+    # Read now, although needed last: by then, maybe hours later, the file may have been replaced.
     text, chat_files = read_tokenizer(tokenizer), {**(defaults or {}), **read_chat_files(folder)}
     with new_folder(target) as partial:
         (partial / TOKENIZER).write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ def new_checkpoint(
 def require_file_size(config: ModelConfig, files: Iterable[Path]) -> None:
     """Raise ``Failure`` if these files are too small for the model, so a forged size allocates nothing.
 
-    Sparse files have any length, so the number of layers, each of which has names, has a limit of its own.
+    Sparse files can have any length, so the number of layers, and with it that of names, has its own limit.
     """
     files = list(files)
     size = sum(file.stat().st_size for file in files if file.is_file())

@@ -4,9 +4,9 @@ A pickle is a program for a small stack machine. Numbers, strings, lists and dic
 name of a class or function as a `Global`, and every call or construction as a `Record` of its arguments. The caller
 searches the result for the expected structure, as in JSON.
 
-Values may be shared, and then a few hundred bytes describe a structure whose copy, hash, comparison or ``repr`` would
-not end: look at the types of values, never at all that is in them. Reading takes one step an opcode, and there may be
-one container for each `BYTES_A_CONTAINER` bytes at most, so memory is a multiple of the pickle's size.
+Values may be shared, so a few hundred bytes can describe a structure whose copy, hash, comparison or ``repr`` would not
+end: check the types of values, but never traverse all of their contents. Reading takes one step per opcode and makes at
+most one container per `BYTES_A_CONTAINER` bytes, so memory is at most a multiple of the pickle's size.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Record:
 
 
 BYTES_A_CONTAINER: Final = 4
-"""Bytes of a pickle for each list, dictionary, tuple and record in it, at least; torch writes 8.7 or more."""
+"""Minimum bytes of a pickle per list, dictionary, tuple or record in it; torch writes 8.7 or more."""
 SPARE_CONTAINERS: Final = 1000
 LARGEST_KEY: Final = 1 << 53
-"""Integers far beyond this have equal hashes where the writer of a pickle wants it."""
+"""Limit on integer keys: integers far beyond it can be chosen to have equal hashes."""
 
 _MARK: Final = object()
 """Marks the start of a group of values on the stack."""

@@ -89,8 +89,8 @@ def import_torch_dist(
 ) -> ModelConfig:
     """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
 
-    ``arguments`` are those of the run, of common.pt unless given; ``heads`` the number if they lack it. Raises
-    ``Failure`` if the folder is damaged or its model is not a GPT of this decoder's architecture.
+    ``arguments`` are the run's, by default those in common.pt; ``heads`` is the number of attention heads, if they lack
+    it. Raises ``Failure`` if the folder is damaged or its model is not a GPT of this decoder's architecture.
     """
     tensors = read_index(folder)
     config = _read_config(folder, tensors, heads, arguments)
