@@ -1,22 +1,22 @@
-"""The decoder: MT-NLG's GPT (paper.md section 1), and by its configuration those of all `families`.
+"""The decoder: MT-NLG's GPT (paper.md section 1) and, by configuration, the decoders of all `families`.
 
     x      = dropout(E[tokens] + P[positions])                                   embedding
     x      = x + dropout(W_out attention(W_qkv norm(x) + b_qkv) + b_out)         every layer: attention,
     x      = x + dropout(W_down gelu(W_up norm(x) + b_up) + b_down)              then feed-forward
     logits = norm(x) Eᵀ                                                          head, tied to the embedding
 
-`ModelConfig` puts other parts in place of these: rotary positions (`rotary`) instead of P, an RMS norm, SwiGLU
+`ModelConfig` can replace these parts: rotary positions (`rotary`) or ALiBi (`alibi`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x or one norm of it, no biases, a head of its own, multipliers, caps of scores and logits, ALiBi (`alibi`),
-norms of what enters a layer's parts and of what they give; and by layer (`LayerConfig`) a window of attention, other or
-no positions, or norms of the results alone, x + norm(f(x)).
+the same x or one norm of it, no biases, an untied head, multipliers, soft caps of scores and logits, norms of both the
+inputs and the outputs of a layer's parts; and, per layer (`LayerConfig`), an attention window, other rotary positions
+or none, or norms of the outputs only, x + norm(f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
 are sequence-first: x_SBH.
 
 `Linear` leaves its bias to the operation that follows, so a fused kernel or a tensor-parallel layer can replace it.
 The number of heads is read from the weights: half the rows of ``qkv`` make half the heads. Layers leave their
-parameters uninitialized; `Decoder` sets them by `initialization`. No loss, no optimizer, nothing distributed.
+parameters uninitialized; `Decoder` sets them by `initialization`. Losses, optimizers and distribution are elsewhere.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Linear(nn.Module):
 
 
 class EmbeddingTable(nn.Module):
-    """Rows of ``weight`` by index: one vector a token or position."""
+    """Rows of ``weight`` by index: one vector per token or position."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class EmbeddingTable(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer norm or RMS norm over the last axis, hidden unless ``width`` is given; it may have no weight."""
+    """Layer norm or RMS norm over the last axis, of size ``width`` or hidden, with or without a weight."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER, width: int | None = None, kind: str = "") -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Norm(nn.Module):
 
 
 class FinalNorm(Norm):
-    """The norm before the head, which divides by what divides the logits."""
+    """The norm before the head; it also divides by ``logits_scaling``, which divides the logits."""
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
         super().__init__(config, ops)
@@ -112,7 +112,7 @@ class FinalNorm(Norm):
 
 
 class Embedding(nn.Module):
-    """Token embedding, with the positions' added where they are learned, and dropout."""
+    """Token embedding, plus the position embedding if positions are learned, then dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -162,9 +162,9 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norms
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:
-        """x_SBH -> x_SBH. ``rotations`` are those of rotary positions; they count from 0 without them.
+        """x_SBH -> x_SBH. Without ``rotations``, rotary positions count from 0.
 
-        The rows of ``qkv`` are, for one kv head after the other, its heads of q, then k, then v, as in Megatron-LM.
+        The rows of ``qkv`` are ordered by kv head: its heads of q, then k, then v, as in Megatron-LM.
         """
         qkv_SBF = self.project(x_SBH)
         qkv_SBGND = qkv_SBF.view(*qkv_SBF.shape[:2], -1, self.sharing + 2, self.head_size)
@@ -191,13 +191,13 @@ class Attention(nn.Module):
 
     @staticmethod
     def _normed(norm: Norm, x_SBGND: Tensor) -> Tensor:
-        """Each head's values, or those of all heads, by the width of the norm."""
+        """Normalize each head, or all heads together if the norm is as wide as all."""
         whole = norm.width[0] != x_SBGND.shape[-1]
         normed: Tensor = norm(x_SBGND.flatten(2)).view(x_SBGND.shape) if whole else norm(x_SBGND)
         return normed
 
     def project(self, x_SBH: Tensor) -> Tensor:
-        """x_SBH -> the rows of ``qkv``, with their biases, clipped."""
+        """x_SBH -> qkv_SBF, with biases, clipped if configured."""
         qkv_SBF = functional.add_bias(self.qkv(x_SBH), self.qkv.bias)
         return qkv_SBF if self.clip is None else qkv_SBF.clamp(-self.clip, self.clip)
 
@@ -233,13 +233,13 @@ class MLP(nn.Module):
         return out
 
     def gated(self, gate_SBF: Tensor, bias_F: Tensor | None, y_SBF: Tensor) -> Tensor:
-        """The products of ``gate`` and ``up``, without biases, as the input of ``down``."""
+        """Input of ``down``, from the outputs of ``gate`` and ``up``, whose biases are added here."""
         gates = self.ops.swiglu if self.kind == "swiglu" else functional.geglu
         return gates(functional.add_bias(gate_SBF, bias_F), functional.add_bias(y_SBF, self.up.bias))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each with a norm and inside a residual; ``number`` counts from 0."""
+    """Attention and feed-forward, each with a norm and a residual connection; ``number`` counts from 0."""
 
     def __init__(self, config: ModelConfig, number: int, ops: Ops = EAGER) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class DecoderLayer(nn.Module):
         return self._add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, norm)
 
     def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Norm | None = None) -> Tensor:
-        """X + y, behind the ``norm`` of y and times the multiplier."""
+        """Residual sum x + dropout(multiplier · norm(y + bias)); no norm if ``norm`` is None."""
         if norm is not None or self.multiplier != 1:
             y_SBH, bias_H = functional.add_bias(y_SBH, bias_H), None
             y_SBH = (y_SBH if norm is None else norm(y_SBH)) * self.multiplier
@@ -281,8 +281,8 @@ class DecoderLayer(nn.Module):
         return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, self.rate, self.training)
 
     def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum, and the feed-forward's norm of it; one kernel for the pairs that models have."""
-        norm: Any = self.mlp_norm  # which is there where attention and MLP follow each other
+        """The residual sum and its ``mlp_norm``, by one kernel for the two common combinations."""
+        norm: Any = self.mlp_norm  # not None: shared_norm needs parallel_residual
         dropout = self.rate, self.training
         if not norm.zero_centered:
             if bias_H is not None and norm.bias is not None:
@@ -345,7 +345,7 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """What the logits are products with, [V, H]: the token embedding or the head's own, without padding."""
+        """Weight of the logits' product, [V, H]: the token embedding or the untied head, without padding."""
         weight = self.embedding.token.weight if self.head is None else self.head.weight
         return weight[: self.config.tokens] if self.config.vocabulary_padding else weight
 

@@ -13,8 +13,8 @@
     cross_entropy           logsumexp(z) - z[target]
     fp32_logits             x Wᵀ without rounding
 
-S sequence (queries), T keys, B batch, H hidden, N heads, G heads of keys and values, D head size, R of its values that
-are turned, V vocabulary. Dropout at rate 0 or outside training adds no operation and draws no random number.
+S sequence (queries), T keys, B batch, H hidden, N heads, G heads of keys and values, D head size, R rotated values of a
+head, V vocabulary. Dropout at rate 0 or outside training adds no operation and draws no random number.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     Mask: TypeAlias = "Tensor | Documents | None"
 
 TABLE_ROWS = 8192
-"""Rows of the token table that are in fp32 at a time."""
+"""Rows of the token table converted to fp32 at a time."""
 
 MAX_FLASH_HEAD = 256
-"""Of flash attention's head sizes, which are multiples of 8."""
+"""Largest head size of flash attention; head sizes must be multiples of 8."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
@@ -120,7 +120,7 @@ def dropout_add_rms_norm(  # noqa: PLR0917  (the signature of a kernel)
 
 
 def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:
-    """Turn the first R values of every head by its position's angles, as `rotary.Rotation` has them; contiguous."""
+    """Rotate the first R values of every head by the angles of its position (`rotary.Rotation`); contiguous."""
     size = cos_SB11R.shape[-1]
     if size < x_SBGND.shape[-1]:
         turned, rest = torch.split(x_SBGND, [size, x_SBGND.shape[-1] - size], dim=-1)
@@ -141,11 +141,11 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
 ) -> Tensor:
     """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
 
-    G divides N: N / G heads of q in a row share keys and values. ``mask`` is true where a query may attend and
+    G divides N: N / G consecutive heads of q share keys and values. ``mask`` is true where a query may attend and
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
-    the last key. With a ``window`` a query attends to the last so many of the keys that it may attend to, which are
-    neighbours. ``cap`` is that of the scores' `softcap`. ``slopes`` are those of ALiBi, one per head, by which scores
-    fall per key before the last; keys are neighbours then, too. With `Documents` as the mask each one is as if alone.
+    the last key. With a ``window`` a query attends to the last ``window`` of the keys that it may attend to, which must
+    be consecutive. ``cap`` is the `softcap` of the scores. ``slopes`` are ALiBi's, one per head: the decrease of scores
+    per key of distance; keys must be consecutive, too. With `Documents` as the mask, documents do not see each other.
     """
     if isinstance(mask, Documents):
         return mask.attention(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap, slopes)
@@ -156,19 +156,19 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     is_causal = False
     if window is not None and window < t:
         mask = causal_mask(s, t, q_BNSD.device) if mask is None else mask
-        mask = mask & ~F.pad(mask[..., window:], (0, window))  # not where it may attend to the key `window` later
-    elif mask is None and s > 1:  # an `if`, since a compiled decoder has no bool of sizes that change
+        mask = mask & ~F.pad(mask[..., window:], (0, window))  # drop keys `window` before an allowed key
+    elif mask is None and s > 1:  # an `if`: compiled decoders have no bool of dynamic sizes
         if s < t:
             mask = causal_mask(s, t, q_BNSD.device)
         else:
             is_causal = True
-    if cap is not None:  # which no kernel of PyTorch has
+    if cap is not None:  # no kernel of PyTorch has it
         k_BNTD, v_BNTD = (x.repeat_interleave(n // g, dim=1) for x in (k_BGTD, v_BGTD))
         scores_BNST = softcap(q_BNSD @ k_BNTD.transpose(2, 3) * scale, cap)
         scores_BNST = scores_BNST.masked_fill(~(causal_mask(s, t, q_BNSD.device) if mask is None else mask), -torch.inf)
         weights_BNST = torch.softmax(scores_BNST, dim=-1, dtype=torch.float32).to(q_BNSD.dtype)
         return dropout(weights_BNST, rate, training=True) @ v_BNTD
-    if g < n and s == 1:  # the heads of a group are as many queries of one head: no copy of keys for each
+    if g < n and s == 1:  # a group's heads become queries of one head: keys are not copied
         q_BGND = q_BNSD.reshape(b, g, n // g, d)
         x_BGND = F.scaled_dot_product_attention(q_BGND, k_BGTD, v_BGTD, attn_mask=mask, dropout_p=rate, scale=scale)
         return x_BGND.reshape(b, n, 1, d)
@@ -195,9 +195,9 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
 
 
 def fp32_logits(x_NH: Tensor, table_VH: Tensor) -> Tensor:
-    """Logits x Wᵀ in fp32, [N, H] x [V, H] → [N, V]: not rounded to the weights' precision: no ties.
+    """Logits x Wᵀ in fp32, [N, H] x [V, H] → [N, V]: not rounded to the weights' precision, which would make ties.
 
-    The table is converted a part at a time, so that no fp32 copy of it exists.
+    The table is converted a part at a time, so there is never an fp32 copy of all of it.
     """
     if table_VH.dtype == torch.float32:
         return F.linear(x_NH, table_VH)
@@ -252,7 +252,7 @@ class Ops:
 
 
 EAGER = Ops()
-"""Every operation by PyTorch."""
+"""Every operation in plain PyTorch."""
 
 
 class Attend(Protocol):
@@ -270,10 +270,10 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class Documents:
-    """An `Attend` for rows of documents laid end to end: every token attends to those before it in its document.
+    """An `Attend` for rows of concatenated documents: a token attends to the earlier tokens of its document.
 
-    ``lengths`` are those of all rows' documents in order; each row ends with one. ``bounds`` has the sums of these
-    lengths from 0 on, int32 [documents + 1], on the GPU of q; None on a CPU.
+    ``lengths`` are the documents' lengths in tokens, in order over all rows; each row ends at the end of a document.
+    ``bounds`` are the cumulative sums of ``lengths`` from 0, int32 [documents + 1], on the GPU of q; None on a CPU.
     """
 
     lengths: tuple[int, ...]
@@ -299,14 +299,14 @@ class Documents:
         window: int | None,
         *more: Any,  # noqa: ANN401  (cap and slopes)
     ) -> Tensor:
-        """`attention` of each document by itself, or of all by one kernel of a GPU that computes the same."""
+        """`attention` within each document, one after the other, or by one GPU kernel that computes the same."""
         b, _, s, d = q_BNSD.shape
         plain = more == (None, None) and d % 8 == 0 and d <= MAX_FLASH_HEAD
         if self.bounds is not None and plain and q_BNSD.dtype in {torch.bfloat16, torch.float16}:
             q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
             bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
             sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
-            # No public function of PyTorch takes documents, windows and dropout. The last flags: causal, no mask back.
+            # No public function of PyTorch takes documents, windows and dropout. The flags: causal, return no mask.
             flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
             x_TND: Tensor = flash(q_TND, k_TGD, v_TGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
             return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)

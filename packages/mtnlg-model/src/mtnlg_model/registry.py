@@ -1,7 +1,7 @@
-"""What a user may add by a name or a reference: a family of decoders, an engine, a schedule.
+"""Find what a user adds by name or reference: a family of decoders, an engine, a schedule.
 
-A name is one of ours, or of an entry point that an installed package declares; a reference ``package.module:name``, of
-an importable module, or ``path/file.py:name``. Names are listed without importing what they stand for.
+A name is one of ours, or that of an entry point of an installed package; a reference is ``package.module:name``, of an
+importable module, or ``path/file.py:name``. Listing the names imports nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def references(group: str, ours: Mapping[str, str]) -> dict[str, str]:
-    """Reference of everything that has a name: ours, then those of the entry points of ``group``."""
+    """References by name: ours, then those of the entry points of ``group``."""
     return {**ours, **{point.name: point.value for point in entry_points(group=group) if point.name not in ours}}
 
 
 def load_reference(reference: str, what: str) -> Any:  # noqa: ANN401  (any object)
-    """The object of a reference. Raises ``UsageFailure``, which begins with ``what`` it is, where there is none."""
+    """Import the object of a reference. Raises ``UsageFailure``, which begins with ``what``, if there is none."""
     module, _, attribute = reference.rpartition(":")
     try:
         return getattr(_import(module), attribute)

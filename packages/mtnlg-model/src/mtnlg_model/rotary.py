@@ -1,14 +1,14 @@
-"""Rotary positions (Su et al. 2021): q and k are turned by their position, so their product knows only the distance.
+"""Rotary positions (Su et al. 2021): q and k are rotated by their position; their product depends on the distance only.
 
-Value i of the first half of a head and value i of its second half are a pair, which position p turns by p / λ_i
+Value i of the first half of a head and value i of its second half are a pair, which position p rotates by p / λ_i
 
     x_i' = x_i cos(p / λ_i) - y_i sin(p / λ_i)        λ_i = base^(2i / R),  i < R/2
     y_i' = y_i cos(p / λ_i) + x_i sin(p / λ_i)
 
-Only the first R = `ModelConfig.rotary_size` values of a head are turned. `ModelConfig.rotary_scaling` changes λ_i, and
-`LayerConfig.rotary_base` gives a layer others, so a decoder may have several rotations: `rotations`, by that base.
+Only the first R = `ModelConfig.rotary_size` values of a head are rotated. `ModelConfig.rotary_scaling` changes λ_i, and
+`LayerConfig.rotary_base` gives a layer its own, so a decoder may have several rotations: `rotations`, by that base.
 
-S sequence, B batch, R turned values of a head.
+S sequence, B batch, R rotated values of a head.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 class Frequencies(NamedTuple):
-    """1 / λ_i in fp32, and by what the result is multiplied: numbers, so a compiled decoder has them as constants."""
+    """1 / λ_i in fp32, and a factor of the result; Python numbers, so a compiled decoder has them as constants."""
 
     values: tuple[float, ...]
     magnitude: float = 1.0
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of every position's angles, [S, B or 1, 1, 1, R], the sine of each first half negated."""
+    """Cosine and sine of every position's angles, [S, B or 1, 1, 1, R]; the first half of the sines is negated."""
 
     cos: Tensor
     sin: Tensor
 
 
 Rotations = dict[float | None, Rotation]
-"""Those of a decoder's layers by their ``rotary_base``."""
+"""Rotations of a decoder's layers, by their ``rotary_base``."""
 
 
 @lru_cache(maxsize=8)
 def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
-    """The frequencies of a decoder's layers; of those with a ``rotary_base`` of their own if it is given."""
+    """The frequencies of a decoder's layers; with ``base``, of the layers that have it as their ``rotary_base``."""
     size, scaling = config.rotary_size, config.rotary_scaling if base is None else None
     with _disable_current_modes():  # real numbers for a decoder of fake tensors too
         wavelengths_R = (base or config.rotary_base) ** (torch.arange(0, size, 2, device="cpu").float() / size)
@@ -68,7 +68,7 @@ def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
             kept_R = 1 - stretched_R
             frequencies_R = 1.0 / (scaling.factor * wavelengths_R) * (1 - kept_R) + frequencies_R * kept_R
         elif scaling is not None:
-            # Turns within the sequence of the first training: few are stretched, many kept, and between them blended.
+            # By turns within the first training's sequence: few are stretched, many are kept, those between blended.
             turns_R = scaling.original_sequence * frequencies_R / (2 * math.pi)
             low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
             kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
@@ -77,7 +77,7 @@ def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
 
 
 def _pair_of(config: ModelConfig, scaling: YarnScaling, turns: float) -> float:
-    """The pair of values, a fraction, that turns so often within the samples of the first training."""
+    """Index, a fraction, of the pair of values that makes ``turns`` turns within a sample of the first training."""
     wavelength = scaling.original_sequence / (turns * 2 * math.pi)
     return config.rotary_size * math.log(wavelength) / (2 * math.log(config.rotary_base))
 
@@ -96,7 +96,7 @@ def rotations(
 
 
 def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:
-    """The angles of these positions, [B or 1, S], or of 0 to S, computed in fp32; in dtype and device of ``x``."""
+    """Rotation of these positions, [B or 1, S], or of 0 to S - 1; computed in fp32, in dtype and device of ``x``."""
     if positions_BS is not None:
         return _angles(frequencies, positions_BS, x_SBF.dtype)
     counted = len(x_SBF), x_SBF.dtype, x_SBF.device
@@ -127,7 +127,7 @@ def _on_device(frequencies: tuple[float, ...], device: torch.device, *_: bool) -
     return torch.tensor(frequencies, device=device)
 
 
-# Kept, since every layer and step asks for them and a copy to a GPU waits for what that computes. An inference tensor
-# must not reach a training, so those are kept apart; a compiled decoder keeps nothing.
+# Cached, since every layer and step needs them and a copy to a GPU waits for its queued work. Inference tensors must
+# not reach training, so they are cached apart; a compiled decoder caches nothing.
 _kept_from_start = lru_cache(maxsize=4)(_from_start)
 _kept_on_device = lru_cache(maxsize=4)(_on_device)

@@ -29,9 +29,9 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """A loaded tokenizer.json. Raises ``Failure`` if the file is unreadable or has no token that ends a document.
 
-    ``eod`` is that token's number, ``eod_token`` its text; ``bos_token`` begins documents, the same where none does.
-    Both have a usual name, or the one that the `chat_files` beside the tokenizer.json give. ``ends`` are ``eod`` and
-    what those say ends an answer. Many tokenizers put ``bos_token`` before every text to go on with (`before`).
+    ``eod`` is that token's number, ``eod_token`` its text; ``bos_token`` begins documents, ``eod_token`` if there is no
+    such token. Both have a usual name, or one from the `chat_files` beside the tokenizer.json. ``ends`` are ``eod`` and
+    the tokens that end an answer by those files. Many tokenizers put ``bos_token`` before a prompt (`before`).
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -78,11 +78,11 @@ class Tokenizer:
         return tokens
 
     def before(self, text: str) -> list[int]:
-        """Tokens that the tokenizer puts before ``text``; none where the text begins with ``bos_token`` itself."""
+        """Tokens that the tokenizer puts before ``text``; none if the text itself begins with ``bos_token``."""
         return [] if text.startswith(self.bos_token) else self._before
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Tokens of a text to go on with, behind those that come `before` it; an empty one begins a document."""
+        """Tokens of a prompt, after those that come `before` it; an empty prompt begins a document."""
         return [*self.before(text), *self.encode(text)] or [self.bos]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -92,18 +92,18 @@ class Tokenizer:
         return text
 
     def decode_behind(self, tokens: Sequence[int]) -> str:
-        """Like `decode` behind other text: with the blank that some tokenizers drop where a text begins."""
+        """`decode` of the continuation of a text: with the space that some tokenizers drop at the start of a text."""
         return self.decode([self.eod, *tokens])[self._eod_length :]
 
     def decode_complete(self, tokens: Sequence[int]) -> str:
-        """Like `decode_behind`, without a final character whose bytes are not all there yet."""
+        """Like `decode_behind`, without an incomplete final character."""
         text = self.decode_behind(tokens)
         return text.rstrip(_REPLACEMENT) if len(text) - len(text.rstrip(_REPLACEMENT)) < 4 else text
 
     def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
-        """Predicate on a row's new tokens: true where document or answer ends, or once one of ``texts`` is in them."""
+        """Predicate on a row's new tokens: true if document or answer ends, or once they contain one of ``texts``."""
         stops = [text for text in texts if text]
-        # The last token ends a stop text, whose other tokens are each a byte of it at least; a character may be cut.
+        # A stop text has at most one token per byte; 4 more, since the first character may be cut.
         reach = max((len(text.encode()) for text in stops), default=0) + 4
 
         def reached(tokens: Sequence[int]) -> bool:
@@ -116,10 +116,10 @@ class Tokenizer:
 
 
 def largest_token(path: Path, folder: Path) -> int:
-    """The largest number that a tokenizer.json gives to text, and to what begins and ends it by ``folder``'s files.
+    """The largest number of a token for text, or of one that begins or ends text according to ``folder``'s files.
 
-    An added token that is none of these, such as one for padding, comes only of a text that spells it out, and does not
-    count: there are models without a row for it. Raises ``Failure`` if the file is unreadable.
+    Any other added token, such as one for padding, arises only from text that spells it out, and does not count: some
+    models have no row for it. Raises ``Failure`` if the file is unreadable.
     """
     tokenizer = _load(path)
     with _failures_of(path):
@@ -131,10 +131,10 @@ def largest_token(path: Path, folder: Path) -> int:
 
 
 def tokenizer_difference(ours: Path, theirs: Path) -> str:
-    """How two tokenizer.json differ in the tokens that they make of texts; empty if no text gets other tokens.
+    """How the tokens of two tokenizer.json differ; "" if every text gets the same tokens from both.
 
-    Compared are the numbers of all tokens, normalizer, pre-tokenizer and model, as the library reads them; not what the
-    tokens of data do not depend on: how a file is written, padding, truncation, decoder, and what is put around a text.
+    Compares the numbers of all tokens, the normalizer, the pre-tokenizer and the model, as the library reads them.
+    Ignores what the tokens of data do not depend on: formatting, padding, truncation, decoder and post-processor.
     """
     one, other = _load(ours), _load(theirs)
     numbers, their_numbers = one.get_vocab(), other.get_vocab()
@@ -148,9 +148,9 @@ def tokenizer_difference(ours: Path, theirs: Path) -> str:
 
 
 class Carried(NamedTuple):
-    """What a model that is trained on from a checkpoint keeps of its `chat_files`.
+    """The `chat_files` that a model keeps when training continues from a checkpoint.
 
-    ``notes`` has a line for everything about texts that it does not keep, with the reason.
+    ``notes`` has a line, with the reason, for each text setting that it does not keep.
     """
 
     files: dict[str, bytes]
@@ -158,9 +158,9 @@ class Carried(NamedTuple):
 
 
 def carried_chat_files(checkpoint: Path, tokenizer: Path) -> Carried:
-    """The `chat_files` of a checkpoint's folder, for a model that is trained on from it with the data's tokenizer.json.
+    """The `chat_files` of a checkpoint's folder, for a model trained on from it with the data's tokenizer.json.
 
-    None where a token of the checkpoint's is not the same there: they speak of other tokens then.
+    No files if a token of the checkpoint differs in the data's tokenizer, since they would name other tokens.
     """
     files, theirs, tokenizer = read_chat_files(checkpoint), own_file(checkpoint, TOKENIZER), tokenizer.resolve()
     if read_small(theirs) == read_small(tokenizer):
@@ -188,7 +188,7 @@ def _added_before(tokenizer: tokenizers.Tokenizer, path: Path) -> list[int]:
 
 
 def _load(path: Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer, without padding and truncation, which are for whoever trains."""
+    """The library's tokenizer, without padding and truncation, which are left to training code."""
     text = read_tokenizer(path)
     with _failures_of(path):
         tokenizer = tokenizers.Tokenizer.from_str(text)

@@ -241,7 +241,7 @@ def _require_equal(folder: Path, files: dict[str, TensorFile], head: str, table:
 
 
 def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tuple[int, ...]]) -> list[str]:
-    """Keys in ``files`` of the ``expected`` tensors. Raises ``Failure`` for missing ones, other shapes, mixed dtypes."""
+    """Keys in ``files`` of ``expected`` tensors. Raises ``Failure`` for missing ones, other shapes, mixed dtypes."""
     keys, dtypes = [], set()
     for name, shape in expected.items():
         key = name if name in files else name.partition(".")[2]  # a model without its head has no prefix

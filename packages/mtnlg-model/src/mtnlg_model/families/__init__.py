@@ -1,8 +1,8 @@
-"""Families of decoders, a file each: what Hugging Face's config.json calls model_type.
+"""Families of decoders, one file per family: what Hugging Face's config.json calls model_type.
 
-A file of this folder named by the model_type holds its ``FAMILY``. An installed package adds one by an entry point of
-the group ``mtnlg_model.families``, named by the model_type; ``package.module:name`` and ``path/file.py:name`` name any
-other. Names are read without importing what they stand for.
+A file in this folder, named after the model_type, defines ``FAMILY``. An installed package adds a family by an entry
+point of the group ``mtnlg_model.families``, named after the model_type; ``package.module:name`` or
+``path/file.py:name`` refers to any other. Listing the names imports no family.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _OURS: Final = {
 
 
 def references() -> dict[str, str]:
-    """Reference of every family that has a name: ours in alphabetical order, then those of entry points."""
+    """References of all named families, by name: ours in alphabetical order, then those of entry points."""
     return registry.references(GROUP, _OURS)
 
 
 def load_family(name: str) -> Family:
-    """The family of a name or a reference. Raises ``UsageFailure``, which lists the names."""
+    """The family of a name or a reference. Raises ``UsageFailure`` listing the names if it is neither."""
     known = references()
     reference = known.get(name, name)
     if ":" not in reference:

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP; windows in most layers, and in the others no positions (LG AI 2025)."""
+"""EXAONE 4: norms after attention and MLP; most layers have a window, the others no positions (LG AI 2025)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A family of decoders as data: presets, fields of its config.json, names of its tensors.
 
-What a `ModelConfig` says follows from these rows in both directions, and parameters, FLOPs and kernels from the
-`ModelConfig`; nothing else knows a family. A new one is a `Family`, or a known one's `Family.like`.
+These rows convert config.json to `ModelConfig` and back; parameters, FLOPs and kernels follow from the `ModelConfig`,
+and no other code depends on the family. A new family is a `Family`, or a `Family.like` of another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ REQUIRED: Final = object()
 
 
 class Field(NamedTuple):
-    """A field of config.json: our settings that it ``sets`` (blank-separated; none: only read), and its type.
+    """A field of config.json: our settings that it ``sets`` (blank-separated; "": it is only read), and its type.
 
-    ``default`` is its value where it is missing; None leaves our settings to `ModelConfig`. With ``values`` it has one
-    of these, each with ours, and the first where it is missing. Ours is its value to the ``power``. ``write`` makes it
-    of a configuration, where it sets nothing by itself. A null is as if it were missing, unless it is ``nullable``.
+    ``default`` is the value of a missing field; None leaves our settings to `ModelConfig`. ``values`` maps supported
+    values to ours; the first is the default. Otherwise ours is the field's value to the ``power``. ``write`` computes
+    the value from a configuration, for a field that alone sets nothing. Null means missing, unless ``nullable``.
     """
 
     sets: str = ""
@@ -35,11 +35,11 @@ class Field(NamedTuple):
 
     @property
     def is_written(self) -> bool:
-        """Whether a config.json needs it."""
+        """Whether an exported config.json has the field."""
         return bool(self.sets or self.values or self.write)
 
     def written(self, config: ModelConfig) -> object:
-        """Its value in the config.json of a decoder."""
+        """The field's value in the config.json of a decoder."""
         if self.write is not None:
             return self.write(config)
         ours: Any = getattr(config, self.sets.split()[0]) if self.sets else None
@@ -49,22 +49,23 @@ class Field(NamedTuple):
 
 
 def only(value: object) -> Field:
-    """A field that is supported at one value, which is also what its absence says."""
+    """A field that is supported at one value, which is also its default."""
     return Field(values={value: None})
 
 
 UNTIED: Final = Field("tied", values={False: False})
 
 NO_PADDING: Final[Mapping[str, Field]] = {"pad_token_id": Field(default=None, write=lambda _config: None)}
-"""For families whose token of padding is by default one that a vocabulary may lack."""
+"""For families whose default padding token may be outside the vocabulary."""
 
 
 class LayersBy(NamedTuple):
-    """Settings by layer: which have the attention window of the field ``name``, by fields of config.json, and others.
+    """Settings by layer: which layers have the attention window of the field ``name``, and other settings.
 
-    ``default`` is that window where the field is missing; ``switch`` names a field that must be true. ``slides`` says
-    of layer n whether it has the window, by the fields; the list ``layer_types`` comes first if the family reads it.
-    ``settings`` are others of layer n, by the fields and whether it has the window; None if no layer has one.
+    ``default`` is the window if that field is missing; ``switch`` names a field that must be true for windows.
+    ``slides``(fields, n) says whether layer n has the window; the list ``layer_types`` takes precedence if the family
+    ``reads_types``. ``settings``(fields, n, slides) gives other settings of layer n, with ``slides`` None if no layer
+    has a window.
     """
 
     default: int | None = None
@@ -77,13 +78,15 @@ class LayersBy(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type of config.json. ``kind`` are the settings that all its models share, or functions of the others
-    and of the fields. ``aliases`` are other names of fields, which mean the same.
+    """One model_type of config.json.
 
-    ``modules`` maps ours to theirs, blank-separated where several make up one or one several: those of layer N are
-    behind ``prefix``, ``layers`` and N, others but the head behind ``prefix``. A packed qkv is ordered by head, as
-    ours, or has all q, all k, all v; ``transposed`` linear layers are [inputs, outputs]; ``interleaved`` q and k have
-    the two values that rotary positions turn together side by side. ``variant`` gives modules that some decoders have.
+    ``kind`` has the settings that all models of the family share; a function computes one from the other settings and
+    the fields. ``aliases`` maps other names of fields to the usual ones.
+
+    ``modules`` maps our modules to theirs, blank-separated if several correspond. Names in layer N are preceded by
+    ``prefix``, ``layers`` and N, other names except the head's by ``prefix``. A packed qkv is ``ordered_by_head``, as
+    ours, or has all q, all k, all v; ``transposed`` linear layers are [inputs, outputs]; ``interleaved`` q and k store
+    the two values of a rotary pair side by side. ``variant`` returns modules that only some decoders have.
     """
 
     architecture: str
@@ -101,9 +104,9 @@ class Family:
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
 
     def like(self, architecture: str, **changes: Any) -> Family:  # noqa: ANN401  (any of its rows)
-        """A family that differs from this one, without its presets.
+        """A copy of this family with changes, without its presets.
 
-        ``kind``, ``fields`` and ``modules`` are added to this one's; a field that is None is taken away.
+        ``kind``, ``fields`` and ``modules`` are added to this family's; an entry that is None is removed.
         """
         for table in ("kind", "fields", "modules"):
             rows = {**getattr(self, table), **changes.get(table, {})}
@@ -112,7 +115,7 @@ class Family:
 
     @property
     def rotary_fields(self) -> dict[str, str]:
-        """Names of the fields for base and fraction of rotary positions, by their usual names; {} without these."""
+        """The family's names of the rotary base and fraction fields, by usual name; {} without rotary positions."""
         if not any(row.sets == "rotary_base" for row in self.fields.values()):
             return {}
         usual = {"rotary_base": "rope_theta", "rotary_fraction": "partial_rotary_factor"}
@@ -123,7 +126,7 @@ class Family:
         return replace(self, modules={**self.modules, **self.variant(config)}) if self.variant else self
 
     def group(self, name: str) -> tuple[list[str], list[str]]:
-        """Names of our tensors and of theirs that are the same, ours ``name`` among them; ``KeyError`` if none is."""
+        """Names of corresponding tensors, ours (with ``name``) and theirs. Raises ``KeyError`` if there are none."""
         place, within = "", name
         if name.startswith("layers."):
             _, number, within = name.split(".", 2)
@@ -157,7 +160,7 @@ SIZES: Final[Mapping[str, Field]] = {
 def presets(
     columns: str, rows: Mapping[str, tuple[object, ...]], *shared: Mapping[str, object]
 ) -> dict[str, ModelConfig]:
-    """Configurations by name: settings of the blank-separated ``columns`` in each row, behind those that all share."""
+    """Configurations by name: ``shared`` settings, then those of the row, named by the blank-separated ``columns``."""
     common: dict[str, object] = {"init_std": 0.02}
     for settings in shared:
         common |= settings

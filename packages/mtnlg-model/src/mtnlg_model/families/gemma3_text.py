@@ -1,4 +1,4 @@
-"""Gemma 3's text models: norms of q and k for softcaps, other rotary positions in layers with a window (2025)."""
+"""Gemma 3's text models: norms of q and k replace softcaps; layers with a window have their own rotary base (2025)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP in parallel behind one norm, each head turned in part (Wang and Komatsuzaki 2021)."""
+"""GPT-J: attention and MLP in parallel after one norm, part of each head rotated (Wang and Komatsuzaki 2021)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _fraction(fields: Mapping[str, Any]) -> float:
-    """Such that of the values of a head, as many are turned as the field says, rounded down."""
+    """``rotary_fraction`` at which ``rotary_dim`` values of a head, rounded down, are rotated."""
     size, turned = fields["hidden"] // fields["heads"], fields["rotary_dim"]
     fraction: float = turned / size
     return fraction if int(size * fraction) == turned else math.nextafter(fraction, 2)

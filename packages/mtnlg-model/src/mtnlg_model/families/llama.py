@@ -60,4 +60,4 @@ FAMILY = Family(
     | presets(COLUMNS, _THREE_2, SHARED, _LLAMA_3, _BY_32),
 )
 LIKE = FAMILY.like("", fields={"num_key_value_heads": Field("kv_heads"), "attention_bias": None, "mlp_bias": None})
-"""What other families share with Llama."""
+"""The fields and modules that other families share with Llama."""

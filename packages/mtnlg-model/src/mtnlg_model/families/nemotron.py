@@ -1,4 +1,4 @@
-"""Nemotron and Minitron: zero-centered layer norms, squared ReLU, half of each head turned (Parmar et al. 2024)."""
+"""Nemotron and Minitron: zero-centered layer norms, squared ReLU, half of each head rotated (Parmar et al. 2024)."""
 
 from __future__ import annotations
 

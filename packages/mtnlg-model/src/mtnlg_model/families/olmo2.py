@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with norms behind attention and MLP, and of all heads' q and k together (OLMo et al. 2024)."""
+"""OLMo 2: Llama with norms after attention and MLP, and one norm over all heads of q and of k (OLMo et al. 2024)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OPT: GPT with ReLU, q, k and v of their own, and two rows before the positions (Zhang et al. 2022)."""
+"""OPT: GPT with ReLU, separate q, k and v, and two unused rows before the position embeddings (Zhang et al. 2022)."""
 
 from __future__ import annotations
 

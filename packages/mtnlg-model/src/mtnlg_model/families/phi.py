@@ -1,4 +1,4 @@
-"""Phi 1 and 2: attention and MLP in parallel behind one norm, each head turned in part, biases (Li et al. 2023)."""
+"""Phi 1 and 2: attention and MLP in parallel after one norm, part of each head rotated, biases (Li et al. 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, each head turned in part, some with biases of q, k and v (Stability AI 2024)."""
+"""StableLM: Llama with layer norms, part of each head rotated, some with biases of q, k and v (Stability AI 2024)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LayerCache:
     """One layer's keys and values [B, N, capacity, D], of which the first ``length`` tokens are filled.
 
-    With a ``window`` less than that, only as many tokens are kept.
+    With a ``window`` below ``capacity``, only the tokens that later queries can attend to are kept.
     """
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
@@ -26,7 +26,7 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add S tokens; return those they may attend to. The first call decides batch, heads, width, dtype, device."""
+        """Add S tokens; return the keys and values to attend to. The first call sets B, heads, D, dtype and device."""
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
             raise ValueError(f"cache capacity is {self.capacity} tokens, {end} were given; make it larger")

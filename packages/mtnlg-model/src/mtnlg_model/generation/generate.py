@@ -40,12 +40,11 @@ def stream_tokens(
     stop_condition: Callable[[Sequence[int]], bool] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yield (row, token) as tokens are drawn: at most ``max_new_tokens`` a row, fewer where its context is full.
-
-    ``seeds`` are those of each row's random generator, instead of what `row_generators` makes of the sampling's.
+    """Yield (row, token) as tokens are drawn: at most ``max_new_tokens`` per row, fewer if its context is full.
 
     A row finishes with the token that makes ``stop_condition`` of its new tokens true; that token is yielded too. Only
-    the first ``vocabulary`` entries are drawn from, which excludes padding of the vocabulary. Raises ``Failure`` for an
+    the first ``vocabulary`` entries are drawn from, which excludes padding of the vocabulary. ``seeds`` seed the rows'
+    random generators; by default they derive from the sampling's seed (`row_generators`). Raises ``Failure`` for an
     empty or too long prompt.
     """
     if not prompts:
@@ -90,7 +89,7 @@ def stream_tokens(
 
 
 def use_column_major_weights(decoder: Decoder) -> None:
-    """Store the wide weights column by column in memory, in place; values stay, sums are in another order.
+    """Store the wide weights in column-major order, in place; values stay the same, sums run in another order.
 
     A CPU multiplies one row by them 1.06 to 1.2 times as fast (benchmarks/generate.py), and several rows no faster.
     """
@@ -169,7 +168,7 @@ def complete(  # noqa: PLR0917  (the options of a completion)
 ) -> list[str]:
     """The continuation of each prompt up to the end of the document or answer, or the first ``stop`` text, excluded.
 
-    A prompt is a text, an empty one beginning a new document, or its tokens. ``seeds`` as for `stream_tokens`.
+    A prompt is a text, where "" begins a new document, or its tokens. ``seeds`` are as for `stream_tokens`.
     """
     stop = [stop] if isinstance(stop, str) else stop
     encoded = [_encoded(tokenizer, prompt) for prompt in prompts]
@@ -206,7 +205,7 @@ def stream_text(  # noqa: PLR0917  (as complete)
         if pending != text:
             yield pending
             return
-        # Nothing that may turn out to begin a stop text.
+        # Hold back what may be the beginning of a stop text.
         if (final := len(pending) - lookahead) > 0:
             yield pending[:final]
             pending = pending[final:]
@@ -214,16 +213,16 @@ def stream_text(  # noqa: PLR0917  (as complete)
 
 
 class TextPieces:
-    """Text of tokens that come one by one, behind other text, in whole characters.
+    """Decodes tokens one by one, as the continuation of other text, into whole characters.
 
-    Each is decoded with those before it that the last piece was made of, since decoders join and trim what is beside.
+    Each token is decoded together with the tokens of the previous piece, since decoders join and trim neighbours.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._tokens, self._known = tokenizer, list[int](), 0
 
     def add(self, token: int) -> str:
-        """What one more token adds; "" while the bytes of its last character are not all there."""
+        """The text that one more token adds; "" while its last character is incomplete."""
         self._tokens.append(token)
         text = self._tokenizer.decode_behind(self._tokens)
         if self._tokenizer.decode_complete(self._tokens) != text:
@@ -233,7 +232,7 @@ class TextPieces:
         return piece
 
     def rest(self) -> str:
-        """What is left at the end: a character without all of its bytes."""
+        """The text that is left at the end: an incomplete character."""
         return self._tokenizer.decode_behind(self._tokens)[self._length() :]
 
     def _length(self) -> int:
@@ -249,6 +248,6 @@ def _before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str], *, behind: bool = False) -> str:
-    """Text of ``new`` before the end of document or answer and the first ``stop`` text; ``behind`` a prompt."""
+    """Text of ``new`` before the end of document or answer and any ``stop`` text; ``behind``: it follows a prompt."""
     decode = tokenizer.decode_behind if behind else tokenizer.decode
     return _before_stop(decode(new[:-1] if new and new[-1] in tokenizer.ends else new), stop)

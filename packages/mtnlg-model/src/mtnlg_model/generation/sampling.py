@@ -37,12 +37,12 @@ class Sampling(Settings):
 GREEDY = Sampling()
 NO_TOKEN = -1
 TINY = 1e-30
-"""Stands for smaller temperatures and top_p, which are 0 in fp32; the likeliest token has all the probability."""
+"""Lower bound for temperature and top_p, since smaller values are 0 in fp32; the likeliest token has all the mass."""
 NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
 
 
 def row_generators(sampling: Sampling, rows: int, seeds: Sequence[int] | None = None) -> list[torch.Generator]:
-    """One random generator per row, seeded by (seed, row) alone, or by the row's own of ``seeds``."""
+    """One random generator per row, seeded by (seed, row) alone, or by the row's entry in ``seeds``."""
     return [torch.Generator().manual_seed(seed) for seed in seeds or row_seeds(sampling.seed, rows)]
 
 
@@ -52,14 +52,14 @@ def row_seeds(seed: int, rows: int) -> list[int]:
 
 
 def penalize(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
-    """Logits, those of the tokens that a row has ``seen`` made smaller by ``penalty`` (Keskar et al. 2019)."""
+    """Logits, with those of tokens that a row has ``seen`` reduced by ``penalty`` (Keskar et al. 2019)."""
     return torch.where(seen_BV, torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
 
 
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator.
 
-    The host reads the tokens, once, and nothing else. Raises ``Failure`` if a logit is not a number.
+    Synchronizes with the host once, to read the tokens. Raises ``Failure`` if a logit is not a number.
     """
     if sampling.temperature == 0:
         greatest_B, token_B = logits_BV.max(-1)
@@ -67,16 +67,16 @@ def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torc
         u_B1 = torch.stack([torch.rand(1, generator=generator) for generator in generators]).double()
         cdf_BV = probabilities(logits_BV, sampling).double().cumsum(-1)
         greatest_B = cdf_BV[:, -1]
-        # Scaled by the last sum, which rounding leaves a little off 1; the first sum above it has a token with p > 0.
+        # u is scaled by the last sum, which rounding leaves a little off 1; the first sum above u has p > 0.
         token_B = torch.searchsorted(cdf_BV, to_device(u_B1, cdf_BV.device) * cdf_BV[:, -1:], right=True)[:, 0]
-    tokens: list[int] = token_B.masked_fill(greatest_B.isnan(), NO_TOKEN).tolist()  # of a row with NaN so are both
+    tokens: list[int] = token_B.masked_fill(greatest_B.isnan(), NO_TOKEN).tolist()  # NaN if a logit of the row is
     if NO_TOKEN in tokens:
         raise Failure(NO_NUMBERS)
     return tokens
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``; the host does not wait for what a GPU has been given before."""
+    """Copy a host tensor to ``device``, without waiting for work that is queued on a GPU."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
