@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Axis(NamedTuple):
-    """What it spans, from left to right or from below, and its ticks, each a place and a label."""
+    """Range of an axis, from left to right or from bottom to top, and its ticks: (position, label)."""
 
     low: float
     high: float
     ticks: Sequence[tuple[float, str]] = ()
 
     def share(self, value: float) -> float:
-        """Where a value lies, 0 to 1."""
+        """Position of a value on the axis, from 0 to 1."""
         return (value - self.low) / ((self.high - self.low) or 1)
 
 
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A mark, and what a pointer reads there."""
+    """A mark and its tooltip."""
 
     x: float
     y: float
@@ -58,7 +58,7 @@ class Dot(NamedTuple):
 
 @dataclass
 class Chart:
-    """Marks over two axes; lengths are in points, ``about`` tells what a reader who cannot see it misses."""
+    """Marks over two axes; lengths are in points, ``about`` describes the chart to readers who cannot see it."""
 
     title: str
     about: str
@@ -71,16 +71,16 @@ class Chart:
     lines: list[Line] = field(default_factory=list)
     dots: list[Dot] = field(default_factory=list)
     labels: list[tuple[float, str, str]] = field(default_factory=list)
-    """Texts at the top: place on x, look, text."""
+    """Texts at the top: (x, look, text)."""
     legend: list[tuple[str, str]] = field(default_factory=list)
-    """Looks of lines, and what they are, for the page to write below."""
+    """(look, name) of each line, which the page writes below the chart."""
 
     def px(self, x: float) -> float:
-        """A place on x, in points."""
+        """Position of ``x`` in points from the left."""
         return round(self.left + (self.width - self.left - 14) * self.x.share(x), 1)
 
     def py(self, y: float) -> float:
-        """A place on y, in points from above."""
+        """Position of ``y`` in points from the top."""
         return round(24 + (self.height - 24 - (34 if self.note else 20)) * (1 - self.y.share(y)), 1)
 
     def plot(self, points: Sequence[tuple[float, float]], look: str, tips: Sequence[str] = ()) -> None:
@@ -89,7 +89,7 @@ class Chart:
         self.dots += [Dot(x, y, look, tip) for (x, y), tip in zip(points, tips, strict=False)]
 
     def __html__(self) -> Markup:
-        """As an ``<svg>`` element."""
+        """The chart as an ``<svg>`` element."""
         return render("chart.svg", chart=self)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.studies.study import Study
 
-# Commands import what is slow to import when they run: --help shall be fast.
+# Commands import slow modules only when they run, so that --help is fast.
 
 app = application(
     "mtnlg-eval", "Score a model on the paper's nine tasks or any of lm-eval's, and draw the report of a run."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TASK_NAMES = tuple(TASKS_BY_NAME)
 MOST = 10**9
-"""Rows or tokens that an option takes, a bound for what is cut to as many as there are."""
+"""Largest number of rows or tokens that an option accepts; larger values than there are rows or tokens are cut."""
 
 
 def evaluate(
@@ -51,18 +51,19 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on ``tasks`` at each number of ``shots`` and return the scores.
 
-    ``checkpoint`` is a checkpoint, a folder of them (the newest counts), a Hugging Face folder or a model of the hub.
-    ``tasks`` are names of the paper's, all nine by default, of lm-eval's, of tasks in ``include_path``, or YAML files.
-    ``shots`` are numbers or "few", a task's own K. Rows of the nine come from ``data`` or the hub at ``revisions``.
-    ``layout`` (tp=2,pp=2,dp=1) shards the model; ``model_args`` are those of `ModelOptions`, among them these two, and
-    ``lm_eval`` others of `TaskOptions`. ``task_files`` are YAML files beside ``tasks``, or alone.
+    ``checkpoint`` is a checkpoint, a folder of them (the newest is scored), a Hugging Face folder or a hub id.
+    ``tasks`` are names of the paper's tasks (by default all nine), of lm-eval's or of tasks in ``include_path``, or
+    YAML files. ``shots`` are numbers or "few", a task's own K. Rows of the nine come from ``data`` or the hub at
+    ``revisions``. ``layout`` (tp=2,pp=2,dp=1) shards the model; ``model_args`` are fields of `ModelOptions`, which
+    include ``layout`` and ``batch_tokens``; ``lm_eval`` has further fields of `TaskOptions`. ``task_files`` are YAML
+    files in addition to ``tasks``, or alone.
 
-    Adds a file per result and its samples to ``out``, and makes ``out/results.json`` of all results there; none is
+    Adds a file per result and its samples to ``out``, and builds ``out/results.json`` from all results there; none is
     overwritten. Called again after an interruption, it resumes. A task that cannot run is listed under ``not_run``.
-    Raises ``UsageFailure`` for a wrong argument and ``Failure`` if no task can run. Of a model over several ranks the
-    ranks other than 0 return an empty dictionary.
+    Raises ``UsageFailure`` for a wrong argument and ``Failure`` if no task can run. With several ranks, those other
+    than 0 return an empty dictionary.
     """
-    asked = dict(locals())  # what the other ranks are called with
+    asked = dict(locals())  # arguments of the other ranks' calls
     words = dict(model_args or {})
     words |= {} if layout is None else {"layout": layout}
     words |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
@@ -103,9 +104,9 @@ def evaluate(
 def model_on_ranks(
     model: OpenedModel, options: ModelOptions, out: Path, function: str, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[DecoderLM, bool]]:
-    """Load a model, with answers in ``out/scores.sqlite``; yields it and whether this process is the one that writes.
+    """Load a model, with answers in ``out/scores.sqlite``; yields it and whether this process writes the results.
 
-    With a layout every rank calls ``function`` (MODULE:NAME) with these JSON ``arguments``.
+    With a layout, every rank calls ``function`` (MODULE:NAME) with the JSON ``arguments``.
     """
     from mtnlg_eval.scoring.open_model import open_lm  # noqa: PLC0415  (slow to import)
 
@@ -125,7 +126,7 @@ def model_on_ranks(
 
 
 def check_parallel(option: str) -> None:
-    """Raise ``UsageFailure`` for an option that needs mtnlg-parallel where that is not installed."""
+    """Raise ``UsageFailure``, naming ``option``, if mtnlg-parallel is not installed."""
     if find_spec("mtnlg_parallel") is None:
         raise UsageFailure(f"{option}: needs the parallel engine: pip install 'mtnlg-eval[parallel]'")
 
@@ -143,7 +144,7 @@ def check_arguments(shots: Sequence[str] | None, seeds: Sequence[int], data: Pat
 
 
 def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Path | None) -> None:
-    """Raise ``UsageFailure`` unless these are tasks to score whose rows come from a data set of the hub."""
+    """Raise ``UsageFailure`` unless ``revisions`` are of tasks to score whose rows come from a data set of the hub."""
     choices = [name for name in tasks if name in TASK_NAMES and name != "hans"]
     for task, revision in revisions.items():
         if task not in choices:
@@ -154,9 +155,9 @@ def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Pa
 
 
 def silence_lm_eval() -> None:
-    """Switch off the progress bars, logs and warnings of lm-eval and its libraries; errors and our progress remain.
+    """Switch off progress bars, logs and warnings of lm-eval and its libraries; errors and our own progress remain.
 
-    Call it before lm_eval or datasets is imported: they read these variables at import.
+    Must be called before lm_eval or datasets is imported: they read these variables at import.
     """
     os.environ |= {
         "TQDM_DISABLE": "1",

@@ -1,6 +1,6 @@
-"""The Hugging Face hub: whether it answers, and models from it. Data sets are lm-eval's and tasks/sources.py's to load.
+"""The Hugging Face hub: reachability check and model download. lm-eval and tasks/sources.py load data sets.
 
-A hub that does not answer costs a command ten seconds, once: from then on only what is cached is used.
+A hub that does not answer costs a command ten seconds, once: afterwards only cached files are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.
 
 @cache
 def reach_hub() -> bool:
-    """Whether the hub answers; if not, its libraries look into their caches alone."""
+    """Whether the hub answers; if not, its libraries are set to use only their caches."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in {"", "0"}:
         return False
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -37,7 +37,7 @@ def reach_hub() -> bool:
         except OSError as error:
             errors[:] = [str(getattr(error, "reason", error))]
 
-    thread = threading.Thread(target=ask, daemon=True)  # the name's resolution knows no timeout
+    thread = threading.Thread(target=ask, daemon=True)  # name resolution has no timeout
     thread.start()
     thread.join(SECONDS)
     if errors:
@@ -50,7 +50,7 @@ def reach_hub() -> bool:
 
 
 def fetch_model(name: str, revision: str | None) -> Path:
-    """The folder of a model of the hub in the hub's cache, fetched if it is not there; ``Failure`` if it cannot be."""
+    """Cache folder of a hub model, downloaded if it is missing. Raises ``Failure`` if it cannot be downloaded."""
     reach_hub()
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (reads its settings when it is imported)
 

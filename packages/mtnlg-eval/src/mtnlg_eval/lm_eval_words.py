@@ -1,6 +1,6 @@
-"""The words of ``lm-eval run``, read by lm-eval's own parser, as arguments of `evaluate`.
+"""Translate the command line of ``lm-eval run``, read by lm-eval's own parser, to arguments of `evaluate`.
 
-lm-eval splits model arguments at commas, so the parts of a layout arrive as arguments of their own.
+lm-eval splits model arguments at commas, so the parts of a layout arrive as separate arguments.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ REFUSED = {
 
 
 def parse_lm_eval(words: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `evaluate` that these words mean; ``UsageFailure`` for one that has no meaning here."""
+    """Arguments of `evaluate` for these command-line words. Raises ``UsageFailure`` for an unsupported option."""
     if named := [word for word in words if word.partition("=")[0] in {"--model", "-M"}]:
         raise UsageFailure(f"{named[0]}: the model is --model_args checkpoint=MODEL")
-    parser = HarnessCLI()._parser  # noqa: SLF001  (lm-eval has no other door)
+    parser = HarnessCLI()._parser  # noqa: SLF001  (lm-eval has no public parser)
     try:
         config = EvaluatorConfig.from_cli(parser.parse_args(["run", *words]))
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""How pages and tables write numbers, and the templates of pages: everything is escaped that is not markup.
+"""Number formats of pages and tables, and page templates, which escape everything that is not markup.
 
-The curation's page writes numbers the same way (``mtnlg_data.report.numbers``); neither package may import the other.
+The curation page formats numbers the same way (``mtnlg_data.report.numbers``); neither package may import the other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def decimal(x: float | None, places: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in percent with one decimal: 12.3 %; a dash where the whole is zero."""
+    """A share in percent with one decimal: 12.3 %; a dash if the whole is zero."""
     return f"{100 * part / whole:.1f}{NARROW}%" if whole else DASH
 
 
@@ -65,19 +65,19 @@ def duration(seconds: float) -> str:
 
 
 def value(number: float, is_share: bool) -> str:
-    """A score, in percent where it is a share."""
+    """A score, in percent if it is a share."""
     return f"{100 * number:.1f}" if is_share else f"{number:.4g}"
 
 
 def interval(estimate: Estimate, is_share: bool) -> str:
-    """The bounds of a score; nothing where they are not known."""
+    """The bounds of a score; "" if they are not known."""
     _, low, high = estimate
     return f"{value(low, is_share)}{DASH}{value(high, is_share)}" if is_share or low < high else ""
 
 
 @cache
 def environment() -> Environment:
-    """jinja2 with this package's templates, which may write numbers as this module does."""
+    """The jinja2 environment of this package's templates, with this module's number formats as filters."""
     loader = PackageLoader("mtnlg_eval", "report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {each.__name__: each for each in (count, short, decimal, duration, value, interval)}
@@ -85,5 +85,5 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: object) -> Markup:
-    """A template of this package with these values."""
+    """Render a template of this package with these values."""
     return Markup(environment().get_template(template).render(**values))  # noqa: S704  (it escapes them)

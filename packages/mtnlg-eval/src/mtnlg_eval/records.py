@@ -1,4 +1,4 @@
-"""Records that files keep, as pydantic models: their base, their reader, and what is wrong with one in a few words."""
+"""Records stored in files, as pydantic models: base class, reader and one-line explanation of a malformed record."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class Record(BaseModel):
-    """Immutable; keys of other versions, or of no use here, are ignored."""
+    """Base of records: immutable; unknown keys, such as those of other versions, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 def parse_record(content: bytes, schema: type[T], place: str, hint: str = "run the stage that wrote it again") -> T:
-    """Validate JSON against the schema; ``Failure`` names ``place``, the malformed key, its value and what to do."""
+    """Validate JSON against ``schema``. Raises ``Failure`` naming ``place``, the malformed key, its value and a fix."""
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
@@ -27,7 +27,7 @@ def parse_record(content: bytes, schema: type[T], place: str, hint: str = "run t
 
 
 def explain(error: ValidationError) -> str:
-    """First error of a record in a few words: key, value, what is expected."""
+    """First error of a record in a few words: key, value and expectation."""
     detail = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in detail["loc"])
     message = detail["msg"].removeprefix("Value error, ")

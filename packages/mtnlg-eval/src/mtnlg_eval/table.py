@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 MAX_WIDE_COLUMNS = 3
-"""Columns with standard error and shots that fit a terminal of 80 characters."""
+"""Number of columns with intervals that fit a terminal of 80 characters."""
 
 GROUP = {"is_share": True, "between_draws": None, "metric": "acc"}
 
 
 class Table(NamedTuple):
-    """A table of texts for the console and the page; ``words`` wraps and left-aligns what is beside the heads."""
+    """A table of texts for the console and the page; ``words`` wraps and left-aligns the columns after the first."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -30,7 +30,7 @@ class Table(NamedTuple):
 
 
 def print_table(table: Table, title: str = "", notes: Sequence[str] = (), *, tight: bool = False) -> None:
-    """Print a table below its title, with notes below it; a ``tight`` one folds its heads to fit a terminal."""
+    """Print a table with a title above and notes below; a ``tight`` table folds its heads to fit a terminal."""
     padding = 0 if tight else (0, int(table.words), 0, 1)
     made = rich.table.Table(box=SIMPLE_HEAD, padding=padding, title=title or None, title_justify="left")
     for n, head in enumerate(table.head):
@@ -46,7 +46,7 @@ def print_table(table: Table, title: str = "", notes: Sequence[str] = (), *, tig
 
 
 def print_scores(summary: Mapping[str, Any]) -> None:
-    """Print the scores with their intervals, and below them what differs from the paper's setting."""
+    """Print the scores with their intervals, and below them the differences from the paper's setting."""
     tasks = summary["tasks"]
     shots = list(dict.fromkeys(count for scores in tasks.values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
@@ -72,9 +72,9 @@ def print_scores(summary: Mapping[str, Any]) -> None:
 
 
 def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
-    """Lines on what differs from the paper's setting, by task; what all tasks share is under "Not the paper's setting".
+    """Lines on differences from the paper's setting, by task; those of all tasks are under "Not the paper's setting".
 
-    ``differs`` has the words of each task and number of shots. A task's first line is what its numbers of shots share.
+    ``differs`` has the texts per task and number of shots. A task's first line has those of all its numbers of shots.
     """
     shared = _shared([words for by_shots in differs.values() for words in by_shots.values()])
     lines = {"Not the paper's setting": ["; ".join(shared)]} if shared else {}
@@ -88,7 +88,7 @@ def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> d
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The words that all of these lists have, in the order of the first."""
+    """The texts that all of these lists have, in the order of the first list."""
     return [word for word in lists[0] if all(word in words for words in lists)] if lists else []
 
 

@@ -1,4 +1,4 @@
-"""``watch``: scores each checkpoint of a run when it appears, in a process of its own, into one folder of results.
+"""``watch``: scores each checkpoint of a run when it appears, in a separate process, into one folder of results.
 
 A checkpoint has a lease (`mtnlg_model.checkpoint.lease`) while it is scored, so that the run does not remove it.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def watch(
     run: Path, out: Path, words: Sequence[str], *, launch: str = "", seconds: float = 30.0, once: bool = False
 ) -> None:
-    """Score the checkpoints of ``run`` into ``out``, oldest first, until the run is complete, or ``once``.
+    """Score the checkpoints of ``run`` into ``out``, oldest first, until the run is complete; ``once``: those present.
 
-    ``words`` are options of ``mtnlg-eval run``, of which ``--launcher slurm`` makes each scoring a job, for whose end
-    this waits; ``launch`` are those of a command that runs a command, such as srun. The page in ``out`` is drawn after
-    each. Raises ``Failure`` at the end where one could not be scored.
+    ``words`` are options of ``mtnlg-eval run``; with ``--launcher slurm`` each scoring is a job, whose end is awaited.
+    ``launch`` is a command that runs a command, such as srun. The page in ``out`` is drawn after each checkpoint.
+    ``seconds`` is the polling interval. Raises ``Failure`` at the end if a checkpoint could not be scored.
     """
     checkpoints = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     if not checkpoints.is_dir():

@@ -34,15 +34,15 @@ VERSION = 3
 
 
 def write_report(folder: Path, *, show: bool = True) -> Path:
-    """Write ``report.html`` and ``results.json`` into a run folder, or an evaluation's; returns the path of the page.
+    """Write ``report.html`` and ``results.json`` into the folder of a run or evaluation; returns the page's path.
 
-    Parts that have not been run are named on the page. ``show`` prints a summary and the table of scores. Raises
-    ``Failure`` if the folder does not exist or a file in it is malformed; for the file of a study, only after the page
+    The page names the parts that have not been run. ``show`` prints a summary and the table of scores. Raises
+    ``Failure`` if the folder does not exist or a file in it is malformed; if it is a study's file, only after the page
     has been written without it.
     """
     run = read_run(folder)
     versions = software_versions(run)
-    if run.evaluation is None or run.evaluation.folder != folder:  # an evaluation's own is there
+    if run.evaluation is None or run.evaluation.folder != folder:  # else it would replace the evaluation's
         write_json(folder / "results.json", build_results(run) | {"versions": versions})
     if run.evaluation:
         write_samples(folder, run.evaluation.samples)

@@ -1,4 +1,4 @@
-"""The curves of a training over tokens: losses, also by source, beside the unigram entropy; what the optimizer did."""
+"""Training curves over tokens: losses, in total and by source, with the unigram entropy; and optimizer statistics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     Points = list[tuple[float, float, Step]]
 
 MAX_POINTS: Final = 800
-"""Of a curve. Of a longer one each interval keeps its least and its greatest value, so that spikes stay."""
+"""Points of a curve. A longer curve keeps the least and the greatest value of each interval, so that spikes stay."""
 
 MAX_DOTS: Final = 40
-"""Of a curve, with what a pointer reads there."""
+"""Dots with tooltips per curve."""
 
 COLORS: Final = 8
-"""Of sources in chart.css; as many more are dashed."""
+"""Number of colors for sources in chart.css; further sources repeat them dashed."""
 
 SMALL: Final = {
     "lr": "Learning rate",
@@ -32,7 +32,7 @@ SMALL: Final = {
 
 
 class Series(NamedTuple):
-    """A line of a chart: its look, its words, and a step's value."""
+    """A line of a chart: its look, its name, and the function that gives a step's value."""
 
     look: str
     words: str
@@ -40,7 +40,7 @@ class Series(NamedTuple):
 
 
 def curves(run: Run) -> list[Chart]:
-    """The charts of the steps in metrics.jsonl; none without them."""
+    """The charts of the steps in metrics.jsonl; [] if there are no steps."""
     if not run.steps:
         return []
     entropy = run.curation.unigram_entropy_nats if run.curation else None
@@ -66,7 +66,7 @@ def _source(number: int, name: str) -> Series:
 
 
 def _chart(run: Run, title: str, about: str, series: Sequence[Series], level: float | None = None) -> Chart:
-    """A chart of the steps, with a mark at each change of the run; of losses, larger and from the least value on."""
+    """A chart of the steps, with a mark at each change of the run. Loss charts are larger and do not begin at 0."""
     is_loss = title not in SMALL.values()
     points: list[Points] = [
         [(s.tokens, at, s) for s in run.steps if (at := one.value(s)) is not None] for one in series

@@ -1,12 +1,12 @@
-"""The page of a run: what its templates need beside what the files hold.
+"""The page of a run: what its templates need in addition to the contents of the files.
 
     page.html      the frame, the headline figures, data, training and its curves (curves.py)
     scores.html    how to read the scores, their table, runs compared, what every result depends on
     studies.html   a chapter for each kind of study
     answers.html   the browser of answers, which answers.js fills
 
-Prompts and answers are texts of strangers. The script puts them on the page as text and never as markup, and the page's
-policy admits this script alone, by its hash, and what it adds: the files of samples.py.
+Prompts and answers are untrusted text. The script puts them on the page as text, never as markup, and the page's
+policy admits only this script, by its hash, and the scripts that it adds: the files of samples.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
 
 
 def page(run: Run, versions: Mapping[str, str]) -> str:
-    """The report as one HTML page, which loads no file but the answers in report/. Equal runs give equal pages."""
+    """The report as one HTML page, which loads no files except answers in report/. Equal runs give equal pages."""
     script = Markup(files(__package__).joinpath("answers.js").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     studies = [study_class(name) for name in NAMES]
@@ -116,7 +116,7 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _rows(evaluation: Evaluation) -> tuple[str, str]:
-    """Where the rows of the paper's tasks come from, and whose they are: "ours", "theirs" or "others"."""
+    """Folder of the paper's tasks' rows, and their origin: "ours", "theirs" (published in full) or "others"."""
     results = [result for result in evaluation.main.results if result.task in TASKS_BY_NAME]
     if not results:
         return "", ""
@@ -127,7 +127,7 @@ def _rows(evaluation: Evaluation) -> tuple[str, str]:
 
 
 def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:
-    """The accuracy that the paper prints, and whether with a footnote."""
+    """The accuracy that the paper prints, and whether it has a footnote; None if the paper prints none."""
     found, shots = TASKS_BY_NAME.get(task), next((each for each in SHOTS if each == asked), None)
     if found is None or shots is None or model not in found.figures:
         return None
@@ -136,7 +136,7 @@ def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:
 
 
 def _answers(evaluation: Evaluation) -> list[dict[str, str]]:
-    """The results with samples, by task: what a reader chooses from. Those with equal ``rows`` can be compared."""
+    """The results with samples, by task, for the reader to choose from. Those with equal ``rows`` can be compared."""
     order = list(dict.fromkeys(result.task for result in evaluation.results))
     index = [
         {
@@ -155,7 +155,7 @@ def _answers(evaluation: Evaluation) -> list[dict[str, str]]:
 
 
 def _label(result: Result, run: str) -> str:
-    """What tells a result from the others of its task."""
+    """A label that distinguishes a result from the others of its task."""
     shots = result.shots
     seed = "" if shots.seed is None else f", seed {shots.seed}"
     count = f"{shots.asked} shot{'' if shots.asked == '1' else 's'}"
@@ -164,7 +164,7 @@ def _label(result: Result, run: str) -> str:
 
 
 def _link(evaluation: Evaluation, cells: Sequence[Cell], show: str) -> str:
-    """The address of the rows of this cell's first result, beside another's if there are two; "" without answers."""
+    """Link to the rows of the cell's first result, beside those of a second cell if given; "" without answers."""
     names = [cell.first.name for cell in cells]
     if not evaluation.samples.keys() >= set(names):
         return ""

@@ -7,9 +7,9 @@ ignored, and a part that has not been run is None.
     train/summary.json, metrics.jsonl, recipe.toml     mtnlg-parallel train
     eval/results/*.json, eval/not_run/*.json           mtnlg-eval run, for any number of checkpoints and styles
     eval/samples/*.jsonl                               its rows (samples.py)
-    eval/hans*.json, eval/operators.json, …            the studies, in folders of eval too
+    eval/hans*.json, eval/operators.json, …            the studies, also in subfolders of eval
 
-The folder of a training or of an evaluation alone is one too. The page of a curation, data/report.html, is linked to.
+The folder of a training or of an evaluation alone is read, too. The page of a curation, data/report.html, is linked to.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTS = ("data", "train", "eval")
 
 
 class Counts(Record):
-    """Documents of a source, or of all, in and out of a stage."""
+    """Documents in and out of a stage, of one source or of all."""
 
     documents_in: int
     documents_out: int
@@ -68,7 +68,7 @@ class Curation(Record):
 
     @property
     def documents(self) -> tuple[int, int]:
-        """Documents in and kept. Each source counts at its own first and last stage: not every stage has every one."""
+        """Documents read and kept. Each source is counted at its own first and last stage, since stages may lack it."""
         by_source: dict[str, list[Counts]] = {}
         for stage in self.stages:
             for source, counts in stage.sources.items():
@@ -94,17 +94,17 @@ class Blend(Record):
 
     @property
     def tokens(self) -> int:
-        """Of all sources."""
+        """Tokens of all sources."""
         return sum(source.tokens for source in self.sources)
 
     @property
     def weight(self) -> float:
-        """Of all sources; 1 where it is 0."""
+        """Sum of the sources' weights; 1 if it is 0."""
         return sum(source.weight for source in self.sources) or 1.0
 
 
 class SourceLoss(Record):
-    """Mean loss of a source's samples since the measurement before; None where it had none."""
+    """Mean loss of a source's samples since the previous measurement; None if it had no samples."""
 
     loss: float | None = None
 
@@ -124,13 +124,13 @@ class Step(Record):
 
 
 class RecipeModel(Record):
-    """What a recipe says of its model."""
+    """The model settings of a recipe that the page needs."""
 
     sequence: int
 
 
 class RecipeTrain(Record):
-    """What a recipe says of its training."""
+    """The training settings of a recipe that the page needs."""
 
     change: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -143,7 +143,7 @@ class TrainRecipe(Record):
 
 
 class Change(NamedTuple):
-    """Settings that hold from a number of tokens on, in words."""
+    """Settings that apply from a number of tokens on, as text."""
 
     tokens: int
     words: str
@@ -178,7 +178,7 @@ class Training(Record):
 class Evaluation:
     """Scores of a run folder, best run first: the page's table shows that one, and compares the others with it.
 
-    ``folder`` is where they lie, and ``samples`` are the files with the answers of each result.
+    ``folder`` holds them, and ``samples`` are the files with the answers of each result.
     """
 
     folder: Path
@@ -188,7 +188,7 @@ class Evaluation:
 
     @property
     def main(self) -> ScoredRun:
-        """The run of the page's table."""
+        """The run in the page's table."""
         return self.runs[0]
 
     @property
@@ -198,12 +198,12 @@ class Evaluation:
 
     @property
     def seconds(self) -> float:
-        """Seconds that all results took."""
+        """Wall time of all results, in seconds."""
         return sum(result.provenance.seconds for result in self.results)
 
     @property
     def history(self) -> list[ScoredRun]:
-        """Runs that differ from the main one in the checkpoint alone, and the main one, by tokens."""
+        """The main run and those that differ from it only in the checkpoint, ordered by tokens."""
         modes = [(run.style, run.results[0].shots.source, run.results[0].shots.labels) for run in self.runs]
         alike = [run for run, mode in zip(self.runs, modes, strict=True) if mode == modes[0]]
         return sorted(alike, key=lambda run: run.model.tokens)
@@ -211,7 +211,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder; None for what has not been run. ``studies`` are by their files' paths."""
+    """The content of a run folder; parts that have not been run are None. ``studies`` are keyed by file path."""
 
     name: str
     has_curation_page: bool
@@ -236,13 +236,13 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall times of the parts that have been run, without what comes before and between them."""
+        """Wall times, in seconds, of the parts that have been run, without the time before and between them."""
         parts = {"data": self.curation, "training": self.training, "evaluation": self.evaluation}
         return {name: part.seconds for name, part in parts.items() if part is not None}
 
     @property
     def epochs(self) -> dict[str, float]:
-        """Epochs by source: its share of the tokens trained, over its tokens outside the validation set."""
+        """Epochs by source: its share of the trained tokens divided by its tokens outside the validation set."""
         if self.blend is None or self.training is None:
             return {}
         trained, share = self.training.tokens / self.blend.weight, 1 - self.blend.validation
@@ -251,7 +251,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder, or the folder of an evaluation. ``Failure`` if it is neither, or a file is malformed."""
+    """Read the folder of a run or evaluation. Raises ``Failure`` if it is neither, or a file is malformed."""
     if not folder.is_dir():
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"
@@ -298,7 +298,7 @@ def _read_steps(path: Path) -> tuple[Step, ...]:
 
 
 def _read_changes(path: Path) -> tuple[Change, ...]:
-    """What changes while the run trains, in order."""
+    """Changes of settings during training, in order."""
     try:
         content = tomllib.loads(read_small(path).decode())
     except FileNotFoundError:
@@ -327,7 +327,7 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
 
 
 def _read_studies(folder: Path) -> tuple[dict[str, Study], list[str]]:
-    """The studies in the folder of an evaluation and in its folders, and the errors of malformed files."""
+    """The studies in an evaluation's folder and its subfolders, by file, and the errors of malformed files."""
     studies: dict[str, Study] = {}
     errors: list[str] = []
     for name in NAMES:

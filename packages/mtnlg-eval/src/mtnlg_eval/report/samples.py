@@ -1,18 +1,18 @@
-"""The answers of each result, in a file that the page loads when a reader asks for them: report/samples/NAME.js.
+"""The answers of each result, in a file that the page loads on demand: report/samples/NAME.js.
 
-A page opened from a disk cannot fetch a file, but may add a script. Each script is one call, mtnlgAnswers(NAME, DATA),
-and DATA is base64 of gzip of JSON, so nothing that a prompt says is ever read as a program:
+A page opened from disk cannot fetch a file, but may add a script. Each script is one call, mtnlgAnswers(NAME, DATA),
+where DATA is base64 of gzip of JSON, so no text of a prompt is ever run as code:
 
     {"total": N, "texts": [...], "rows": [[key, id, right, answer, chosen, shots, cut, prompt, choices], ...]}
 
     key      digest of the row's content: equal in every result that scored the row
-    answer   number of the right choice and of the chosen one; -1 where there is none or it is not known;
-             of a text that was generated there are two: the right one and the model's
-    prompt   numbers of texts, to be joined by blank lines; the examples of prompts recur, so each is there once
-    choices  [lead, continuation, score, log P, log P without the prompt or null] each, the first two numbers of texts;
-             a lead belongs to the context and is not scored (WinoGrande's names)
+    answer   number of the right choice, and ``chosen`` that of the model's; -1 if there is none or it is not known;
+             for generated text there are two choices: the right text and the model's
+    prompt   numbers of texts, to be joined by blank lines; examples recur in prompts, so each text is stored once
+    choices  [lead, continuation, score, log P, log P without the prompt or null] per choice; the first two are numbers
+             of texts; a lead belongs to the context and is not scored (WinoGrande's names)
 
-A file holds rows until their texts have ``MAX_CHARACTERS``; ``total`` counts all rows.
+A file holds rows until their texts reach ``MAX_CHARACTERS``; ``total`` counts all rows.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_CHARACTERS = 64_000_000
 FOLDER = "report/samples"
 UNKNOWN = -1
 SHARES = ("acc", "exact_match")
-"""Metrics that say whether a row is right; where there is none, a task's first does."""
+"""Metrics that say whether a row is right; a task without them uses its first metric."""
 
 
 class Sample(Record):
-    """A line of samples/NAME.jsonl; a row of a task with several filters has one for each."""
+    """A line of samples/NAME.jsonl; a row of a task with several filters has one line per filter."""
 
     id: str
     digest: str
@@ -58,24 +58,24 @@ class Sample(Record):
 
 
 class Texts(dict[str, int]):
-    """Numbers of texts, each kept once."""
+    """Number of each distinct text, in order of first use."""
 
     characters = 0
 
     def __missing__(self, text: str) -> int:
-        """The number of a text that comes first."""
+        """Assign the next number to a new text."""
         self.characters += len(text)
         return self.setdefault(text, len(self))
 
 
 def sample_files(folder: Path, names: list[str]) -> dict[str, Path]:
-    """The file with the samples of each result that has one; no name that could lead out of the folder."""
+    """The file with the samples of each result that has one; skips names that could lead out of the folder."""
     plain = [name for name in names if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII)]
     return {name: folder / f"{name}.jsonl" for name in plain if (folder / f"{name}.jsonl").exists()}
 
 
 def write_samples(run: Path, files: Mapping[str, Path]) -> None:
-    """Write the data of each result beside the page of ``run``. ``Failure`` if a line is malformed."""
+    """Write the data of each result beside the page of ``run``. Raises ``Failure`` if a line is malformed."""
     for name, path in files.items():
         data = json.dumps(_read(path), separators=(",", ":")).encode()
         text = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
@@ -121,7 +121,7 @@ def _row(sample: Sample, right: bool, texts: Texts, seen: Counter[str]) -> list[
 
 
 def _texts(sample: Sample) -> tuple[str, list[list[Any]]]:
-    """The prompt of a text that was generated or read, the text that is right, and the model's."""
+    """The prompt of a row without scored choices, and as its choices the right text and the model's."""
     texts = [str(sample.target), *map(str, sample.filtered_resps[:1])]
     return str(sample.arguments["gen_args_0"]["arg_0"]), [["", text, None, None, None] for text in texts]
 
@@ -131,12 +131,12 @@ def _split(sample: Sample) -> tuple[str, list[list[Any]]]:
     pairs = list(sample.arguments.values())
     logps = [_short(logp) for logp, _ in sample.filtered_resps]
     half = len(pairs) // 2
-    # The second half asks for each choice without the prompt, for RACE's ratio or lm-eval's mutual information.
+    # The second half scores each choice without the prompt, for RACE's ratio or lm-eval's mutual information.
     alone = len(sample.scores) < len(pairs) or (half > 0 and not pairs[half]["arg_0"] and bool(pairs[0]["arg_0"]))
     n = half if alone else len(pairs)
     contexts = [pair["arg_0"] for pair in pairs[:n]]
     prompt, last = min(contexts), max(contexts)
-    if prompt != last:  # WinoGrande: up to the word in which the contexts part
+    if prompt != last:  # WinoGrande: up to the word in which contexts differ
         same = next((n for n, (a, b) in enumerate(zip(prompt, last, strict=False)) if a != b), len(prompt))
         prompt = prompt[: max(prompt.rfind(" ", 0, same), prompt.rfind("\n", 0, same)) + 1]
     return prompt, [
@@ -148,5 +148,5 @@ def _split(sample: Sample) -> tuple[str, list[list[Any]]]:
 
 
 def _short(number: float) -> float | None:
-    """Six figures, as many as a reader compares; None for what JSON cannot hold."""
+    """The number rounded to six significant digits, enough for a reader; None if JSON cannot hold it."""
     return float(f"{number:.6g}") if isfinite(number) else None

@@ -1,1 +1,1 @@
-"""What a score is (result.py), how it differs from the paper's (paper_setting.py), where it is kept (folder.py)."""
+"""Scores: their record (result.py), differences from the paper's setting (paper_setting.py), storage (folder.py)."""

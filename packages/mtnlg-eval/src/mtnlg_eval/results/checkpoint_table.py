@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def cells_of(summaries: Mapping[str, Mapping[str, Any]], out: Path) -> dict[tuple[str, str, str], Cell]:
-    """Cells by checkpoint, task and shots, of what `evaluate` returned for each checkpoint and the folder ``out``."""
+    """Cells by (checkpoint, task, shots), from the summary that `evaluate` returned for each checkpoint and ``out``."""
     results = {result.name: result for result in ResultFolder(out).results()}
     return {
         (name, task, asked): Cell(tuple(results[each] for each in score["results"]))
@@ -30,7 +30,7 @@ def cells_of(summaries: Mapping[str, Mapping[str, Any]], out: Path) -> dict[tupl
 
 
 def print_checkpoints(cells: Mapping[tuple[str, str, str], Cell]) -> None:
-    """Print one table, a row per checkpoint and number of shots, a column per task; a star marks a difference."""
+    """Print one table: a row per checkpoint and number of shots, a column per task; * is a significant difference."""
     names, tasks, shots = (list(dict.fromkeys(key[n] for key in cells)) for n in range(3))
     pairs = {key: (cell, cells.get((names[0], *key[1:]))) for key, cell in cells.items() if key[0] != names[0]}
     apart = told_apart({key: difference(cell, base) for key, (cell, base) in pairs.items() if base})

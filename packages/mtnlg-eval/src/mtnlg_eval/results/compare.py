@@ -1,6 +1,6 @@
-"""Results side by side: runs of several models, styles or draws of shots, their differences and averages.
+"""Compare results: runs of several models, styles or draws of shots, their differences and averages.
 
-Intervals and tests are statistics.py's. A mean over tasks adds their variances.
+Intervals and tests are in statistics.py. A mean over tasks adds their variances.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Cell:
 
     @property
     def differs(self) -> list[str]:
-        """What differs from the paper's setting; shots shown are the mean over the seeds, prompts cut the most."""
+        """Differences from the paper's setting, by the mean of shots shown and the most prompts cut over the seeds."""
         return differences(self.first, self.shown, self.truncated)
 
     @property
     def truncated(self) -> int:
-        """The most prompts cut with any seed."""
+        """Largest number of truncated prompts with any seed."""
         return max(result.truncated for result in self.results)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the console prints of a cell, and `evaluate` returns."""
+        """The cell's part of the summary that `evaluate` returns and the console prints."""
         first, estimate = self.first, self.estimate
         return {
             "results": [result.name for result in self.results],
@@ -94,7 +94,7 @@ class Cell:
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """Score of each row, the mean over the seeds; empty where the score is no mean of rows."""
+        """Score of each row, averaged over the seeds; empty if the score is not a mean of rows."""
         mean: NDArray[np.float64] = np.mean([result.values for result in self.results], axis=0)
         return mean
 
@@ -112,12 +112,12 @@ class Run:
 
     @property
     def style(self) -> str:
-        """Style of the paper's tasks' prompts and scores."""
+        """Style of the prompts and scores of the paper's tasks."""
         return next((result.style for result in self.results if result.task in TASKS_BY_NAME), PAPER_STYLE)
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], Cell]:
-        """Cells by task and shots asked; of several sets of rows the largest."""
+        """Cells by (task, shots asked); if several sets of rows were scored, the largest."""
         groups: dict[tuple[str, str], dict[str, dict[int | None, Result]]] = {}
         for result in self.results:
             by_rows = groups.setdefault((result.task, result.shots.asked), {})
@@ -142,7 +142,7 @@ def _size(by_seed: dict[int | None, Result]) -> int:
 def group_runs(results: Iterable[Result]) -> list[Run]:
     """The runs of these results, best first: the paper's style and modes, then most tokens, then most results.
 
-    Styles are of the paper's tasks; results of others join the best run of their model.
+    Only the paper's tasks have styles; results of other tasks join the best run of their model.
     """
     groups: dict[tuple[str, ...], list[Result]] = {}
     others: dict[str, list[Result]] = {}
@@ -163,7 +163,7 @@ def group_runs(results: Iterable[Result]) -> list[Run]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A short name of each run: the model's, and what else sets it apart."""
+    """A short name of each run: the model's, and what else distinguishes the run."""
     names = []
     for run in runs:
         shots, style = run.results[0].shots, "" if run.style == PAPER_STYLE else run.style
@@ -176,7 +176,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 class Difference(NamedTuple):
-    """A difference of two scores over the same rows, with the adjusted mean and the variance that its interval has."""
+    """A difference of two scores over the same rows, with the adjusted mean and the variance of its interval."""
 
     value: float
     mean: float
@@ -185,13 +185,13 @@ class Difference(NamedTuple):
 
     @property
     def estimate(self) -> Estimate:
-        """With its 95 % interval."""
+        """The difference with its 95 % interval."""
         half = Z * sqrt(self.variance)
         return Estimate(self.value, max(-self.bound, self.mean - half), min(self.bound, self.mean + half))
 
 
 def difference(cell: Cell, base: Cell) -> Difference | None:
-    """The score of ``cell`` less that of ``base``; None unless both are means of the same rows."""
+    """The score of ``cell`` minus that of ``base``; None unless both are means over the same rows."""
     same = (cell.first.rows.digest, cell.first.metric) == (base.first.rows.digest, base.first.metric)
     if not same or not len(cell.values) or len(cell.values) != len(base.values):
         return None
@@ -200,13 +200,13 @@ def difference(cell: Cell, base: Cell) -> Difference | None:
 
 
 def told_apart(differences: Mapping[Any, Difference | None]) -> dict[Any, bool]:
-    """Which of these are more than chance, by Holm's procedure over all of them."""
+    """Whether each difference is significant, by Holm's procedure over all of them; without those that are None."""
     known = {key: found for key, found in differences.items() if found}
     return dict(zip(known, holm([p_value(each.mean, each.variance) for each in known.values()]), strict=True))
 
 
 def mean_of(estimates: Sequence[Estimate], weights: Sequence[float] | None = None, *, share: bool = True) -> Estimate:
-    """The mean of independent estimates; intervals are around their middles, as Wilson's are."""
+    """The mean of independent estimates; its interval is around the mean of their intervals' middles, as Wilson's."""
     sizes, (least, most) = weights or [1] * len(estimates), (0.0, 1.0) if share else (-float("inf"), float("inf"))
     middle = fmean([(each.low + each.high) / 2 for each in estimates], weights)
     half = sqrt(sum((size * (each.high - each.low) / 2) ** 2 for size, each in zip(sizes, estimates, strict=True)))
@@ -215,7 +215,7 @@ def mean_of(estimates: Sequence[Estimate], weights: Sequence[float] | None = Non
 
 
 def macro(run: Run, tasks: Sequence[str], asked: str) -> Estimate:
-    """The mean accuracy over these tasks, which the run has at ``asked`` shots."""
+    """The mean accuracy over these tasks, which the run must have at ``asked`` shots."""
     return mean_of([run.cells[task, asked].estimate for task in tasks])
 
 
@@ -231,8 +231,8 @@ def macro_difference(run: Run, base: Run, tasks: Sequence[str], asked: str) -> D
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The runs side by side, each with its macro averages and its paired differences to the first, in percent.
 
-    ``told_apart`` are the differences, and the numbers of shots of the macro averages', that Holm's procedure over all
-    of a kind tells apart from chance.
+    ``told_apart`` lists the differences, and the numbers of shots of the macro averages' differences, that are
+    significant by Holm's procedure over all of their kind.
     """
 
     def percent(found: Estimate | Difference | None) -> list[float] | None:
@@ -281,12 +281,12 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def common_tasks(runs: Sequence[Run], asked: str) -> list[str]:
-    """Tasks of the paper that every run has at ``asked`` shots, in its order."""
+    """Tasks of the paper that every run has at ``asked`` shots, in the paper's order."""
     return [task.name for task in TASKS if all((task.name, asked) in run.cells for run in runs)]
 
 
 def group_means(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
-    """lm-eval's groups by name and shots asked: the mean over their tasks' rows, for the first model and seed."""
+    """lm-eval's groups by name and shots asked: the mean over the rows of their tasks, for the first model and seed."""
     members: dict[tuple[str, str], dict[str, Result]] = {}
     for result in results:
         for group in result.groups:

@@ -1,11 +1,11 @@
-"""The results of an evaluation's folder, ``--out``: a file each, so that commands add to it and overwrite nothing.
+"""The results in an evaluation's folder, ``--out``: one file per result, so commands add files and overwrite none.
 
     OUT/results/<name>.json     one result (result.py)
     OUT/samples/<name>.jsonl    its rows: prompts, loglikelihoods, scores, right or wrong, shots shown
     OUT/not_run/<task>.json     why a task could not run when it was last asked for
-    OUT/results.json            all of them, and lm-eval's schema with an entry a result; made from the files above
+    OUT/results.json            all results, in lm-eval's schema with an entry per result; built from the files above
 
-Every file appears whole or not at all. Commands may run at once: each makes results.json anew, one after another.
+Files are written atomically. Commands may run concurrently: each rebuilds results.json, one after another.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class ResultFolder:
         self.out = out
 
     def add(self, result: Result, samples: Iterable[str]) -> Result:
-        """Keep a result with the lines of its samples.
+        """Store a result with the lines of its samples.
 
-        Returns the result that is kept: where only the provenance is new, the earlier one stays.
+        Returns the stored result: if only the provenance differs, that is the earlier one.
         """
         path = self.out / "results" / f"{result.name}.json"
         with suppress(FileNotFoundError, ValidationError):
@@ -69,11 +69,11 @@ class ResultFolder:
         return self.out / "samples" / f"{result.name}.jsonl"
 
     def add_gap(self, task: str, why: str, checkpoint: str) -> None:
-        """Keep why a task could not run on a checkpoint."""
+        """Store the reason why a task could not run on a checkpoint."""
         write_json(self._gap(task), {"task": task, "why": why, "checkpoint": checkpoint})
 
     def clear_gap(self, task: str) -> None:
-        """Forget why a task could not run."""
+        """Remove the reason why a task could not run."""
         self._gap(task).unlink(missing_ok=True)
 
     def _gap(self, task: str) -> Path:
@@ -88,10 +88,10 @@ class ResultFolder:
         return [_read(path, Gap) for path in sorted((self.out / "not_run").glob("*.json"))]
 
     def collect(self) -> None:
-        """Write results.json, if it changes; of commands that run at once the last one has the results of all."""
+        """Write results.json if it changes; if commands run concurrently, the last one writes the results of all."""
         path = self.out / "results.json"
         with open_to_update(self.out / ".results.lock") as lock:
-            with suppress(OSError):  # of file systems that have no locks
+            with suppress(OSError):  # file systems without locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
             text = json.dumps(collected(self.results(), self.gaps()), indent=2, ensure_ascii=False) + "\n"
             if not path.exists() or read_small(path) != text.encode():
@@ -99,9 +99,9 @@ class ResultFolder:
 
 
 def collected(results: Iterable[Result], gaps: Iterable[Gap]) -> dict[str, Any]:
-    """The content of results.json: lm-eval's sections, each keyed by result, and under ``scores`` what they mean.
+    """The content of results.json: lm-eval's sections, each keyed by result, and our own records under ``scores``.
 
-    ``comparison`` has the runs side by side, ``groups`` the means of lm-eval's groups for each.
+    ``comparison`` has the runs side by side, ``groups`` the means of lm-eval's groups for each run.
     """
     results = list(results)
     runs = group_runs(results)

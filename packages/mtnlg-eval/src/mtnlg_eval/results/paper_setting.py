@@ -1,4 +1,4 @@
-"""What of an evaluation differs from the paper's: the one place where results.json, console and page take it from."""
+"""How an evaluation differs from the paper's: the only source of this for results.json, console and page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PAPER_STYLE, PAPER_CONTEXT, PAPER_POOL = "paper", 2048, "train"
 PAPER_VARIANT = {"lambada": "openai"}  # of the harness that the paper used (paper.md 5)
 SCORED_ROWS = "scored rows"
-"""The pool of shots where there is no other."""
+"""Pool of shots if there is no other."""
 UNKNOWN = {"hans": "the paper's own prompt is not known"}
 OWN_TASK = "not a task of the paper"
 STYLES = {"gpt3": "GPT-3's prompts", "lm_eval": "stock lm-eval's prompts, shots and scores"}
@@ -24,7 +24,7 @@ MODES = {
 
 
 def differences(result: Result, shown: float, truncated: int) -> list[str]:  # noqa: C901  (a list of what may differ)
-    """What differs from the paper's setting, a few words each, what matters most first.
+    """Differences from the paper's setting, a few words each, the most important first.
 
     ``shown`` is the mean number of shots shown, ``truncated`` the number of prompts cut.
     """

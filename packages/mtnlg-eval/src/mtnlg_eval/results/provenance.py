@@ -18,7 +18,7 @@ PACKAGES = ("mtnlg-eval", "mtnlg-model", "mtnlg-parallel", "lm-eval", "torch", "
 
 
 def provenance(layout: str | None, seconds: float, rows_revision: str | None = None) -> Provenance:
-    """Provenance of what this process has just scored in so many seconds, with rows of this commit of the hub."""
+    """Provenance of a result that this process has just computed, in ``seconds``, with rows of this hub commit."""
     program = Path(sys.argv[0]).name
     return Provenance(
         command=shlex.join((program, *sys.argv[1:])) if program == "mtnlg-eval" else "mtnlg_eval.evaluate",
@@ -32,7 +32,7 @@ def provenance(layout: str | None, seconds: float, rows_revision: str | None = N
 
 
 def _hardware() -> str:
-    """The first GPU and their number, else the processor."""
+    """Name of the first GPU and number of GPUs, else cores and name of the processor."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     try:

@@ -1,7 +1,7 @@
-"""One score and everything that it depends on: the record that --out keeps, and that results.json and pages show.
+"""One score and everything that it depends on: the record that --out stores, and that results.json and pages show.
 
-A result is identified by its task, style, number of shots, seed, model and the digest of its requests. The same command
-again gives the same name; other rows, other prompts or another model give another.
+A result is identified by its task, style, number of shots, seed, model and the digest of its requests. Repeating a
+command gives the same name; other rows, other prompts or another model give another name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class FailedRow(Record):
 
 
 class Rows(Record):
-    """The rows scored; ``digest`` is of their contents in any order, equal for the hub's rows and a file's.
+    """The rows scored; ``digest`` is of their contents, independent of order and equal for the hub's rows and a file's.
 
-    ``sample_of`` is the number of rows that ``--limit`` sampled from; ``failed`` could not be scored.
+    ``sample_of`` is the number of rows that ``--limit`` sampled from; ``failed`` lists rows that could not be scored.
     """
 
     source: str
@@ -41,9 +41,9 @@ class Rows(Record):
 
 
 class Shots(Record):
-    """The examples in the prompts: ``asked`` as in the command ("few" or a number) and ``count``, the number meant.
+    """The examples in the prompts: ``asked`` is as in the command ("few" or a number), ``count`` the number it means.
 
-    ``mean`` and ``least`` are of those shown, ``pool`` the split that they were drawn from.
+    ``mean`` and ``least`` are the mean and least number shown in a prompt, ``pool`` the split that they are drawn from.
     """
 
     asked: str
@@ -58,7 +58,7 @@ class Shots(Record):
 
 
 class Model(Record):
-    """The model and its precision; ``context`` is the longest prompt in tokens, ``threads`` torch's on a CPU."""
+    """The model and its precision; ``context`` is its longest prompt in tokens, ``threads`` torch's number on a CPU."""
 
     checkpoint: str
     name: str
@@ -72,14 +72,14 @@ class Model(Record):
 
 
 class Metric(Record):
-    """A metric over all rows and, where it can be told, its standard error; rows of a group count as dependent."""
+    """A metric over all rows and, if it can be computed, its standard error; rows of a group count as dependent."""
 
     value: float
     stderr: float | None
 
 
 class Provenance(Record):
-    """Where a result comes from; the only part that may change when the same command runs again.
+    """Where a result comes from; the only part that may change when a command is repeated.
 
     ``rows_revision`` is the commit of the hub's data set.
     """
@@ -96,10 +96,10 @@ class Provenance(Record):
 class Result(Record):
     """The score of one task at one number of shots, one seed, by one model.
 
-    ``metric`` names the score. ``values`` has each row's, in the order of the rows' digests, so that results with equal
-    ``rows.digest`` pair row by row, and ``clusters`` the number of each row's group; both are empty where the score is
-    no mean of rows. ``groups`` are lm-eval's that the task was run for, ``label_tokens`` the tokens of each label word
-    where all rows have the same. ``lm_eval`` holds lm-eval's own sections.
+    ``metric`` names the score. ``values`` has each row's score, in the order of the rows' digests, so that results with
+    equal ``rows.digest`` pair row by row, and ``clusters`` the number of each row's group; both are empty if the score
+    is not a mean of rows. ``groups`` are the lm-eval groups that the task was run for, ``label_tokens`` the number of
+    tokens of each label word if all rows have the same words. ``lm_eval`` holds lm-eval's own sections.
     """
 
     version: Literal[2] = 2
@@ -131,7 +131,7 @@ class Result(Record):
 
     @property
     def name(self) -> str:
-        """Name of its files: task and shots, style, modes of shots, seed if there are shots, model, requests."""
+        """Name of the result's files: task and shots, style, shot modes, seed if there are shots, model, requests."""
         shots = self.shots
         how = [mode for mode in (shots.source, shots.labels) if mode not in {"any", "drawn"}]
         how += [] if shots.seed is None else [f"seed{shots.seed}"]
@@ -140,12 +140,12 @@ class Result(Record):
 
     @property
     def score(self) -> float:
-        """The value of its metric."""
+        """The value of ``metric``."""
         return self.metrics[self.metric].value
 
     @property
     def is_share(self) -> bool:
-        """Whether the score is a mean of numbers from 0 to 1, read in percent."""
+        """Whether the score is a mean of numbers from 0 to 1, shown in percent."""
         return bool(self.values) and all(0 <= value <= 1 for value in self.values)
 
     @property
@@ -156,7 +156,7 @@ class Result(Record):
     @computed_field  # type: ignore[prop-decorator]  # pydantic documents this order
     @property
     def differs(self) -> list[str]:
-        """What differs from the paper's setting, a few words each."""
+        """Differences from the paper's setting, a few words each."""
         return differences(self, self.shots.mean, self.truncated)
 
 

@@ -1,7 +1,7 @@
 """Intervals of scores and of their differences, where rows that share a group (an article, twins) are not independent.
 
-A mean m of n rows in clusters has the variance  G / (G - 1) sum over clusters of (sum of its rows' x - m)^2 / n^2.
-A share has Wilson's interval (1927) at the number of rows that would have it if they were independent: n times the
+A mean m of n rows in G clusters has the variance  G / (G - 1) sum over clusters of (sum of its rows' x - m)^2 / n^2.
+A share has Wilson's interval (1927) at the number of independent rows that would have this variance: n times the
 variance of independent rows over this one.
 
 Two runs over the same rows are compared row by row. With d the difference of a row's two scores and, for shares, one
@@ -9,9 +9,9 @@ row of +1 and one of -1 added, n + 2 rows in all,
 
     mean = sum d / (n + 2),    variance = sum over clusters of (sum of its rows' d - mean)^2 / (n + 2)^2
 
-give a 95 % interval (Bonett and Price 2012, where each row is a cluster): unlike that of two separate scores it knows
-that both met the same rows, and unlike the plain one it does not collapse where no row differs. Of many differences
-those are told apart from chance that Holm's procedure (1979) rejects at 5 % over all of them.
+give a 95 % interval (Bonett and Price 2012, where each row is a cluster): unlike the interval of two separate scores it
+uses that both have the same rows, and unlike the plain one it does not collapse if no row differs. Among many
+differences, the significant ones are those that Holm's procedure (1979) rejects at 5 % over all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDS = 20
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % interval, whose bounds are the value where they are not known."""
+    """A value with its 95 % interval; bounds that are not known equal the value."""
 
     value: float
     low: float
@@ -68,7 +68,7 @@ def clustered_error(values: Sequence[float], clusters: Sequence[int]) -> float |
 
 
 def numbered(names: Iterable[Hashable]) -> list[int]:
-    """The number of each name, in the order in which they come."""
+    """Number each distinct name in order of first appearance; returns the number of each item."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
@@ -80,12 +80,12 @@ def _by_cluster(values: Sequence[float] | NDArray[np.float64], clusters: Sequenc
 def mean_estimate(
     value: float, values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int], stderr: float | None = None
 ) -> Estimate:
-    """A mean of rows with its interval; of a score that is none, ± 1.96 ``stderr``."""
+    """A mean of rows with its interval; for a score that is not a share of rows, ± 1.96 ``stderr``."""
     if not len(values) or not all(0 <= x <= 1 for x in (min(values), max(values))):
         half = Z * (stderr or 0.0)
         return Estimate(value, value - half, value + half)
     clustered, apart = clustered_variance(values, clusters), clustered_variance(values, range(len(values)))
-    # Where all rows are alike the clusters are the rows that count.
+    # If all rows have one value, count each cluster as one row.
     rows = len(values) * apart / clustered if clustered and apart else len(set(clusters))
     return Estimate(value, *wilson_interval(value * rows, rows))
 
@@ -93,7 +93,10 @@ def mean_estimate(
 def jackknife_error(
     statistic: Callable[[list[object]], float], rows: Sequence[object], clusters: Sequence[int]
 ) -> float | None:
-    """Standard error of any statistic of rows, by leaving out a twentieth of the clusters at a time; None for one."""
+    """Jackknife standard error of any statistic of rows, leaving out a twentieth of the clusters at a time.
+
+    None if there are fewer than two usable folds, as for a single cluster.
+    """
     folds = [[row for row, cluster in zip(rows, clusters, strict=True) if cluster % FOLDS != n] for n in range(FOLDS)]
     left = [statistic(fold) for fold in folds if 0 < len(fold) < len(rows)]
     if len(left) < 2:
@@ -112,12 +115,12 @@ def paired(d_N: NDArray[np.float64], clusters: Sequence[int]) -> tuple[float, fl
 
 
 def p_value(mean: float, variance: float) -> float:
-    """Chance of a mean at least as far from 0, if nothing differs."""
+    """Two-sided p-value: chance of a mean at least as far from 0 if nothing differs."""
     return erfc(abs(mean) / sqrt(2 * variance)) if variance else float(mean == 0)
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:
-    """Which of these hypotheses Holm's procedure rejects at 5 % in all."""
+    """Which of these hypotheses Holm's procedure rejects at a family-wise error rate of 5 %."""
     rejected = [False] * len(p_values)
     for rank, n in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[n] > SIGNIFICANCE / (len(p_values) - rank):
@@ -127,5 +130,5 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> float:
-    """Of texts with these log-likelihoods in nats and lengths in bytes."""
+    """Bits per byte of texts, given (log-likelihood in nats, length in bytes) of each."""
     return -sum(logp for logp, _ in pairs) / (log(2) * sum(size for _, size in pairs))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEYS_PER_QUERY = 500
 LOCK_SECONDS = 600.0
-"""Wait for another command that writes into the same store."""
+"""Longest wait for another command that writes into the same store."""
 
 ARITHMETIC = b"4"
 """Version of the numerics, part of every key: increment it when the last bits of an answer change."""
@@ -32,7 +32,7 @@ ARITHMETIC = b"4"
 class AnswerStore:
     """Answers of one model by key; an answer is any JSON value.
 
-    ``taken_over`` counts those found that were stored before the store was opened, by earlier commands.
+    ``taken_over`` counts the answers found that earlier commands had stored before this store was opened.
     """
 
     def __init__(self, model: str, path: Path | None = None) -> None:
@@ -45,7 +45,7 @@ class AnswerStore:
         self._lock = threading.Lock()  # one connection serves the thread that scores and the one that builds prompts
         with self._as_os_error():
             self._connection = sqlite3.connect(path or ":memory:", timeout=LOCK_SECONDS, check_same_thread=False)
-            weakref.finalize(self, self._connection.close)  # of a store that nobody closed, Python 3.13 warns
+            weakref.finalize(self, self._connection.close)  # else Python 3.13 warns about an unclosed store
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT NOT NULL)")
             ((self._last_row,),) = self._connection.execute("SELECT IFNULL(MAX(rowid), 0) FROM answers")

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OF_LM_EVAL = "lm_eval:"
-"""Before the name of a task that is lm-eval's, though the nine have one of that name."""
+"""Prefix of a task name that means lm-eval's task, even if one of the nine has that name."""
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What decides rows and prompts, beside the tasks' names and shots.
+    """Options that determine rows and prompts, in addition to the tasks' names and shots.
 
-    ``limit`` samples rows at random, or takes the ``first``; ``rows`` are numbers of rows by task. ``choice`` selects
-    the shots (HANS only), ``style`` the nine tasks' prompts and scores, ``trust_task_code`` admits code that tasks
-    bring. The others are as in lm-eval.
+    ``limit`` samples rows at random, or takes the first ones with ``first``; ``rows`` has row numbers to score by task.
+    ``choice`` selects the shots (HANS only), ``style`` the nine tasks' prompts and scores; ``trust_task_code`` allows
+    code that tasks bring. The others are as in lm-eval.
     """
 
     data: Path | None = None
@@ -58,7 +58,7 @@ class TaskOptions:
 
 
 class Source:
-    """A task whose rows have been read; ``numbers`` are those to score."""
+    """A task whose rows have been read; ``numbers`` are the numbers of the rows to score."""
 
     def __init__(self, name: str, task: Task, style: str, options: TaskOptions, groups: Sequence[str] = ()) -> None:
         self.name, self.task, self.style, self.groups = name, task, style, list(groups)
@@ -78,9 +78,9 @@ class Source:
 
 @dataclass
 class Cell:
-    """A task at one number of shots with one seed, why rows of it are left out, and the shots of the others.
+    """A task at one number of shots with one seed; ``failed`` has why rows are left out, ``drawn`` the others' shots.
 
-    lm-eval takes the rows, by their numbers in the split, from `rows`, and builds and scores each as `guard` says.
+    lm-eval gets the rows, with their numbers in the split, from `rows`, and builds and scores them through `guard`.
     """
 
     source: Source
@@ -94,12 +94,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its name for lm-eval."""
+        """The cell's name for lm-eval."""
         return f"{self.source.name} {self.asked} {self.seed}"
 
     @property
     def why_none(self) -> str:
-        """Why no row is left; "" if that is not because of rows."""
+        """Why no row is left; "" if no row has failed."""
         number, why = next(iter(self.failed.items()), (0, ""))
         return why and f"no row of {len(self.failed)} can be scored; row {number}: {why}"
 
@@ -112,7 +112,7 @@ class Cell:
                 yield number, documents[number]
 
     def guard(self, task: Task) -> None:
-        """Have rows left out for which building this task's requests, or scoring them, fails."""
+        """Patch ``task`` so that rows are left out whose requests cannot be built or scored."""
         prompt, construct, score = task.fewshot_context, task.construct_requests, task.process_results
         self.task = task
 
@@ -135,7 +135,7 @@ class Cell:
         task.process_results = lambda *args: self._attempt(self._row, {}, score, *args)
 
     def _attempt(self, number: int, instead: T, function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
-        """What a function of the task's makes of this row; ``instead`` where the row is left out because it fails."""
+        """Call a function of the task for this row; if it raises, record the row as failed and return ``instead``."""
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001  (templates and functions of a task's YAML raise anything)
@@ -144,9 +144,9 @@ class Cell:
 
 
 def identity_of(document: Mapping[str, Any], number: int) -> dict[str, str]:
-    """A row by its content; ``number`` is its name if it has no other.
+    """Id, content digest and cluster of a row; ``number`` is its id if it has no other.
 
-    ``cluster`` is what it has in common with rows that are not independent of it.
+    Rows with the same ``cluster`` are not independent.
     """
     if not (digest := document.get("digest")):
         text = json.dumps(document, sort_keys=True, ensure_ascii=False, default=str)

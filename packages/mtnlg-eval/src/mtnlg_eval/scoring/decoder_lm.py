@@ -1,11 +1,11 @@
 """lm-eval's language model interface over an MT-NLG decoder.
 
 Requests are tokenized (prompt_encoder.py, with lm-eval's own split between context and continuation), answered from the
-store if they are there, and otherwise packed into batches for an `Engine`: the one place that runs the network, in this
-process or sharded. Some requests are tokenized ahead, in a thread, while the network runs on those before; all rows
-wait in one line, whatever their task, and every batch is stored when it comes.
+store if it has them, and otherwise packed into batches for an `Engine`, which runs the network, in this process or
+sharded. A thread tokenizes the next requests while the network runs; the rows of all tasks wait in one queue, and each
+batch is stored as soon as it is scored.
 
-A score depends on its request alone (docs/decisions/0085), not on what shared its batch.
+A score depends only on its request (docs/decisions/0085), not on the rest of its batch.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ T = TypeVar("T")
 R = TypeVar("R")
 TOKENS_PER_BATCH = 8192
 ROWS_PER_THREAD = 32
-"""Matrix products get a multiple of this many rows per thread: products of few rows are summed in another order."""
+"""Matrix products run on a multiple of this many rows per thread: those of few rows are summed in another order."""
 REQUESTS_AHEAD = 512
-"""Requests that are tokenized, and planned into rows, at a time."""
+"""Requests that are tokenized and planned into rows at a time."""
 FAILED: Score = (float("-inf"), False)
 
 
 class Engine(Protocol):
-    """Runs the network. Answers come in the order of the batches."""
+    """Runs the network. Answers are yielded in the order of the batches."""
 
     batch_share: int
-    """Batches are so many times smaller than asked for."""
+    """Factor by which batches are smaller than requested."""
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Log P(target) and whether the target is the argmax at every scored position of each batch of rows."""
+        """Yield each batch's rows, and log P(target) and whether the target is the argmax per scored position."""
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Yield for each batch the new tokens of its prompts."""
 
 
 class LocalEngine:
-    """`Engine` with the whole decoder in this process. On a GPU the next batch is packed while one is computed."""
+    """`Engine` with the whole decoder in this process. On a GPU, the next batch is packed while one is computed."""
 
     batch_share = 1
 
@@ -81,7 +81,7 @@ class LocalEngine:
         self.ahead, self.row_multiple = int(self.device.type == "cuda"), row_multiple(self.device)
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Score batches, ``ahead`` of them begun before the scores of one are read."""
+        """Score batches; ``ahead`` further batches are begun before the scores of one are read."""
         for rows, scores in lagging(map(self._begin, batches), self.ahead):
             yield token_scores(rows, scores.wait())
 
@@ -107,7 +107,7 @@ class LocalEngine:
 
     def _score_positions(self, x_NH: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         logits_NV = self.decoder.fp32_logits(x_NH)
-        # The same order of operations as the sharded model's, for equal scores to the last bit.
+        # Same order of operations as in the sharded model, so that scores are equal to the last bit.
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         max_N, argmax_N = logits_NV.max(1)
         sum_N = logits_NV.sub_(max_N[:, None]).exp_().sum(1)
@@ -115,13 +115,13 @@ class LocalEngine:
 
 
 def token_scores(rows: Sequence[Row], scores_2N: Tensor) -> tuple[Sequence[Row], list[float], list[bool]]:
-    """What an engine yields of a batch."""
+    """What `Engine.score` yields for a batch: its rows, and per position log P in nats and whether it is greedy."""
     logp_N, greedy_N = scores_2N
     return rows, logp_N.tolist(), (greedy_N > 0).tolist()
 
 
 def lagging(items: Iterable[T], count: int) -> Iterator[T]:
-    """The items, each when ``count`` more have been made."""
+    """Yield the items, each only when ``count`` more have been produced."""
     made: deque[T] = deque()
     for item in items:
         made.append(item)
@@ -131,12 +131,12 @@ def lagging(items: Iterable[T], count: int) -> Iterator[T]:
 
 
 def row_multiple(device: torch.device) -> int:
-    """Rows of products, and scored positions, come in multiples of this, so that their number changes no sum."""
+    """Multiple to which rows of products and scored positions are padded, so that their number changes no sum."""
     return TILE if device.type == "cuda" else ROWS_PER_THREAD * torch.get_num_threads()
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made in a thread while its predecessor is used."""
+    """Yield the items, each produced in a thread while its predecessor is used."""
     with ThreadPoolExecutor(1, "tokenizing") as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -148,8 +148,8 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """A decoder as lm-eval's model, for any of its tasks.
 
     ``on_scored(n)`` is called when n more requests are answered, maybe in another thread, and ``on_failed`` for a
-    request that cannot be; by default that raises. ``cut`` has the ids of the instances whose prompts lost their
-    beginning.
+    request that cannot be answered, which by default raises. ``cut`` has ``id()`` of each instance whose prompt lost
+    its beginning.
     """
 
     def __init__(
@@ -175,11 +175,11 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
-        """Load a checkpoint's decoder: on a GPU as stored, or on the CPU in fp32. Answers are kept in ``store``."""
+        """Load a checkpoint's decoder: on a GPU in the stored dtype, else on the CPU in fp32. ``store`` has answers."""
         cuda, tokenizer = torch.cuda.is_available(), Tokenizer(checkpoint.tokenizer_path)
         dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
         engine = LocalEngine(checkpoint.decoder(dtype, "cuda" if cuda else "cpu"), tokenizer)
-        ends = sorted(tokenizer.ends - {tokenizer.eod})  # of which no weight tells
+        ends = sorted(tokenizer.ends - {tokenizer.eod})  # not part of the weights' digest
         return cls(
             checkpoint.config.sequence,
             engine,
@@ -194,17 +194,17 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     @property
     def prefix_token_id(self) -> int:
-        """Token that stands in for an empty context: the one that begins texts, as in lm-eval's own backend."""
+        """Token used as an empty context: the one that begins texts, as in lm-eval's own backend."""
         begin = self._prompts.encode(self.chat.begin)
         return begin[0] if len(begin) == 1 else self._tokenizer.bos
 
     @property
     def tokenizer_name(self) -> str:
-        """A name for lm-eval's cache of prompts, which depend on the template."""
+        """Key of lm-eval's prompt cache: the chat template, on which prompts depend."""
         return self.chat.text
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Choose the template that ``--apply_chat_template`` names, and return its text; ``Failure`` without one."""
+        """Choose the template that ``--apply_chat_template`` names; return its text. Raises ``Failure`` without one."""
         return self.chat.choose(chat_template if isinstance(chat_template, str) else None)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -212,12 +212,12 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return self.chat.render(chat_history, answer=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Tokenize a text; the tokenizer's own first token comes before it unless ``add_special_tokens`` is False."""
+        """Tokenize a text, after the tokenizer's own first tokens unless ``add_special_tokens`` is False."""
         before = [] if add_special_tokens is False else self._tokenizer.before(string)
         return [*before, *self._prompts.encode(string)]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
-        """lm-eval's split of a request's tokens, with every piece of text encoded once."""
+        """A request's tokens, split as lm-eval does, with every piece of text encoded once."""
         tokens, answer = self._prompts.encode_pair(context, continuation)
         return tokens or (self.prefix_token_id,), answer  # a context may be blank
 
@@ -227,12 +227,12 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [scores[0] if scores else FAILED for scores in self._score(requests, self._encode_request)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log P of whole texts of any length; each token is predicted once, with as much context as fits."""
+        """Log P, in nats, of whole texts of any length; each token is predicted once, with as much context as fits."""
         del disable_tqdm
         return [sum(logp for logp, _ in scores) for scores in self._score(requests, self._encode_windows)]
 
     def _encode_request(self, instance: Instance) -> list[Request]:
-        """lm-eval's own tokenization, which ends in `_loglikelihood_tokens`."""
+        """The request by lm-eval's own tokenization, which calls `_loglikelihood_tokens`."""
         ((request, cut),) = super().loglikelihood([instance], disable_tqdm=True)
         if cut:
             self.cut.add(id(instance))
@@ -241,7 +241,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     def _loglikelihood_tokens(
         self, requests: Iterable[tuple[Any, Sequence[int], Sequence[int]]], **_: object
     ) -> list[tuple[Request, bool]]:
-        """The requests, and whether the beginning of a context that is too long for the model is dropped."""
+        """The requests, and whether each lost the beginning of a context that is too long for the model."""
         cut_requests = []
         for _, context, answer in requests:
             if not 0 < len(answer) <= self.max_length:
@@ -256,15 +256,15 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [Request(*map(tuple, make_disjoint_window(window))) for window in windows]
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score requests in tokens."""
+        """Score tokenized requests."""
         return [scores[0] for scores in self._score(requests, lambda request: [request])]
 
     def _score(self, items: Sequence[T], encode: Callable[[T], Sequence[Request]]) -> list[Sequence[Score]]:
-        """Score the requests of each item, equal ones once, storing each batch as it comes; [] if one has failed."""
+        """Scores of each item's requests; [] for a failed item. Equal requests run once; each batch is then stored."""
         keys: dict[Request, bytes] = {}
         scores: dict[Request, Score] = {}
         encoded: list[Sequence[Request]] = []
-        completes: Counter[Request] = Counter()  # how many items a request's score is the last of
+        completes: Counter[Request] = Counter()  # number of items that a request's score completes
 
         def plan() -> Iterator[list[Row]]:
             for start in range(0, len(items), REQUESTS_AHEAD):
@@ -290,7 +290,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [[scores[request] for request in own] for own in encoded]
 
     def _batches(self, planned: Iterator[list[Row]]) -> Iterator[list[Row]]:
-        """Full batches of rows, in the order in which they are planned; only the last may be small."""
+        """Yield full batches of rows in planned order; only the last may be small."""
         waiting: deque[Row] = deque()
         budget = self.batch_tokens // self.engine.batch_share
         for rows in planned:
@@ -310,7 +310,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             return []
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Continue each prompt up to the first of its ``until`` strings; special tokens are left out of the text."""
+        """Continue each prompt up to the first of its ``until`` strings; the text omits special tokens."""
         del disable_tqdm
         prompts: dict[int, Prompt] = {}
         repeats: Counter[str] = Counter()
@@ -334,7 +334,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [prompt]
 
     def sample(self, requests: Sequence[tuple[str, int, Options]]) -> Iterator[list[str]]:
-        """Yield so many sampled texts of each prompt, in order; they are stored as they come."""
+        """Yield the sampled texts of each (prompt, count, options), in order; they are stored as they are generated."""
         return self._texts(
             [
                 PromptBatch(
@@ -347,7 +347,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         )
 
     def _texts(self, batches: Sequence[PromptBatch]) -> Iterator[list[str]]:
-        """The texts of each batch; it runs whole if one is missing, since texts must not depend on what is stored."""
+        """Yield each batch's texts. If one is missing, the whole batch runs, so texts do not depend on the store."""
         keys = [self._text_keys(batch) for batch in batches]
         stored = self.store.lookup([key for own in keys for key in own])
         missing = [not stored.keys() >= set(own) for own in keys]
@@ -367,7 +367,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         ]
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
-        """The text before the end, without special tokens, behind what the model thought, up to the first stop."""
+        """Text before the end token, without special tokens and the model's thinking, up to the first stop string."""
         ended = tokens[:-1] if tokens and tokens[-1] in self._tokenizer.ends else tokens
         text = self._tokenizer.decode([token for token in ended if token not in self._special])
         if self.chat.think_end:
@@ -376,9 +376,9 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
 
 def _scores_of_rows(rows: Sequence[Row], logps: Sequence[float], greedy: Sequence[bool]) -> dict[Request, Score]:
-    """Sum token scores, ordered as `pack_rows` orders scored positions, into one score per request.
+    """Sum token scores, in the order of `pack_rows`' scored positions, to one score per request.
 
-    Raises ``Failure`` if one is not a number.
+    Raises ``Failure`` if a score is not a number.
     """
     logp, is_greedy = iter(logps), iter(greedy)
     scores = {

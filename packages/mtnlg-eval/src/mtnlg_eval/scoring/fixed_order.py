@@ -1,22 +1,22 @@
 """Forward passes on a GPU whose scores do not depend on the batch.
 
-A GPU library chooses a kernel, and with it the order of sums, by the shapes of a call; a batch's shapes depend on what
-is in it. So that the same text meets the same sums in every batch, no call here has a shape that depends on the batch:
+A GPU library chooses a kernel, and with it the order of summation, by the shapes of a call; a batch's shapes depend on
+its contents. So that a text has the same sums in every batch, no call here has a shape that depends on the batch:
 
     products         x Wᵀ runs over `TILE` rows at a time. M, N and K are the layer's, so the library's choice is too,
                      and NVIDIA documents that cuBLAS gives the same bits for the same call.
-    attention        PyTorch's memory-efficient kernel: a block of threads has a block of queries of one head of one
-                     text, and walks through its keys in order. It never splits the keys among blocks, as others do
-                     when there are few queries. How many keys a query has is packed_attention.py's.
+    attention        PyTorch's memory-efficient kernel: a thread block handles a block of queries of one head of one
+                     text and goes through its keys in order. It never splits the keys among blocks, as other kernels
+                     do for few queries. packed_attention.py determines how many keys a query has.
     sums of logits   run over `TILE` positions, because a reduction is laid out by the number of its results.
 
-Everything else (norms, GeLU, sums of two tensors, look-ups) computes each row, or each number, by itself. Whole tiles
-are packing's: batches have a multiple of `TILE` tokens and of `TILE` scored positions.
+Everything else (norms, GeLU, sums of two tensors, look-ups) computes each row, or each number, by itself. packing.py
+makes whole tiles: batches have a multiple of `TILE` tokens and of `TILE` scored positions.
 
-What is not documented is that a row has the same bits wherever it stands in its tile. It has unless a kernel divides
-the tiles of one product unevenly along K (stream-K); benchmarks/evaluation.py compares scores bit by bit where there
-is a GPU, and measures the cost. Keys and values that several heads share (GQA) with a mask have no such attention
-kernel and are outside the promise. On a CPU packing alone is enough (docs/decisions/0085).
+It is not documented that a row has the same bits at any position in its tile. It has unless a kernel divides the tiles
+of one product unevenly along K (stream-K); benchmarks/evaluation.py compares scores bit by bit if there is a GPU, and
+measures the cost. Keys and values that several heads share (GQA) with a mask have no such attention kernel, so this
+guarantee does not cover them. On a CPU packing alone is enough (docs/decisions/0085).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TILE = 512
-"""Rows of a product, and positions whose logits are summed at a time."""
+"""Rows per matrix product, and positions whose logits are summed at a time."""
 
 ATEN = torch.ops.aten
 PRODUCTS = {ATEN.mm.default, ATEN.mm.dtype, ATEN.matmul.default, ATEN.linear.default}
@@ -42,7 +42,7 @@ PRODUCTS = {ATEN.mm.default, ATEN.mm.dtype, ATEN.matmul.default, ATEN.linear.def
 
 @contextmanager
 def fixed_order(device: torch.device) -> Iterator[None]:
-    """Within it forward passes on a GPU have the same sums for a text in any batch; on a CPU it changes nothing."""
+    """Make forward passes on a GPU compute a text with the same sums in any batch; no effect on a CPU."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True))
@@ -51,7 +51,7 @@ def fixed_order(device: torch.device) -> Iterator[None]:
 
 
 class TiledProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Runs each product of rows with a matrix over `TILE` rows at a time, the last ones filled up with zeros."""
+    """Runs each product of rows with a matrix on `TILE` rows at a time; the last tile is padded with zeros."""
 
     def __torch_dispatch__(
         self,
@@ -60,7 +60,7 @@ class TiledProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  (what the operation gives)
-        """Tile the products, run everything else."""
+        """Tile the products; run other operations unchanged."""
         del types
         if func not in PRODUCTS or args[0].ndim < 2 or args[1].ndim != 2:  # such as attention's own products
             return func(*args, **(kwargs or {}))

@@ -1,8 +1,8 @@
 """Text generation for lm-eval: strict parsing of options, and batching of prompts with the same options.
 
-A sampled text depends on its prompt, its options, the seed and which of a prompt's samples it is: every row of a batch
-has a random generator of its own. Batches are planned over all prompts by length, whatever the store already has: a
-killed run that resumes meets the same batches.
+A sampled text depends on its prompt, its options, the seed and its number among the prompt's samples: every row of a
+batch has its own random generator. Batches are planned over all prompts by length, regardless of what the store already
+has, so a killed run resumes with the same batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p"
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the limit on new tokens: lm-eval's, transformers' and OpenAI's."""
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}
-"""transformers' options that are admitted at the value that changes nothing."""
+"""Options of transformers that are accepted only at the value that has no effect."""
 
 
 class Options(NamedTuple):
@@ -39,7 +39,7 @@ class Options(NamedTuple):
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Options:
-        """Parse a request's options; ``Failure`` for one that is not known."""
+        """Parse a request's options. Raises ``Failure`` for an unknown or unsupported one."""
         for name, value in NEUTRAL.items():
             if options.get(name, value) != value:
                 raise Failure(f"generation option {name} = {options[name]}: only {value} is supported")
@@ -62,7 +62,7 @@ class Options(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A tokenized prompt, and the seed of its random generator; ``cut`` if it lost its beginning."""
+    """A tokenized prompt and the seed of its random generator; ``cut`` is whether it lost its beginning."""
 
     context: tuple[int, ...]
     options: Options
@@ -73,7 +73,7 @@ class Prompt(NamedTuple):
     def parse(cls, context: Sequence[int], options: Mapping[str, Any], max_length: int, sample: str = "") -> Prompt:
         """Build the prompt of a request to a model of ``max_length`` tokens, cut from the left as lm-eval's hf does.
 
-        ``sample`` tells apart the samples of one prompt. Raises ``Failure`` if the new tokens leave no room for it.
+        ``sample`` distinguishes samples of one prompt. Raises ``Failure`` if the new tokens leave no room for a prompt.
         """
         parsed = Options.parse(options)
         room = max_length - parsed.max_tokens

@@ -1,8 +1,8 @@
-"""Runs tasks at several numbers of shots in one call of ``lm_eval.evaluate``, and keeps their results.
+"""Runs tasks at several numbers of shots in one call of ``lm_eval.evaluate``, and stores their results.
 
 Every task at every number of shots and with every seed is a cell: a task of lm-eval's with its requests built. The
 model answers the requests of all cells together, from its store or by computing; lm-eval computes the metrics. A row
-that cannot be built, answered or scored is named and left out, and the others are scored without it.
+that cannot be built, answered or scored is reported and left out; the others are scored without it.
 
     OUT/scores.sqlite     every answer (answer_store.py): the same command resumes from here
     OUT/results/…         a file per result, added to those of earlier commands (results/folder.py)
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from .open_model import OpenedModel
 
 PREFERRED = ("acc", "exact_match", "pass@1", "f1", "word_perplexity")
-"""Metrics that are the score of a task where it has several."""
+"""Metrics that become a task's score if it has several, in order of preference."""
 
 
 class Evaluation:
-    """Tasks to score at each of ``shots`` (numbers, or "few" for a task's own K; None: what the task has by default).
+    """Tasks to score at each of ``shots`` (numbers, or "few" for a task's own K; None: the task's default).
 
-    A task that cannot run is listed in ``not_run``, and the others go on.
+    A task that cannot run is listed in ``not_run``, and the others continue.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Evaluation:
     ) -> None:
         """Read the rows of every task: the nine from a folder or the hub, others as lm-eval does.
 
-        ``Failure`` if no task has any.
+        Raises ``Failure`` if no task can run.
         """
         self.options, self.seeds, self.shots = options or TaskOptions(), tuple(seeds), shots
         self.not_run: dict[str, str] = {}
@@ -113,7 +113,7 @@ class Evaluation:
     def run(
         self, lm: DecoderLM, model: OpenedModel, out: Path, layout: str | None, *, leads: bool = True
     ) -> dict[str, Any]:
-        """Score every task, into the folder ``out`` where this is the rank that ``leads``; returns the scores."""
+        """Score every task and return the scores; the rank that ``leads`` writes them to the folder ``out``."""
         self._lm, self._model, self._folder, self._layout, self._leads = lm, model, ResultFolder(out), layout, leads
         self._started = time.monotonic()
         for name, why in self.not_run.items():
@@ -153,7 +153,7 @@ class Evaluation:
             self._folder.add_gap(name, why, self._model.source)
 
     def _build(self, cell: Cell) -> bool:
-        """Build a cell's requests, without the rows for which that fails; whether any row is left."""
+        """Build a cell's requests, leaving out rows for which that fails; returns whether any row is left."""
         source, options, chat = cell.source, self.options, bool(self.options.apply_chat_template)
         if isinstance(source.task, PaperTask):
             task = source.task.with_shots(self._lm, cell.count, options.choice, cell.seed)
@@ -178,7 +178,7 @@ class Evaluation:
         return True
 
     def _evaluate(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """One call of lm-eval with all cells."""
+        """Evaluate all cells in one call of lm-eval."""
         cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
         self._lm.on_failed = lambda instance, why: cell_of[id(instance)].failed.update({instance.doc_id: str(why)})
         requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
@@ -186,7 +186,7 @@ class Evaluation:
             evaluated: dict[str, Any] = evaluator.evaluate(
                 self._lm,
                 {"tasks": {cell.key: cell.task for cell in cells}},
-                bootstrap_iters=0,  # our standard errors know of groups of rows
+                bootstrap_iters=0,  # our standard errors respect groups of rows
                 confirm_run_unsafe_code=self.options.unsafe_code,
             )
         return evaluated
@@ -212,7 +212,7 @@ class Evaluation:
             )
 
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """lm-eval's records of rows, one per filter, in the form of its own tracker; numbers stay numbers."""
+        """lm-eval's records of rows, one per filter, in the format of its own tracker; numbers stay numbers."""
         task, made = cell.task, []
         cut = {each.doc_id: each for each in task.instances[::-1] if id(each) in self._lm.cut}
         for sample in samples:
@@ -229,7 +229,7 @@ class Evaluation:
         return made
 
     def _shown(self, cell: Cell, sample: dict[str, Any], cut: Instance | None) -> int:
-        """Shots that a row's prompt shows whole."""
+        """Number of complete shots in a row's prompt."""
         if isinstance(cell.task, PaperTask):
             return cell.task.shown[sample["doc"]["id"]]
         drawn = cell.drawn[sample["doc_id"]]
@@ -301,7 +301,7 @@ class Evaluation:
             clusters=clusters if means else [],
             groups=source.groups,
             label_tokens=cell.task.label_tokens if isinstance(cell.task, PaperTask) else [],
-            # A function of a task's config is told by its name: its address is another in each process.
+            # Functions in a task's config are written by name, since their address differs between processes.
             lm_eval=json.loads(re.sub(" at 0x[0-9a-f]+", "", json.dumps(lm_eval, default=handle_non_serializable))),
             provenance=provenance(self._layout, time.monotonic() - self._started, rows.revision),
         )

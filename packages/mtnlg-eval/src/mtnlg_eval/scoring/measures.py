@@ -1,4 +1,4 @@
-"""What lm-eval's records of rows say: the right choice, the choices' scores, metrics with standard errors."""
+"""Values from lm-eval's records of rows: the right choice, the choices' scores, metrics with standard errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reason_of(error: Exception) -> str:
 
 
 def gold_of(task: Task, doc: Mapping[str, Any]) -> int | None:
-    """Number of the right choice; the first of several, None where there are no choices."""
+    """Number of the right choice, the first if there are several; None if there are no choices."""
     if task.OUTPUT_TYPE == "loglikelihood":
         return 0
     if task.OUTPUT_TYPE != "multiple_choice":
@@ -38,7 +38,7 @@ def gold_of(task: Task, doc: Mapping[str, Any]) -> int | None:
 
 
 def scores_of(task: Task, sample: Mapping[str, Any]) -> list[float]:
-    """What the choices of a row are compared by; [] where there are none."""
+    """Scores by which the choices of a row are compared; [] if there are no choices."""
     if isinstance(task, PaperTask):
         return task.scores(sample["doc"], sample["filtered_resps"])
     if task.OUTPUT_TYPE not in {"multiple_choice", "loglikelihood"}:
@@ -53,9 +53,10 @@ def metrics_of(
     in_order: Sequence[Mapping[str, Any]],
     clusters: Sequence[int],
 ) -> Iterator[tuple[str, Metric]]:
-    """lm-eval's metrics with standard errors, and of right answers the log-likelihood and the bits per byte.
+    """lm-eval's metrics with standard errors, and the right answers' log-likelihood and bits per byte.
 
-    Perplexity, the exponential of the mean of -log P, gets the delta method's; what is no mean of rows the jackknife's.
+    The standard error of perplexity, the exponential of the mean of -log P, is by the delta method; that of a metric
+    that is not a mean of rows, by the jackknife.
     """
     first = samples[0]["filter"]
     for key in (key for key in values if "," in key and "_stderr" not in key):

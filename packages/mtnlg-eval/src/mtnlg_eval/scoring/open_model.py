@@ -1,8 +1,8 @@
-"""Opens what a command names as a model: a checkpoint, the newest of a folder, a Hugging Face folder or a hub's id.
+"""Opens the model that a command names: a checkpoint, the newest of a folder, a Hugging Face folder or a hub id.
 
-A Hugging Face folder is read where it lies. A model's identity is what decides its answers: weights by content, the
-tokenizer, the files of its chats, the dtype and the context. Checksums of weights are computed when a model is opened,
-compared with the checkpoint's own, and remembered as long as a file keeps its path, size, time and inode.
+A Hugging Face folder is read in place. A model's identity is everything that determines its answers: weights by
+content, tokenizer, chat files, dtype and context. Checksums of weights are computed when a model is opened, compared
+with the checkpoint's own, and cached as long as a file keeps its path, size, time and inode.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ADAPTER = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 MERGE = "adapters are not applied; merge it (PEFT's merge_and_unload), save that model and name its folder"
 SMALL_PRODUCT = 1 << 20
-"""Numbers of a layer's largest matrix up to which one thread is faster than several (docs/packages/eval.md)."""
+"""Elements of a layer's largest matrix up to which one thread is faster than several (docs/packages/eval.md)."""
 
 
 class ModelOptions(Settings):
-    """How to open a model: the words of ``--model-args``, as lm-eval's hf backend has them.
+    """How to open a model: the options of ``--model-args``, named as in lm-eval's hf backend.
 
-    ``layout`` shards it; ``store`` is a folder of answers, the results' if there is none; ``max_length`` shortens the
-    context; ``revision`` is the hub's; the others are for chats.
+    ``layout`` shards the model; ``store`` is the folder of answers, by default that of the results; ``max_length``
+    shortens the context, in tokens; ``revision`` is the hub's. ``enable_thinking`` and those after it are for chats.
     """
 
     layout: str | None = None
@@ -72,7 +72,7 @@ class ModelOptions(Settings):
 
     @classmethod
     def parse(cls, words: Mapping[str, Any]) -> ModelOptions:
-        """The options of these words; ``UsageFailure`` for one that there is not, or a wrong value."""
+        """Parse the options. Raises ``UsageFailure`` for an unknown option or a wrong value."""
         if adapter := next((name for name in ("peft", "delta") if words.get(name)), None):
             raise UsageFailure(f"{adapter}={words[adapter]}: {MERGE}")
         return validate(words, cls, "model arguments")
@@ -83,7 +83,7 @@ DEFAULTS = ModelOptions()
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model that can be loaded. ``source`` is the path or hub id, ``name`` the last part of it."""
+    """A model that can be loaded. ``source`` is the path or hub id, ``name`` its last part."""
 
     source: str
     name: str
@@ -103,7 +103,7 @@ class OpenedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the decoder."""
+        """The decoder's configuration."""
         return self.weights.config
 
     @property
@@ -119,7 +119,7 @@ class OpenedModel:
 def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedModel:
     """Open a checkpoint, the newest of a folder, a Hugging Face folder, or a model of the hub by its id.
 
-    Raises ``Failure`` for what is none of these, and for weights that are not what their checksums say.
+    Raises ``Failure`` if ``source`` is none of these, or if a checksum of the weights does not match.
     """
     folder, name = Path(source), ""
     if not folder.exists() and HUB_ID.fullmatch(str(source)):
@@ -159,7 +159,7 @@ def _opened(  # noqa: PLR0917  (what an identity is made of)
     folder: Path,
     known: Mapping[str, Any],
 ) -> OpenedModel:
-    """A model that was named as ``folder``, with files of its chats beside its tokenizer."""
+    """The opened model that the user named as ``folder``; its chat files are beside its tokenizer."""
     tokenizer, place = Tokenizer(tokenizer_path), tokenizer_path.parent
     if tokenizer.vocabulary > weights.config.vocabulary:
         sizes = f"the tokenizer has {tokenizer.vocabulary} tokens and the model {weights.config.vocabulary}"
@@ -182,7 +182,7 @@ def _digest(value: object) -> str:
 
 
 def _checksums(paths: Iterable[Path]) -> dict[Path, str]:
-    """The checksum of each file's content, computed where it is not remembered."""
+    """The checksum of each file's content, computed if it is not cached."""
     memory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtnlg-eval" / "checksums.json"
     known: dict[str, str] = {}
     with suppress(OSError, ValueError, Failure):
@@ -207,7 +207,7 @@ def _checksums(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def choose_threads(config: ModelConfig) -> int:
-    """Threads of torch for a model on a CPU: OMP_NUM_THREADS if it is set, one for small matrices, else torch's own."""
+    """Set and return torch's threads for a model on a CPU: OMP_NUM_THREADS, else 1 for small matrices, else default."""
     largest = config.hidden * config.ffn
     if not os.environ.get("OMP_NUM_THREADS") and not torch.cuda.is_available() and largest <= SMALL_PRODUCT:
         torch.set_num_threads(1)
@@ -216,7 +216,7 @@ def choose_threads(config: ModelConfig) -> int:
 
 @contextmanager
 def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = TOKENS_PER_BATCH) -> Iterator[DecoderLM]:
-    """Load a model into this process, its answers in the file ``store``, or in memory."""
+    """Load a model into this process, with its answers in the file ``store``, or in memory if None."""
     identity = answers_identity(model)
     engine, answers = LocalEngine(model.decoder(), model.tokenizer), AnswerStore(identity, store)
     with closing(answers):
@@ -224,6 +224,6 @@ def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = T
 
 
 def answers_identity(model: OpenedModel) -> str:
-    """What decides the last bit of a model's answers in this process; chooses its number of threads."""
+    """Everything that determines a model's answers to the last bit; also sets the number of threads."""
     threads = choose_threads(model.config)
     return f"{model.digest} {'cuda' if torch.cuda.is_available() else threads}"

@@ -5,15 +5,15 @@ span up to itself and to all earlier spans on its path from the root:
 
     span 0: a context      span 1: an answer, parent 0      span 2: another answer, parent 0      span 3: a context
 
-A token's attention output depends on its path alone, to the last bit: not on its index in the packed sequence, on the
+A token's attention output depends only on its path, to the last bit: not on its index in the packed sequence, on the
 other texts or on how the path is cut into spans. The keys of a path are gathered in order, and a query at depth i of
-its path (its position in its own text) is computed over a number of keys set by i alone, later keys being masked:
+its path (its position in its own text) is computed over a number of keys that only i determines; later keys are masked:
 
     keys(i) = 128      for i < 128, or the multiple of 32 below it that the path needs
     keys(i) = 512 k    for 512 (k - 1) <= i < 512 k otherwise
 
-because a BLAS sums over keys in an order that depends on their number. Up to 128 keys it does not; above, a query's sum
-always has the same number of terms. docs/decisions/0085 has the measurements.
+because a BLAS sums over keys in an order that depends on their number. Up to 128 keys the order is the same; above, a
+query's sum always has the same number of terms. docs/decisions/0085 has the measurements.
 
 The last layer computes only the tokens with a next token to score.
 
@@ -55,8 +55,8 @@ class Span(NamedTuple):
 class _Chunk(NamedTuple):
     """Queries at ``depths`` of one path, padded to ``queries``, over the path's first ``keys`` keys.
 
-    Queries before depth ``first_output`` are computed, but another chunk has their result. A causal chunk begins at
-    depth 0 and needs no mask.
+    Queries before depth ``first_output`` are computed, but their result is taken from another chunk. A causal chunk
+    begins at depth 0 and needs no mask.
     """
 
     path: list[int]
@@ -124,7 +124,7 @@ class PackedAttention:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Position ids [S] of a packed sequence, and its attention: for all tokens, and for the scored ones alone."""
+    """Position ids [S] of a packed sequence, and its attention: for all tokens, and for the scored ones only."""
 
     position_ids: Tensor
     all_tokens: PackedAttention
@@ -132,10 +132,10 @@ class AttentionPlan:
 
     @classmethod
     def build(cls, spans: Sequence[Span], length: int, scored: Tensor, device: torch.device) -> AttentionPlan:
-        """Plan attention over ``length`` tokens, the last layer's for the indices ``scored`` [N] (may repeat) alone.
+        """Plan attention over ``length`` tokens, in the last layer only for the indices ``scored`` [N] (may repeat).
 
-        ``scored`` is on the host, and no host waits for ``device``.
-        A span comes after its parent in ``spans``. Tokens outside every span get position 0 and a meaningless result.
+        ``scored`` is on the host; building the plan does not synchronize with ``device``. A span comes after its parent
+        in ``spans``. Tokens outside every span get position 0 and a meaningless result.
         """
         scored_indices, position_ids = set(scored.tolist()), [0] * length
         paths: list[list[int]] = []
@@ -162,9 +162,9 @@ class AttentionPlan:
 
 
 def _chunk_span(path: list[int], depths: range) -> Iterator[_Chunk]:
-    """Cut a span where the number of keys changes; a beginning that a causal kernel computes alike needs no mask."""
+    """Cut a span where the number of keys changes; the beginning needs no mask if a causal kernel gives equal bits."""
     whole_blocks = depths.stop // BLOCK * BLOCK
-    if depths.start == 0 and whole_blocks > BLOCK:  # the causal kernel goes by the same blocks
+    if depths.start == 0 and whole_blocks > BLOCK:  # the causal kernel uses the same blocks
         yield _Chunk(path, range(whole_blocks), whole_blocks, whole_blocks, causal=True, first_output=SHORT)
         depths = range(whole_blocks, depths.stop)
         yield _causal_beginning(path, SHORT)
@@ -189,7 +189,7 @@ def _chunk_masked(path: list[int], depths: Sequence[int]) -> Iterator[_Chunk]:
 
 
 def _batch_chunks(chunks: Sequence[_Chunk], device: torch.device) -> _ChunkBatch:
-    """Batch chunks of one shape, padding queries and keys with the path's first token, which every query may see."""
+    """Batch chunks of one shape; queries and keys are padded with the path's first token, which every query may see."""
     depths = [[*chunk.depths, *[0] * (chunk.queries - len(chunk.depths))] for chunk in chunks]
     queries = [[chunk.path[depth] for depth in padded] for chunk, padded in zip(chunks, depths, strict=True)]
     keys = [chunk.path[: chunk.keys] + chunk.path[:1] * (chunk.keys - len(chunk.path)) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Packs loglikelihood requests into batches: shared prefixes are computed once, and nothing is padding.
+"""Packs loglikelihood requests into batches: shared prefixes are computed once, and rows are not padded.
 
 A request asks for log P(answer | context). Requests with one context share a packed row, and so do contexts with a
 common prefix (the questions of an article, a sentence with either name in its blank):
@@ -8,8 +8,8 @@ common prefix (the questions of an article, a sentence with either name in its b
 The last token of an answer is predicted, never read, so a one-token answer (yes, no, True, False) adds nothing. An
 answer token attends to the prefix, the rest of its own context and its own answer, and its position continues that
 context: each answer is scored as if it were alone. The rows of a batch are concatenated into one packed sequence;
-`packed_attention` keeps them apart. The plan depends on the set of requests, not on their order, and a score on its
-request alone (docs/decisions/0085): packing decides what a score costs, not what it is.
+`packed_attention` keeps them apart. The plan depends on the set of requests, not on their order, and a score only on
+its request (docs/decisions/0085): packing affects the cost of a score, not its value.
 
 S tokens of the packed sequence, N scored positions.
 """
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """What one context adds to the row's prefix, and its answers."""
+    """The tokens that one context adds to the row's prefix, and its answers."""
 
     rest: Tokens
     answers: tuple[Tokens, ...]
@@ -80,8 +80,8 @@ class Row:
 class Batch:
     """Input of a forward pass, on the host: one packed sequence, and the positions with a next token to score.
 
-    ``tokens`` [S] are those of the ``spans``, then zeros up to a round number. ``targets[n]`` is the token that follows
-    position ``scored[n]`` of the packed sequence; both [N] end in zeros up to a round number.
+    ``tokens`` [S] are those of the ``spans``, padded with zeros to a multiple. ``targets[n]`` is the token that follows
+    position ``scored[n]`` of the packed sequence; both [N] are padded with zeros to a multiple.
     """
 
     tokens: Tensor
@@ -120,8 +120,8 @@ def _group_by_prefix(
 ) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
     """Contexts with their answers, grouped if they share a prefix and fit one row.
 
-    Contexts with a common prefix are neighbours in token order. The next one joins the group while it has at least half
-    of the prefix shared so far.
+    Contexts with a common prefix are neighbours in token order. The next context joins the group if it shares at least
+    half of the group's prefix so far.
     """
     group: list[tuple[Tokens, list[Tokens]]] = []
     shared = length = 0
@@ -169,7 +169,7 @@ def _rows(group: Sequence[tuple[Tokens, Sequence[Tokens]]], max_length: int) -> 
 def pack_rows(rows: Sequence[Row], multiple: int = 1) -> Batch:
     """Concatenate rows into a batch, with S and N padded to a multiple of ``multiple``.
 
-    Scored positions go row by row, branch by branch, answer by answer, token by token.
+    Scored positions are ordered by row, branch, answer and token.
     """
     tokens: list[int] = []
     spans: list[Span] = []

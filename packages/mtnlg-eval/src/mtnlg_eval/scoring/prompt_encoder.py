@@ -1,15 +1,15 @@
-r"""Tokens of prompts, each piece of text encoded once: an example in many prompts, a context with many choices.
+r"""Encode prompts with each piece of text encoded once: an example in many prompts, a context with many choices.
 
-The tokens are those of lm-eval's rule: blanks at the end of a context move to the continuation, whose tokens are those
-of the whole text behind as many as the context alone has. Encoding all of it for every choice costs
-most of an evaluation's time outside the model. A text may be cut where each of its tokenizations has a boundary:
+The tokens follow lm-eval's rule: blanks at the end of a context move to the continuation, whose tokens are those of the
+whole text after the first n, where n is the number of tokens of the context alone. Encoding the whole text for every
+choice takes most of an evaluation's time outside the model. A text may be cut where every tokenization has a boundary:
 
     GPT-2's pre-tokenizer matches  's 't 're 've 'm 'll 'd |  ?L+ |  ?N+ |  ?[^ blank, L, N]+ | blank+(?!\S) | blank+
-    A blank is the first character of a match, or all of it is blanks; so no match holds another character and then a
-    blank: between them one match ends and the next begins. A match looks ahead of blanks only, and never back.
+    A blank is the first character of a match, or the match is all blanks; so no match has another character before a
+    blank: between them one match ends and the next begins. Matches look ahead only after blanks, and never look back.
 
-This holds for a byte-level pre-tokenizer with that pattern, no normalizer, and added tokens that neither hold blanks
-nor look at their neighbours. Any other tokenizer is given whole texts (`cuts_before_blanks`).
+This holds for a byte-level pre-tokenizer with that pattern, no normalizer, and added tokens that neither contain blanks
+nor depend on their neighbours. Any other tokenizer is given whole texts (`cuts_before_blanks`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     Tokens = tuple[int, ...]
 
 BLANKS = tuple(" \n\r\t")
-"""A text is cut before one of these that follows a character that Python, the most generous, takes for no blank."""
+"""A text is cut before one of these if it follows a character that is no blank in Python, whose set is the largest."""
 
 SHOT_DELIMITER = "\n\n"
 PIECES = 1 << 16
 TEXTS = 64
-"""Pieces and whole texts whose tokens are kept."""
+"""Pieces and whole texts whose tokens are cached."""
 
 
 class PromptEncoder:
@@ -44,11 +44,11 @@ class PromptEncoder:
         self.encode = lru_cache(maxsize=TEXTS)(self._encode)
 
     def _encode_piece(self, text: str) -> Tokens:
-        # The same objects for equal tokens: a prompt then takes 8 bytes a token instead of 36.
+        # Equal tokens share one object: a prompt then takes 8 bytes per token instead of 36.
         return tuple([self._numbers.setdefault(token, token) for token in self._tokenizer.encode(text)])
 
     def _encode(self, text: str) -> Tokens:
-        """Tokens of a whole text, without what the tokenizer puts before a prompt."""
+        """Tokens of a whole text, without those that the tokenizer puts before a prompt."""
         if not self._may_cut:
             return self._piece(text)
         return tuple(chain.from_iterable(map(self._piece, _pieces(text))))
@@ -71,7 +71,7 @@ class PromptEncoder:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text before each delimiter of shots that follows another character than a blank."""
+    """Cut a text before each delimiter of shots that does not follow a blank."""
     piece, *rest = text.split(SHOT_DELIMITER)
     for part in rest:
         if piece and not piece[-1].isspace():
@@ -83,7 +83,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _last_cut(context: str, continuation: str) -> int:
-    """Last cut of a context that ends in no blank: its end if the continuation begins with one, 0 if there is none."""
+    """Last cut in a context that does not end in a blank: its end if the continuation begins with one; 0 if none."""
     if continuation.startswith(BLANKS):
         return len(context)
     blank = max(map(context.rfind, BLANKS))
@@ -92,7 +92,7 @@ def _last_cut(context: str, continuation: str) -> int:
 
 
 def cuts_before_blanks(definition: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer of this tokenizer.json encodes what is before and behind such a cut apart (see above)."""
+    """Whether the tokenizer of this tokenizer.json encodes the texts before and after such a cut independently."""
     pre, model = definition["pre_tokenizer"] or {}, definition["model"]
     return (
         definition["normalizer"] is None

@@ -1,6 +1,6 @@
-"""Scores on their way from a GPU: they leave it as soon as they are computed, not when the next batch is, too.
+"""Asynchronous copies of scores from a GPU: they arrive once computed, without waiting for the next batch.
 
-A plain copy waits for all that a GPU has been given before. On a CPU nothing is copied.
+A plain copy waits for all work queued on the GPU. On a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Arriving:
         self._host = result
 
     def wait(self) -> Tensor:
-        """The result on the host, once it is there."""
+        """Wait for the result and return it, on the host."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host

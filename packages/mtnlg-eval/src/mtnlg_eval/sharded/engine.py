@@ -1,12 +1,12 @@
-"""A rank's part of a sharded model: an `Engine` (scoring/decoder_lm.py) that all ranks call alike.
+"""A rank's part of a sharded model: an `Engine` (scoring/decoder_lm.py) that all ranks call in the same way.
 
-    activations   GPU to GPU in torch's default group, from each stage to the next alone
-    logits        of a decoding step: over the tensor slices of the last stage, then along the pipeline
-    hosts         scores, texts and what is stored, host to host over gloo: no GPU waits for them
+    activations   GPU to GPU in torch's default group, only from each stage to the next
+    logits        per decoding step: over the tensor slices of the last stage, then along the pipeline
+    hosts         scores, texts and stored answers, host to host over gloo: no GPU waits for them
 
-Batches go to the replicas in turn. A stage sends what it has computed of a batch and begins the next one, so a replica
-has a batch in each of its stages; no rank waits for scores before `BATCHES_PER_STAGE` more batches for each stage have
-begun. Of the logits of a scored position only a maximum, a sum and the target's own logit ever leave a rank.
+Batches are assigned to the replicas in turn. A stage sends its activations of a batch and begins the next one, so a
+replica has a batch in each of its stages; no rank waits for scores until `BATCHES_PER_STAGE` more batches per stage
+have begun. Of a scored position's logits, only a maximum, a sum and the target's own logit ever leave a rank.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 HOST = torch.device("cpu")
 BATCHES_PER_STAGE = 2
-"""How far a stage runs ahead of the scores: one batch fills the pipeline, another evens out batches of unlike times."""
+"""Batches that a stage runs ahead of the scores: one fills the pipeline, another evens out different batch times."""
 
 PIPELINE_SHARE = 2
-"""A pipeline's first stage ends, and its last begins, as many times a batch's time away as there are other stages."""
+"""Factor by which batches are smaller in a pipeline, whose fill and drain take a batch's time per further stage."""
 
 
 class ShardedEngine:
@@ -69,7 +69,7 @@ class ShardedEngine:
         self._decoder = cast("Decoder", ReplicaDecoder(shard, group, pipeline[-1]))
 
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Score batches; each stage begins the next one while those before are in later stages."""
+        """Score batches; each stage begins the next batch while earlier ones are in later stages."""
         layout = self.shard.layout
         computing = ((rows, self._compute(rows, number % layout.dp)) for number, rows in enumerate(batches))
         adding = (self._add_up(*each) for each in lagging(computing, layout.dp))
@@ -79,7 +79,7 @@ class ShardedEngine:
         self.shard.wait_for_sends()
 
     def _compute(self, rows: Sequence[Row], replica: int) -> Arriving:
-        """Scores of a batch as far as this rank computes them, [2, N]: zeros but on the one rank that computes them."""
+        """Part of a batch's scores on this rank, [2, N]: zeros except on the one rank that computes them."""
         shard, batch = self.shard, pack_rows(rows, self._row_multiple)
         nothing = Arriving(torch.zeros(2, len(batch.scored)))
         if replica != shard.place.dp:
@@ -94,12 +94,12 @@ class ShardedEngine:
         return nothing if shard.place.tp else Arriving(torch.stack((logp_N, greedy_N.to(logp_N.dtype))))
 
     def _add_up(self, rows: Sequence[Row], part: Arriving) -> tuple[Sequence[Row], Tensor, distributed.Work]:
-        """Begin to share the scores of a batch, which are of one rank, and zero on all others."""
+        """Start the all-reduce of a batch's scores, which are zero on all ranks but one."""
         scores_2N = part.wait()
         return rows, scores_2N, distributed.all_reduce(scores_2N, group=self._hosts, async_op=True)
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
-        """Generate from batches of prompts, one in each replica at a time."""
+        """Generate from batches of prompts, one batch per replica at a time."""
         place, layout, remaining = self.shard.place, self.shard.layout, iter(batches)
         while wave := list(islice(remaining, layout.dp)):
             new = generate_batch(self._decoder, self.tokenizer, wave[place.dp]) if place.dp < len(wave) else list[Any]()
@@ -109,7 +109,7 @@ class ShardedEngine:
 
 
 class ReplicaDecoder:
-    """The decoder as `generate` sees it: every rank of a replica steps alike, and gets the logits."""
+    """The decoder for `generate`: every rank of a replica makes the same steps, and gets the logits."""
 
     training = False
 
@@ -123,7 +123,7 @@ class ReplicaDecoder:
         return StageCache(self.config, capacity, min(self._shard.layers))
 
     def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: Sequence[Any]) -> Tensor:
-        """Hidden states after the final norm, x_SBH, on the last stage; something of one position on the others."""
+        """Hidden states after the final norm, x_SBH, on the last stage; an empty tensor of one position on others."""
         x_SBH = self._shard.forward(tokens_BS, positions_BS, attend)
         return torch.empty(1, len(tokens_BS), 0) if x_SBH is None else x_SBH
 
@@ -142,7 +142,7 @@ class ReplicaDecoder:
 
 
 class StageCache(Cache):
-    """The cache of a stage, whose length is that of its first ``layer``."""
+    """The cache of a pipeline stage; its length is that of the stage's first ``layer``."""
 
     def __init__(self, config: ModelConfig, capacity: int, layer: int) -> None:
         super().__init__(config, capacity)
@@ -155,14 +155,14 @@ class StageCache(Cache):
 
 
 class SharedStore(AnswerStore):
-    """Rank 0's store: what it finds all ranks get, and it alone keeps what is new."""
+    """Rank 0's store: all ranks get the answers that it finds; only rank 0 saves new ones."""
 
     def __init__(self, identity: str, path: Path | None, hosts: ProcessGroup) -> None:
         self._hosts, self._leads = hosts, distributed.get_rank() == 0
         super().__init__(identity if self._leads else "", path if self._leads else None)
 
     def lookup(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
-        """Rank 0's answers to these keys, which all ranks ask for."""
+        """Rank 0's answers to these keys; all ranks must call it with the same requests."""
 
         def find() -> list[Any]:
             found = super(SharedStore, self).lookup(keys)
@@ -174,19 +174,19 @@ class SharedStore(AnswerStore):
         return {key: answer for key, answer in zip(keys, answers, strict=True) if answer is not None}
 
     def save(self, answers: Iterable[tuple[bytes, Any]]) -> None:
-        """Write these answers, on rank 0."""
+        """Write these answers on rank 0; no effect on others."""
         if self._leads:
             super().save(answers)
 
 
 @contextmanager
 def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iterator[DecoderLM]:
-    """Join the process group of a layout with this rank's part of a model, and rank 0's answers in ``store``."""
+    """Join the process group of the layout with this rank's part of a model; rank 0 has the answers in ``store``."""
     device = init_distributed()
     try:
         layout = Layout(**parse_layout(str(options.layout)))
         shard = DecoderShard(cast("Checkpoint", model.weights), layout, device, model.dtype)
-        # Two groups, for what is stored is looked up in a thread of its own.
+        # Two groups, because stored answers are looked up in a separate thread.
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine, tokens = ShardedEngine(shard, model.tokenizer, hosts), options.batch_tokens
         with closing(SharedStore(answers_identity(model), store, lookups)) as answers:

@@ -1,4 +1,4 @@
-"""``run --launcher slurm``: a Slurm job whose ranks run the same command; the script is mtnlg_parallel's."""
+"""``run --launcher slurm``: a Slurm job whose ranks run the same command; mtnlg_parallel writes the script."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_a_node", "dry_run")
-"""Parameters of the command that are the launcher's, not those of the ranks."""
+"""Parameters of the command that are for the launcher and not passed to the ranks."""
 
 
 class Site(NamedTuple):
-    """What a site's Slurm needs: the ``[slurm]`` table of a recipe, and options that replace its own."""
+    """Slurm settings of a site: the ``[slurm]`` table of a recipe, and options that add to or replace its own."""
 
     recipe: Path | None = None
     sbatch: Sequence[str] = ()
@@ -48,7 +48,7 @@ def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *,
 
 
 def _words(context: Any) -> Iterator[str]:  # noqa: ANN401  (typer hides the class of its parameters)
-    """The words of a command line, without the launcher's."""
+    """The words of the command line, without the launcher's options."""
     for parameter in context.command.params:
         value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
         if source.name != "COMMANDLINE" or parameter.name in OPTIONS:

@@ -1,8 +1,8 @@
-"""Starts the ranks of a sharded evaluation, or joins torchrun's, and sees that they end together.
+"""Starts the ranks of a sharded evaluation, or joins torchrun's, and ensures that they end together.
 
 The process of the command is rank 0: it hosts the rendezvous on a free port, starts the other ranks, each of which
-calls the same function with the same arguments, and exits with one line when one of them dies; they die when it does,
-however it ends. Under torchrun the ranks exist already.
+calls the same function with the same arguments, and exits with one line when one of them dies. The others die when
+rank 0 does, for whatever reason. Under torchrun the ranks exist already.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 CALL = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks import call; call(*sys.argv[1:])"
-"""The environment that the first module sets spares a rank torch.compile's import by megatron-core, 2 seconds."""
+"""``engine.process`` first sets variables that spare a rank megatron-core's import of torch.compile, 2 seconds."""
 
 
 @contextmanager
 def all_ranks(
     text: str, config: ModelConfig, function: str, arguments: Mapping[str, Any], logs: Path
 ) -> Iterator[bool]:
-    """Within it all ranks of the layout ``text`` (tp=2,pp=2,dp=1) run; yields whether this one is rank 0.
+    """Run all ranks of the layout ``text`` (tp=2,pp=2,dp=1) during the block; yields whether this one is rank 0.
 
-    The others call ``function``, MODULE:NAME, with ``arguments``, which are JSON. Raises ``UsageFailure`` if the layout
-    does not fit the model or the machine.
+    The others call ``function``, MODULE:NAME, with the JSON ``arguments``. Raises ``UsageFailure`` if the layout does
+    not fit the model or the machine.
     """
     layout, started = Layout(**parse_layout(text)), read_environment()
     if error := layout_error(layout, config):
@@ -88,7 +88,7 @@ def call(function: str, arguments: str) -> None:
 
 
 def _watch(workers: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
-    """Exit with one line when a rank dies early: a collective would wait for it for an hour."""
+    """Exit with one line when a rank dies early, since a collective would wait an hour for it."""
     while not done.wait(POLL_SECONDS):
         if failure := _dead_rank(workers, layout):
             sys.stderr.write(f"mtnlg-eval: {printable(failure)}\n")  # a failure is shown despite --quiet

@@ -7,9 +7,9 @@ Occupation scores the prompt "The {occupation} was a" followed by a gendered wor
 
 The paper reports the share of its 323 occupations for which male is likelier (78 %) and the mean of
 log P(female) - log P(male) (-0.77). It does not publish the list; occupations.txt is ours. Names that are themselves
-marked by gender (policeman, nun) tell the answer: they are in gendered_occupations.txt and have figures of their own.
+marked by gender (policeman, nun) reveal the answer: they are in gendered_occupations.txt and are reported separately.
 
-The adjectives are counted by ``cooccurrence``. Every answer goes to the model's store at once, so a killed run resumes.
+``cooccurrence`` counts the adjectives. Every answer goes to the model's store at once, so a killed run resumes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WORDS_SHOWN = 10
 
 
 def parse_kinds(names: str) -> list[str]:
-    """The kinds of bias in a comma-separated list, without repeats; ``UsageFailure`` for an unknown one."""
+    """The kinds of bias in a comma-separated list, without repeats. Raises ``UsageFailure`` for an unknown one."""
     kinds = list(dict.fromkeys(name.strip() for name in names.split(",")))
     if unknown := [kind for kind in kinds if kind not in ALL_KINDS]:
         listed = ", ".join(map(repr, unknown))
@@ -66,7 +66,7 @@ class OccupationScore(NamedTuple):
 
     @property
     def log_ratio(self) -> float:
-        """Log P(female) - log P(male); negative where male is likelier."""
+        """Log P(female) - log P(male), in nats; negative if male is likelier."""
         return self.female - self.male
 
 
@@ -93,7 +93,7 @@ def _log_sum(a: float, b: float) -> float:
 
 
 class Occupations(Record):
-    """The paper's two statistics with their uncertainty, and log P(female) - log P(male) of each in nats."""
+    """The paper's two statistics with their uncertainty, and each occupation's log P(female) - log P(male) in nats."""
 
     occupations: int = 0
     male_likelier: float
@@ -104,19 +104,19 @@ class Occupations(Record):
 
     @property
     def share(self) -> str:
-        """Percent of occupations for which male is likelier."""
+        """Percent of occupations for which male is likelier, with its 95 % interval."""
         low, high = (100 * bound for bound in self.male_likelier_95)
         return f"{100 * self.male_likelier:.1f} ({low:.1f}{DASH}{high:.1f})"
 
 
 class Occupation(Occupations):
-    """Gender by occupation; ``marked`` are the occupations whose names are marked by gender, apart from the others."""
+    """Gender by occupation; ``marked`` has the occupations with names marked by gender, separate from the others."""
 
     marked: Occupations | None = None
 
 
 def summarize_occupations(scores: Sequence[OccupationScore]) -> dict[str, Any]:
-    """`Occupations` of at least two, as JSON."""
+    """The content of `Occupations`, from at least two scores."""
     ratios = [score.log_ratio for score in scores]
     male = sum(ratio < 0 for ratio in ratios)
     return {
@@ -148,7 +148,8 @@ class Bias(Study):
     ) -> Bias:
         """Measure these kinds with ``samples`` texts per prompt.
 
-        Other kinds of the same model and samples in ``out/bias.json`` stay. ``Failure`` where it is no such file.
+        Other kinds of the same model and number of samples in ``out/bias.json`` are kept. Raises ``Failure`` if that
+        file is not of a bias study.
         """
         if any(kind != OCCUPATION for kind in kinds):
             load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
@@ -219,7 +220,7 @@ def _histogram(summary: Occupation) -> Chart:
 
 
 def _axis(values: Sequence[float]) -> Axis:
-    """From the least of these values to the greatest, and through 0, each end labelled."""
+    """An axis from the least of these values to the greatest, including 0, with the ends and 0 labelled."""
     low, high = min(0.0, *values), max(0.0, *values)
     return Axis(low, high, [(place, decimal(place, 1)) for place in sorted({low, 0.0, high})])
 
@@ -239,7 +240,7 @@ def _sentiments(kind: str, adjectives: Adjectives) -> Chart:
 
 
 def _read_earlier(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else nothing."""
+    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else {}."""
     if not path.exists():
         return {}
     try:

@@ -2,9 +2,9 @@
 
 Each identifier in each template is a prompt ("The woman was known for"). The paper draws 800 samples per prompt at
 temperature 1 and top-p 0.9 and keeps the first sentence of each. The adjectives of these sentences, without the prompt,
-are counted by group; reported are those among the 100 most frequent of one group only, and the sentiment of all words.
-TextBlob (extra ``[bias]``) tags the words and gives each a polarity in [-1, 1], which replaces the positive and
-negative scores of SentiWordNet that the paper used.
+are counted by group. The report has those that are among the 100 most frequent of one group only, and the sentiment of
+all words. TextBlob (extra ``[bias]``) tags the words and gives each a polarity in [-1, 1], which replaces the positive
+and negative scores of SentiWordNet that the paper used.
 
 A batch of samples is a function of (prompt, number of its first sample) and goes to the model's store when it is done.
 """
@@ -65,7 +65,7 @@ class Sentiment(Record):
 
 
 class Group(Record):
-    """A group's adjectives, most frequent first, those of no other group with their rank, and the sentiment of all."""
+    """A group's adjectives, most frequent first, those of no other group with their rank, and all words' sentiment."""
 
     samples: int = 0
     adjectives: list[tuple[str, int]] = Field(default_factory=list)
@@ -74,14 +74,14 @@ class Group(Record):
 
 
 class Adjectives(Record):
-    """The groups of one kind of bias; ``shared`` is the number of adjectives that all groups have."""
+    """The groups of one kind of bias; ``shared`` is the number of adjectives that all groups have in common."""
 
     shared: int
     groups: dict[str, Group]
 
 
 def sample_descriptions(lm: DecoderLM, kind: str, samples: int) -> dict[str, list[str]]:
-    """First sentences by group, without the prompt: ``samples`` for every identifier and template of this kind."""
+    """First sentences by group, without the prompt: ``samples`` per identifier and template of this kind."""
     prompts = [
         (group, template.format(who))
         for (group, identifiers), template in product(KINDS[kind].items(), TEMPLATES)
@@ -102,7 +102,7 @@ def sample_descriptions(lm: DecoderLM, kind: str, samples: int) -> dict[str, lis
 
 
 def load_textblob() -> tuple[Tagger, Callable[[str], float]]:
-    """TextBlob's tagger and its polarity of a word; ``Failure`` if the extra is not installed."""
+    """TextBlob's tagger and its polarity of a word. Raises ``Failure`` if the extra is not installed."""
     try:
         from textblob.en import sentiment, tag  # noqa: PLC0415  (an extra)
     except ModuleNotFoundError:
@@ -111,10 +111,10 @@ def load_textblob() -> tuple[Tagger, Callable[[str], float]]:
 
 
 def count_adjectives(sentences: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Per group: its most frequent adjectives, those of no other group with their rank, and the sentiment of all words.
+    """Each group's most frequent adjectives, those of no other group with their rank, and the sentiment of all words.
 
-    ``shared`` is the number of adjectives that are among the most frequent of every group. ``sentiment`` is the mean
-    over all words of the positive and of the negative part of their polarity, in percent.
+    ``shared`` is the number of adjectives that are among the most frequent of every group. ``sentiment`` has the means,
+    over all words, of the positive and of the negative part of their polarity, in percent.
     """
     tag, polarity = load_textblob()
     words = {

@@ -3,13 +3,13 @@
 HANS asks whether a sentence entails another made of the same words. A model that only compares words always says True:
 right for half the rows, wrong for the other half. Accuracy alone therefore says little; the study adds:
 
-    mass        P(True) + P(False): how far the model answers in the requested form; shots raise it
+    mass        P(True) + P(False): how much the model answers in the requested form; shots raise it
     said_true   the share of rows with the answer True: the bias towards one label
     shifted     accuracy with the threshold on P(True) / (P(True) + P(False)) at its mean over all rows instead of at
                 one half, which removes that bias
 
-It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored. Of several draws of shots
-every number is the mean, and ``between_draws`` the standard error of the accuracy's.
+It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored. With several draws of
+shots, every number is their mean, and ``between_draws`` is the standard error of the mean accuracy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRUE, FALSE = 0, 1
 
 
 class Document(BaseModel, strict=True):
-    """What the study needs of a row."""
+    """The fields of a row that the study needs."""
 
     heuristic: str
     subcase: str
@@ -54,7 +54,7 @@ class Document(BaseModel, strict=True):
 
 
 class Verdict(BaseModel, strict=True):
-    """The model's answer to one row, a line of the samples: log P(True) and log P(False), and what `run` compares."""
+    """The model's answer to one row, a line of the samples: log P(True) and log P(False), and the scores of `run`."""
 
     doc: Document
     filtered_resps: list[tuple[float, bool]] = Field(min_length=2, max_length=2)
@@ -67,7 +67,7 @@ class Verdict(BaseModel, strict=True):
 
     @property
     def probability(self) -> float:
-        """P(True) / (P(True) + P(False)), by the scores: above one half where `run` decides for True."""
+        """P(True) / (P(True) + P(False)), from the scores: above one half if `run` decides for True."""
         true, false = self.scores
         return 1 / (1 + exp(min(false - true, 700.0)))
 
@@ -80,7 +80,7 @@ class Verdict(BaseModel, strict=True):
 class SubsetScore(Record):
     """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold.
 
-    ``low`` to ``high`` is the first one's 95 % interval, rows of one template counting as dependent.
+    ``low`` to ``high`` is the 95 % interval of ``accuracy``; rows of one template count as dependent.
     """
 
     rows: int
@@ -130,7 +130,7 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
 
 
 def read_verdicts(samples: Path) -> list[Verdict]:
-    """The answers in a file of samples; ``Failure`` names the first malformed line."""
+    """The answers in a file of samples. Raises ``Failure`` naming the first malformed line."""
     lines = enumerate(file_lines(samples), start=1)
     verdicts = [parse_record(line, Verdict, f"{samples}:{number}") for number, line in lines]
     if not verdicts:
@@ -139,7 +139,7 @@ def read_verdicts(samples: Path) -> list[Verdict]:
 
 
 class Hans(Study):
-    """The study of a model in one style and mode of shots, by number of shots as it was asked for."""
+    """The study of a model in one style and mode of shots; ``shots`` is keyed by the number of shots asked for."""
 
     TITLE = "HANS"
     READING = (
@@ -153,9 +153,9 @@ class Hans(Study):
     shots: dict[str, Tally] = Field(min_length=1)
 
     def tables(self) -> list[Table]:
-        """Accuracy with its interval → shifted accuracy in percent, of every subset at each number of shots.
+        """Accuracy with its interval → shifted accuracy, in percent, for every subset at each number of shots.
 
-        Numbers of shots may have been scored over different rows: a cell is empty where none is of the subset.
+        Numbers of shots may have been scored on different rows: a cell is empty if none of them is in the subset.
         """
         tallies = list(self.shots.values())
 
@@ -198,7 +198,7 @@ class Hans(Study):
         return [*charts, self._subcases()]
 
     def _subcases(self) -> Chart:
-        """A line per subcase: plain (dot) with its interval and threshold shifted (ring), heuristic by heuristic."""
+        """A line per subcase, in order of heuristics: plain (dot) with its interval, and threshold shifted (ring)."""
         asked, last = list(self.shots.items())[-1]
         cases = [(case, score) for group in last.subcases.values() for case, score in group.items()]
         about = f"HANS: accuracy by subcase with {asked} examples in the prompt"
@@ -214,10 +214,10 @@ class Hans(Study):
 
 
 def run_hans_study(folder: Path) -> dict[str, Hans]:
-    """Tally the HANS results of an evaluation by number of shots; returns the studies by file name, and writes them.
+    """Tally the HANS results of an evaluation by number of shots; writes the studies and returns them by file name.
 
-    ``folder`` is the --out of ``mtnlg-eval run``. Every model, style and mode of shots has a study: the best one's is
-    hans.json, another's hans-LABEL.json (results/compare.py). ``Failure`` if HANS was not scored.
+    ``folder`` is the --out of ``mtnlg-eval run``. Every model, style and mode of shots has a study: the best run's is
+    hans.json, another's hans-LABEL.json (results/compare.py). Raises ``Failure`` if HANS was not scored.
     """
     scored = ResultFolder(folder)
     runs = group_runs(result for result in scored.results() if result.task == "hans")
@@ -248,7 +248,7 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
 
 
 def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form)
-    """The tree of the means of each number; counts of rows are those of all draws."""
+    """The tree with the mean of each number; integers, which are counts of rows, are equal in all draws."""
     first = tallies[0]
     if isinstance(first, dict):
         return {name: mean_of([each[name] for each in tallies]) for name in first}
@@ -256,7 +256,7 @@ def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form)
 
 
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Names that any of these groups has."""
+    """Names that are in any of these groups, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))
 
 

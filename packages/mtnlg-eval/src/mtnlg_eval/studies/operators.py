@@ -6,7 +6,7 @@
 
 The paper shows such prompts without scores; here they are generated, and greedy decoding up to the end of the line is
 scored. A prompt is a function of (seed, operator, disguise, number). All operators differ on each of its pairs, so one
-example is enough in principle. The prompt with fewer examples is the same question after the last of them.
+example is enough in principle. A prompt with fewer examples has the same question after the last of the examples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "join": lambda a, b: int(f"{a}{b}"),
 }
 SIGNS = {"add": "-", "subtract": "*", "multiply": "+", "divide": "-"}
-"""For the misleading disguise: the sign of another operator; + for operators without a sign of their own."""
+"""Signs in the misleading disguise: that of another operator; + for operators without a usual sign."""
 
 SEED = 1234
 DISGUISES = ("hash", "ampersand", "word", "function", "misleading")
@@ -129,7 +129,7 @@ class Operators(Study):
     def measure(  # type: ignore[override]  # its settings
         cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, shots: Sequence[int], problems: int
     ) -> Operators:
-        """Answer ``problems`` per operator, disguise and number of shots, listed in ``out/operators.jsonl``."""
+        """Answer ``problems`` per operator, disguise and number of shots; writes them to ``out/operators.jsonl``."""
         posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
         lines = [
             problem._asdict() | {"given": answer, "right": answer == problem.answer}
@@ -147,7 +147,7 @@ class Operators(Study):
         return cls(version=1, **identity, cells=cells)
 
     def tables(self) -> list[Table]:
-        """Percent solved at each number of examples, by operator, by disguise and in all."""
+        """Percent solved at each number of examples, by operator, by disguise and in total."""
         shots = list(dict.fromkeys(cell.shots for cell in self.cells))
 
         def row(head: str, cells: Sequence[Cell]) -> list[str]:
@@ -162,7 +162,7 @@ class Operators(Study):
         return [Table(["solved, % (95 %); examples:", *map(str, shots)], rows)]
 
     def charts(self) -> list[Chart]:
-        """Share solved by shots, a picture per operator: the mean over disguises strong, each disguise faint."""
+        """A chart per operator of the share solved by shots: a strong line for the mean, a faint one per disguise."""
         return [self._chart(name) for name in _names("operator", self.cells)]
 
     def _chart(self, name: str) -> Chart:
@@ -191,7 +191,7 @@ def _solved(cells: Sequence[Cell]) -> str:
 
 
 def _generate_answers(lm: DecoderLM, problems: Sequence[Problem]) -> list[str]:
-    """The first generated line of each problem."""
+    """The first line generated for each problem."""
     options = {"until": ["\n"], "max_gen_toks": NEW_TOKENS}
     with progress("operators", len(problems), "problems") as advance:
         lm.on_scored = advance

@@ -1,8 +1,8 @@
-"""What the studies share: a study is a module of this folder with a class `STUDY`, the schema of its JSON file too.
+"""The interface of studies: a study is a module in this folder with a class `STUDY`, also the schema of its JSON file.
 
-measure     answers its questions with a model that is loaded, on every rank
-tables      what the console and the page show
-charts      its pictures, for the page and as a file
+measure     runs the study with a loaded model, on every rank
+tables      tables for the console and the page
+charts      charts for the page and as a file
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from mtnlg_eval.table import Table
 
 NAMES = ("hans", "operators", "bias")
-"""The studies, in the paper's order, which is the page's."""
+"""The studies, in the order of the paper, and of the page."""
 
 
 class Study(Record):
-    """A study of one model; ``tokens`` is what it had been trained on."""
+    """A study of one model; ``tokens`` is the number of tokens it was trained on."""
 
     TITLE: ClassVar[str]
     READING: ClassVar[str]
-    """How to read it."""
+    """How to read the study's tables and charts."""
     COLUMNS: ClassVar[int] = 1
-    """Pictures beside one another in its file."""
+    """Charts per row in the SVG file."""
 
     version: int
     checkpoint: str
@@ -44,25 +44,25 @@ class Study(Record):
 
     @classmethod
     def measure(cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, **settings: Any) -> Self:  # noqa: ANN401
-        """The study of this model; ``out``, on the rank that writes, is the folder of the file."""
+        """Run the study on this model; ``out`` is the folder of its file on the rank that writes, None on others."""
         raise NotImplementedError
 
     def tables(self) -> list[Table]:
-        """What to read."""
+        """The study's tables."""
         raise NotImplementedError
 
     def charts(self) -> list[Chart]:
-        """What to look at."""
+        """The study's charts."""
         raise NotImplementedError
 
     def write(self, path: Path) -> None:
-        """Write the study, and its pictures beside it."""
+        """Write the study as JSON, and its charts as SVG beside it."""
         write_json(path, self.model_dump(exclude_unset=True))
         write_svg(path.with_suffix(".svg"), self.charts(), self.COLUMNS)
 
 
 def study_class(name: str) -> type[Study]:
-    """The study of this name."""
+    """The class of the study of this name."""
     found: type[Study] = import_module(f"{__package__}.{name}").STUDY
     return found
 
@@ -72,9 +72,9 @@ def run_study(
 ) -> Study | None:
     """Study a model and write ``out/NAME.json``; every answer goes to the model's store at once, so a run resumes.
 
-    Returns None on a rank other than 0.
+    Returns None on ranks other than 0.
     """
-    asked = dict(locals())  # what the other ranks are called with
+    asked = dict(locals())  # arguments of the other ranks' calls
     silence_lm_eval()
     from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
 

@@ -1,6 +1,6 @@
-"""A row of each task with the keys that are read: for the help, the README, and people who write rows of their own.
+"""A row of each task with the keys that are read: for the help, the README, and people who write their own rows.
 
-Alternatives of the publishers (other keys, labels as numbers, text or booleans, tables) are in rows.py and formats.py.
+The publishers' variants (other keys, labels as numbers, text or booleans, tables) are in rows.py and formats.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ EXAMPLES = {
         '"label": false}'
     ),
 }
-"""A line of a JSON-lines file; of RACE, a file of its own. HANS and WiC come as tables as well."""
+"""A line of a JSON-lines file; for RACE, a whole file. HANS and WiC are also published as tables."""
 
 
 def rows_help() -> str:
-    """The examples for the end of a command's help, a line each."""
+    """The examples for the end of a command's help, one line each."""
     lines = "\n\n".join(f"{task}: {row}" for task, row in EXAMPLES.items())
     return (
         f"Rows of your own: DIR/TASK/test.jsonl (RACE: DIR/race_h/test/high/*.txt), a JSON object per row.\n\n{lines}"

@@ -1,13 +1,13 @@
-"""The files that the nine tasks are published in: which of a folder's hold which split, and readers of their formats.
+"""The files that the nine tasks are published in: which files in a folder are which split, and readers of the formats.
 
 A file's split is a word in its name, or else in the name of a folder above it: train, dev, val or test. Archives hold
-other sets beside the task's own (RACE's middle school, ANLI's rounds 1 and 3, LAMBADA's control set): their files are
-left out and named, never merged. If a split has both .jsonl and other files, only the .jsonl are read. Of WinoGrande's
-training files the largest is read. Any other split is one file; RACE alone has a file per article.
+other sets in addition to the task's own (RACE's middle school, ANLI's rounds 1 and 3, LAMBADA's control set): their
+files are skipped and reported, never merged. If a split has both .jsonl and other files, only the .jsonl are read. The
+largest of WinoGrande's training files is read. Any other split is one file; only RACE has a file per article.
 
 A reader yields one (location, parse) pair per row: the location is file:line, ``parse()`` returns the row or raises
-``ValueError`` saying what is wrong, so that the caller may skip the row. Labels in a file of their own that do not
-pair with the rows raise ``Failure``.
+``ValueError`` saying what is wrong, so that the caller may skip the row. Labels in a separate file that do not match
+the rows in number raise ``Failure``.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SPLITS = {
     "validation": {"dev", "development", "val", "valid", "validation", "eval", "evaluation"},
     "test": {"test", "tests"},
 }
-"""Words in a file or folder name that stand for a split."""
+"""Words in a file or folder name that denote a split."""
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".txt")
 """Suffixes of files with rows, preferred ones first."""
 
 
 OTHER_SETS = {"lambada": {"control"}, "race_h": {"middle"}, "anli_r2": {"r1", "r3"}}
-"""Words in the names of files and folders of sets that are published with a task's own."""
+"""Words in the names of files and folders of other sets that are published with a task's own."""
 
 SIZES = ("xl", "l", "m", "s", "xs")
-"""Sizes of WinoGrande's training set, each a part of the one before."""
+"""Sizes of WinoGrande's training set, each a subset of the one before."""
 
 
 def files_by_split(folder: Path, task: str) -> tuple[dict[str, list[Path]], list[str]]:
-    """Row files under ``folder`` by split, in path order, and what belongs to another set, named from ``folder``.
+    """Row files under ``folder`` by split, in path order, and the paths, relative to ``folder``, of other sets.
 
-    Raises ``Failure`` if there is no file with the word of a split, or if a split has two files.
+    Raises ``Failure`` if no file has the word of a split, or if a split has two files.
     """
     if not folder.is_dir():
         raise Failure(f"{folder}: no such folder; put the task's published files there")
@@ -82,7 +82,7 @@ def _one_file(folder: Path, task: str, split: str, paths: Sequence[Path]) -> lis
 
 
 def scored_split(folder: Path, task: str, files: Mapping[str, object]) -> str:
-    """The split to score: the paper's, else the other one; ``Failure`` if there are only training rows."""
+    """The split to score: the paper's, else the other one. Raises ``Failure`` if there are only training rows."""
     order = sorted(("validation", "test"), key=lambda split: split != TASKS_BY_NAME[task].split)
     for split in order:
         if split in files:
@@ -110,7 +110,7 @@ def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
 
 
 def split_of(names: Iterable[str], path: object) -> str | None:
-    """Split named by the last of these path components that contains a split word; None if none does."""
+    """Split named by the last of these path components that contains a split word; None if there is none."""
     for name in reversed(list(names)):
         splits = [split for split, words in SPLITS.items() if words & set(_words(name))]
         if len(splits) > 1:
@@ -198,7 +198,7 @@ def _parse_wic(line: bytes, label: str) -> dict[str, Any]:
 
 
 def _labelled(path: Path, label_file: Path, parse: Callable[[bytes, str], Any]) -> Iterator[RawRow]:
-    """Rows with the labels that are the lines of ``label_file``."""
+    """Rows of ``path``, each with its label, the same line of ``label_file``."""
     rows, labels = _lines(path), _lines(label_file)
     if len(rows) != len(labels):
         raise Failure(f"{label_file}: {len(labels)} labels for the {len(rows)} rows of {path.name}")

@@ -1,12 +1,12 @@
 """lm-eval's own tasks: any by its name, a YAML file or a folder of them, and the style ``lm_eval`` of the nine.
 
-Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML. For the style ``lm_eval`` only the
-rows are ours to fetch, so that published files serve as well as the hub: nothing is stripped, RACE is an article's last
-question, shots come from the splits that its data set has, but never the scored row, and a prompt that is too long
-loses its beginning, shots and all. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
+Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML. For the style ``lm_eval`` we only
+fetch the rows, so that published files work as well as the hub: nothing is stripped, RACE is an article's last
+question, shots come from the splits that the data set has, but never the scored row, and a prompt that is too long
+loses its beginning, including shots. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
 
-A task's YAML is data: its templates run in `Sandbox`. Code that it names, as ``!function`` or as a metric that is
-fetched, runs only where the user trusts it; what is installed with lm-eval is.
+A task's YAML is data: its templates run in `Sandbox`. Code that it names, by ``!function`` or as a metric to fetch,
+runs only if the user trusts it; code that is installed with lm-eval is trusted.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ STOCK = {
 """Files of lm-eval's tasks."""
 
 CLOZE = "_continuation"
-"""Ends lm-eval's name of the cloze form of a multiple-choice task."""
+"""Suffix of lm-eval's name of the cloze form of a multiple-choice task."""
 
 ORIGINAL_LAMBADA = "lambada/lambada_standard.yaml"
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
 
 
 def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
-    """lm-eval's config of a task, or of LAMBADA in this variant."""
+    """lm-eval's config of a task; ``variant`` "original" selects the original LAMBADA."""
     path = ORIGINAL_LAMBADA if variant == "original" else STOCK[task]
     config: dict[str, Any] = load_yaml(Path(str(lm_eval.tasks.__file__)).parent / path)
     return config
 
 
 def stock_task(task: str, data: Path | None, revision: str | None = None) -> Task:
-    """A task of lm-eval's own over the rows, byte by byte, of a folder or of the hub."""
+    """lm-eval's own form of a task, over the unmodified rows of a folder or of the hub."""
     published = open_rows(task, data, revision)
 
     def pools(config: Mapping[str, Any]) -> list[str]:
@@ -87,7 +87,7 @@ def stock_task(task: str, data: Path | None, revision: str | None = None) -> Tas
     if rows.variant == "original":
         rows = published.rows(verbatim=True, pools=pools(stock_config(task, rows.variant)))
     config = stock_config(task, rows.variant)
-    for split, key in SPLIT_KEYS.items():  # of a folder we have the split to score and at most one more
+    for split, key in SPLIT_KEYS.items():  # we have the split to score and at most one more
         config[key] = split if split in {rows.split, rows.pool} else None
     config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
     made = ConfigurableTask(config=config | {"custom_dataset": lambda **_: _as_datasets(rows)})
@@ -104,15 +104,15 @@ def _as_datasets(rows: TaskRows) -> dict[str, Any]:
 
 @cache
 def lm_eval_manager(include_path: str | None, defaults: bool) -> TaskManager:
-    """lm-eval's manager, with its own tasks (some seconds) or without."""
+    """lm-eval's task manager, with its own tasks (takes some seconds to load) or without."""
     return TaskManager(include_path=include_path, include_defaults=defaults)
 
 
 @contextmanager
 def installed_code_alone() -> Iterator[None]:
-    """Within it a task that names code which did not come with lm-eval raises ``Failure``."""
+    """Make a task raise ``Failure`` during the block if it names code that is not installed with lm-eval."""
     installed = [Path(str(lm_eval.tasks.__file__)).parent, Path(__file__).parent]
-    find, get = _yaml_loader._import_func_in_yml, lm_eval_task.get_metric  # noqa: SLF001  (lm-eval's only doors)
+    find, get = _yaml_loader._import_func_in_yml, lm_eval_task.get_metric  # noqa: SLF001  (lm-eval has no public hooks)
 
     def find_installed(name: str, folder: Path) -> Callable[..., Any]:
         if not any(folder.is_relative_to(each) for each in installed):
@@ -136,10 +136,10 @@ def installed_code_alone() -> Iterator[None]:
 def load_lm_eval_tasks(
     name: str, include_path: Path | None = None, *, trusted: bool = False
 ) -> tuple[dict[str, Task], dict[str, list[str]]]:
-    """The tasks of this name, a task's, a group's or a tag's of lm-eval, or of a YAML file, and those of each group.
+    """Load an lm-eval task, group or tag by name, or a YAML file: the tasks, and the names of each group's tasks.
 
-    Only where its author is ``trusted`` does code run that a task brings. Raises ``UsageFailure`` for a name that there
-    is not and ``Failure`` for what cannot be loaded.
+    Code that a task brings runs only if it is ``trusted``. Raises ``UsageFailure`` for an unknown name and ``Failure``
+    for a task that cannot be loaded.
     """
     random.seed(0)
     np.random.seed(1234)  # noqa: NPY002  (what lm-eval's tasks draw from)
@@ -164,7 +164,7 @@ def load_lm_eval_tasks(
     tasks: dict[str, Task] = loaded["tasks"]
     groups = {group.name: [task.task_name for task in group.get_all_tasks()] for group in loaded["groups"].values()}
     if not is_file and name not in tasks:
-        groups.setdefault(name, list(tasks))  # of a tag
+        groups.setdefault(name, list(tasks))  # a tag
     return tasks, groups
 
 
@@ -180,16 +180,16 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def lm_eval_rows(task: Task) -> TaskRows:
-    """The rows of a task whose rows lm-eval has read."""
+    """The rows of a task that lm-eval has read."""
     config, pool = task.config, getattr(getattr(task, "sampler", None), "df", ())
     scored = config.test_split or config.validation_split
     return TaskRows(task.eval_docs, pool, str(scored), str(config.fewshot_split or config.training_split or scored))
 
 
 class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no types
-    """lm-eval's sampler of a task, whose draws have another row instead of the scored one.
+    """lm-eval's sampler of a task, with another row drawn instead of the scored one.
 
-    lm-eval leaves it out where the pool is the test split alone.
+    lm-eval itself excludes the scored row only if the pool is the test split.
     """
 
     def __init__(self, sampler: ContextSampler) -> None:
@@ -198,9 +198,9 @@ class OwnShots(ContextSampler):  # type: ignore[misc]  # lm-eval carries no type
         self.drawn: list[Document] = []
 
     def sample(self, n: int, *args: Any, **options: Any) -> Sequence[Document]:  # noqa: ANN401  (lm-eval's signature)
-        """Draw ``n`` shots for the row ``scored``, or fewer where there are no more."""
+        """Draw ``n`` shots for the row ``scored``, or all if there are fewer."""
         drawn: list[Document] = list(self._sampler.sample(n, *args, **options))
-        spare = random.Random(next(self._spares))  # lm-eval's own goes on as it would
+        spare = random.Random(next(self._spares))  # so that lm-eval's own state is unchanged
         if self.scored in drawn:
             others = [row for row in self._sampler.fewshot_docs() if row != self.scored and row not in drawn]
             kept = [row for row in drawn if row != self.scored]
@@ -219,11 +219,11 @@ def _context_of(task: Task, doc: Document, *args: Any, **options: Any) -> Any:  
 
 
 def with_shots(task: Task, shots: int, seed: int) -> Task:
-    """A task of lm-eval's with this many ``shots``, or as many as there are, drawn with ``seed``."""
+    """A copy of an lm-eval task with ``shots`` shots, or all if there are fewer, drawn with ``seed``."""
     made = copy(task)
     made._config = copy(task.config)  # noqa: SLF001  (Task's own)
     if hasattr(task, "sampler"):
-        split = task.fewshot_cfg.split  # lm-eval draws one more where it leaves out the scored row
+        split = task.fewshot_cfg.split  # lm-eval draws one more if it excludes the scored row
         pool = len(task.sampler.df) - (split is not None and split == task.config.test_split)
         made.sampler = OwnShots(task.sampler)
         made.fewshot_context = partial(_context_of, made)
@@ -236,7 +236,7 @@ def with_shots(task: Task, shots: int, seed: int) -> Task:
 
 
 def whole_shots(task: Task, lm: TemplateLM, instance: Instance, drawn: Sequence[Document]) -> int:
-    """Shots that are whole in a prompt that loses its beginning."""
+    """Number of shots that remain complete in a prompt that loses its beginning."""
     prompt, continuation = instance.args
     if not isinstance(continuation, str):
         return 0

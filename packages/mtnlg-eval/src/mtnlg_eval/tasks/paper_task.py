@@ -8,9 +8,9 @@ lm-eval renders the prompts in tasks/*.yaml. This class adds what YAML cannot ex
     ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
     greedy     correct if greedy decoding gives the target                                   LAMBADA, loglikelihood
 
-Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are lm_eval_tasks.py's.
+Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are in lm_eval_tasks.py.
 
-`paper_task` reads the rows; `with_shots` makes a task that puts shots into its prompts, for ``lm_eval.evaluate``.
+`paper_task` reads the rows; `with_shots` returns a task with shots in its prompts, for ``lm_eval.evaluate``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEED = 1234
 PAPER = "paper"
 
 METADATA_KEYS = ("with_shots", "unconditional", "score")
-"""Keys of a style that belong into the task's metadata, not its config."""
+"""Keys of a style that belong in the task's metadata, not its config."""
 
 
 class DocumentList(list["Document"]):
@@ -60,10 +60,10 @@ class DocumentList(list["Document"]):
 class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no types
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
-    ``with_shots``, the prompt from one shot on; ``unconditional``, the context of the ratio's denominator;
-    ``score: sum`` instead of per token; ``styles``, overrides of these keys and of the config by style.
+    ``with_shots``, the prompt with one or more shots; ``unconditional``, the context of the ratio's denominator;
+    ``score: sum``, instead of per token; ``styles``, overrides of these keys and of the config by style.
 
-    ``shown`` has the number of shots in each document's prompt by its id.
+    ``shown`` has the number of shots in each document's prompt, by document id.
     """
 
     lm: TemplateLM
@@ -79,7 +79,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         self.unconditional: str | None = self.config.metadata.get("unconditional")
 
     def download(self, *_: object, **__: object) -> None:
-        """The rows are there."""
+        """Do nothing: the rows are already read."""
 
     @property
     def eval_docs(self) -> DocumentList:
@@ -91,13 +91,13 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         return self.rows.shots
 
     def with_shots(self, lm: TemplateLM, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> PaperTask:
-        """A task with ``count`` shots that ``choice`` admits, drawn with ``seed``, in the prompts for ``lm``."""
+        """A copy with ``count`` shots that ``choice`` admits, drawn with ``seed``, in its prompts for ``lm``."""
         task = copy(self)
         task.take_shots(lm, count, choice, seed)
         return task
 
     def take_shots(self, lm: TemplateLM, count: int, choice: ShotChoice, seed: int) -> None:
-        """Put shots into every prompt from now on."""
+        """Put shots into every prompt from now on. Arguments as for `with_shots`."""
         self.lm, self.sampler, self.shown, self._choice_tokens = lm, DrawnShots(), {}, {}
         self._draw = partial(self._pool.draw, count=count, key=f"{seed}/{self.config.task}", choice=choice)
         self._config = copy(self.config)
@@ -106,7 +106,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             self._prompt = self._config.doc_to_text = self.config.metadata.get("with_shots", self._prompt)
 
     def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
-        """lm-eval's context with as many drawn shots as fit into the model's context with the longest continuation."""
+        """lm-eval's context, with as many drawn shots as fit the model's context beside the longest continuation."""
         render = super().fewshot_context
         contexts: dict[int, str | list[str]] = {0: render(doc, 0, **options)}
         continuation = max(self._continuation_tokens(self.construct_requests(doc, contexts[0])))
@@ -144,12 +144,12 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 
     @property
     def label_tokens(self) -> list[int]:
-        """Tokens of each label word, once a prompt is built; [] where rows have choices of their own."""
+        """Number of tokens of each label word, once a prompt is built; [] if each row has its own choices."""
         same = isinstance(self.config.doc_to_choice, list)
         return next(iter(self._choice_tokens.values()), []) if same else []
 
     def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
-        """Score of each choice, the highest being the answer; for LAMBADA the loglikelihood of the word."""
+        """Score of each choice, of which the highest is the answer; for LAMBADA the log-likelihood of the word."""
         logps = np.array([logp for logp, _ in results])
         if self.unconditional:
             conditional, unconditional = np.split(logps, 2)
@@ -194,7 +194,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 def paper_task(name: str, data: Path | None = None, style: str = PAPER, revision: str | None = None) -> PaperTask:
     """One of the nine tasks in a style, over the rows of a folder or of the hub.
 
-    Raises ``Failure`` if they cannot be scored.
+    Raises ``Failure`` if the rows cannot be scored.
     """
     config = task_config(name)
     metadata = config["metadata"] | {"style": style}

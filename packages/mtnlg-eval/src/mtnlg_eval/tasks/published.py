@@ -1,7 +1,8 @@
 """Published accuracies of MT-NLG and its peers on the nine tasks, as printed in the paper's tables 2 to 6.
 
-Smith et al. 2022, arXiv 2201.11990v3, transcribed from images of the tables (paper.md 5.1) into published.json: LAMBADA
-is of table 2, RACE-h and BoolQ of 3, WinoGrande, HellaSwag and PiQA of 4, ANLI and HANS of 5, WiC of 6; all in percent.
+Smith et al. 2022, arXiv 2201.11990v3, transcribed from images of the tables (paper.md 5.1) into published.json, all in
+percent: LAMBADA from table 2, RACE-h and BoolQ from 3, WinoGrande, HellaSwag and PiQA from 4, ANLI and HANS from 5,
+WiC from 6.
 K, the number of few-shot examples, is GPT-3's; MT-NLG reused it without a search (paper.md 5.2).
 """
 
@@ -68,14 +69,14 @@ TASKS_BY_NAME = {task.name: task for task in TASKS}
 
 
 FORMS = re.compile("_?(continuation|cloze)(_yaml)?")
-"""Of lm-eval's names of a task's cloze form, beside its multiple-choice form."""
+"""Part of lm-eval's task names that marks the cloze form, in contrast to the multiple-choice form."""
 
 
 def task_order(task: str) -> tuple[int, str, str]:
-    """The paper's order, then by name, with the cloze form of a task behind its multiple-choice form."""
+    """Sort key: the paper's order, then by name, with the cloze form of a task after its multiple-choice form."""
     return [*TASKS_BY_NAME, task].index(task), FORMS.sub("", task), task
 
 
 def title_of(task: str) -> str:
-    """Name of a task in the paper; of one's own its name."""
+    """Name of a task in the paper; the given name of any other task."""
     return TASKS_BY_NAME[task].title if task in TASKS_BY_NAME else task

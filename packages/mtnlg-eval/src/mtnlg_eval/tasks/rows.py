@@ -4,12 +4,13 @@ Publishers and the hub's copies name keys and labels differently. Each model her
 what cannot be scored (an unknown label, an empty option) and builds documents: flat dicts read by the prompt templates
 in tasks/*.yaml. Each document has
 
-    digest   of the content: the same row from the hub and from a file has the same
+    digest   of the content: equal for the same row from the hub and from a file
     id       the publisher's id, else the digest
     group    a digest of what one prompt must not show twice: a passage, an article, a pair of twins
 
-Surrounding blanks are stripped. Under the context ``VERBATIM`` they stay, and ``hub_row`` gives the row as the hub has
-it, for stock lm-eval. ``texts`` returns what must not be trained on (paper.md 4.4): passages, questions, options.
+Surrounding blanks are stripped. With validation context ``VERBATIM`` they are kept, and ``hub_row`` gives the row as
+the hub has it, for stock lm-eval. ``texts`` returns what must not be trained on (paper.md 4.4): passages, questions,
+options.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Text = Annotated[str, StringConstraints(min_length=1), BeforeValidator(_strip)]
 
 
 def _label(**choices: int) -> BeforeValidator:
-    """Validate a label given as text, number or boolean under one of these names."""
+    """Validate a label, given as text, number or boolean, that is one of these names."""
 
     def parse(value: object) -> int:
         if (name := str(value).strip().lower()) in choices:
@@ -89,7 +90,7 @@ class Row(BaseModel):
     )
 
     def fields(self) -> Document:
-        """Keys of the document that prompts read."""
+        """The part of the document that prompts read."""
         return self.model_dump(exclude={"id"})
 
     def texts(self) -> list[str]:
@@ -161,7 +162,7 @@ class WinoGrande(Row):
         return row | {"answer": str(row.pop("label") + 1)}
 
     def group(self) -> str:
-        """Digest of what twins share: the options and the first two words (all 88 pairs of 400 published rows)."""
+        """Digest of what twins share: options and first two words (finds all 88 pairs among 400 published rows)."""
         options = sorted((self.option1.lower(), self.option2.lower()))
         return _digest([*options, *self.sentence.lower().split()[:2]])
 
@@ -201,7 +202,7 @@ class HellaSwag(Row):
         return row | {"label": str(row["label"])}
 
     def group(self) -> str:
-        """Digest of the video or article: the next scene of a video tells how this one ended."""
+        """Digest of the video or article: the next scene of a video reveals how this one ended."""
         return _digest(self.source_id or [self.activity_label, self.ctx_a])
 
     def texts(self) -> list[str]:
@@ -253,7 +254,7 @@ class Hans(Row):
 class Wic(Row):
     """A word in two sentences, with the same sense or not; ``start1:end1`` is its span in the first, as published."""
 
-    word: Stripped | None = None  # absent where the file has none: then the word as spelled
+    word: Stripped | None = None  # if the file has none, the word as spelled in sentence1
     sentence1: Annotated[str, StringConstraints(min_length=1)]  # never stripped: the span counts leading spaces
     sentence2: Annotated[str, StringConstraints(min_length=1)]
     start1: Annotated[int, Field(ge=0)]

@@ -1,4 +1,4 @@
-"""What lm-eval renders the prompts of its YAML with, but in a sandbox: strangers write them."""
+"""A sandboxed replacement of the environment in which lm-eval renders the prompts of YAML, which is untrusted."""
 
 from __future__ import annotations
 

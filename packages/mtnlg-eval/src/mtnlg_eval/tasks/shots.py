@@ -1,7 +1,7 @@
-"""Few-shot examples of a document: a random draw from (seed, task, document id) and nothing else.
+"""Few-shot examples of a document: a random draw that depends only on (seed, task, document id).
 
 lm-eval draws from one generator in document order, so its shots change with the number of processes and the order of
-rows. This draw depends neither on those nor on the order of the pool, and the draw of K shots begins with the one shot.
+rows. This draw depends neither on those nor on the order of the pool, and the draw of K shots begins with that of one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ANY_SHOT = ShotChoice()
 
 
 def sample_rows(ids: Sequence[str], limit: int | None) -> list[int]:
-    """Numbers of a random sample of ``limit`` rows, ascending; of all for None. A smaller one is part of a larger.
+    """Numbers of a random sample of ``limit`` rows, ascending; all if None. A smaller sample is a subset of a larger.
 
-    Published files are sorted: the first rows of HANS are of one subcase and label.
+    Random, since published files are sorted: the first rows of HANS are of one subcase and label.
     """
     if limit is None or limit >= len(ids):
         return list(range(len(ids)))

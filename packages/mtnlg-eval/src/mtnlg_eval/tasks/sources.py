@@ -3,12 +3,12 @@
     DATA/boolq/val.jsonl                        JSON lines: SuperGLUE (string labels too), ANLI, HellaSwag, WinoGrande
     DATA/race_h/test/high/*.txt                 RACE: one JSON object per file, an article with its questions
     DATA/hans/heuristics_evaluation_set.txt     HANS: a tab-separated table with a header
-    DATA/piqa/valid.jsonl, valid-labels.lst     PiQA: labels in a file of their own, line by line
+    DATA/piqa/valid.jsonl, valid-labels.lst     PiQA: labels in a separate file, line by line
     DATA/lambada/lambada_test_plain_text.txt    LAMBADA: one passage per line; .jsonl with "text" as well
-    DATA/wic/train.data.txt, train.gold.txt     WiC: a tab-separated table, labels in a file of their own
+    DATA/wic/train.data.txt, train.gold.txt     WiC: a tab-separated table, labels in a separate file
 
-Which files are which split, and which are another set, is in formats.py. The scored split is the paper's
-(paper.md 5.2); if it is missing, test stands in for dev and dev for test. Shots come from train, else from a split that
+formats.py determines which files are which split, and which belong to another set. The scored split is the paper's
+(paper.md 5.2); if it is missing, test replaces dev and dev replaces test. Shots come from train, else from a split that
 is not scored, else from the scored rows themselves, never from the group of the scored row; LAMBADA's only from rows of
 the same variant. Hub data sets and splits are named in tasks/*.yaml.
 """
@@ -45,9 +45,9 @@ SPLITS = ("train", "validation", "test")
 class TaskRows:
     """Documents to score and documents to draw shots from.
 
-    ``split`` and ``pool`` name their splits: equal where the shots come from the scored rows. ``malformed`` lists rows
-    to score that cannot be, by their number, ``left_out`` malformed rows of the pool, ``other_files`` what belongs to
-    another set, ``revision`` is the hub's commit.
+    ``split`` and ``pool`` name their splits, which are equal if the shots come from the scored rows. ``malformed`` has
+    the reason why a row cannot be scored, by row number; ``left_out`` lists malformed rows of the pool, ``other_files``
+    files of another set; ``revision`` is the hub's commit.
     """
 
     scored: list[Document]
@@ -62,7 +62,7 @@ class TaskRows:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What a user should know of them."""
+        """Notes for the user on rows and files that are left out, and on the source of the shots."""
         yield from (f"row {number} is left out: {why}" for number, why in self.malformed.items())
         if self.other_files:
             yield f"not read, because of another set: {', '.join(self.other_files)}"
@@ -74,9 +74,9 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class Published:
-    """The rows of a task as they are published, by split: the one to score, and ``pools`` that may give shots.
+    """The published rows of a task by split: the split to score, and ``pools`` that may give shots.
 
-    ``splits`` read their rows when they are called; ``source`` names the place.
+    Each of ``splits`` reads its rows when called; ``source`` names the place.
     """
 
     task: str
@@ -88,10 +88,10 @@ class Published:
     revision: str | None = None
 
     def rows(self, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
-        """The documents to score, and the shots of the first of its pools that has any; without one the scored rows.
+        """The documents to score, and shots from the first of ``pools`` that has any, else from the scored rows.
 
         ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Malformed rows are left out
-        and listed (file:line: reason). Raises ``Failure`` if there are no others.
+        and listed (file:line: reason). Raises ``Failure`` if no row is left to score.
         """
         malformed: dict[int, str] = {}
         documents = _documents(self.task, self.splits[self.scored](), malformed, verbatim=verbatim)
@@ -125,9 +125,9 @@ def task_config(task: str) -> dict[str, Any]:
 
 
 def open_rows(task: str, data: Path | None, revision: str | None = None) -> Published:
-    """The rows of ``data/task``, or for None of the hub's data set at this ``revision``, or the newest.
+    """The rows in ``data/task``, or, if ``data`` is None, of the hub's data set at ``revision`` (default: the newest).
 
-    Raises ``Failure`` if they are not there or cannot be fetched.
+    Raises ``Failure`` if they are missing or cannot be fetched.
     """
     if data is None:
         return _open_hub(task, task_config(task), revision)
@@ -176,7 +176,7 @@ def variant_of(task: str, documents: Sequence[Document]) -> str | None:
 
 
 def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | None = None) -> Iterator[tuple[Row, Any]]:
-    """Validate rows, each with what it was parsed from; a malformed one raises ``Failure`` or goes to ``left_out``."""
+    """Yield (validated row, raw row). A malformed row goes to ``left_out``, or raises ``Failure`` if that is None."""
     schema = ROWS[task]
     for number, (location, parse) in enumerate(rows):
         try:
