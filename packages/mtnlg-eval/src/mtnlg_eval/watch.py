@@ -27,7 +27,7 @@ def watch(
 ) -> None:
     """Score the checkpoints of ``run`` into ``out``, oldest first, until the run is complete; ``once``: those present.
 
-    ``words`` are options of ``mtnlg-eval run``; with ``--launcher slurm`` each scoring is a job, whose end is awaited.
+    ``words`` are options of ``mtnlg-eval run``; with ``--launcher slurm`` each scoring is a job, and this waits for it.
     ``launch`` is a command that runs a command, such as srun. The page in ``out`` is drawn after each checkpoint.
     ``seconds`` is the polling interval. Raises ``Failure`` at the end if a checkpoint could not be scored.
     """

@@ -80,7 +80,7 @@ def _by_cluster(values: Sequence[float] | NDArray[np.float64], clusters: Sequenc
 def mean_estimate(
     value: float, values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int], stderr: float | None = None
 ) -> Estimate:
-    """A mean of rows with its interval; for a score that is not a share of rows, ± 1.96 ``stderr``."""
+    """``value`` with Wilson's interval if it is the mean of rows' ``values`` in [0, 1], else with ± 1.96 ``stderr``."""
     if not len(values) or not all(0 <= x <= 1 for x in (min(values), max(values))):
         half = Z * (stderr or 0.0)
         return Estimate(value, value - half, value + half)

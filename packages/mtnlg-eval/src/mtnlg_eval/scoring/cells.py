@@ -78,7 +78,7 @@ class Source:
 
 @dataclass
 class Cell:
-    """A task at one number of shots with one seed; ``failed`` has why rows are left out, ``drawn`` the others' shots.
+    """A task at one number of shots with one seed; ``failed`` has the reasons for left-out rows, ``drawn`` the shots.
 
     lm-eval gets the rows, with their numbers in the split, from `rows`, and builds and scores them through `guard`.
     """

@@ -175,7 +175,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
-        """Load a checkpoint's decoder: on a GPU in the stored dtype, else on the CPU in fp32. ``store`` has answers."""
+        """Load a checkpoint's decoder: on a GPU as stored, else on the CPU in fp32. ``store`` caches answers."""
         cuda, tokenizer = torch.cuda.is_available(), Tokenizer(checkpoint.tokenizer_path)
         dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
         engine = LocalEngine(checkpoint.decoder(dtype, "cuda" if cuda else "cpu"), tokenizer)
@@ -260,7 +260,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [scores[0] for scores in self._score(requests, lambda request: [request])]
 
     def _score(self, items: Sequence[T], encode: Callable[[T], Sequence[Request]]) -> list[Sequence[Score]]:
-        """Scores of each item's requests; [] for a failed item. Equal requests run once; each batch is then stored."""
+        """Scores of each item's requests; [] for a failed item. Equal requests run once; batches are stored at once."""
         keys: dict[Request, bytes] = {}
         scores: dict[Request, Score] = {}
         encoded: list[Sequence[Request]] = []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Tokens = tuple[int, ...]
 
 BLANKS = tuple(" \n\r\t")
-"""A text is cut before one of these if it follows a character that is no blank in Python, whose set is the largest."""
+"""A text is cut before one of these if it follows a non-blank by ``str.isspace``, which has the most blanks."""
 
 SHOT_DELIMITER = "\n\n"
 PIECES = 1 << 16

@@ -6,7 +6,7 @@
 
 Batches are assigned to the replicas in turn. A stage sends its activations of a batch and begins the next one, so a
 replica has a batch in each of its stages; no rank waits for scores until `BATCHES_PER_STAGE` more batches per stage
-have begun. Of a scored position's logits, only a maximum, a sum and the target's own logit ever leave a rank.
+have begun. Only a maximum, a sum and the target's own logit of a scored position's logits ever leave a rank.
 """
 
 from __future__ import annotations
