@@ -58,4 +58,4 @@ def _of_queries(slopes: tuple[float, ...], dtype: torch.dtype, device: torch.dev
     return F.pad(torch.stack(columns, -1)[:, None], (0, ALIBI_COLUMNS - 4)).to(device)
 
 
-_kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # a copy to a GPU waits; by inference mode, as in `rotary`
+_kept_of_queries = lru_cache(maxsize=64)(_of_queries)  # cached for the reasons given in `rotary`

@@ -95,7 +95,7 @@ def named_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> NamedTokens:
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """Path of a file in the folder, resolved only if it is a link of Hugging Face's cache: others could show a secret.
+    """Path of a file in the folder. Only links of Hugging Face's cache are resolved: others could lead to a secret.
 
     In the cache, snapshots/REVISION/FILE links to blobs/DIGEST of the same model. Callers open the path without
     following links.

@@ -47,7 +47,7 @@ FOREIGN: Final = {
     "n_routed_experts": "a mixture of experts",
     "alibi": "ALiBi positions",
 }
-"""What is not supported, by a field that only such families have."""
+"""Unsupported feature, by the config.json field that shows it."""
 
 LOCAL_BASE: Final = "rope_local_base_freq"
 ORIGINAL: Final = "original_max_position_embeddings"

@@ -211,7 +211,7 @@ def _tokenizer_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, obje
 
 
 def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
-    """The safetensors file of each tensor, by tensor name: the single file if there is one, else those of the index."""
+    """Safetensors file by tensor name: `WEIGHTS` if present, as in transformers, else by `INDEX`."""
     index = folder / INDEX
     names = [WEIGHTS]
     if index.exists() and not (folder / WEIGHTS).exists():

@@ -1,4 +1,7 @@
-"""Configuration of a Megatron-LM GPT from tensor shapes and from the run's arguments, which must agree with them."""
+"""Configuration of a Megatron-LM GPT from tensor shapes and, for what they do not show, from the run's arguments.
+
+Both must agree.
+"""
 
 from __future__ import annotations
 

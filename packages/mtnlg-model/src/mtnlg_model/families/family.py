@@ -22,7 +22,7 @@ class Field(NamedTuple):
 
     ``default`` is the value of a missing field; None leaves our settings to `ModelConfig`. ``values`` maps supported
     values to ours; the first is the default. Otherwise ours is the field's value to the ``power``. ``write`` computes
-    the value from a configuration, for a field that alone sets nothing. Null means missing, unless ``nullable``.
+    the value from a configuration, for a field without ``sets``. Null means missing, unless ``nullable``.
     """
 
     sets: str = ""
@@ -63,8 +63,8 @@ class LayersBy(NamedTuple):
     """Settings by layer: which layers have the attention window of the field ``name``, and other settings.
 
     ``default`` is the window if that field is missing; ``switch`` names a field that must be true for windows.
-    ``slides``(fields, n) says whether layer n has the window; the list ``layer_types`` takes precedence if the family
-    ``reads_types``. ``settings``(fields, n, slides) gives other settings of layer n, with ``slides`` None if no layer
+    ``slides(fields, n)`` says whether layer n has the window; the list ``layer_types`` takes precedence if the family
+    ``reads_types``. ``settings(fields, n, slides)`` gives other settings of layer n, with ``slides`` None if no layer
     has a window.
     """
 

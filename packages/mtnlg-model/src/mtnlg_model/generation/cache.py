@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LayerCache:
     """One layer's keys and values [B, N, capacity, D], of which the first ``length`` tokens are filled.
 
-    With a ``window`` below ``capacity``, only the tokens that later queries can attend to are kept.
+    With a ``window`` below ``capacity``, tokens before the window are dropped.
     """
 
     def __init__(self, capacity: int, window: int | None = None) -> None:

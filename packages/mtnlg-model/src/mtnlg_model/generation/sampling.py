@@ -59,7 +59,7 @@ def penalize(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
 def draw_tokens(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """The next token of every row: the likeliest at temperature 0, else drawn with that row's generator.
 
-    Synchronizes with the host once, to read the tokens. Raises ``Failure`` if a logit is not a number.
+    Synchronizes the host with the device once, to read the tokens. Raises ``Failure`` if a logit is not a number.
     """
     if sampling.temperature == 0:
         greatest_B, token_B = logits_BV.max(-1)
