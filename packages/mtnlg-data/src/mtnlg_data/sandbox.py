@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 BUDGET = 10_000_000
-"""Of one rendering; the longest prompts have a tenth."""
+"""Characters per rendering; the longest prompts use a tenth."""
 STEP = 32
 MOST = 1 << 28
 """Bytes that one call could make of its arguments, before its result is charged."""
 
 MARKS = ("\ue0f0\ue0f1", "\ue0f1\ue0f0")
-"""Around what a template says is an answer; characters of private use."""
+"""Private-use characters around the parts that a template marks as an answer."""
 
 
 class _Rendering(Template):
@@ -111,7 +111,7 @@ def _length(value: object) -> int:
 
 
 def _size(value: object) -> int:
-    """What a value can make of another: as many copies as a number says, a copy of itself between all characters."""
+    """How many times a value can multiply another: a number, or the length of a text put between all characters."""
     if isinstance(value, list | tuple):
         return sum(max(1, _size(each)) for each in value)
     return abs(value) if isinstance(value, int) else _length(value)
@@ -154,7 +154,7 @@ class _Marking(_Generation):
 
 
 def chat_environment(*, marked: bool = False) -> Sandbox:
-    """What templates expect: trimmed blocks, loop controls, JSON without HTML's escapes, a way to refuse a chat.
+    """The environment that templates expect: trimmed blocks, loop controls, plain JSON, a way to refuse a chat.
 
     If ``marked``, `MARKS` stand around what is within ``{% generation %}``.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-INTEGERS = 1 << 63  # of either sign, in TOML as in what computes with them
+INTEGERS = 1 << 63  # bound of either sign, in TOML and in the code that computes with them
 
 
 class Settings(BaseModel):
@@ -64,7 +64,7 @@ def setting(
 
 
 def note(field: FieldInfo, name: str) -> str:
-    """The ``unit``, ``paper`` or ``option`` of a `setting`; empty where it has none."""
+    """The ``unit``, ``paper`` or ``option`` of a `setting`; empty if it has none."""
     extra = field.json_schema_extra
     return str(extra.get(name, "")) if isinstance(extra, dict) else ""
 
@@ -113,7 +113,7 @@ def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
 
 
 def partial_settings(schema: type[Settings]) -> type[Settings]:
-    """The same settings, of which none is required."""
+    """The same settings, all optional."""
     fields: dict[str, Any] = {
         name: (field.annotation, FieldInfo.merge_field_infos(field, default=None))
         for name, field in schema.model_fields.items()

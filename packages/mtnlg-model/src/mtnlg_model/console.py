@@ -59,9 +59,9 @@ class IoFailure(Failure):
 
 
 MISTAKES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-"""Kinds of ``OSError`` that the same command meets again: a wrong path, or no permission."""
+"""Classes of ``OSError`` that running the same command again would raise again: a wrong path, no permission."""
 MISTAKEN_PATHS = {errno.ENAMETOOLONG, errno.ELOOP}
-"""Numbers of others of which that is true; they have no kind of their own."""
+"""Error numbers of further such errors, which have no exception class of their own."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ def run(app: typer.Typer) -> NoReturn:
     status = _exit_status(lambda: app(args=arguments or ["--help"], prog_name=app.info.name, standalone_mode=False))
     try:
         sys.stderr.flush()
-    except OSError:  # what is left of it would fail again in the end of Python, which has a status of its own for that
+    except OSError:  # Python would flush the rest again when it exits, fail, and exit with its own status
         sys.stderr = open(os.devnull, "w", encoding="ascii")  # noqa: PTH123, SIM115
     sys.exit(status)
 
@@ -142,7 +142,7 @@ def _exit_status(command: Callable[[], int | None]) -> int:
 
 
 def _write(text: str) -> None:
-    """Write to stderr, which may be a log on a disk that is full: what it does not take must not end a command."""
+    """Write to stderr, which may be a log on a full disk: a failed write must not end a command."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -168,9 +168,9 @@ def error_line(error: Exception) -> str:
 
 @contextmanager
 def foreign_data(place: object) -> Iterator[None]:
-    """Raise as ``Failure`` what a file may provoke beside a reader's own errors, naming ``place``.
+    """Raise ``Failure``, naming ``place``, for errors that a file may cause beside a reader's own.
 
-    That is nesting too deep for Python, and a panic of a library in Rust, which is no ``Exception``.
+    These are nesting too deep for Python, and a panic of a Rust library, which is no ``Exception``.
     """
     try:
         yield
@@ -258,7 +258,7 @@ def _silent(n: int, note: str = "") -> None:
 
 
 def _plain_lines(label: str, total: int, unit: str) -> Advance:
-    """A line every ten seconds and one at the end; none at all if the end comes before the first line is due."""
+    """Print a line every ten seconds and one at the end; none if the end comes before the first line is due."""
     started = last_line = time.monotonic()
     done = 0
 

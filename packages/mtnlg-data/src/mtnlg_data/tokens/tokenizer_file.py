@@ -58,7 +58,7 @@ def read_tokenizer(path: Path) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary; of a key that is there twice, the library might read the other value."""
+    """A dictionary. Raises ``ValueError`` for a duplicate key, of which the library might read the other value."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("a key is there twice")
