@@ -7,10 +7,10 @@
         print(result.case.name, result)
 
 An engine is an `mtnlg_parallel.engine.contract.EngineClass`, given by name or reference. It trains a case on all ranks
-of a layout, from a state of the plain loop (`reference`), beside which losses, gradient norms, and of each parameter
-both moments and the master weight are compared after every step (`compare` has the bounds). On every rank the weights
-must be the masters, rounded; every element of every tensor must be in exactly one fragment; a step that the judge
-forbids must change nothing; and with dropout two halves must give the bits of the whole.
+of a layout, starting from a state of the plain loop (`reference`). After every step the losses, the gradient norms, and
+each parameter's moments and master weight are compared with the loop's (`compare` has the bounds). On every rank the
+weights must be the rounded master weights; every element of every tensor must be in exactly one fragment; a step that
+the judge forbids must change nothing; and with dropout, a run resumed halfway must give the bits of an unbroken one.
 """
 
 from .cases import Case, covering, draw, matrix

@@ -1,7 +1,7 @@
 """The configurations that an engine is trained in: a fixed matrix, and any number drawn from a seed.
 
-A case is a recipe, the steps that the plain loop takes before the engine begins, and a step whose update is forbidden.
-Beginning from the plain loop's state is a resume: weights, both moments and the count of updates come from outside.
+A case is a recipe, the number of steps that the plain loop takes before the engine starts, and a step whose update is
+forbidden. Starting from the plain loop's state is a resume: weights, both moments and the update count are given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEDULES: Final = {name: load_schedule(name) for name in OURS}
 TOKENS: Final = 64
-"""Different tokens in the training data."""
+"""Number of distinct tokens in the training data."""
 
 TINY: Final[Mapping[str, Any]] = {
     "layers": 4,
@@ -44,8 +44,8 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "sequence_parallel": (False, True),
     "recompute": ("none", "selective", "full"),
 }
-"""What the fixed matrix is the product of. The GPT has biases and learned positions; the Llama none, gates, rotary
-positions, RMS norms, norms of q and k, and fewer heads of keys and values."""
+"""Factors whose product is the fixed matrix. The GPT has biases and learned positions; the Llama has no biases, but
+gates, rotary positions, RMS norms, norms of q and k, and fewer key-value heads."""
 
 FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "gpt": {"scale_attention_by_layer": True},
@@ -67,20 +67,20 @@ class Case(NamedTuple):
     name: str
     recipe: Recipe
     steps_before: int = 0
-    """Steps of the plain loop from whose state the engine begins."""
+    """Steps that the plain loop takes before the engine starts from its state."""
     skipped: int = -1
-    """Step, counted from 0, that ``judge`` forbids."""
+    """Step, counted from 0, that ``judge`` forbids; -1 for none."""
     masked: bool = False
-    """Some targets do not count."""
+    """Whether some targets are left out of the loss."""
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """Samples consumed before, and batch size, of every step."""
+        """(samples consumed before it, batch size) of every step."""
         return list(self.recipe.batch_size.steps(self.recipe.train.samples))
 
     @property
     def factors(self) -> dict[str, str]:
-        """What the tables count cases by."""
+        """Value of each factor by which the tables group cases."""
         model, layout, train = self.recipe.model, self.recipe.layout, self.recipe.train
         return {
             "precision": train.precision,
@@ -104,7 +104,7 @@ class Case(NamedTuple):
 
 
 def matrix() -> Iterator[Case]:
-    """Every combination of `FACTORS` that is a recipe, and different from the others."""
+    """Every distinct combination of `FACTORS` that is a valid recipe."""
     for values in itertools.product(*FACTORS.values()):
         cell = dict(zip(FACTORS, values, strict=True))
         if cell["tp"] == 1 and cell["sequence_parallel"]:
@@ -126,8 +126,8 @@ def matrix() -> Iterator[Case]:
 
 
 def unlike_layers() -> Iterator[Case]:
-    """Layers with a window of attention, no positions and norms of the results, beside plain ones; then what Gemma and
-    Granite have, and what OLMo, OLMo 2, BLOOM and GPT-J have each.
+    """A decoder that mixes plain layers with layers that have windowed attention, no positions and norms on outputs;
+    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, BLOOM and GPT-J.
     """
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
     gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
@@ -148,7 +148,7 @@ def unlike_layers() -> Iterator[Case]:
 
 
 def tuning() -> Iterator[Case]:
-    """Masks, on joined and on isolated documents, in each schedule and by each way to attend."""
+    """Masked targets, with joined and with isolated documents, in each schedule and each kind of attention."""
     model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 24, "vocabulary": TOKENS, "init_std": 0.1}
     train = {"batch": 8, "samples": 16, "sequence_parallel": True}
     gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"] | {"kv_heads": 1}, {"precision": "fp32"}
@@ -168,7 +168,7 @@ def tuning() -> Iterator[Case]:
 
 
 def long_sum() -> Case:
-    """256 micro-batches in bf16, the sum of whose gradients would be too coarse in bf16."""
+    """256 bf16 micro-batches, whose gradients must not be summed in bf16: that would be too coarse."""
     model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
     recipe = _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"})
     assert recipe  # noqa: S101  (a constant)
@@ -176,7 +176,7 @@ def long_sum() -> Case:
 
 
 def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
-    """Few of the `matrix`' cases, chosen greedily, that have every combination of ``strength`` factors' values."""
+    """A small subset of the cases, chosen greedily, that covers every combination of ``strength`` factors' values."""
     left = [(set(itertools.combinations(case.name.split(), strength)), case) for case in cases]
     missing: set[tuple[str, ...]] = set().union(*(combinations for combinations, _ in left))
     chosen = []
@@ -188,7 +188,7 @@ def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
 
 
 def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
-    """Case ``number`` of a seed; what is no recipe, or ``unsupported`` by the engine, is drawn again."""
+    """Case ``number`` of a seed; redraws until the recipe is valid and not ``unsupported`` by the engine."""
     chance = random.Random(f"{seed}/{number}")
     while True:
         layout, train = _draw_layout(chance)
@@ -204,7 +204,7 @@ def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = l
 
 
 def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
-    """A layout of up to four ranks, rarely of eight, and how it trains."""
+    """Draw a layout of up to four ranks, rarely eight, and its training settings."""
     (most,) = chance.choices((1, 2, 4, 8), (2, 6, 16, 1))
     layout = chance.choice([layout for layout in LAYOUTS if most // 2 < layout.world <= most])
     alone = [name for name in SCHEDULES if SCHEDULES[name].takes(1)]
@@ -238,7 +238,7 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
 
 
 def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any]) -> dict[str, Any]:
-    """A shape that the layout can cut, at odd sizes where they may be odd; 8-bit products need multiples of 16."""
+    """Draw a model that the layout can slice, with odd sizes where allowed; 8-bit products need multiples of 16."""
     tp = layout.tp
     unit = 16 if train["precision"] == "fp8" else 1
     heads = tp * chance.choice((1, 1, 2, 3))

@@ -15,7 +15,7 @@ from .suite import counts, drawn_cases, fixed_cases, run_cases
 def conform(
     engine: str, *, minutes: float, cases: int | None, seed: int, first: int, jobs: int, device: Literal["auto", "cpu"]
 ) -> None:
-    """As `mtnlg_parallel.cli.conform`. Raises ``Failure`` where a case differs."""
+    """Run `mtnlg_parallel.cli.conform`. Raises ``Failure`` if a case differs."""
     drawn = drawn_cases(engine, seed, first)
     chosen = itertools.chain(fixed_cases(engine), drawn) if cases is None else itertools.islice(drawn, cases)
     results = []

@@ -1,20 +1,20 @@
 """Compares an engine with the plain loop, and names the first parameter that differs.
 
-The error of what the engine computed, a, from what the plain loop did in the same precision, b:
+Error of the engine's result a relative to the plain loop's result b in the same precision:
 
     loss, grad_norm, validation    |a - b| / |b|
     exp_avg, exp_avg_sq            |a - b|₂ / |b|₂             of each parameter
     master                         |a - b|₂ / |b - start|₂     of each parameter, relative to how far it has moved, over
                                                                the half of its elements that differ least: where a
-                                                               gradient is all rounding (of the biases of keys, which
+                                                               gradient is only rounding error (key biases, which
                                                                softmax ignores), Adam moves by its sign
-    typical                        the median over the parameters of the error of exp_avg
+    typical                        median over the parameters of the error of exp_avg
 
-The same distance between the plain loop and itself in the next wider precision is what ``rounding`` alone does. An
-error may be `FLOORS` or ten times the rounding, but not `CAPS`, unless it is twice the rounding: of a gradient that is
-lost, halved or doubled the first moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be three times
-the rounding in bf16 and fp8: two computations that round as often, elsewhere, differ by some 1.4 times; gradients of
-256 micro-batches that are summed in bf16 by 4 times.
+``rounding`` is the same distance between the plain loop and itself in the next wider precision. An error may reach the
+larger of `FLOORS` and ten times the rounding, but not exceed `CAPS` unless twice the rounding does: if a gradient is
+lost, halved or doubled, the first moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be three times
+the rounding in bf16 and fp8: two computations that round as often, but at other places, differ by about 1.4 times the
+rounding; summing the gradients of 256 micro-batches in bf16 makes it 4 times.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
     "fp8": {"loss": 1e-2, "grad_norm": 0.15, "validation": 1e-2, "exp_avg": 0.1, "exp_avg_sq": 0.2, "master": 0.3}
     | {"typical": 2e-2},
 }
-"""Errors that are always allowed: in fp32 the goal, else from the spread of the plain loop over the drawn cases, as
-`benchmarks/conformance.py` measures it: of losses and norms two to four times its 99th percentile."""
+"""Errors that are always allowed. In fp32 this is the goal; else it comes from the spread of the plain loop over drawn
+cases (`benchmarks/conformance.py`): for losses and norms two to four times its 99th percentile."""
 
 CAPS: Final[Mapping[str, Mapping[str, float]]] = {
     "fp32": {"exp_avg": 0.4, "exp_avg_sq": 0.6},
     "bf16": {"exp_avg": 0.4, "exp_avg_sq": 0.6},
     "fp8": {"exp_avg": 0.9, "exp_avg_sq": 0.95},
 }
-"""Errors that only rounding explains. In 8 bits, where each rank's slice has a scale of its own, small gradients of
-norms are up to 0.7 off."""
+"""Errors that only rounding may exceed. In 8 bits, where each rank's slice has its own scale, small gradients of norms
+are off by up to 0.7."""
 
 
 COPIES: Final[Mapping[str, float]] = {"float32": 1e-6, "bfloat16": 1e-3}
-"""How far a copy may be off its master weight: two stages may add the gradients of a tied table in another order."""
+"""Largest relative error of a copy of a master weight: two stages may sum a tied table's gradients in other orders."""
 
 
 class Figure(NamedTuple):
-    """A compared figure: step from 1, what, of which parameter, its error, and that of rounding alone."""
+    """One compared quantity: step (from 1), kind, parameter name, its error, and the error of rounding alone."""
 
     step: int
     what: str
@@ -71,7 +71,7 @@ class Figure(NamedTuple):
     rounding: float
 
     def allowed(self, precision: str) -> float:
-        """The largest error that is no difference."""
+        """The largest allowed error; anything beyond it is a difference."""
         times = 3 if self.what == "typical" and precision != "fp32" else 10
         cap = max(CAPS[precision].get(self.what, np.inf), 2 * self.rounding)
         return max(FLOORS[precision][self.what], min(times * self.rounding, cap))
@@ -82,7 +82,7 @@ class Figure(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How a case went: its figures, the first that differs, or the error that ended it."""
+    """Outcome of a case: its figures, the first that differs, or the error that ended it."""
 
     case: Case
     seconds: float
@@ -92,16 +92,16 @@ class Result(NamedTuple):
 
     @property
     def status(self) -> Literal["held", "differs", "failed"]:
-        """In one word."""
+        """The outcome in one word."""
         return "failed" if self.error else "differs" if self.difference else "held"
 
     @property
     def worst(self) -> float:
-        """The largest error, as a share of what is allowed."""
+        """The largest error, as a fraction of what is allowed."""
         return max((f.error / f.allowed(self.case.recipe.train.precision) for f in self.figures), default=0.0)
 
     def __str__(self) -> str:
-        """What was found, in one line."""
+        """The outcome in one line."""
         if found := self.difference:
             return f"{found} is {found.error:.1e} off, allowed {found.allowed(self.case.recipe.train.precision):.1e}"
         return self.error or "held"
@@ -126,7 +126,7 @@ def check(case: Case, engine: str, device: Literal["auto", "cpu"] = "cpu") -> Re
 
 
 def _first_difference(figures: Sequence[Figure], precision: str) -> Figure | None:
-    """Of the first step at which any differs, the parameter furthest beyond what is allowed, before loss and norm."""
+    """The worst figure of the first step with a difference, relative to its bound; parameters before loss and norm."""
     beyond = [(figure.error / figure.allowed(precision), figure) for figure in figures]
     differing = [(excess, figure) for excess, figure in beyond if not excess <= 1]
     if not differing:
@@ -136,7 +136,7 @@ def _first_difference(figures: Sequence[Figure], precision: str) -> Figure | Non
 
 
 def _global_trace(case: Case, start: State, traces: Sequence[RankTrace]) -> Trace:
-    """All ranks' traces as one, of global tensors. Raises ``RankError`` where they contradict one another."""
+    """Merge all ranks' traces into one of global tensors. Raises ``RankError`` if they contradict one another."""
     first, shapes = traces[0], case.recipe.model.parameter_shapes()
     steps = start.optimizer_steps + len(first.losses) - (case.skipped >= case.steps_before)
     states = [
@@ -151,7 +151,7 @@ def _global_trace(case: Case, start: State, traces: Sequence[RankTrace]) -> Trac
 
 
 def _check_copies(trace: Trace, ranks: Sequence[RankTrace]) -> None:
-    """Raise ``RankError`` where a rank's weights are not the master weights, rounded."""
+    """Raise ``RankError`` if a rank's weights are not the rounded master weights."""
     for rank, own in enumerate(ranks):
         for name, box, weight in own.weights:
             expected = own.rounded(trace.states[-1].arrays[name]["master"][box])
@@ -160,7 +160,7 @@ def _check_copies(trace: Trace, ranks: Sequence[RankTrace]) -> None:
 
 
 def _assemble(shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece]) -> Arrays:
-    """Global tensors of the ranks' pieces, each element of which must be in exactly one."""
+    """Assemble global tensors from the ranks' pieces. Raises ``RankError`` unless each element is in exactly one."""
     arrays = {name: {slot: np.full(shape, np.nan) for slot in SLOTS} for name, shape in shapes.items()}
     for piece in pieces:
         box = arrays[piece.name][piece.slot][piece.box]
@@ -206,6 +206,6 @@ def _relative(a: float, b: float) -> float:
 
 
 def _distance(a: NDArray[np.float64], b: NDArray[np.float64], base: NDArray[np.float64], keep: float) -> float:
-    """|a - b|₂ over the share ``keep`` of the elements that differ least, over |base|₂."""
+    """|a - b|₂ / |base|₂, where the numerator takes only the fraction ``keep`` of elements that differ least."""
     squares = np.sort(np.square(a - b), axis=None)[: max(int(keep * a.size), 1)]
     return float(np.sqrt(squares.sum())) / (float(np.linalg.norm(base)) or 1.0)

@@ -1,4 +1,4 @@
-"""Runs an engine on every rank of a case, each a process forked from one server that has imported everything once."""
+"""Runs an engine on every rank of a case. Each rank is forked from one server process that has done the imports."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from .cases import Case
 
 SECONDS = 120.0
-"""After which ranks count as hung. A case takes one or two on an idle machine."""
+"""Seconds after which ranks count as hung. A case takes one or two seconds on an idle machine."""
 
 
 SERVER: Final = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-"""Environment of the server that forks ranks, for what it imports."""
+"""Environment variables that the modules imported by the server read."""
 
 
 class Piece(NamedTuple):
-    """Elements [start, stop) of a box of a global tensor's slot, in fp32."""
+    """Elements [start, stop) of a flattened box of a parameter's slot (master weight or moment), in fp32."""
 
     name: str
     slot: SlotName
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """What one rank's engine did: loss and norm of every step, its pieces behind them, its weights at the end."""
+    """Results of one rank's engine: loss, norm and pieces after every step, and its weights at the end."""
 
     losses: list[float]
     norms: list[float]
@@ -69,17 +69,17 @@ class RankTrace(NamedTuple):
     validation: float
 
     def rounded(self, master: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Master weights in the dtype of the weights."""
+        """Master weights rounded to the dtype of the weights, as fp64."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return torch.from_numpy(master).float().to(dtype).double().numpy()
 
 
 class RankError(Failure):
-    """A rank raised, or the ranks hung."""
+    """A rank raised an error, or the ranks hung."""
 
 
 def run_ranks(case: Case, engine: str, start: State, device: Literal["auto", "cpu"] = "cpu") -> list[RankTrace]:
-    """Train ``case`` from ``start`` on all its ranks. Raises ``RankError`` where one fails or all hang."""
+    """Train ``case`` from ``start`` on all its ranks. Raises ``RankError`` if one fails or all hang."""
     context = multiprocessing.get_context("forkserver")
     on_cpu = device == "cpu"  # DeepSpeed chooses its accelerator when it is imported
     context.set_forkserver_preload(
@@ -208,7 +208,7 @@ def _pieces(engine: Engine) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class OwnState:
-    """What one rank's engine holds, for another engine of the same rank."""
+    """State of one rank's engine, to restore into another engine of the same rank."""
 
     optimizer_steps: int
     weights: dict[str, Tensor]
@@ -216,7 +216,7 @@ class OwnState:
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
-        """A copy of the engine's state."""
+        """Copy an engine's state."""
         weights = {local.name: local.parameter.detach().clone() for local in engine.local_parameters()}
         fragments = {
             (fragment.local.name, slot): tensor.clone()
@@ -226,11 +226,11 @@ class OwnState:
         return cls(engine.optimizer_steps, weights, fragments)
 
     def weight(self, name: str, _box: tuple[slice, ...], _dtype: torch.dtype) -> Tensor:
-        """A weight as it is."""
+        """The copied weight, without slicing or rounding."""
         return self.weights[name]
 
     def elements(self, name: str, slot: SlotName, _box: tuple[slice, ...], _start: int, _stop: int) -> Tensor:
-        """A fragment as it is."""
+        """The copied fragment, without slicing."""
         return self.fragments[name, slot]
 
 

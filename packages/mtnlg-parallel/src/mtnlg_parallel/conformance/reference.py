@@ -5,8 +5,8 @@
     g   = g min(1, clip / (|g| + 1e-6))                 |g| over all parameters
     master, moments = AdamW(master, moments, g)         in fp32; weight decay on matrices alone
 
-In fp8 the products of the layers are of factors rounded as `model.eight_bit` says, with one scale a matrix. In fp64
-everything is: that run says how far rounding alone moves the fp32 one.
+In fp8 the factors of the layers' products are rounded as in `model.eight_bit`, with one scale per matrix. A run wholly
+in fp64 measures how far rounding alone moves the fp32 run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp64", "fp32", "bf16", "fp8"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 EXACT: Mapping[Precision, Precision] = {"fp32": "fp64", "bf16": "fp32", "fp8": "fp32"}
-"""The precision whose rounding does not count beside that of another."""
+"""For each precision, a wider one whose rounding is negligible in comparison."""
 
 SLOTS: tuple[SlotName, ...] = ("master", "exp_avg", "exp_avg_sq")
 Arrays = dict[str, dict["SlotName", "NDArray[np.float64]"]]
@@ -53,7 +53,7 @@ Arrays = dict[str, dict["SlotName", "NDArray[np.float64]"]]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Training samples that can be learned, by number: each token is the one before plus 0 to 3 (`DocumentStream`)."""
+    """Learnable training samples by number (`DocumentStream`): each token is the previous one plus 0 to 3."""
 
     seq_length: int
     seed: int
@@ -71,14 +71,14 @@ class Tokens:
         return (np.cumsum(drawn) % TOKENS).astype(np.int32)
 
     def sample(self, sample: int) -> Sample:
-        """A sample of documents of five tokens on average, of which every third is learned, or all."""
+        """A sample of documents of five tokens on average; if ``masked``, about a third of the tokens are learned."""
         drawn = np.random.default_rng((self.seed, sample, 1)).random((2, self.seq_length + 1))
         return Sample(self[sample], drawn[0] < 1 / 3 if self.masked else None, drawn[1] < 1 / 5)
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a run in global tensors, as `engine.zero.restore` takes it."""
+    """State of a run in global tensors, as input of `engine.zero.restore`."""
 
     optimizer_steps: int
     arrays: Arrays
@@ -93,7 +93,7 @@ class State:
 
 
 class Trace(NamedTuple):
-    """What a run did from ``start`` on: loss and norm of every step, the states behind them, and a validation."""
+    """Results of a run from ``start`` on: loss, norm and state after every step, and a validation loss."""
 
     start: State
     losses: list[float]
@@ -103,7 +103,7 @@ class Trace(NamedTuple):
 
 
 class PlainLoop:
-    """A decoder, its fp32 masters and their optimizer in one process."""
+    """A decoder, its master weights and their optimizer in one process."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class PlainLoop:
             weight.copy_(self._masters[name])
 
     def loss(self, samples: range, stream: TokenStream | None = None) -> Tensor:
-        """Mean cross entropy of samples, of another stream if it is given, in nats.
+        """Mean cross entropy of samples, in nats, over the targets that count.
 
-        It is that of the targets that count; each isolated document is a sample of its own.
+        ``stream`` replaces the training stream. Each isolated document is run as a sample of its own.
         """
         batch = self._batch(samples, stream)
         inputs, targets = batch.inputs, batch.targets.flatten()
@@ -203,7 +203,7 @@ class PlainLoop:
 
 
 def plain_run(case: Case, precision: Precision, start: State | None = None) -> Trace:
-    """Train a case. Without ``start`` the loop takes the case's steps before by itself."""
+    """Train a case. Without ``start`` the loop first takes the case's ``steps_before`` itself."""
     loop = PlainLoop(case.recipe, precision, start, masked=case.masked)
     numbered = list(enumerate(case.steps))
     if start is None:
@@ -224,7 +224,7 @@ def _rounded_product(linear: decoder.Linear) -> Callable[[Tensor], Tensor]:
 
 
 class _EightBit(Function):
-    """x Wᵀ of 8-bit factors; backward rounds dy as well."""
+    """x Wᵀ with 8-bit factors; backward rounds dy as well."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)

@@ -1,4 +1,4 @@
-"""Checks many cases, several at a time, and counts by factor what was drawn and what held."""
+"""Checks many cases, several at a time, and counts by factor how many were drawn and how many held."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Count(NamedTuple):
-    """Cases with one value of a factor; ``worst`` is the largest error as a share of what is allowed."""
+    """Cases with one value of a factor; ``worst`` is the largest error as a fraction of what is allowed."""
 
     factor: str
     value: str
@@ -33,7 +33,7 @@ class Count(NamedTuple):
 
 
 def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
-    """The fixed matrix: cases that this engine supports with every combination of ``strength`` factors' values."""
+    """The fixed matrix: supported cases that cover every combination of ``strength`` factors' values."""
     unsupported = engine_class(engine).unsupported
     return [
         long_sum(),
@@ -44,7 +44,7 @@ def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
 
 
 def drawn_cases(engine: str, seed: int, first: int = 0) -> Iterator[Case]:
-    """Cases from a seed without end, each of them one that the engine supports."""
+    """An endless iterator of cases drawn from a seed, all supported by the engine."""
     unsupported = engine_class(engine).unsupported
     return (draw(seed, number, unsupported) for number in itertools.count(first))
 
@@ -56,7 +56,7 @@ def run_cases(
     seconds: float = float("inf"),
     device: Literal["auto", "cpu"] = "cpu",
 ) -> Iterator[Result]:
-    """Check cases in order, ``jobs`` at a time; after so many seconds only a first one is begun."""
+    """Check cases in order, ``jobs`` at a time; after ``seconds`` no new case starts, unless none is running."""
     deadline, threads = time.monotonic() + seconds, torch.get_num_threads()
     torch.set_num_threads(1)  # of the plain loop; the ranks have one each
     running: deque[Future[Result]] = deque()
@@ -75,7 +75,7 @@ def run_cases(
 
 
 def counts(results: Sequence[Result]) -> list[Count]:
-    """How many cases each value of each factor had, and how they went."""
+    """Number of cases per value of each factor, how many held, and their worst error."""
     cells: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         for cell in result.case.factors.items():
