@@ -1,6 +1,6 @@
 """Trains the MT-NLG decoder with tensor, pipeline and data parallelism, and plans a run before it is paid for.
 
-The public names are those of ``__init__.pyi``. Each is loaded at first use, so importing the package costs no torch.
+``__init__.pyi`` lists the public names. Each is loaded at first use, so importing the package does not import torch.
 """
 
 import lazy_loader

@@ -29,10 +29,10 @@ URL: Final = re.compile(r"(?:--[\w-]+=)?[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class LocalPaths(TyperGroup):
-    """Commands that refuse a URL on their command line: each path of theirs is one of this machine."""
+    """Command group that rejects URLs on the command line: every path must be on this machine."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (a class that typer hides)
-        """As the base class. Raises ``UsageFailure`` where a word is a URL."""
+        """Parse as the base class does. Raises ``UsageFailure`` if an argument is a URL."""
         given = zip(["", *args], args, strict=False)
         if urls := [word for before, word in given if URL.match(word) and "--from" not in {before, word[:6]}]:
             hint = "mtnlg-parallel reads and writes local folders: mount it, or copy it and give the copy's path"

@@ -1,1 +1,1 @@
-"""DeepSpeed's pipeline engine with ZeRO-1 and AdamW, and its state to and from checkpoints."""
+"""The engines, ours and DeepSpeed's, with ZeRO-1 and AdamW, and how checkpoints save and restore their state."""

@@ -1,7 +1,7 @@
-"""The engines, and how a rank builds the one that it trains with.
+"""Finds the recipe's engine by name, and builds it on a rank.
 
-An engine is a class of `contract.Engine`. Another one is an entry point of the group ``mtnlg_parallel.engines``, or a
-reference such as ``my_package.adapter:MyEngine``; `mtnlg_parallel.conformance` proves any of them.
+An engine implements `contract.Engine`. A user's engine is an entry point of the group ``mtnlg_parallel.engines``, or a
+reference such as ``my_package.adapter:MyEngine``; `mtnlg_parallel.conformance` tests any of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENGINES: Final = {
 
 
 def engine_class(name: str) -> EngineClass:
-    """The engine of this name or reference. Raises ``UsageFailure``, which lists the names, or says what is missing."""
+    """The engine of this name or reference. Raises ``UsageFailure`` that lists the names, or says what is missing."""
     with suppress_output():
         engine = load_object(GROUP, ENGINES, name)
     if not callable(getattr(engine, "unsupported", None)):
@@ -40,7 +40,7 @@ def engine_class(name: str) -> EngineClass:
 
 
 def supported_engine(recipe: Recipe) -> EngineClass:
-    """The recipe's engine. Raises ``UsageFailure`` also where that cannot train the recipe."""
+    """The recipe's engine. Raises ``UsageFailure`` if it is unknown or cannot train the recipe."""
     engine = engine_class(recipe.train.engine)
     if reason := engine.unsupported(recipe):
         raise UsageFailure(f'train.engine = "{recipe.train.engine}": {reason}')
@@ -52,14 +52,14 @@ def build_engine(
 ) -> Engine:
     """Build this rank's engine with uninitialised parameters; `zero.restore` fills them.
 
-    ``ops`` are the operations of its layers; ``engine`` is the recipe's unless given. From here on
-    every process group has the timeout of `collective_timeout`.
+    ``ops`` are the operations that its layers use; ``engine`` defaults to the recipe's. From here on every process
+    group has the timeout of `collective_timeout`.
     """
     from mtnlg_parallel.model import slicing  # noqa: PLC0415  (slow to import)
 
     built = (engine or supported_engine(recipe))(recipe, device, ops)
     slicing.set_timeouts(collective_timeout(recipe.guard))
-    # A full garbage collection would stop this rank for 0.14 s at a time of its own, and the others wait; now 0.3 ms.
+    # Else a full garbage collection later stops this rank for 0.14 s while the others wait; after this, for 0.3 ms.
     gc.collect()
     gc.freeze()
     return built

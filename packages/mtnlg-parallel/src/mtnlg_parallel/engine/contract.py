@@ -1,10 +1,10 @@
-"""What the training loop asks of an engine, whichever runs the stages: ours or DeepSpeed's.
+"""The interface between the training loop and an engine, ours or DeepSpeed's.
 
     pipeline     ours, the default: every schedule, with gradients reduced in fp32 while backward runs
     deepspeed    the paper's: 1F1B and ZeRO-1 of DeepSpeed over megatron-core's layers
 
-A checkpoint of either is resumed by the other: it holds `Fragment`s of the decoder's own tensors. What the contract
-means in numbers, `mtnlg_parallel.conformance` checks.
+Either engine resumes a checkpoint of the other, since it holds `Fragment`s of the decoder's own tensors.
+`mtnlg_parallel.conformance` checks an engine's numbers against this contract.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
 
 
 class MicroBatch(NamedTuple):
-    """Inputs and targets, int64 [B, S] each. Where documents are isolated, also where they begin.
+    """Inputs and targets, int64 [B, S] each; with isolated documents also the documents' bounds.
 
-    ``positions`` [B, S] count from 0 in each document; ``bounds``, int32, is where each begins in the flattened inputs,
-    and their end; ``lengths`` are theirs. ``counted`` is the number of targets that the loss counts, of which there may
-    be fewer than all: the others are below 0. It is None where all of the run's do.
+    ``positions`` [B, S] count from 0 in each document; ``bounds``, int32, has the start of each document in the
+    flattened inputs, and the end of the last; ``lengths`` has the documents' lengths. ``counted`` is the number of
+    targets that the loss counts; all others are negative. It is None in a run where every target counts.
     """
 
     inputs: Tensor
@@ -54,7 +54,7 @@ class MicroBatch(NamedTuple):
     counted: int | None = None
 
     def attention(self, layers: int, device: torch.device) -> tuple[Tensor | None, list[Documents] | None]:
-        """Positions, and what replaces causal attention in each of so many layers, on ``device``; None by default."""
+        """Positions, and each layer's documents in place of causal attention, on ``device``; None by default."""
         if self.positions is None or self.bounds is None:
             return None, None
         from mtnlg_model.functional import Documents  # noqa: PLC0415  (this module imports no torch)
@@ -65,7 +65,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Fragment:
-    """ZeRO's fragment of a parameter on this rank: elements [start, stop) of its flattened box, as views."""
+    """ZeRO's fragment of a parameter on this rank: views of elements [start, stop) of its flattened box."""
 
     local: LocalParameter
     start: int
@@ -74,7 +74,7 @@ class Fragment:
     moments: dict[SlotName, Tensor]
 
     def slots(self, with_moments: bool) -> dict[SlotName, Tensor]:
-        """The fragment's tensors that a run starts with; before the first update there are no moments."""
+        """The fragment's tensors by slot; the moments only if ``with_moments``, as there are none before an update."""
         return {"master": self.master, **(self.moments if with_moments else {})}
 
 
@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
 
 
 class StepSettings(NamedTuple):
-    """What may differ from step to step: learning rate, weight decay of matrices, largest norm of the gradients."""
+    """Settings that may change every step: learning rate, weight decay of matrices, gradient norm to clip at."""
 
     lr: float
     weight_decay: float
@@ -95,13 +95,13 @@ class StepSettings(NamedTuple):
 
 
 class Engine(Protocol):
-    """One rank's part of the decoder and of its optimizer. All ranks call every method of a step together."""
+    """One rank's part of the decoder and its optimizer. All ranks call `train_batch` and `evaluate` together."""
 
     before_update: Callable[[], None]
     """Called before weights and moments change."""
 
     observe: Observe
-    """Called while a step trains, in the order of its micro-batches; where it never is, these figures are missing."""
+    """Called while a step trains, in micro-batch order. An engine may never call it; the figures are then missing."""
 
     optimizer_steps: int
     """Number of updates; steps that were skipped do not count."""
@@ -115,21 +115,21 @@ class Engine(Protocol):
     def train_batch(
         self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
     ) -> Outcome:
-        """Run so many micro-batches, and update unless ``judge`` gives a reason not to.
+        """Run ``micro_batches`` micro-batches, then update unless ``judge`` returns a reason not to.
 
         ``batches`` is needed where `Recipe.reads_samples`.
         """
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
-        """Mean loss over so many micro-batches, in nats per token; equal on every rank."""
+        """Mean loss over ``micro_batches`` micro-batches, in nats per token; equal on every rank."""
 
 
 class EngineClass(Protocol):
-    """How an engine is had: it is built on every rank of an initialized job, with uninitialised parameters."""
+    """Builds an engine, on every rank of an initialized job, with uninitialised parameters."""
 
     def __call__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> Engine:
         """Build this rank's engine."""
 
     @staticmethod
     def unsupported(recipe: Recipe) -> str | None:
-        """Why the engine cannot train this recipe, in one line; None where it can."""
+        """Why the engine cannot train this recipe, in one line; None if it can."""

@@ -1,8 +1,8 @@
 """DeepSpeed's pipeline engine for this rank's stage: 1F1B, ZeRO-1 over the data-parallel ranks, AdamW, clipping.
 
-This is the paper's system: tensor slices of Megatron, pipeline and data parallelism of DeepSpeed. A stage is one layer
-of DeepSpeed's pipeline. Under bf16, gradients are accumulated and reduced in fp32, and master weights and moments are
-fp32 (paper.md section 2).
+This is the paper's system: Megatron's tensor parallelism with DeepSpeed's pipeline and data parallelism. DeepSpeed sees
+a whole stage as one layer of its pipeline. Under bf16, gradients are accumulated and reduced in fp32, and master
+weights and moments are fp32 (paper.md section 2).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 COPIED_ELEMENTS = 1 << 16
-"""Most elements of a gradient that DeepSpeed copies together with others to reduce them: a matrix is reduced where it
-lies. By default it copies all, into a buffer of 2 GB."""
+"""Largest gradient, in elements, that DeepSpeed copies into a joint buffer to reduce it; larger ones are reduced in
+place. By default it copies all, into a buffer of 2 GB."""
 
 
 class DeepSpeedEngine:
@@ -56,9 +56,9 @@ class DeepSpeedEngine:
             import deepspeed.ops  # noqa: PLC0415  (slow, and reads DS_ACCELERATOR when imported)
             import deepspeed.runtime.pipe.engine  # noqa: PLC0415  (as above)
 
-            # Else DeepSpeed tries every operator's compiler, and on a CPU compiles collectives that we never call.
+            # Else DeepSpeed probes the build of every operator, and on a CPU compiles collectives that we never call.
             vars(deepspeed.ops)["__compatible_ops__"] = {}
-            # Of gradients summed in fp32; no setting of DeepSpeed's has it.
+            # For gradients summed in fp32. DeepSpeed has no setting for it.
             vars(deepspeed.runtime.pipe.engine)["MEMORY_OPT_ALLREDUCE_SIZE"] = COPIED_ELEMENTS
             deepspeed.init_distributed(dist_backend=distributed.get_backend(), verbose=False)
             (self._stage,) = build_stages(recipe, device, ops, megatron_layers(recipe.train))
@@ -73,7 +73,7 @@ class DeepSpeedEngine:
 
     @staticmethod
     def unsupported(recipe: Recipe) -> str | None:
-        """Why DeepSpeed's engine cannot train this recipe; None where it can."""
+        """Why DeepSpeed's engine cannot train this recipe; None if it can."""
         if recipe.train.schedule != "1f1b":
             return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
         if recipe.train.gradients != "fp32":
@@ -105,7 +105,7 @@ class DeepSpeedEngine:
         return self._stage.local_parameters()
 
     def fragments(self) -> Iterator[Fragment]:
-        """ZeRO's fragments, by ``param._hp_mapping``; creates moments of zero if there are none yet."""
+        """ZeRO's fragments, from ``param._hp_mapping``; creates zero moments if there are none yet."""
         for local in self.local_parameters():
             mapping = local.parameter._hp_mapping  # type: ignore[attr-defined]  # noqa: SLF001  (DeepSpeed's only access)
             if mapping is None:
@@ -126,7 +126,7 @@ class DeepSpeedEngine:
     def train_batch(
         self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
     ) -> Outcome:
-        """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
+        """Run the micro-batches, then update unless ``judge`` returns a reason not to."""
         for group in self._engine.optimizer.param_groups:
             group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
         self._engine.optimizer.clip_grad = settings.clip
@@ -154,7 +154,7 @@ class DeepSpeedEngine:
             self._stage.slicing.eight_bit.forget_weights()
 
     def _on_device(self, batches: MicroBatches, micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The micro-batches on this rank's device: DeepSpeed's own copies would make the host wait for the GPU."""
+        """The micro-batches on this rank's device. DeepSpeed's own copies would synchronize the host with the GPU."""
         if self._engine.is_last_stage():
             dp_group = self._engine.grid.get_data_parallel_group()
             batches, self._stage.target_weight = weigh_targets(batches, micro_batches, dp_group, self.device)
@@ -168,9 +168,9 @@ class DeepSpeedEngine:
             yield tokens_BS, targets_BS
 
     def _with_documents(self, _stage: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs of the stage's next forward pass, and where documents begin in them, of which DeepSpeed knows not.
+        """Append positions and documents, which DeepSpeed does not pass on, to the inputs of the next forward pass.
 
-        A stage between first and last asks for the micro-batch itself.
+        On a middle stage, for which DeepSpeed reads no data, this reads the micro-batch.
         """
         if self._isolated and not self._attention:
             next(self._batches)
@@ -179,7 +179,7 @@ class DeepSpeedEngine:
     def _loss_and_grad_norm(self) -> tuple[float, float]:
         """Loss and gradient norm of the batch whose gradients have just been reduced, equal on every rank.
 
-        One sum over all ranks, in fp64: each of the dp x tp ranks of the last stage adds its share of the mean loss.
+        One fp64 all-reduce over all ranks: each of the dp x tp ranks of the last stage adds its share of the mean loss.
         Every rank has the norm, but only rank 0 adds it, so that all ranks judge by the same bits.
         """
         engine = self._engine
@@ -195,7 +195,7 @@ class DeepSpeedEngine:
 
 
 def megatron_layers(train: Train) -> Mapping[type, type] | None:
-    """megatron-core's layers, where they can do the work; None where ours do it (`model.megatron`)."""
+    """megatron-core's layers to use in place of ours (`model.megatron`); None where they cannot train the recipe."""
     if train.sequence_parallel or train.precision == "fp8":
         return None
     from mtnlg_parallel.model.megatron import LAYERS  # noqa: PLC0415  (slow to import)
@@ -204,13 +204,13 @@ def megatron_layers(train: Train) -> Mapping[type, type] | None:
 
 
 def build_pipeline(stage: StageModules, layout: Layout) -> nn.Module:
-    """The stage as DeepSpeed's pipeline module runs it: the only layer of this rank."""
+    """DeepSpeed's pipeline module with the stage as the only layer of this rank."""
     from deepspeed.pipe import LayerSpec, PipelineModule  # noqa: PLC0415  (as above)
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # noqa: PLC0415  (as above)
 
     class Pipeline(PipelineModule):  # type: ignore[misc] # DeepSpeed has no annotations
         def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
-            """Parameters whose gradients the engine sums over a group, before it averages them over dp."""
+            """Parameters whose gradients the engine sums over a group before it averages them over dp."""
             return [(local.parameter, local.summed_over) for local in stage.local_parameters() if local.summed_over]
 
     layers = [LayerSpec(nn.Identity)] * layout.pp
@@ -224,9 +224,9 @@ def build_pipeline(stage: StageModules, layout: Layout) -> nn.Module:
 
 @contextmanager
 def _own_groups_alone() -> Iterator[None]:
-    """Within it DeepSpeed makes the groups that this rank is in, each with that group's other ranks alone.
+    """In this context DeepSpeed creates only the groups that this rank is in, and only their members take part.
 
-    By itself every rank makes every group of the grid: 697 in a job of 2,240 ranks, of which it is in 6.
+    By default every rank creates every group of the grid: 697 in a job of 2,240 ranks, though it is in 6 of them.
     """
     import deepspeed.comm  # noqa: PLC0415  (as above)
 
@@ -248,7 +248,7 @@ def _own_groups_alone() -> Iterator[None]:
 
 
 class Verdict:
-    """The judgement on one step, made once: DeepSpeed updates one parameter group at a time, and each asks."""
+    """Judges a step once: DeepSpeed updates one parameter group at a time and asks for each."""
 
     def __init__(self, judge: Judge, measure: Callable[[], tuple[float, float]]) -> None:
         self._judge, self._measure = judge, measure
@@ -257,7 +257,7 @@ class Verdict:
         self._reason: str | None = None
 
     def permits_update(self) -> bool:
-        """Whether the optimizer may update. The first call measures, so all ranks make it together."""
+        """Whether the optimizer may update. The first call measures loss and norm: all ranks must make it together."""
         if not self._decided:
             self._decided, (self._loss, self._grad_norm) = True, self._measure()
             self._reason = self._judge(self._loss, self._grad_norm)
@@ -266,7 +266,7 @@ class Verdict:
     def outcome(self) -> Outcome:
         """Loss and gradient norm of the finished step, and why it was skipped; equal on every rank.
 
-        DeepSpeed drops an update whose gradients are not finite without asking: then this call measures, on all ranks.
+        DeepSpeed drops an update with non-finite gradients without asking; then this call measures, on all ranks.
         """
         dropped = not self._decided
         if self.permits_update() and dropped:
@@ -286,11 +286,11 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
         "steps_per_print": sys.maxsize,
     }
     if train.sequence_parallel:
-        # By default each rank sends 1/tp of its activations, as if they were replicated; here each has its own part.
+        # By default each rank sends 1/tp of its activations, as if they were replicated; here they are already sliced.
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if train.storage == "bf16":
-        # A gradient is added to its fp32 sum the moment it arrives, by whichever way. By default DeepSpeed adds all of
-        # them when backward ends, and clears them when backward reaches the stage's output: after the head's arrived.
+        # Add each gradient to its fp32 sum as soon as it arrives. By default DeepSpeed adds all of them when backward
+        # ends, and clears them when backward reaches the stage's output, which is after the head's gradient arrived.
         config |= {"bf16": {"enabled": True, "immediate_grad_update": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         config["communication_data_type"] = "fp32"
     return config
@@ -315,7 +315,7 @@ class GuardedAdamW(torch.optim.AdamW):
     before_update: Callable[[], None] = staticmethod(lambda: None)
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  (torch's signature)
-        """Update one step, if permitted, after ``before_update``. DeepSpeed calls this once per parameter group."""
+        """Call ``before_update`` and update, if permitted. DeepSpeed calls this once per parameter group."""
         if not self.permits_update():
             return None
         self.before_update()

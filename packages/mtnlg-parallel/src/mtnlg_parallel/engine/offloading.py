@@ -1,13 +1,13 @@
-"""Activations kept in host memory from a pass forward until its backward (`train.offload_activations`).
+"""Offloads activations to host memory between a forward pass and its backward (`train.offload_activations`).
 
-    forward    autograd's saved tensors are noted by storage; when the pass ends each storage is copied to the host
-    backward   the storages come back whole, and the saved tensors are the same views of them: equal to the last bit
+    forward    records the storages of autograd's saved tensors; when the pass ends, copies each storage to the host
+    backward   copies the storages back, and rebuilds the saved tensors as the same views of them, bit for bit
 
-On CUDA copies from and to pinned memory go in a stream each way: out beside the passes that follow, in beside the
-backward pass before. A rank holds the activations of few passes (`schedule.PASSES_ON_DEVICE`) however far its host runs
-ahead, as all of this memory is the computing stream's, which waits for a copy before what is copied is let go: a
-forward pass for that of the pass before the last. What lives longer than a pass, the weights, stays where it is. So
-does a pass whose backward follows at once.
+On CUDA the copies use pinned memory and one stream per direction: to the host during the passes that follow, to the
+device during the previous backward pass. A rank holds the activations of few passes (`schedule.PASSES_ON_DEVICE`)
+however far its host runs ahead: all of this memory belongs to the compute stream, which waits for a copy before its
+source is freed, in a forward pass for the copy of the pass before the last. Weights, which outlive a pass, are not
+offloaded, nor is a pass whose backward follows at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Streams(NamedTuple):
-    """Streams of the copies to the host and back."""
+    """CUDA streams for copies to the host and back."""
 
     out: torch.cuda.Stream
     back: torch.cuda.Stream
 
 
 class HostActivations:
-    """What passes of one rank have saved for backward, in host memory; not the storages of tensors ``staying``."""
+    """Tensors that one rank's passes saved for backward, in host memory; storages of ``staying`` stay on the device."""
 
     def __init__(self, device: torch.device, staying: Iterable[Tensor]) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class HostActivations:
 
     @contextmanager
     def moved_out(self, key: tuple[int, int]) -> Iterator[None]:
-        """Move out what the forward pass ``key``, run inside, saves for backward."""
+        """Offload the tensors that the forward pass ``key``, run in this context, saves for backward."""
         while len(self._leaving) > LEAVING:
             self._leaving.popleft().let_go()
         moving = self._passes[key] = _Pass(self.device, self.streams, self._staying)
@@ -58,14 +58,14 @@ class HostActivations:
             moving.let_go()
 
     def bring_back(self, key: tuple[int, int]) -> None:
-        """Begin to copy back what a pass has saved, if it was moved out; what is not let go yet just stays."""
+        """Start to copy an offloaded pass's tensors back; if not yet freed on the device, just keep them there."""
         if passed := self._passes.get(key):
             if passed in self._leaving:
                 self._leaving.remove(passed)
             passed.bring_back()
 
     def drop(self, key: tuple[int, int]) -> None:
-        """Forget a pass after its backward."""
+        """Free a pass after its backward."""
         if passed := self._passes.pop(key, None):
             passed.let_go()
 
@@ -92,7 +92,7 @@ class _Pass:
         self._is_back = False
 
     def note(self, tensor: Tensor) -> Tensor | _View:
-        """What autograd keeps in place of a saved tensor. Storages stay until the pass ends, so no address recurs."""
+        """What autograd keeps in place of a saved tensor. No address recurs, as storages live until the pass ends."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if tensor.device.type != self._device.type or address in self._staying or not storage.nbytes():
@@ -104,26 +104,26 @@ class _Pass:
         return _View(self._numbers[address], tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
 
     def move_out(self) -> None:
-        """Begin to copy the storages to the host."""
+        """Start to copy the storages to the host."""
         pinned: dict[str, Any] = {"pin_memory": True} if self._device.type == "cuda" else {}
         self._on_host = [torch.empty(storage.shape, dtype=torch.uint8, **pinned) for storage in self._on_device]
         self._copy(self._on_device, self._on_host, self._streams and self._streams.out)
         self._numbers = {}
 
     def let_go(self) -> None:
-        """Free the storages on the device, after what copies them."""
+        """Free the storages on the device, once their copy is done."""
         self._wait()
         self._on_device = []
 
     def bring_back(self) -> None:
-        """Begin to copy the storages to the device, unless they are there."""
+        """Start to copy the storages to the device, unless they are there."""
         if not self._on_device:
             self._is_back = True
             self._on_device = [torch.empty_like(storage, device=self._device) for storage in self._on_host]
             self._copy(self._on_host, self._on_device, self._streams and self._streams.back)
 
     def restore(self, saved: Tensor | _View) -> Tensor:
-        """The saved tensor, in backward."""
+        """Return the saved tensor to backward."""
         if isinstance(saved, Tensor):
             return saved
         self.bring_back()
@@ -134,7 +134,7 @@ class _Pass:
         return whole.set_(storage, saved.offset, saved.shape, saved.stride)
 
     def _copy(self, sources: list[Tensor], copies: list[Tensor], stream: torch.cuda.Stream | None) -> None:
-        """Copy in the stream, after what the computing stream has been given until now."""
+        """Copy in ``stream``, after the work queued so far in the compute stream."""
         if stream:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream) if stream else nullcontext():
@@ -143,7 +143,7 @@ class _Pass:
         self._copied = stream.record_event() if stream else None
 
     def _wait(self) -> None:
-        """Have the computing stream wait for the last copy."""
+        """Make the compute stream wait for the last copy."""
         if self._copied:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
             self._copied = None

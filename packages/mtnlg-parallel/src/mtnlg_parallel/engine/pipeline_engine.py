@@ -1,14 +1,14 @@
-"""A pipeline engine that runs any schedule of `mtnlg_parallel.schedules`, with weight gradients in backward or apart.
+"""Pipeline engine that runs any schedule of `mtnlg_parallel.schedules`, with weight gradients in backward or separate.
 
-    forward    receive x; run the part; send its output, of which only the graph is kept
-    backward   receive dy; send the gradient of the part's input; weight gradients too unless the order has them apart
-    weights    the weight gradients that backward has put off (`ShardedOptimizer.take_put_off`)
+    forward    receive x; run the part; send its output, keeping only the autograd graph
+    backward   receive dy; send the gradient of the part's input; compute weight gradients unless they are separate
+    weights    compute the weight gradients that backward has deferred (`ShardedOptimizer.take_put_off`)
 
-Each rank has at most one receive in flight for each kind of message, the next that its order needs, and never waits for
-a send within a step. Forward and backward, and the way round from the last rank to the first, have process groups of
-their own, so that in no group two ranks both send to each other: NCCL would run these in the order of their calls.
+Each rank has at most one receive in flight per kind of message, the next that its order needs, and waits for no send
+within a step. Forward, backward, and the links from the last rank to the first have separate process groups, so that no
+two ranks send to each other in one group: NCCL would serialize these sends in call order.
 
-Why not the schedules of torch.distributed.pipelining or megatron-core: docs/decisions/0100.
+docs/decisions/0100 says why not the schedules of torch.distributed.pipelining or megatron-core.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HOPPER = (9, 0)
 """Compute capability of the H100."""
 
 Key = tuple[int, int]
-"""A pass of a rank: micro-batch and chunk."""
+"""(micro-batch, chunk) of one of a rank's passes."""
 
 
 class PipelineEngine:
@@ -89,7 +89,7 @@ class PipelineEngine:
                     self.optimizer.wait_before(module)
         staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        """Makes autograd record what is computed of a message."""
+        """Input with a gradient, so that autograd records operations on a received message."""
         self.host_activations = HostActivations(device, staying) if train.offload_activations else None
         width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
         self._message = partial(
@@ -98,7 +98,7 @@ class PipelineEngine:
 
     @staticmethod
     def unsupported(_recipe: Recipe) -> str | None:
-        """None: it trains every valid recipe."""
+        """Always None: this engine trains every valid recipe."""
         return None
 
     @property
@@ -122,7 +122,7 @@ class PipelineEngine:
     def train_batch(
         self, batches: MicroBatches | None, micro_batches: int, settings: StepSettings, judge: Judge
     ) -> Outcome:
-        """Run the micro-batches, and update unless ``judge`` gives a reason not to."""
+        """Run the micro-batches, then update unless ``judge`` returns a reason not to."""
         order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
         losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._layout.dp), training=True)
@@ -146,7 +146,7 @@ class PipelineEngine:
         return float(loss)
 
     def _run(self, order: Order, batches: MicroBatches, scale: float, training: bool) -> list[Tensor]:
-        """Run an order, with dropout in training; returns the losses. Weights in 8 bits are kept until its end."""
+        """Run an order, with dropout in training; returns the losses. 8-bit weights are kept until the order ends."""
         for part in self.parts:
             part.train(training)
             part.observe = self.observe if training else None
@@ -161,14 +161,14 @@ class PipelineEngine:
         return step.losses
 
     def _share_of_loss(self, losses: list[Tensor], micro_batches: int) -> Tensor:
-        """What this rank adds to the mean loss over all ranks."""
+        """The rank's contribution to the mean loss, which is summed over all ranks."""
         if not losses:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         copies = micro_batches * self._layout.dp * self._layout.tp
         return torch.stack(losses).double().sum() / copies
 
     def stage_of(self, chunk: int) -> int:
-        """The virtual stage of one of this rank's parts."""
+        """Virtual stage of this rank's part ``chunk``."""
         return chunk * self._layout.pp + self._place.pp
 
     @property
@@ -182,9 +182,9 @@ class PipelineEngine:
 
 
 def native_attention(device: torch.device) -> AbstractContextManager[object]:
-    """From Hopper on prefer cuDNN's attention, whose kernels are made for the GPU; releases of PyTorch differ in this.
+    """Prefer cuDNN's attention from Hopper on, whose kernels are made for the GPU; PyTorch's default varies by release.
 
-    Where kernels must be deterministic PyTorch chooses, and what cuDNN cannot do goes to the next that can.
+    If kernels must be deterministic, PyTorch chooses. Calls that cuDNN cannot run go to the next kernel that can.
     """
     any_kernel = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     if any_kernel or torch.cuda.get_device_capability(device) < HOPPER:
@@ -193,7 +193,7 @@ def native_attention(device: torch.device) -> AbstractContextManager[object]:
 
 
 class _Step:
-    """One rank's work of one step, action by action."""
+    """Runs one rank's actions of one step."""
 
     def __init__(self, engine: PipelineEngine, order: Order, batches: MicroBatches, loss_scale: float) -> None:
         self._engine, self._order, self._batches, self._loss_scale = engine, order, batches, loss_scale
@@ -243,7 +243,7 @@ class _Step:
             self._outputs[key] = get_gradient_edge(y)
 
     def _batch(self, action: Action) -> MicroBatch | None:
-        """The micro-batch of a forward pass, which is read for a rank's first part and kept until its last."""
+        """The micro-batch of a forward pass; read for the rank's first part, and kept until its last part."""
         if not self._engine.reads_samples:
             return None
         if action.chunk == 0:
@@ -280,7 +280,7 @@ class _Step:
 
 
 class _Received(Function):
-    """A message as the input of a part; its gradient goes to ``gradients[key]``, and nothing else keeps the message."""
+    """Makes a message the input of a part; backward stores its gradient in ``gradients[key]``. Keeps no reference."""
 
     @staticmethod
     def forward(ctx: Any, message: Tensor, _anchor: Tensor, gradients: dict[Key, Tensor], key: Key) -> Tensor:  # noqa: ANN401
@@ -295,7 +295,7 @@ class _Received(Function):
 
 
 class _Receives:
-    """The messages of one kind that a step needs, in order: one is on its way, and the next once it is taken."""
+    """Receives a step's messages of one kind in order, one at a time: taking one posts the next receive."""
 
     def __init__(self, engine: PipelineEngine, kind: Kind, actions: Sequence[Action]) -> None:
         self._engine, self._kind = engine, kind
@@ -320,9 +320,9 @@ class _Receives:
 
 
 class Links:
-    """Messages between the pipeline ranks of a ring: forward to the next rank, backward to the one before.
+    """Messages between the pipeline ranks of a ring: forward to the next rank, backward to the previous one.
 
-    The way round, from the last rank to the first and back, exists with several parts a rank.
+    Links between the last rank and the first exist only with several parts per rank.
     """
 
     def __init__(self, ring: Sequence[int], chunks: int, device: torch.device) -> None:
@@ -334,10 +334,10 @@ class Links:
         self._connect(torch.zeros(1, device=device))
 
     def _connect(self, message: Tensor) -> None:
-        """Send a message over every link, in one order on all ranks.
+        """Send a message over every link, in the same order on all ranks.
 
-        NCCL's first message between two ranks connects them, and their hosts wait for each other: in a step each would
-        wait at another link. Links to places of one parity share no rank.
+        NCCL connects two ranks at their first message, and their hosts wait for each other; within a step, each rank
+        could wait at another link. Receivers are taken by parity, since links to receivers of one parity share no rank.
         """
         here = self._ring.index(distributed.get_rank())
         for kind, around in self._groups:
@@ -346,14 +346,14 @@ class Links:
                     wait_for((self.receive if place == here else self.send)(kind, message, place))
 
     def send(self, kind: Kind, message: Tensor, stage: int) -> Work:
-        """Begin to send to a virtual stage."""
+        """Start to send a message to a virtual stage."""
         place = stage % len(self._ring)
         return cast(
             "Work", distributed.isend(message, self._ring[place], self._groups[kind, self._goes_around(kind, place)])
         )
 
     def receive(self, kind: Kind, message: Tensor, stage: int) -> Work:
-        """Begin to receive what is for a virtual stage of this rank."""
+        """Start to receive a message for virtual stage ``stage`` of this rank."""
         place = stage % len(self._ring)
         sender = self._ring[self._sender(kind, place)]
         return cast("Work", distributed.irecv(message, sender, self._groups[kind, self._goes_around(kind, place)]))

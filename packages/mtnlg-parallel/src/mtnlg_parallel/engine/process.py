@@ -1,4 +1,4 @@
-"""What a rank does before either engine is built: it takes its device and joins the job's process group."""
+"""Sets up a rank before its engine is built: chooses its device and joins the job's process group."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
 
 MARGIN = timedelta(minutes=1)
-"""Added to the watchdog's patience as the timeout of collectives: only the watchdog can say which rank is missing."""
+"""Collectives time out this long after the watchdog's patience: only the watchdog can say which rank is missing."""
 
 ENVIRONMENT: Final = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders kernels as megatron-core's overlap needs
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # else stages whose tensors vary in size lose memory in gaps
 }
-"""Read when CUDA starts, and on rank 0 the forecast starts CUDA: so set where this is imported."""
+"""Environment variables that CUDA reads when it starts. Set on import, because rank 0's forecast starts CUDA."""
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 
 MALLOC: Final = {-1: (1 << 31) - 1, -3: 1 << 25}
-"""glibc's M_TRIM_THRESHOLD, its most, and M_MMAP_THRESHOLD, the most that every release takes (mallopt(3))."""
+"""Bytes for glibc's M_TRIM_THRESHOLD, its maximum, and M_MMAP_THRESHOLD, the maximum in every release (mallopt(3))."""
 
 
 class UnfitNode(Failure):
-    """A rank's node cannot take part in the run. The launcher may leave the node out."""
+    """A rank's node cannot take part in the run. The launcher may exclude the node."""
 
     exit_status = Exit.CRASHED
 
@@ -51,7 +51,7 @@ def init_distributed(
     device: Literal["auto", "cpu"] = "auto",
 ) -> torch.device:
     """Initialize torch.distributed as `environment.this_rank`; returns this rank's device (`rank_device`)."""
-    # Collectives have their names of before torch 2.13, here and in DeepSpeed.
+    # Our code and DeepSpeed call collectives by their names from before torch 2.13.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     chosen = rank_device(layout, device)
     with suppress_output():
@@ -64,9 +64,9 @@ def init_distributed(
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what tensors have freed for the next: returned, it would be zeroed page by page in each step.
+    """Make malloc keep freed memory for later tensors: memory from the kernel is zeroed page by page, in each step.
 
-    That costs 13 % of a small decoder's step. Resident memory then stays at its peak.
+    That would cost 13 % of a small decoder's step. In exchange, resident memory stays at its peak.
     """
     with contextlib.suppress(AttributeError):  # not glibc
         for option, size in MALLOC.items():
@@ -92,7 +92,7 @@ def rank_device(layout: Layout, device: Literal["auto", "cpu"]) -> torch.device:
 
 
 def collective_timeout(guard: GuardSettings) -> timedelta:
-    """The timeout of every collective: longer than anything that the watchdog waits for."""
+    """The timeout of every collective, longer than any patience of the watchdog."""
     return timedelta(seconds=max(guard.patience, guard.disk_patience)) + MARGIN
 
 

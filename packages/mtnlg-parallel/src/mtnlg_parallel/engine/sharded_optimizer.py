@@ -1,16 +1,17 @@
-"""ZeRO-1 whose gradients are summed while backward runs: AdamW over this rank's share of every bucket.
+"""ZeRO-1 that reduces gradients while backward runs, with AdamW on this rank's share of every bucket.
 
-A bucket is some parameters of one part of the decoder, side by side in flat buffers: weights in the model's dtype,
-gradients in fp32 or as ``train.gradients`` says, both cut evenly over the data-parallel ranks, at any element.
+A bucket holds some parameters of one part of the decoder, contiguous in flat buffers: weights in the model's dtype,
+gradients in the dtype of ``train.gradients``. Both are split evenly over the data-parallel ranks, at any element.
 
-    add, product      each micro-batch adds to the bucket's gradients, the first overwrites them
-    reduce            once the last micro-batch has added all of them: reduce-scatter to the rank that owns the share
-    norm              of all shares, each parameter once; the sum of squares is the caller's to sum over all ranks
-    update            AdamW on fp32 master weights, this rank's share
-    gather            all-gather of the shares' weights, the first layer's first; each layer waits for its own
+    add, product      each micro-batch adds to the bucket's gradients; the first overwrites them
+    reduce            after the last micro-batch's gradients: reduce-scatter to the ranks that own the shares
+    norm              sum of squares of the shares, each parameter once; the caller sums it over all ranks
+    update            AdamW on this rank's share of the fp32 master weights
+    gather            all-gather of the updated weights, first layer first; each layer waits for its own weights
 
-Parameters of which each tensor-parallel rank has seen a part of the sequence, and the tied token table where first and
-last stage hold a copy each, are summed over those ranks before: their buckets are reduced after the last backward.
+Two kinds of gradients are first summed over other ranks, so their buckets are reduced after the last backward: those of
+parameters that each tensor-parallel rank applies to its part of the sequence, and those of a tied token table of which
+first and last stage hold a copy each.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
     from .contract import StepSettings
 
 BUCKET_ELEMENTS = 1 << 25
-"""Most elements of a bucket, unless one parameter has more: 128 MiB of gradients, long enough for full bandwidth."""
+"""Most elements per bucket, unless one parameter has more: 128 MiB of fp32 gradients, enough for full bandwidth."""
 
 
 ROW = 1024
-"""Squares that are summed in fp32."""
+"""Number of squares that are summed in fp32; the sums of rows are added in fp64."""
 
 
 class BucketKind(NamedTuple):
-    """What the parameters of a bucket have in common."""
+    """Properties that all parameters of a bucket share."""
 
     chunk: int
     decays: bool  # matrices, whose weights decay
@@ -89,7 +90,7 @@ class Bucket:
             start = self._take(local, start, put_off)
 
     def _take(self, local: LocalParameter, start: int, put_off: PutOff) -> int:
-        """Lay a parameter's storage into the buffers, and have its gradients added there."""
+        """Move a parameter into the buffers at ``start``, and route its gradients there; returns where it ends."""
         parameter = local.parameter
         stop = start + parameter.numel()
         parameter.data = self.weights[start:stop].view_as(parameter)
@@ -101,7 +102,7 @@ class Bucket:
         return stop
 
     def begin_step(self, micro_batches: int) -> None:
-        """Expect the gradients of so many micro-batches of every parameter."""
+        """Expect ``micro_batches`` gradients of every parameter."""
         self._arrivals_left, self.master.grad = micro_batches * len(self.parameters), None
         for gradient in self.sums:
             gradient.is_empty = True
@@ -117,19 +118,19 @@ class Bucket:
             self._work.append(work)
 
     def reduce(self) -> None:
-        """Sum over ranks that hold copies or other parts of the sequence, then to the owners of the shares."""
+        """All-reduce over the ranks of ``summed_over``, if any, then start the reduce-scatter to the shares' owners."""
         if self.kind.summed_over is not None:
             wait_for(distributed.all_reduce(self.gradients, group=self.kind.summed_over, async_op=True))
             self._start_reduce()
 
     def finish_reduce(self) -> Tensor:
-        """The rank's share of the summed gradients, in fp32: where they are in bf16 a copy until the next step."""
+        """The rank's share of the summed gradients, in fp32; a copy if they are in bf16, kept until the next step."""
         self.finish()
         self.master.grad = share = self._reduced.float()
         return share
 
     def start_gather(self) -> None:
-        """Begin to spread the updated shares of all ranks."""
+        """Start the all-gather of the updated shares."""
         share = self.weights[self.begin : self.end]
         if share.dtype != self.master.dtype:
             share.copy_(self.master.detach())
@@ -137,12 +138,12 @@ class Bucket:
             self._work.append(distributed.all_gather_into_tensor(self.weights, share, group=self._group, async_op=True))
 
     def finish(self) -> None:
-        """Wait for what was begun."""
+        """Wait for the collectives in flight."""
         while self._work:
             wait_for(self._work.pop())
 
     def owned(self) -> Iterator[tuple[LocalParameter, int, int, int]]:
-        """Parameters of which a part is in this rank's share: elements [start, stop) and their place in the share."""
+        """Yield (parameter, start, stop, offset): elements [start, stop) lie at ``offset`` in this rank's share."""
         for local, first in zip(self.parameters, self.starts, strict=True):
             begin, end = max(first, self.begin), min(first + local.parameter.numel(), self.end)
             if begin < end:
@@ -150,19 +151,19 @@ class Bucket:
 
 
 class PutOff:
-    """Products of weight gradients that wait: all, to be taken, with ``most`` None; else so many at most."""
+    """Deferred products of weight gradients: at most ``most`` wait; with None, all wait until they are taken."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
         self.products = deque[Callable[[], None]]()
 
     def append(self, product: Callable[[], None]) -> None:
-        """Let a product wait; those before it run while more than ``most`` do."""
+        """Defer a product; run the oldest while more than ``most`` are deferred."""
         self.products.append(product)
         self.run(self._most or 0)
 
     def run(self, left: int) -> None:
-        """Run the oldest until so many are left."""
+        """Run the oldest until ``left`` remain; none with ``most`` None."""
         while self._most is not None and len(self.products) > max(left, 0):
             self.products.popleft()()
 
@@ -175,11 +176,11 @@ class ParameterGradient:
         self.is_empty = True
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
-        """Add dy xᵀ, or put it off."""
+        """Add dy xᵀ, now or deferred."""
         self._put_off.append(lambda: self._add_product(dy_ON, x_IN))
 
     def beside(self) -> None:
-        """Add the product that has waited longest, unless all wait to be taken."""
+        """Run the oldest deferred product, unless all wait to be taken."""
         self._put_off.run(len(self._put_off.products) - 1)
 
     def _add_product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
@@ -187,7 +188,7 @@ class ParameterGradient:
         self._has_arrived()
 
     def take(self, parameter: Tensor) -> None:
-        """Add what autograd has left in ``grad``, and free that. It calls this after a product too, and has nothing."""
+        """Add autograd's ``grad`` and free it. Autograd also calls this after a product, when ``grad`` is None."""
         if parameter.grad is None:
             return
         if self.is_empty:
@@ -205,8 +206,8 @@ class ParameterGradient:
 class ShardedOptimizer:
     """AdamW with weight decay on matrices only (paper.md section 2), over this rank's shares.
 
-    So many products of weight gradients may wait ``at_most``, for a collective beside which to run, and all with None;
-    `take_put_off` takes what waits.
+    ``at_most`` products of weight gradients may be deferred, to overlap with a collective; with None all are deferred
+    until `take_put_off` takes them.
     """
 
     def __init__(
@@ -253,18 +254,18 @@ class ShardedOptimizer:
             state["step"].fill_(steps)
 
     def take_put_off(self) -> list[Callable[[], None]]:
-        """The products that have been put off since the last call."""
+        """Remove and return the deferred products."""
         taken = [*self.put_off.products]
         self.put_off.products.clear()
         return taken
 
     def begin_step(self, micro_batches: int) -> None:
-        """Expect the gradients of so many micro-batches."""
+        """Expect the gradients of ``micro_batches`` micro-batches."""
         for bucket in self.buckets:
             bucket.begin_step(micro_batches)
 
     def finish_gradients(self) -> Tensor:
-        """Wait until every share of the gradients is summed; returns the fp64 sum of squares of those that count."""
+        """Wait until all gradients are reduced; returns the fp64 sum of squares of this rank's terms of the norm."""
         for bucket in self.buckets:
             bucket.reduce()
         shares = [(bucket.kind, bucket.finish_reduce()) for bucket in self.buckets]
@@ -273,7 +274,7 @@ class ShardedOptimizer:
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, grad_norm: float, settings: StepSettings) -> None:
-        """Clip by the norm over all ranks, update this rank's shares, and begin to spread them."""
+        """Clip by the norm over all ranks, update this rank's shares, and start to all-gather them."""
         scale = settings.clip / (grad_norm + 1e-6)
         for group in self._adamw.param_groups:
             group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
@@ -287,7 +288,7 @@ class ShardedOptimizer:
             bucket.start_gather()
 
     def wait_before(self, module: Module) -> None:
-        """Have a module's forward wait until this rank has its weights."""
+        """Make a module's forward wait until its weights are gathered."""
         own = {*module.parameters()}
         buckets = [bucket for bucket in self.buckets if any(local.parameter in own for local in bucket.parameters)]
 
@@ -298,7 +299,7 @@ class ShardedOptimizer:
         module.register_forward_pre_hook(wait)
 
     def wait_for_weights(self, chunk: int) -> None:
-        """Wait until this rank has all weights of a part."""
+        """Wait until all weights of part ``chunk`` are gathered."""
         for bucket in self.buckets:
             if bucket.kind.chunk == chunk:
                 bucket.finish()
@@ -313,14 +314,14 @@ class ShardedOptimizer:
 
 
 def _sum_of_squares(gradients: Tensor) -> Tensor:
-    """In fp64, to 1e-7: fp32 sums of short rows alone, and no copy of the gradients."""
+    """Sum of squares in fp64, accurate to 1e-7: sums short rows in fp32 first, so it needs no copy of the gradients."""
     whole = gradients.numel() // ROW * ROW
     rows = gradients[:whole].view(-1, ROW), gradients[whole:].view(1, -1)
     return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in rows]).double().square().sum()
 
 
 def _parts(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:
-    """Neighbours of `BUCKET_ELEMENTS` together at most."""
+    """Split into runs of neighbours with at most `BUCKET_ELEMENTS` elements each, unless one parameter has more."""
     part: list[LocalParameter] = []
     elements = 0
     for local in parameters:

@@ -1,7 +1,7 @@
-"""The weight of a target in a batch of which only some targets count.
+"""Weight of each target in a batch where only some targets count.
 
-The loss of a step is the mean over the T targets that count, of all ranks and micro-batches. An engine takes means:
-over the N targets of a micro-batch, over M micro-batches, over dp ranks. So each target that counts weighs N M dp / T.
+The loss of a step is the mean over the T targets that count, across all ranks and micro-batches. An engine averages
+over the N targets of a micro-batch, M micro-batches and dp ranks. So each target that counts weighs N M dp / T.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def weigh_targets(
     dp_group: Any,  # noqa: ANN401  (a ProcessGroup)
     device: torch.device,
 ) -> tuple[MicroBatches, float | None]:
-    """The batches, read ahead where targets are counted, and the weight of one that counts; None where all do.
+    """The batches, and the weight of each target that counts; None if all targets count.
 
-    Collective over ``dp_group`` where they are counted. NaN where none counts, so that the step is skipped.
+    If only some count, this reads all batches ahead and is collective over ``dp_group``. The weight is NaN if none
+    counts, so that the step is skipped.
     """
     first = next(batches)
     if first.counted is None:

@@ -1,12 +1,12 @@
-"""A rank's parameters and ZeRO-1 optimizer state, to and from the global tensors of a checkpoint.
+"""Converts a rank's parameters and ZeRO-1 optimizer state to and from the global tensors of a checkpoint.
 
-ZeRO-1 flattens and concatenates parameters and splits the result evenly over the data-parallel ranks, at any element. A
-data-parallel rank's part holds, of each parameter, a fragment of its rank's box:
+ZeRO-1 flattens and concatenates parameters and splits the result evenly over the data-parallel ranks, at any element.
+So a data-parallel rank holds a fragment of each parameter's box:
 
     global tensor  ⊃  box (layout.SLICED_AXES)  ⊃  flat range [start, stop) of the box
 
-Each rank writes its own fragments of weight, master weight and both moments; nothing is gathered. It reads its boxes of
-the weights, and of master weights and moments its own fragments alone, whatever layout wrote them.
+Each rank writes its own fragments of weight, master weight and both moments; nothing is gathered. It reads its whole
+boxes of the weights, but only its own fragments of master weights and moments, whatever layout wrote them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InitialState(Protocol):
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """State that a run starts from: weights alone. ``value(name, box)`` is a box of one, on the CPU."""
+    """State of a new run: weights only. ``value(name, box)`` returns a box of a weight on the CPU."""
 
     value: Callable[[str, Box], Tensor]
     optimizer_steps: int = 0
@@ -74,12 +74,12 @@ class CheckpointState:
         return self.checkpoint.optimizer_steps
 
     def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
-        """The weight as stored if that is in ``dtype``, else from the master weight if there is one."""
+        """The stored weight if it is in ``dtype`` or has no master weight, else the master weight."""
         slot: SlotName = "weight" if self.checkpoint.dtype(name) == dtype else self._stored_slot(name, "master")
         return self.checkpoint.tensor(name, box, slot)
 
     def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
-        """Elements of the master weight, which is the weight itself where that is in fp32, or of a moment."""
+        """Elements of a moment, or of the master weight, which is the weight itself if that is fp32."""
         return self.checkpoint.tensor(name, box, self._stored_slot(name, slot), flat=(start, stop))
 
     def _stored_slot(self, name: str, slot: SlotName) -> SlotName:
@@ -119,7 +119,7 @@ class PieceToWrite(NamedTuple):
 
 
 def fragment_pieces(engine: Engine) -> Iterator[PieceToWrite]:
-    """What this rank writes of a checkpoint: its fragments, where it is the primary holder of their box."""
+    """The pieces of a checkpoint that this rank writes: its fragments of the boxes whose primary holder it is."""
     for fragment in engine.fragments():
         local, elements = fragment.local, (fragment.start, fragment.stop)
         if not local.is_primary:
