@@ -1,4 +1,4 @@
-"""Fused Triton kernels for A100 and later, each beside the eager function that it replaces.
+"""Fused Triton kernels for the A100 and later GPUs, listed with the eager functions that they replace.
 
     norm.py       layer_norm, bias_dropout_add_norm,         functional: the same names
                   rms_norm, dropout_add_rms_norm
@@ -9,7 +9,8 @@
     loss.py       statistics, gradient                       head.statistics, head.gradient
     rounding.py   rounded, transpose                         eight_bit: the same names
 
-`best_ops` returns those that a device supports. Without Triton (extra ``kernels``) or on other devices they are eager.
+`best_ops` returns the kernels that a device supports, and eager functions elsewhere or without Triton (the extra
+``kernels``).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLDEST: Final = (8, 0)
-"""Compute capability of the A100."""
+"""Oldest supported compute capability: the A100's."""
 
 OLDEST_OF_EIGHT_BITS: Final = (8, 9)
-"""Of a GPU that converts to 8 bits."""
+"""Oldest compute capability with conversions to 8 bits."""
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,8 +29,8 @@ def best_ops(device: torch.device) -> ParallelOps:
     """Fused kernels if ``device`` supports them, else eager operations, with one message that says why.
 
     Kernels run on CUDA devices of capability 8.0 and above and, slowly, on the CPU under ``TRITON_INTERPRET=1``. On
-    meta tensors they are only compiled (`tiles.launch`). Each falls back to its eager twin, with one message, if
-    dtypes are not fp32, bf16 or fp16 or those of activations differ, or if tensors are on another device.
+    meta tensors they are only compiled (`tiles.launch`). Each falls back to its eager function, with one message, if a
+    dtype is not fp32, bf16 or fp16, if dtypes of activations differ, or if tensors are on another device.
     """
     if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
@@ -82,9 +82,9 @@ def _converts_to_eight_bits(device: torch.device) -> bool:
 def _with_fallback(
     name: str, module: object, operations: object, device: torch.device, checked: int | None = None
 ) -> Callable[..., Any]:
-    """The kernel ``name`` of a module for supported tensors, else that of eager operations.
+    """A function that calls kernel ``name`` of a module for supported tensors, else the eager operation of that name.
 
-    The first ``checked`` tensors, or all, must be of one dtype.
+    The first ``checked`` tensors (None: all) must have the same dtype.
     """
     fused, eager = getattr(module, name), getattr(operations, name)
 

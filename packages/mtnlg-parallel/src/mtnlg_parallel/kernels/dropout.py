@@ -1,4 +1,4 @@
-"""residual + dropout(x + b), with or without b, in one pass; backward regenerates the mask and sums over rows for b."""
+"""residual + dropout(x + b), b optional, in one pass; backward regenerates the mask and sums over rows for b."""
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -51,7 +51,7 @@ def _dropped_sum_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
-    """Keep bias and seed, not save them: recomputation of a layer runs up to the last tensor that is saved in it."""
+    """Keep bias and seed on ``ctx``, not as saved tensors: a layer is recomputed up to its last saved tensor."""
     del output
     _x_H, ctx.bias_H, _residual_H, ctx.seed, ctx.rate = inputs
 

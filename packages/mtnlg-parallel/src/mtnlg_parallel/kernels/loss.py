@@ -1,7 +1,7 @@
 """Cross entropy over a chunk of the head's logits (`head`): one pass for statistics, one to write the gradient.
 
-The maximum and the sum of exponentials take one pass: when a block of columns raises the maximum, the sum so far is
-rescaled to it. Arithmetic is fp32; logits must be contiguous.
+The maximum and the sum of exponentials take a single pass: when a block of columns raises the maximum, the sum so far
+is rescaled to it. Arithmetic is fp32; logits must be contiguous.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -20,7 +20,7 @@ from torch import Tensor
 from .tiles import TILE, Matrix, custom_op, exp, launch, read, tile, write
 
 BLOCK: Final = {"COLUMNS": 512, "num_warps": 2}
-"""Eight columns a lane, one 16-byte load of bf16, with one maximum."""
+"""Eight columns per lane: one 16-byte load of bf16, and one running maximum."""
 
 _LEAST = tl.constexpr(-2.0e38)  # below every logit; -Inf less -Inf is NaN, -Inf less this is not
 

@@ -3,16 +3,17 @@
     x̂ = (x - mean) / d,  d = sqrt(variance + eps)        y = x̂ w + b
     dx = (w dy - m - x̂ n) / d,  m and n the row's means of w dy and of w dy x̂
 
-An RMS norm has no b, and 0 for mean and m. Forward, a program makes two passes over its row, mean and variance, then y;
-the second pass finds the row in cache. Every lane adds up its distances from its own first element, so that a mean far
-from zero cancels nothing. After an add, the first pass writes the rounded sum, and the norm is of it, as in eager code.
+An RMS norm has no b, and mean and m are 0. In forward a program makes two passes over its row, one for mean and
+variance, one for y; the second pass finds the row in cache. Every lane sums distances from its own first element, so
+that a mean far from zero causes no cancellation. After an add, the first pass writes the rounded sum and normalizes
+that, as eager code does.
 
-Backward is one launch, and reads x and dy from memory once. Rows come in groups of `GROUP`, and so do programs: those
-of group g first add up m and n for a share of its rows, and then compute the results of group g - 1, each for some
-columns, of which the cache still has all that was read. A program waits only for sums of programs before it, which
-wait for nothing until these are stored. So the wait ends wherever programs start in the order of their numbers, on
-which CUB's scans rely as well, however many run at a time. It polls with loads that order nothing, then acquires once.
-No two groups' sums share a sector of the cache: what a program reads ahead of its own is never stale for the next.
+Backward is one launch, and reads x and dy from memory once. Rows are split into groups of `GROUP`, and so are programs:
+those of group g first sum m and n for a part of its rows, then compute the results of group g - 1, each for some
+columns, whose inputs are still in cache. A program waits only for sums of earlier programs, which wait for nothing
+until they have stored these. So the wait ends if programs start in the order of their numbers, which CUB's scans assume
+too, however many run at a time. It polls with relaxed loads, then acquires once. No two groups' sums share a cache
+sector, so reading ahead of one group's sums never leaves stale data for the next group.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -31,16 +32,17 @@ from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
 from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, read, step_of, store_sums, write
 
 GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 3, "num_warps": 4, "maxnreg": 128}
-"""Backward: rows of a group; rows in a step and columns of a program's results; columns of a share of m and n; steps
-whose loads are under way together, by way of shared memory; and registers, so that four programs run at a time."""
+"""Backward: rows per group; rows per step and columns of a program's results; columns of a partial sum of m and n;
+steps whose loads are in flight together, through shared memory; and registers, so that four programs run at a time."""
 
 FEWEST_PROGRAMS, FEW_ROWS = 4 * 132, 32
-"""Four a multiprocessor of an H100. Where groups of `GROUP` make fewer, they have so many rows: at 256 of 20,480, a
-rank's share under sequence parallelism, 720 programs instead of 240, for 8 % more bytes of partial sums."""
+"""Four programs per multiprocessor of an H100, and the rows per group if groups of `GROUP` make fewer programs: for 256
+rows of 20,480, a rank's share under sequence parallelism, 720 programs instead of 240, for 8 % more bytes of partial
+sums."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, shift_H: Tensor | None, eps: float) -> Tensor:
-    """Fused `mtnlg_model.functional.layer_norm`, or without ``shift_H`` an RMS norm."""
+    """Fused `mtnlg_model.functional.layer_norm`; an RMS norm without ``shift_H``."""
     out: Tensor = _add_norm(x_H, None, None, None, 0.0, weight_H, shift_H, eps)[1]
     return out
 
@@ -85,7 +87,7 @@ def _add_norm(
     shift_H: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, empty without a residual, its norm, and the row's 1/d and mean, [2, rows]; of an RMS norm 1/d alone."""
+    """The sum (empty without a residual), its norm, and each row's 1/d and mean, [2, rows]; 1/d alone for RMS norm."""
     x_H, size = x_H.contiguous(), Matrix.of(x_H)
     total_H, out_H = x_H.new_empty(0) if residual_H is None else torch.empty_like(x_H), torch.empty_like(x_H)
     moments = torch.empty(1 if shift_H is None else 2, size.rows, dtype=torch.float32, device=x_H.device)
@@ -112,7 +114,7 @@ def _norm_gradients(
     out_grad_H: Tensor,
     total_grad_H: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the norm's input x, of dropout's input, of bias, weight and shift; what is not there is empty."""
+    """Gradients of the norm's input x, dropout's input, bias, weight and shift; empty for each that is absent."""
     size, device = Matrix.of(x_H), x_H.device
     grad_H = torch.empty_like(x_H)
     dropped_H = torch.empty_like(x_H) if seed is not None else x_H.new_empty(0)
@@ -202,7 +204,7 @@ def _norm_forward(
         mean = 0.0
         inverse = 1.0 / tl.sqrt(tl.sum(square_l, 0) / columns + eps)
     else:
-        # The elements of a lane are one number or one less, so two divisions a row are enough.
+        # Lanes have `most` elements or one less, so two divisions per row are enough.
         most = tl.cdiv(columns, COLUMNS)
         is_long = (most - 1) * COLUMNS + lane < columns
         count_l = tl.where(is_long, most, most - 1).to(tl.float32)
@@ -241,7 +243,7 @@ def _total(
     scale,
     COLUMNS: tl.constexpr,
 ):
-    """A block of a row to be normed, 0 beyond it: read, or computed and written."""
+    """A block of a row to normalize, 0 beyond its end; without a residual read, else computed and written."""
     column = left + tl.arange(0, COLUMNS)
     there = column < columns
     if residual_at is None:
@@ -333,7 +335,7 @@ def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remo
         weight = read(weight_at + column, column < columns)
         weight_grad, shift_grad = tl.zeros([STRIDE, COLUMNS], tl.float32), tl.zeros([STRIDE, COLUMNS], tl.float32)
         bias_grad = tl.zeros([STRIDE, COLUMNS], tl.float32)
-        # A loop counted in 64 bits would take more registers.
+        # A 64-bit loop counter would take more registers.
         for step in tl.range(0, tl.minimum(ROWS, rows - group * ROWS).to(tl.int32), STRIDE, num_stages=STAGES):
             row, at, there = step_of(group * ROWS + step, rows, columns, column, STRIDE)
             inverse, mean = _moments_of(moments_at, shift_grad_at, row, rows)
@@ -369,7 +371,7 @@ def _norm_backward(  # noqa: C901, PLR0912, PLR0915  (one launch: constants remo
 
 @triton.jit
 def _moments_of(moments_at, shift_grad_at, row, rows):
-    """1/d and mean of rows [R, 1]; 0 for the mean of an RMS norm, and for rows that are not there."""
+    """1/d and mean of rows [R, 1]; 0 for rows beyond the end, and for the mean of an RMS norm."""
     inverse = tl.load(moments_at + row, mask=row < rows, other=0.0)
     mean = tl.load(moments_at + rows + row, mask=row < rows, other=0.0) if shift_grad_at is not None else 0.0
     return inverse, mean

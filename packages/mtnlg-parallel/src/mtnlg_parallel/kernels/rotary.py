@@ -1,11 +1,11 @@
-"""Rotary positions of q or k in one pass; the gradient is turned back by the same kernel.
+"""Rotary positions of q or k in one pass; the same kernel rotates the gradient back.
 
-Values x, y of the two halves of a head's first R turn by their position's angle; values after R are copied.
+Values x, y from the two halves of a head's first R values rotate by their position's angle; values after R are copied.
 
     x' = x cos - y sin        y' = y cos + x sin        backward: the same with -sin
 
-q and k are read where they are, between each other and v in the rows of the product that made them, so that nothing
-is copied before. The angles of a position, R of them, are shared by its heads and found in cache.
+q and k are read in place, as slices of the fused qkv product's rows, so that nothing is copied first. A position's R
+angles are shared by its heads and found in cache.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -23,7 +23,7 @@ from torch import Tensor
 from .tiles import contiguous, custom_op, launch, read, write
 
 BYTES: Final = 2048
-"""Of each half that a program turns: one 16-byte load a thread."""
+"""Bytes of each half that a program rotates: one 16-byte load per thread."""
 
 
 def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""Rounding of matrices to 8 bits, with their transposes: one launch for the largest element, one for all that follows.
+"""Rounds matrices to 8 bits, with their transposes: one launch for the largest element, one for everything else.
 
-    largest    max |x|, as the greatest of the bits of |x|: those of NaN are greater than those of infinity
-    scale      max(max |x| (1 / largest 8-bit number), least normal number), found by each program
+    largest    max |x|, as the integer maximum of the bits of |x|, where NaN is greater than infinity
+    scale      max(max |x| (1 / largest 8-bit number), least normal number), computed by each program
     values     x (1 / scale) in 8 bits [R, K], and transposed [K, R]
 
-x is read once for its largest element, and once more for both results. The greatest of integers is the same in any
-order, so results are equal from run to run.
+x is read once for its largest element, and once more for both results. An integer maximum does not depend on the order,
+so results are equal from run to run.
 
 Rounding is to the nearest, ties to even: `cvt.rn.satfinite.e4m3x2.f32` and `…e5m2x2.f32` of compute capability 8.9 and
-later, on which PyTorch's conversion agrees for all but numbers beyond the format, of which the scale leaves none.
+later. PyTorch's conversion agrees except for numbers beyond the format's range, and the scale leaves none of those.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -29,7 +29,7 @@ from .tiles import Matrix, custom_op, launch
 
 BLOCK: Final = {"ELEMENTS": 8192, "num_warps": 4}
 TILE: Final = {"ROWS": 128, "COLUMNS": 64, "num_warps": 8}
-"""Of 128 bytes of a row of bf16, and of a transposed row."""
+"""A tile reads 128 bytes of each bf16 row, and writes 128 bytes of each transposed row."""
 
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -50,7 +50,7 @@ def transpose(values_RK: Tensor) -> Tensor:
 
 @custom_op
 def _rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Values [R, K], transposed [K, R] or empty, and their scale."""
+    """Values [R, K], their transpose [K, R] or empty, and their scale."""
     x_RK, count = x_RK.contiguous(), x_RK.numel()
     values_RK = torch.empty_like(x_RK, dtype=dtype)
     values_KR = values_RK.new_empty(x_RK.shape[::-1] if transposed else 0)

@@ -2,7 +2,7 @@
 
     p = 1 / (1 + exp(-g))        y = x g p        dx = dy g p        dg = dy x p (1 + g (1 - p))
 
-Gate and x are two matrices, the outputs of two products, without biases. Nothing but them is kept for backward.
+Gate and x are two matrices, the outputs of two products without biases. Only they are kept for backward.
 """
 
 # ruff: noqa: ANN001, ANN202, PLR0917  (Triton's own language)
@@ -20,7 +20,7 @@ from torch import Tensor
 from .tiles import contiguous, custom_op, differentiate, launch, read, sigmoid, write
 
 BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
-"""Eight elements a thread: one 16-byte load of bf16 a tensor."""
+"""Eight elements per thread: one 16-byte load of bf16 per tensor."""
 
 
 @custom_op
@@ -48,7 +48,7 @@ def _blocks(count: int) -> tuple[int]:
 
 @triton.jit
 def _place(count, ELEMENTS: tl.constexpr):
-    """Offsets of a program's elements, and which exist."""
+    """Offsets of a program's elements, and a mask of those that exist."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     return at, at < count
 

@@ -1,17 +1,17 @@
-"""Partition of matrices into programs, and the launch of kernels.
+"""Partitions matrices into programs, and launches kernels.
 
-    row kernels     one program a row, in blocks of columns; a second pass finds the row in cache
-    tile kernels    one program a tile of a few rows
-    slab kernels    one program a slab of many rows and few columns, to sum over rows
+    row kernels     one program per row, in blocks of columns; a second pass finds the row in cache
+    tile kernels    one program per tile of a few rows
+    slab kernels    one program per slab of many rows and few columns, to sum over rows
 
 Matrices may have any number of rows and columns; the last blocks are masked. Sums over rows (gradients of biases and
-norms) store each slab's partial sum in fp32, and the last program of some columns adds these in fixed order: they are
-deterministic, in one launch. Offsets take 64 bits.
+norms) store each slab's partial sum in fp32, and the last program of a block of columns adds these in fixed order: one
+launch, with deterministic results. Offsets are 64-bit.
 
 `launch` starts every kernel. On tensors with storage the kernel runs; on meta tensors it is only compiled, for the GPU
-that Triton's active driver names. So calling the operations with a run's shapes, without data, compiles exactly what
-that run will launch. On torch.compile's fake tensors nothing happens. So a function that allocates and launches is a
-whole `custom_op`, fake included.
+that Triton's active driver names. So calling the operations on meta tensors of a run's shapes compiles exactly what the
+run will launch. On torch.compile's fake tensors `launch` does nothing, so a function that allocates and launches serves
+as both implementation and fake of a `custom_op`.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0917  (Triton's own language)
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
 SLAB: Final = {"ROWS": 128, "STRIDE": 8, "COLUMNS": 128, "num_warps": 4}
 ROW_BLOCK: Final = 4096
-"""Most columns in a row kernel's block: 16 a thread, two 16-byte loads of bf16 that are under way together. So 256
-rows, a rank's share of 2,048 under sequence parallelism, keep 16 KiB a multiprocessor of an H100 under way, about what
-its memory takes."""
+"""Most columns in a row kernel's block: 16 per thread, that is two 16-byte loads of bf16 in flight. So 256 rows, a
+rank's share of 2,048 under sequence parallelism, keep 16 KiB per multiprocessor of an H100 in flight, about what its
+memory can serve."""
 
 
 class Matrix(NamedTuple):
-    """Shape of a tensor as a matrix: all leading axes by the last."""
+    """Shape of a tensor as a matrix: rows are all leading axes, columns the last axis."""
 
     rows: int
     columns: int
@@ -64,17 +64,17 @@ class Matrix(NamedTuple):
 
     @property
     def slab(self) -> dict[str, int]:
-        """Constants of a slab kernel; masks take registers."""
+        """Constants of a slab kernel; a smaller stride with masks, which take registers."""
         return {**SLAB, "STRIDE": SLAB["STRIDE"] // (2 if self.columns % 16 else 1)}
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Constants of a row kernel: columns in a block, and warps."""
+        """Constants of a row kernel: columns per block, and warps."""
         block = int(min(max(triton.next_power_of_2(self.columns), 32), ROW_BLOCK))
         return {"COLUMNS": block, "num_warps": max(1, block // 512)}
 
     def slab_sums(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Allocate the slabs' partial sums over rows, [slabs, columns] in fp32, and a count for each block of columns
+        """Allocate the slabs' partial sums over rows, [slabs, columns] in fp32, and for each block of columns a counter
         of the programs that have stored theirs.
         """
         slabs, blocks = triton.cdiv(self.rows, SLAB["ROWS"]), triton.cdiv(self.columns, SLAB["COLUMNS"])
@@ -82,25 +82,25 @@ class Matrix(NamedTuple):
         return sums, torch.zeros(blocks, dtype=torch.int32, device=device)
 
     def sum_like(self, row: Tensor) -> Tensor:
-        """Allocate a sum over rows; it is 0 if there are none."""
+        """Allocate a sum over rows; zeros if there are no rows."""
         return torch.empty_like(row) if self.rows else torch.zeros_like(row)
 
 
 @triton.jit
 def read(at, there, cache: tl.constexpr = ""):
-    """Values in fp32; 0 where nothing is there."""
+    """Load values as fp32; 0 where the mask ``there`` is False."""
     return tl.load(at, mask=there, other=0.0, cache_modifier=cache).to(tl.float32)
 
 
 @triton.jit
 def write(at, value, there):
-    """Store values, rounded to the tensor's type, where they exist."""
+    """Store values, rounded to the tensor's type, where the mask ``there`` is True."""
     tl.store(at, value.to(at.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's tile: rows [R, 1], columns [1, C], groups of eight columns [1, C / 8], offsets, which exist."""
+    """A program's tile: rows [R, 1], columns [1, C], groups of eight columns [1, C / 8], offsets and mask [R, C]."""
     across = tl.cdiv(columns, COLUMNS)
     left = tl.program_id(0) % across * COLUMNS
     row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -111,11 +111,11 @@ def tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def slab(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's slab: number from the top, first row, how many rows, columns [1, C], groups of eight [1, C / 8]."""
+    """A program's slab: its index, first row, number of rows, columns [1, C], groups of eight columns [1, C / 8]."""
     across = tl.cdiv(columns, COLUMNS)
     left = tl.program_id(0) % across * COLUMNS
     number = (tl.program_id(0) // across).to(tl.int64)
-    # A loop counted in 64 bits would take a third more registers.
+    # A 64-bit loop counter would take a third more registers.
     height = tl.minimum(ROWS, rows - number * ROWS).to(tl.int32)
     column = left + tl.arange(0, COLUMNS)[None, :]
     return number, number * ROWS, height, column, left // 8 + tl.arange(0, COLUMNS // 8)[None, :]
@@ -123,14 +123,14 @@ def slab(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def step_of(top, rows, columns, column, STRIDE: tl.constexpr):
-    """So many rows of a slab from ``top`` on: their numbers [R, 1], offsets [R, C], which exist."""
+    """STRIDE rows of a slab from ``top`` on: their numbers [R, 1], offsets and mask [R, C]."""
     row = top + tl.arange(0, STRIDE)[:, None]
     return row, row * columns + column, (row < rows) & (column < columns)
 
 
 @triton.jit
 def exp(x):
-    """Exponential of x. A power of 2 is one instruction, as tiny results become 0; tl.exp takes four more for those."""
+    """Exponential of x, by one power-of-2 instruction; tiny results become 0, for which tl.exp takes four more."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -142,21 +142,21 @@ def sigmoid(x):
 
 @triton.jit
 def store_sums(sums_at, number, columns, column, sums):
-    """A slab's part of sums [R, C] down its columns."""
+    """Sum [R, C] over rows and store the result as a slab's partial sum."""
     flat = tl.reshape(column, (column.shape[1],))
     write(sums_at + number * columns + flat, tl.sum(sums, 0), flat < columns)
 
 
 @triton.jit
 def is_last(counter_at, programs):
-    """Count this program's stores as done; whether those of all ``programs`` now are, and visible here."""
+    """Count this program's stores as done; returns whether all ``programs`` programs' are, and visible here."""
     tl.debug_barrier()  # those of all its threads
     return tl.atomic_add(counter_at, 1) == programs - 1
 
 
 @triton.jit
 def add_slabs(sums_at, out_at, slabs, columns, column, STRIDE: tl.constexpr):
-    """Sum over all slabs' parts of some columns, in an order that does not depend on when each was stored."""
+    """Add all slabs' partial sums of some columns, in an order that does not depend on when each was stored."""
     total = tl.zeros([STRIDE, column.shape[1]], tl.float32)
     for top in range(0, slabs, STRIDE):
         number = (top + tl.arange(0, STRIDE)[:, None]).to(tl.int64)
@@ -168,7 +168,7 @@ def add_slabs(sums_at, out_at, slabs, columns, column, STRIDE: tl.constexpr):
 
 @triton.jit
 def sum_slabs(sums_at, counters_at, out_at, number, sums, rows, columns, column, ROWS: tl.constexpr):
-    """Store a slab's part of sums [R, C] down its columns; the last program of these columns adds all parts."""
+    """Store a slab's partial sum over rows of [R, C]; the last program of these columns adds all partial sums."""
     store_sums(sums_at, number, columns, column, sums)
     slabs = tl.cdiv(rows, ROWS)
     if is_last(counters_at + tl.program_id(0) % tl.cdiv(columns, sums.shape[1]), slabs):
@@ -176,7 +176,7 @@ def sum_slabs(sums_at, counters_at, out_at, number, sums, rows, columns, column,
 
 
 on_compiled: list[Callable[[Any], None]] = []
-"""Callbacks that receive every kernel compiled on meta tensors, as Triton returns it."""
+"""Callbacks, called with every kernel compiled on meta tensors, as Triton returns it."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:  # noqa: ANN401  (Triton has no annotations)
@@ -195,9 +195,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def custom_op(function: Callable[..., Any], overwritten: str | None = None) -> CustomOpDef:
-    """Operator of torch from a function that allocates and launches; torch.compile keeps it whole in its graph.
+    """Make a torch operator of a function that allocates and launches; torch.compile keeps it whole in its graph.
 
-    ``overwritten`` names an argument. A second derivative is refused unless ``register_autograd`` gives it.
+    ``overwritten`` names an argument that it mutates. A derivative raises an error unless ``register_autograd`` defines
+    it; so do second derivatives.
     """
     name, mutated = function.__name__.strip("_"), () if overwritten is None else (overwritten,)
     operator = torch.library.custom_op(f"mtnlg::{name}", function, mutates_args=mutated)
@@ -206,7 +207,7 @@ def custom_op(function: Callable[..., Any], overwritten: str | None = None) -> C
 
 
 def differentiate(operator: CustomOpDef, gradients: CustomOpDef) -> None:
-    """Register another operator, of the same tensors and the gradient of the output, for an operator's gradients."""
+    """Register ``gradients``, an operator of the inputs and the output's gradient, as an operator's backward."""
 
     def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
         del output
@@ -219,5 +220,5 @@ def differentiate(operator: CustomOpDef, gradients: CustomOpDef) -> None:
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors, those that have gaps copied; None stays None."""
+    """The tensors, copied if not contiguous; None stays None."""
     return tuple(tensor if tensor is None else tensor.contiguous() for tensor in tensors)

@@ -1,8 +1,8 @@
-"""Ahead-of-time compilation of kernels, with no GPU present: those that a recipe's ranks launch, or all variants.
+"""Compiles kernels ahead of time, with no GPU present: those that a recipe's ranks launch, or all variants.
 
 A rank compiles a kernel at its first launch unless Triton's cache (``TRITON_CACHE_DIR``) has it. A build fills that
-cache; of what it has, Triton compiles nothing again. Builds run in processes of their own, since Triton has one target
-a process.
+cache; kernels already in it are not compiled again. Builds run in separate processes, since Triton has one target per
+process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
 SHARED_KIB: Final = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99}
-"""Most shared memory of a block (CUDA C++ Programming Guide, technical specifications)."""
+"""Maximum shared memory per block, in KiB (CUDA C++ Programming Guide, technical specifications)."""
 
 VARIANT_DTYPES: Final = ("bf16", "fp16", "fp32")
-"""All variants are built in one process per dtype."""
+"""Dtypes of "all variants"; each dtype is built in its own process."""
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel and the resources it takes."""
+    """A compiled kernel and the resources it uses."""
 
     name: str
     variant: str  # argument types, divisibility by 16, constants, warps
@@ -49,8 +49,8 @@ class Kernel(NamedTuple):
 def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, list[Kernel]]:
     """Build a recipe's kernels, or all variants for None, for each target.
 
-    Without ``targets`` this machine's GPU is the target. Raises ``UsageFailure`` for an unknown target, or none and no
-    GPU, and ``Failure`` if Triton is missing or a kernel spills registers or exceeds the target's shared memory.
+    Without ``targets`` this machine's GPU is the target. Raises ``UsageFailure`` for an unknown target, or if there is
+    neither target nor GPU; ``Failure`` if Triton is missing, or a kernel spills registers or exceeds shared memory.
     """
     targets = _resolve_targets(targets)
     if recipe and recipe.train.precision == "fp8" and (old := [*filterfalse(converts_to_eight_bits, targets)]):
@@ -70,7 +70,7 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, li
 
 
 def converts_to_eight_bits(target: str) -> bool:
-    """Whether GPUs of ``target`` have numbers of 8 bits."""
+    """Whether GPUs of ``target`` have 8-bit floating point."""
     return divmod(int(target.removeprefix("sm_")), 10) >= OLDEST_OF_EIGHT_BITS
 
 
@@ -116,7 +116,7 @@ def check_limits(target: str, kernels: Iterable[Kernel]) -> None:
 
 
 def summary(kernels: Sequence[Kernel]) -> str:
-    """Number of kernels and the most that one of them takes."""
+    """Number of kernels, and the largest registers and shared memory that one of them uses, as text."""
     registers, shared = (max(getattr(kernel, key) for kernel in kernels) for key in ("registers", "shared"))
     limits = f"at most {registers} registers a thread and {shared:,} bytes of shared memory a block, no spills"
     return f"{len(kernels)} kernels built: {limits}"

@@ -1,4 +1,4 @@
-"""Cross-compilation of kernels for a GPU that is not present, and the resources that each takes there.
+"""Cross-compilation of kernels for a GPU that is not present, and the resources that each uses there.
 
 Triton compiles for the target that its active driver names. It caches a kernel by its source, the types of its
 arguments, which of them are multiples of 16, its constants and its options; nothing else about a tensor counts. So a
@@ -30,7 +30,7 @@ USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)")
 
 
 class _FakeDriver:
-    """The part of Triton's driver that compilation calls."""
+    """Implements the part of Triton's driver that compilation calls."""
 
     def __init__(self, target: str) -> None:
         self.name, self.target = target, GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
@@ -54,7 +54,7 @@ def active_target() -> str:
 def compile_launches(target: str, launches: Callable[[], object]) -> list[Any]:
     """Compile every kernel that ``launches`` launches on meta tensors for ``target``, such as ``sm_80``.
 
-    Returns them as Triton does. The process keeps the fake driver and cannot launch on a GPU afterwards.
+    Returns Triton's compiled kernels. The process keeps the fake driver and cannot launch on a GPU afterwards.
     """
     driver.set_active(_FakeDriver(target))
     compiled: dict[str, Any] = {}
@@ -67,19 +67,19 @@ def compile_launches(target: str, launches: Callable[[], object]) -> list[Any]:
 
 
 def run_backward(*outputs: Tensor) -> None:
-    """Launch what the gradients of these outputs need."""
+    """Launch the backward kernels of these outputs."""
     torch.autograd.backward(outputs, tuple(map(torch.empty_like, outputs)))
 
 
 def describe(compiled: Any) -> Kernel:  # noqa: ANN401  (Triton has no annotations)
-    """Resources that a kernel takes."""
+    """Read the resources of a compiled kernel with cuobjdump."""
     cubin = str(get_cache_manager(compiled.hash).get_file(f"{compiled.src.name}.cubin"))
     command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
     usage = USAGE.search(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     if usage is None:
         raise RuntimeError(f"{cubin}: cuobjdump reports no registers")
     registers, stack, local = map(int, usage.groups())
-    # Shared memory is allocated at launch; the cubin names only CUDA's own.
+    # Shared memory comes from Triton's metadata: it is allocated at launch, and the cubin lists only CUDA's own.
     return Kernel(
         compiled.name.removeprefix("_"), _variant(compiled), registers, compiled.metadata.shared, stack + local
     )

@@ -1,6 +1,6 @@
 """The launches for which kernels are built: forward and backward on meta tensors, which only compile.
 
-They are those of a recipe's ranks, by the decoder's own modules, or every variant, by a fixed table of shapes.
+A recipe's launches come from running the decoder's own modules; those of all variants from a fixed table of shapes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ META: Final = torch.device("meta")
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 MATRICES: Final = ((256, 20480), (1 << 16, 20480), (256, 1000))
-"""Rows and columns: MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide. A
-norm's backward has other groups of few rows."""
+"""Rows and columns: MT-NLG's hidden size (its MLP's slices launch the same kernels), and one that 16 does not divide.
+There are few rows and many, as a norm's backward has smaller groups for few rows."""
 
 ROUNDED: Final = ((64, 20480), (63, 1000))
-"""Rows and columns of a matrix in 8 bits: those of a product's factors, and what 16 does not divide."""
+"""Rows and columns of an 8-bit matrix: sizes of a product's factors, and sizes that 16 does not divide."""
 
 ROTARY_HEADS: Final = ((4, 128, 128), (1, 64, 16), (3, 20, 10))
-"""Heads of q for one of k, their size, and how much of it is turned: Llama's, Pythia's, and what 16 does not divide."""
+"""Heads of q per head of k, head size, and rotated part of it: Llama's, Pythia's, and sizes that 16 does not divide."""
 
 VOCABULARIES: Final = (6400, 12565)
 """MT-NLG's slice of the vocabulary, and a size that 16 does not divide."""
@@ -74,7 +74,7 @@ def launch_all_variants(dtype: str) -> None:
 
 
 def launch_recipe(recipe: Recipe) -> None:
-    """Launch what the ranks of a recipe compute in training and validation: layer, final norm and the head's loss."""
+    """Launch the kernels that a recipe's ranks use in training and validation: a layer, final norm, the head's loss."""
     config, train, dtype = recipe.model, recipe.train, DTYPES[recipe.train.storage]
     ops = best_ops(META)
     eight_bit = EightBit(ops.eight_bit) if train.precision == "fp8" else None
