@@ -1,1 +1,1 @@
-"""Starts ranks on this machine or under Slurm, and watches them."""
+"""Starts ranks on this machine or under Slurm, and supervises them."""

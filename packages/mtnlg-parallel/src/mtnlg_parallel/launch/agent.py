@@ -1,8 +1,8 @@
-"""The agent of a node: starts its ranks, and ends them together when one of them fails.
+"""The agent of a node: starts its ranks, and ends all of them when one fails.
 
-One agent runs all ranks of a local run, and of a Slurm job one agent per node runs that node's. Ranks die with their
-agent. Signals that stop a run are passed on to the ranks, which end the step, write a checkpoint and exit with
-`Exit.STOPPED`; signals are only recorded when they arrive, and acted on between two looks at the ranks.
+A local run has one agent for all ranks; a Slurm job has one agent per node. Ranks die with their agent. The agent
+forwards stop signals to the ranks, which finish the step, write a checkpoint and exit with `Exit.STOPPED`. Signal
+handlers only record signals; the agent acts on them when it next polls the ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GRACE_SECONDS = 5.0
 
 
 class Rank(NamedTuple):
-    """A rank on this machine; what it prints is in ``log`` from byte ``begin`` on."""
+    """A rank on this machine; its output is in ``log`` from byte ``begin`` on."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -62,16 +62,16 @@ class Ended(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the signal ended it, if only by killing ranks that had not begun to train."""
+        """Whether the signal ended the attempt, including by killing ranks that had not started to train."""
         return bool(self.stop_signal) and all(cause_of(failed.status) == "stop" for failed in self.failures)
 
 
 def run_attempt(
     first: Environment, command: Sequence[str], out: Path, signals: Signals, update: Callable[[], None]
 ) -> Ended:
-    """Run ``command`` for each rank of this node, of which ``first`` is the first, until all have exited or one fails.
+    """Run ``command`` for each rank of this node until all have exited or one fails; ``first`` is its first rank.
 
-    ``update`` is called now and then. A failed rank that left no failure file in ``out`` gets one.
+    ``update`` is called at each poll. Writes a failure file to ``out`` for a failed rank that left none.
     """
     ranks: list[Rank] = []
     defaults = _defaults(first)
@@ -83,7 +83,7 @@ def run_attempt(
         stop_signal = _wait(ranks, signals, update)
     finally:
         ended_here = end_ranks(ranks)
-    # After all have ended: a rank that lost another one may be seen first. One that had to be ended is not to blame.
+    # Checked after all have ended: a rank that lost its peer may be noticed first. Ranks ended here are not to blame.
     failed = [
         rank for rank in _failed_ranks(ranks, stop_signal) if rank not in ended_here or rank.process.returncode > 0
     ]
@@ -103,7 +103,7 @@ def start_rank(
 
 
 def local_rank(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> Environment:
-    """The place of a rank whose job runs on this machine alone."""
+    """The place of a rank in a job that runs only on this machine."""
     return Environment(
         rank=number,
         world=layout.world,
@@ -120,13 +120,13 @@ def local_rank(number: int, layout: Layout, store: HostedStore, restarts: int = 
 
 
 def rank_environment(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> dict[str, str]:
-    """The variables of `local_rank`."""
+    """The environment variables of `local_rank`."""
     place = local_rank(number, layout, store, restarts)
     return _defaults(place) | place.variables()
 
 
 def _defaults(place: Environment) -> dict[str, str]:
-    """A rank's share of the cores and, on one machine alone, the loopback interface, where they are not set."""
+    """Defaults of unset variables: a rank's share of the cores and, in a one-machine job, the loopback interface."""
     defaults = {"OMP_NUM_THREADS": str(max(1, cores() // place.local_world))}
     if place.agent_store:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -135,7 +135,7 @@ def _defaults(place: Environment) -> dict[str, str]:
 
 
 def _wait(ranks: Sequence[Rank], signals: Signals, update: Callable[[], None]) -> int:
-    """Return when all ranks have exited or one has failed: the signal that stopped them, or 0."""
+    """Wait until all ranks have exited or one has failed; returns the signal that stopped them, or 0."""
     stop_signal = 0
     while True:
         if signal.SIGINT in signals:
@@ -152,13 +152,13 @@ def _wait(ranks: Sequence[Rank], signals: Signals, update: Callable[[], None]) -
 
 
 def _failed_ranks(ranks: Sequence[Rank], stop_signal: int) -> list[Rank]:
-    """The ranks that have failed. Once told to stop, one may have lost another that had stopped."""
+    """The ranks that have failed. After a stop signal, losing a peer is no failure: the peer may have stopped first."""
     passed = {None, Exit.COMPLETE, Exit.STOPPED, Exit.PEER_LOST if stop_signal else None}
     return [rank for rank in ranks if rank.process.poll() not in passed]
 
 
 def _failure(rank: Rank, out: Path, node: str) -> Failed:
-    """How a rank failed: as its failure file says, which is written here where the rank could not."""
+    """How a rank failed, from its failure file; writes that file if the rank could not."""
     status = rank.process.returncode
     if (said := read_failure(failure_file(out, rank.number))) and said.status == status:
         return said
@@ -194,7 +194,7 @@ def end_ranks(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
-    """A function that moves a progress bar from ``step`` to the last step recorded, back where the run has resumed."""
+    """Return a function that moves a progress bar from ``step`` to the last recorded step, or back after a resume."""
     at = [step]
 
     def update() -> None:
@@ -207,7 +207,7 @@ def follow(out: Path, step: int, advance: Advance) -> Callable[[], None]:
 
 
 def die_with_parent() -> None:
-    """In a rank that `start_rank` started: die when the launcher does, and leave Ctrl-C to it."""
+    """Make this rank die when its launcher dies, and ignore Ctrl-C, which the launcher handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -229,14 +229,14 @@ class Signals(list[int]):
         self._arrived.put(number)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the next signal, or so long."""
+        """Wait until the next signal, for at most ``seconds``."""
         with suppress(Empty):
             self._arrived.get(timeout=seconds)
 
 
 @contextmanager
 def record_signals(*numbers: signal.Signals) -> Iterator[Signals]:
-    """Append these signals to a list as they arrive. One that is ignored, as SIGHUP under nohup, stays ignored."""
+    """Append these signals to a list as they arrive. Ignored signals, such as SIGHUP under nohup, stay ignored."""
     signals = Signals()
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, signals.record) for number in heeded}

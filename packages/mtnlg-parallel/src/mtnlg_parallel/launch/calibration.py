@@ -1,9 +1,9 @@
 """The command ``mtnlg-parallel calibrate``: rates of this machine's products, copies, launches and links, as a cluster.
 
-Every rank is a process of its own and all measure at once, as they will train. The planner takes a product's rate as
-share of the peak; where there is no data sheet, as on a CPU, the peak is the best rate measured and its share 1. There
-ranks may be more than processors, and other work may run: what a rank does alone is measured in seconds of its
-processor, as the planner counts them, and only what ranks do together in those of the clock.
+Every rank is a separate process, and all measure at once, as they will train. The planner takes a product's rate as a
+share of the peak; without a data sheet, as on a CPU, the peak is the measured rate and the share is 1. On a CPU there
+may be more ranks than processors, and other work may run. So there a rank's own work is measured in processor time, as
+the planner counts it, and only communication in wall time.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 7
 PRODUCT: Final = {"cuda": 8192, "cpu": 768}
-"""Rows, columns and depth of the product that is timed."""
+"""Rows, columns and depth of the matrix product that is timed."""
 
 COPIED: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
-"""Bytes copied: far beyond every cache."""
+"""Bytes copied, far more than any cache holds."""
 
 SUMMED: Final = {"cuda": 1 << 28, "cpu": 1 << 24}
 SMALL: Final = 1 << 10
 LAYERS: Final = 16
-"""Layers of a decoder so small that it takes nothing but launches."""
+"""Layers of a decoder so small that only its launches take time."""
 
 
 def calibrate_command(
@@ -75,7 +75,10 @@ def calibrate_command(
 
 
 def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Cluster:
-    """The machine with figures of one rank: product, copy and link rates, seconds of a launch and of a small sum."""
+    """The machine with one rank's measured ``figures``.
+
+    They are FLOP/s of a product, bytes/s of a copy, seconds per launch, bytes/s of a link and seconds of latency.
+    """
     product, copied, launch, link, latency = figures
     gpu, node = machine.gpu, machine.node
     on_cpu = "core" in gpu.name
@@ -103,9 +106,9 @@ def measured_cluster(machine: Cluster, ranks: int, figures: list[float]) -> Clus
 
 
 def _tile_share(cluster: Cluster, size: int, width: int, seconds: float) -> float:
-    """What of this cluster's tile rate makes the planner price a product of this size at these seconds.
+    """Share of this cluster's tile rate at which the planner predicts ``seconds`` for a product of this size.
 
-    Less than the rate that was timed: the planner counts what fills the tiles, and the writing of the result, apart.
+    It differs from the timed rate, since the planner counts partial tiles and writing the result separately.
     """
     full, half = (
         gemm_seconds(
@@ -122,7 +125,7 @@ def _tile_share(cluster: Cluster, size: int, width: int, seconds: float) -> floa
 
 
 def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
-    """Measure as one rank of several, and write the figures to the folder."""
+    """Measure as one of several ranks, and write the figures to the folder."""
     import torch  # noqa: PLC0415  (as above)
     import torch.distributed as dist  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
-"""The check before training: every rank's arithmetic, and the folder that all nodes share.
+"""Health check before training: every rank's arithmetic, and the folder that all nodes share.
 
-    product    a matrix product on the rank's device against its known result; on a GPU also its rate
-    folder     rank 0's file must appear on every node, and every node must write there; a checkpoint must fit
+    product    a matrix product on the rank's device is compared with its known result; a GPU's rate is measured
+    folder     rank 0's file must appear on every node, and every node must be able to write; a checkpoint must fit
 
-All ranks learn what each has found. A wrong product or a folder that fails ends the job, with a line that names rank,
-node and GPU or folder. A slow GPU is a warning: a step waits for the slowest rank.
+All ranks receive every rank's result. A wrong product or a bad folder ends the job, with a line that names rank, node
+and GPU or folder. A slow GPU is a warning: each step waits for the slowest rank.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
 SLOW: Final = 2.0
-"""A rate below the median by this factor is worth a warning. GPUs of one kind differ by a tenth, throttled ones by a
-third. What is beyond is a fault, such as a GPU at idle clocks."""
+"""Factor below the median rate at which a GPU gets a warning. GPUs of one model differ by a tenth, throttled ones by a
+third; more is a fault, such as a GPU at idle clocks."""
 
 MAX_NAMED: Final = 4
 VISIBLE_SECONDS: Final = 30.0
-"""How long another node's new file may stay invisible. It is opened by name, which no network file system caches."""
+"""Seconds that another node's new file may be invisible. It is opened by name, which no network file system caches."""
 
 CHECKPOINT_BYTES: Final = {"bf16": 14, "fp32": 12}
-"""Bytes per parameter in a checkpoint: weight, master weight if that is another, two moments."""
+"""Bytes per parameter in a checkpoint: weight, master weight if separate, two moments."""
 
 PRODUCTS: Final = 100
 PROBE: Final = ".health-"
@@ -49,9 +49,9 @@ HINT: Final = "make room or make it writable, or use another --out"
 
 
 def check(recipe: Recipe, out: Path, device: torch.device) -> None:
-    """Check all ranks, nodes and ``out``; every rank must call it. Rank 0 prints what was measured.
+    """Check all ranks, nodes and ``out``; every rank must call this. Rank 0 prints the measurements.
 
-    Raises `UnfitNode` or ``IoFailure`` on the ranks at fault, `PeerFailure` with the same words on all others.
+    Raises `UnfitNode` or ``IoFailure`` on the ranks at fault, and `PeerFailure` with the same message on all others.
     """
     rank = this_rank()
     name = f"rank {rank.rank} ({recipe.layout.coordinates(rank.rank)}) on {rank.node}"
@@ -83,7 +83,7 @@ def check(recipe: Recipe, out: Path, device: torch.device) -> None:
 
 
 def slow_devices(rates: dict[str, float]) -> list[str]:
-    """GPUs that multiply far slower than the median, of TFLOP/s by name."""
+    """Lines for GPUs that are far slower than the median; ``rates`` are TFLOP/s by name."""
     median = statistics.median(rates.values())
     return [f"{name}: {rate:.3g} of {median:.3g} TFLOP/s" for name, rate in rates.items() if rate * SLOW < median]
 
@@ -96,10 +96,11 @@ def _device_name(device: torch.device) -> str:
 
 
 def _check_product(device: torch.device) -> float:
-    """Raise `UnfitNode` unless a matrix product on ``device`` is right; on a GPU return the FLOP/s of a series of them.
+    """Raise `UnfitNode` unless ``device`` multiplies correctly; returns its FLOP/s over several products, 0 on a CPU.
 
-    Rows of the left factor have n / 16 entries of ±1, the right one is all ±1. So every sum is an integer of at most
-    256, exact in bf16 in any order. The CPU checks the product times a vector, exact in fp32 (Freivalds).
+    Rows of the left factor have n / 16 entries of ±1 and zeros else; the right factor is all ±1. So every sum is an
+    integer of at most 256, exact in bf16 in any order. The CPU checks the product times a vector, exact in fp32
+    (Freivalds).
     """
     size, dtype = (4096, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
     numbers, draw = torch.arange(size), torch.Generator().manual_seed(1)
@@ -121,7 +122,7 @@ def _check_product(device: torch.device) -> float:
 
 
 def _begin_probe(recipe: Recipe, out: Path) -> str:
-    """On rank 0: write a file into ``out``; returns its token. Raises ``IoFailure`` where a checkpoint cannot fit."""
+    """On rank 0: write a file into ``out``; returns its token. Raises ``IoFailure`` if a checkpoint cannot fit."""
     token = secrets.token_hex(8)
     try:
         for left_over in out.glob(f"{PROBE}*"):
@@ -150,7 +151,7 @@ def _check_folder(out: Path, token: str, rank: int) -> None:
 
 
 def _write_probe(path: Path) -> None:
-    """Write a small file through to the disk and read it back. Raises ``OSError``."""
+    """Write a small file, fsync it and read it back. Raises ``OSError``."""
     content = secrets.token_bytes(1 << 16)
     try:
         with path.open("xb") as file:

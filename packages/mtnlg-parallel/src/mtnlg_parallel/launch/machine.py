@@ -1,4 +1,4 @@
-"""The ranks that this machine has GPUs or cores for."""
+"""How many ranks this machine can run on its GPUs or cores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
 
 RANKS_ON_CPU: Final = 64
-"""Ranks that a machine takes on its CPU, or one for each of more cores; each is a process of some 250 MB."""
+"""Most ranks on a machine's CPU, or one per core if it has more cores; each is a process of about 250 MB."""
 
 
 def ranks_here(device: Literal["auto", "cpu"] = "auto") -> tuple[int, bool]:
-    """How many ranks this machine takes, and whether on GPUs."""
+    """How many ranks this machine can run, and whether on GPUs."""
     import torch  # noqa: PLC0415  (slow to import; the commands that need no torch share this module)
 
     gpus = torch.cuda.device_count() if device == "auto" and torch.cuda.is_available() else 0
@@ -23,7 +23,7 @@ def ranks_here(device: Literal["auto", "cpu"] = "auto") -> tuple[int, bool]:
 
 
 def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:
-    """Raise ``UsageFailure`` where the layout has more ranks than this machine has GPUs, or than its CPU takes."""
+    """Raise ``UsageFailure`` if the layout has more ranks than this machine has GPUs, or than its CPU can run."""
     ranks, on_gpus = ranks_here(device)
     if layout.world <= ranks:
         return

@@ -1,4 +1,4 @@
-"""The planner's forecast of a run that is about to start: whether it fits this machine, and seconds per step."""
+"""Forecasts a run that is about to start with the planner: whether it fits this machine, and seconds per step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 CPU_SHARE: Final = "rank's share of"
 UNKNOWN_GPU: Final = "dgx-a100"
-"""The cluster whose figures stand for those of a GPU without a cluster."""
+"""Cluster whose figures are used for a GPU that no cluster has."""
 CORE_FLOPS: Final = 40.0e9
 """fp32 FLOP/s of torch's matrix products on one core of a current server CPU."""
 
 
 class Forecast(NamedTuple):
-    """The planner's forecast: the cluster, seconds of a step of the full batch, bytes of the fullest rank."""
+    """The planner's forecast: cluster, seconds per step at full batch, bytes on the fullest rank, whether rough."""
 
     cluster: str
     seconds: float
@@ -36,20 +36,20 @@ class Forecast(NamedTuple):
     rough: bool
 
     def __str__(self) -> str:
-        """As a log line."""
+        """The forecast as a log line."""
         memory = f"{self.bytes / 1e9:.3g} GB a rank"
         return f"the planner expects {self.step_time} a step and {memory} on {self.cluster}"
 
     @property
     def step_time(self) -> str:
-        """Seconds of a step; the planner was fitted to GPUs."""
+        """Seconds per step as text; marked rough on CPUs, since the planner was fitted to GPUs."""
         return f"{self.seconds:.3g} s{' (rough on CPUs)' if self.rough else ''}"
 
 
 def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["auto", "cpu"] = "auto") -> Forecast:
-    """Forecast the run on the named cluster, or on this machine, or its CPU, where ``cluster`` is None.
+    """Forecast the run on the named cluster; if ``cluster`` is None, on this machine's GPUs or CPU.
 
-    Raises ``UsageFailure`` where the run cannot fit, unless ``force``.
+    Raises ``UsageFailure`` if the run cannot fit, unless ``force``.
     """
     train = recipe.train
     run = train_run(recipe)
@@ -69,9 +69,10 @@ def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
-    """A line with the measured step time beside the predicted one.
+    """A line with measured and predicted step time; None if there is no measurement.
 
-    The median over full batches since the run last started, but the first: what came before may be of another layout.
+    Measured is the median of the full batches since the last start, without the first; earlier steps may have had
+    another layout.
     """
     begins = [number(event, "step") for event in read_events(out) if event["event"] == "resumed"]
     steps = [step for step in read_steps(out) if step["step"] > (begins or [0])[-1]]
@@ -85,7 +86,7 @@ def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | No
 def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Cluster:
     """A planner cluster for this machine: its GPUs, or its cores divided among the ranks.
 
-    A GPU that the planner does not know is taken for `UNKNOWN_GPU`'s, with its own memory size.
+    A GPU unknown to the planner gets the figures of `UNKNOWN_GPU`'s GPU, but its own memory size.
     """
     import torch  # noqa: PLC0415  (slow to import, and only the driver knows the GPU's name)
 
@@ -99,7 +100,10 @@ def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> Clu
 
 
 def _cpu_cluster(layout: Layout) -> Cluster:
-    """A one-node cluster with a "GPU" a rank: its cores, of which more ranks take turns; gloo copies what it sends."""
+    """A one-node cluster with one "GPU" per rank, its share of the cores; ranks beyond the cores take turns.
+
+    Links have the rate at which gloo copies what it sends.
+    """
     processors, ranks = cores(), layout.world
     share = max(processors // ranks, 1)
     return Cluster(

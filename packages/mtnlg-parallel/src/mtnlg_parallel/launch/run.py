@@ -1,4 +1,4 @@
-"""Start a training run: on this machine, as a Slurm job, or as one rank of a job that another launcher started."""
+"""Starts a training run: on this machine, as a Slurm job, or as one rank of a job that another launcher started."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.trackers import Tracker
 
 INITIAL: Final = "initial"
-"""Folder of the run's with the checkpoint that --from URL names."""
+"""Subfolder of ``out`` for the checkpoint that --from URL names."""
 
 WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the words of its agents"}
-"""Keys of the recipe in which a job may differ from the run that it waits for, with the reasons."""
+"""Keys of the recipe that may differ between a job and the run that it waits for, with the reasons."""
 
 LOCK_PATIENCE: Final = 300.0
-"""Seconds for which a restart waits for the lock of its folder; NFS takes a lost node's away after some 90."""
+"""Seconds that a restart waits for its folder's lock; NFS releases a lost node's lock after about 90 s."""
 
 
 def train(
@@ -65,18 +65,18 @@ def train(
     max_restarts: int = supervise.MAX_RESTARTS,
     elastic: bool = False,
 ) -> dict[str, Any] | None:
-    """Train on this machine, one process per rank; return summary.json, or None where the run was stopped.
+    """Train on this machine, one process per rank; returns summary.json, or None if the run was stopped.
 
     ``data`` is the folder that ``mtnlg-data run`` made, or `Data` with any token streams. A callback gets each step's
     figures on rank 0, and stops the run after a last checkpoint by returning True; a tracker logs them. With streams,
     callbacks or trackers this process is a rank: the only one, or one of torchrun's.
 
     The run resumes from the newest checkpoint in ``out``, in any layout; without ``resume`` an earlier run there is
-    deleted. Where a rank fails, all start again by the rules of `supervise.decide`. `statuses.STOP_SIGNALS` end the run
-    after a last checkpoint: call this from the main thread. ``elastic``: at each start with the largest ``dp`` that
-    this machine takes (`Recipe.within`). Raises ``UsageFailure`` where the recipe cannot work, or
-    cannot fit this machine (or ``cluster``) by the planner's forecast, unless ``force``; ``Failure`` where a rank fails
-    and is not restarted, or another run is at work in ``out``.
+    deleted. If a rank fails, all ranks restart by the rules of `supervise.decide`. `statuses.STOP_SIGNALS` end the run
+    after a last checkpoint: call this from the main thread. ``elastic``: each start uses the largest ``dp`` that this
+    machine can run (`Recipe.within`). Raises ``UsageFailure`` if the recipe cannot work, or by the planner's forecast
+    cannot fit this machine (or ``cluster``), unless ``force``; ``Failure`` if a rank fails and is not restarted, or
+    another run is active in ``out``.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, data=None if isinstance(data, Data) else Path(data))
@@ -129,7 +129,7 @@ def _prepare_again(fit: Callable[[], Recipe], data: DataFingerprint, out: Path) 
 
 
 def fit_cluster(recipe: Recipe, cluster: str | None, force: bool, ranks: int) -> Recipe:
-    """`Recipe.within`; raises ``UsageFailure`` also where it cannot fit the named cluster: ZeRO-1 shards less."""
+    """`Recipe.within`; also raises ``UsageFailure`` if that cannot fit the named cluster, since ZeRO-1 shards less."""
     fitted = recipe.within(ranks)
     if cluster is not None:
         forecast(fitted, cluster, force)
@@ -137,7 +137,7 @@ def fit_cluster(recipe: Recipe, cluster: str | None, force: bool, ranks: int) ->
 
 
 def fit_started(recipe: Recipe) -> Recipe:
-    """The recipe at the largest ``dp`` for the ranks that torchrun has started; ends a rank that is left over."""
+    """The recipe at the largest ``dp`` for the ranks that torchrun started; exits in a rank that is left over."""
     rank = read_environment()
     fitted = recipe.within(rank.world)
     if not limit_world(fitted.layout.world):
@@ -148,7 +148,7 @@ def fit_started(recipe: Recipe) -> Recipe:
 
 @contextmanager
 def _only_rank(layout: Layout) -> Iterator[None]:
-    """Be the only rank of a job in the block, by the environment, with a store of its own."""
+    """Set the environment so that this process is the only rank of a job, with its own store, within the block."""
     before, store = dict(os.environ), HostedStore()
     os.environ.update(rank_environment(0, layout, store))
     del os.environ["MTNLG_PARENT"]  # no launcher of ours
@@ -163,10 +163,10 @@ def _only_rank(layout: Layout) -> Iterator[None]:
 def submit(  # noqa: PLR0917  (as train)
     job: slurm.Job, script: str, recipe: Recipe, data: Path, resume: bool, cluster: str | None, force: bool
 ) -> None:
-    """Submit the run as a Slurm job, unless it is complete. There is a forecast only for a named ``cluster``.
+    """Submit the run as a Slurm job, unless it is complete. Forecasts only on a named ``cluster``.
 
-    Where a run is at work in ``out``, nothing there but the script is written; a job that needs other files raises
-    ``UsageFailure``.
+    If a run is active in ``out``, this writes only the script there, and raises ``UsageFailure`` if the job would need
+    other files to change.
     """
     out = job.out
     expected = forecast(recipe, cluster, force) if cluster is not None else None
@@ -183,7 +183,7 @@ def submit(  # noqa: PLR0917  (as train)
 
 
 def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> None:
-    """Raise ``UsageFailure`` where a job would need other files in ``out`` than the run that is at work there."""
+    """Raise ``UsageFailure`` if a job would need other files in ``out`` than the run that is active there."""
     if not resume:
         raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
     if found := differences(load_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
@@ -193,11 +193,11 @@ def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> N
 def run_node(  # noqa: PLR0917  (as train)
     recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool, elastic: bool = False
 ) -> bool:
-    """Be the agent of this node in a Slurm job: one attempt of its ranks. Returns whether the run is still incomplete.
+    """Run one attempt as the agent of this node in a Slurm job; returns whether the run is still incomplete.
 
-    The first node's agent locks and prepares ``out`` and shows the progress. ``elastic``: with the largest ``dp`` that
-    the step's nodes take. Raises ``Failure`` with the status of the
-    rank that failed first; `restart` reads the rest from the failure files.
+    The first node's agent locks and prepares ``out`` and shows the progress. ``elastic``: use the largest ``dp`` that
+    the step's nodes can run. Raises ``Failure`` with the status of the rank that failed first; `restart` reads the rest
+    from the failure files.
     """
     if elastic:
         recipe = recipe.within(ranks_per_node * step_nodes())
@@ -229,11 +229,11 @@ def run_node(  # noqa: PLR0917  (as train)
 
 
 def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
-    """What a scheduler's script must do after ranks have failed, once the pause before it is over.
+    """Wait out the pause after ranks have failed; returns what the scheduler's script must do next.
 
-    Where no rank left a failure file, one ended with ``status`` on ``node``, or none was started (None). Returns
-    ``restart``, ``requeue``, ``requeue NODE,NODE`` (those that failed twice in this job within a day) or ``end``, and
-    records the failure in ``out``'s history.
+    That is ``restart``, ``requeue``, ``requeue NODE,NODE`` (nodes that failed twice in this job within a day) or
+    ``end``. Records the failure in ``out``'s history. If no rank left a failure file, a rank ended with ``status`` on
+    ``node``, or none was started (None).
     """
     unsaid = Exit.NOT_STARTED if status is None else status
     reason = "no rank has said why" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
@@ -257,10 +257,10 @@ def join(
     options: RunOptions,
     before: Callable[[], RunState] | None = None,
 ) -> bool:
-    """Be `this_rank`; returns whether a signal stopped the run before its end.
+    """Train as `this_rank`; returns whether a signal stopped the run before its end.
 
-    ``before`` runs on rank 0 first (`prepare`); None under our agents. An error that nobody foresaw is raised as
-    `RankCrash`, so that the status tells supervisors to restart.
+    ``before`` (`prepare`) runs on rank 0 first; None under our agents. An unexpected error is raised as `RankCrash`, so
+    that the exit status tells supervisors to restart.
     """
     rank = this_rank()
     if rank.launcher == "local":
@@ -284,10 +284,10 @@ def join(
 
 @contextmanager
 def _lock_as_leader(out: Path, patient: bool) -> Iterator[None]:
-    """`lock_folder` for who leads an attempt. Raises ``FolderInUse`` where another run is at work in ``out``.
+    """`lock_folder` for the leader of an attempt. Raises ``FolderInUse`` if another run is active in ``out``.
 
-    At a restart, and in a Slurm job of ours, which begins when the one before has ended, it is tried again for
-    `LOCK_PATIENCE` seconds: the lock may be a lost node's, which the folder's server keeps for a while.
+    If ``patient`` (at a restart, and in our Slurm jobs, which start after the previous one has ended), retries for
+    `LOCK_PATIENCE` seconds: the lock may belong to a lost node, and the file server keeps it for a while.
     """
     deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
     with ExitStack() as stack:
@@ -307,7 +307,7 @@ def _rank_command(data: Path | str, out: Path, options: RunOptions) -> list[str]
 
 
 def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str]:
-    """The words after ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
+    """Arguments of ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
     arguments = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
     arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
     arguments += [f"--profile={options.profile[0]}:{options.profile[-1]}"] if options.profile else []
@@ -316,11 +316,10 @@ def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str
 
 
 def initial_weights(given: Path | str, out: Path | None) -> str:
-    """The recipe's override by which a new run starts from the weights of a checkpoint, a step-N folder or its URL.
+    """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
 
-    Or of a Hugging Face folder; not of a folder of checkpoints, whose newest does not stay the same. What is at a URL
-    is brought into ``out``. Raises ``UsageFailure`` where there is none, unless ``out`` has checkpoints of its own to
-    resume from.
+    A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
+    ``UsageFailure`` if there are no weights, unless ``out`` has checkpoints of its own to resume from.
     """
     resumes = out is not None and latest(out / CHECKPOINTS) is not None
     checkpoint = location(given)
@@ -346,16 +345,17 @@ def prepare(  # noqa: PLR0917  (as train)
     cluster: str | None,
     force: bool,
 ) -> RunState:
-    """Check that the run can fit, prepare ``out``, and announce the run. Without ``resume`` the first attempt deletes.
+    """Check that the run can fit, prepare ``out``, and announce the run.
 
-    Raises ``UsageFailure`` also where torchrun's restarts cannot work (`supervise.check_torchrun`).
+    Without ``resume`` the first attempt deletes an earlier run. Also raises ``UsageFailure`` if torchrun's restarts
+    cannot work (`supervise.check_torchrun`).
     """
     supervise.check_torchrun(out, resume)
     return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
 
 
 def _fingerprint(data: Path | str | Data, recipe: Recipe) -> DataFingerprint:
-    """That of the data; prints what the run reads of it, and a line for each source that it leaves out."""
+    """The data's fingerprint; prints which samples the run reads, and a line for each source that is left out."""
     opened = open_data(data, recipe)
     for line in opened.left_out:
         say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
@@ -381,7 +381,7 @@ def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, exp
 
 
 def announce(recipe: Recipe, state: RunState, expected: Forecast | None) -> None:
-    """Print what will be trained, the forecast, and what is worth a note."""
+    """Print what will be trained, the forecast, and notes."""
     parameters = f"{recipe.model.parameters:,} parameters"
     say(f"training {parameters} over {recipe.layout}, step {state.step} to {state.steps}")
     if expected:

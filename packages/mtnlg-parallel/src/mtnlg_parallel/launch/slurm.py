@@ -1,21 +1,21 @@
-"""The sbatch script of a job of ranks: a training, or any program whose ranks srun starts, such as a scoring.
+"""Writes the sbatch script of a job: a training, or any other program whose ranks srun starts, such as scoring.
 
-A training has one agent per node, and is kept going to its end:
+A training has one agent per node, and is restarted until it is complete:
 
     complete               the job ends
     stopped by a signal    the job is requeued: Slurm signals the agents before the time limit and on preemption, and
                            their ranks write a checkpoint and exit with `Exit.STOPPED`
     a rank failed          ``mtnlg-parallel restart`` reads the failure files and decides: the ranks start again on
                            these nodes, or on a fresh allocation without those that failed twice, or the run ends
-    nobody could decide    the job is requeued, as soon as slurmctld answers
+    restart itself fails   the job is requeued as soon as slurmctld answers
     a node is lost         Slurm itself requeues the job
-    fewer nodes are free   with ``elastic`` the job begins on those, at a smaller ``dp``; a later start may have all
-    submitted again        the second job waits until the first has ended (`singleton`, by a name that is the folder's)
+    fewer nodes are free   with ``elastic`` the job starts on those, at a smaller ``dp``; a later start may get all
+    submitted again        the second job waits until the first has ended (`singleton`, by a job name from the folder)
 
-Another program begins once. Before the time limit the job is requeued, and the same command goes on with what is left.
+Any other program is started once. Before the time limit the job is requeued, and the same command continues its work.
 
-The ranks' store (`rendezvous`) gets a port and a secret of its own at each attempt, in the environment that srun passes
-on. With a container the package exists only inside it, so the script itself is bash and Slurm's commands alone.
+The ranks' store (`rendezvous`) gets a new port and secret at each attempt, through the environment that srun passes on.
+With a container the package exists only inside it, so the script itself uses only bash and Slurm's commands.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe, Slurm
 
 WARNING_SECONDS: Final = 300
-"""How long before the time limit Slurm signals the ranks: enough for a step and a checkpoint."""
+"""Seconds before the time limit at which Slurm signals the ranks: enough for a step and a checkpoint."""
 
 CORES_PER_RANK: Final = 8
 REQUEUE_TRIES: Final = 60
-"""How often to try to requeue a job, every 10 s, while slurmctld does not answer."""
+"""Tries to requeue a job, one every 10 s, while slurmctld does not answer."""
 
 FIXED: Final = {"nodes", "ntasks", "ntasks-per-node"}
-"""Options of sbatch that follow from the layout and the ranks per node."""
+"""Options of sbatch that the layout and the ranks per node determine."""
 
 HEAD: Final = r"""#!/bin/bash
 {header}
@@ -108,8 +108,8 @@ wait $!
 class Job(NamedTuple):
     """The ranks of a job, and where they run.
 
-    Of the options of sbatch and srun, the recipe's ``[slurm]`` table replaces ours, and ``sbatch`` and ``srun``, from
-    the command line, both.
+    The recipe's ``[slurm]`` table overrides our options of sbatch and srun; ``sbatch`` and ``srun``, from the command
+    line, override both.
     """
 
     program: str
@@ -128,7 +128,7 @@ class Job(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Nodes for all ranks. Raises ``UsageFailure`` where these do not fill them."""
+        """Number of nodes. Raises ``UsageFailure`` if the ranks do not fill them."""
         if self.layout.world % self.tasks_per_node:
             ranks = f"--ranks-a-node {self.ranks_per_node}"
             raise UsageFailure(f"{ranks} does not divide the {self.layout.world} ranks of {self.layout}")
@@ -136,12 +136,12 @@ class Job(NamedTuple):
 
     @property
     def site(self) -> slurm.Options:
-        """Options of srun that the site needs."""
+        """The site's options of srun."""
         return slurm.slurm_options("srun", [*_options(self.table.srun), *self.srun], "wait=300")
 
     @property
     def script(self) -> Path:
-        """The file that is submitted."""
+        """Path of the script that is submitted."""
         return self.out / f"{self.program.split()[-1]}.sbatch"
 
 
@@ -156,10 +156,10 @@ def submit(job: Job, script: str) -> str:
 def training_script(
     job: Job, arguments: Sequence[str], max_restarts: int = 100, fit: Callable[[int], Recipe] | None = None
 ) -> str:
-    """The script of a training. Raises ``UsageFailure`` where a value cannot stand in one.
+    """The script of a training. Raises ``UsageFailure`` if a value cannot be written into a script.
 
-    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. ``fit`` makes the
-    job take fewer nodes too: the recipe for a number of ranks, or ``UsageFailure`` where they are too few.
+    ``arguments`` follow ``mtnlg-parallel train`` and make a process the agent of a node. With ``fit`` the job also
+    accepts fewer nodes: it returns the recipe for a number of ranks, or raises ``UsageFailure`` if they are too few.
     """
     out, tasks = job.out, job.tasks_per_node
     in_use = _nodes_in_use(job, fit) if fit else [job.nodes]
@@ -170,7 +170,7 @@ def training_script(
     header = _header(job, ours)
     one_task = {"ntasks-per-node": "1", **job.site}
     agents = {"label": "", "relative": "0", "kill-on-bad-exit": "1", "wait": "60", **one_task}
-    # On the node of this script, and without waiting for what a failed step still holds.
+    # Run on the script's own node, without waiting for resources that a failed step still holds.
     one = {"overlap": "", "nodes": "1", "ntasks": "1", **one_task}
     command = [slurm.python_in(job.site), "-m", "mtnlg_parallel.cli"]
     nodes = f"in_use=({' '.join(map(str, in_use))})\nnodes=${{in_use[$SLURM_JOB_NUM_NODES]}}"
@@ -188,7 +188,7 @@ def training_script(
 
 
 def script_of_ranks(job: Job, module: str, arguments: Sequence[str]) -> str:
-    """The script that starts ``python -m module`` with these arguments as each rank; raises as `training_script`."""
+    """The script that runs ``python -m module`` with these arguments on each rank; raises as `training_script`."""
     header = _header(job, {"signal": f"B:USR1@{WARNING_SECONDS}"})
     placed = {"nodes": header["nodes"], "ntasks": str(job.layout.world), "ntasks-per-node": header["ntasks-per-node"]}
     return _head(job, header, 1, arguments) + ONCE.format(
@@ -198,7 +198,7 @@ def script_of_ranks(job: Job, module: str, arguments: Sequence[str]) -> str:
 
 
 def _nodes_in_use(job: Job, fit: Callable[[int], Recipe]) -> list[int]:
-    """How many nodes the ranks take, by the number that there are; 0: too few. Raises as ``fit`` where all are."""
+    """Nodes used, indexed by nodes available; 0 if those are too few. Raises as ``fit`` if all nodes are too few."""
     fit(job.layout.world)
     tasks, used = job.tasks_per_node, [0] * (job.nodes + 1)
     for nodes in range(len(used)):
@@ -219,7 +219,7 @@ def _head(job: Job, header: slurm.Options, ranks_a_task: int, arguments: Sequenc
 
 
 def _header(job: Job, ours: slurm.Options) -> slurm.Options:
-    """Options of sbatch by name: ours, and what replaces them."""
+    """Options of sbatch by name: ours, and those that override them."""
     words = [*_options(job.table.sbatch), *job.sbatch]
     replacements = slurm.slurm_options("sbatch", words, "partition=batch")
     if fixed := sorted(FIXED & replacements.keys()):
@@ -244,7 +244,7 @@ def _header(job: Job, ours: slurm.Options) -> slurm.Options:
 
 
 def _options(values: Mapping[str, str | int | bool]) -> list[str]:
-    """A recipe's options of a Slurm command as words: True is a flag."""
+    """A recipe's options of a Slurm command as arguments; True makes a flag."""
     return [
         f"--{name}" if value is True else f"--{name}={'' if value is False else value}"
         for name, value in values.items()
@@ -252,5 +252,5 @@ def _options(values: Mapping[str, str | int | bool]) -> list[str]:
 
 
 def _words(options: slurm.Options) -> str:
-    """Options as words of a bash command."""
+    """Options as quoted arguments of a bash command."""
     return shlex.join(f"--{name}={v}" if v else f"--{name}" for name, v in options.items() if v is not None)

@@ -1,11 +1,11 @@
-"""The supervisor: decides what follows when ranks have failed, from the failures in the run's history.
+"""The supervisor: decides what to do after ranks have failed, from the failures in the run's history.
 
-    whoever ends an attempt      asks                                  and then
+    supervisor                   decides by                            and then
     the local launcher           `run_supervised`                      starts the ranks again, or ends
     a Slurm job's script         ``mtnlg-parallel restart``            restarts in place, requeues, or ends
     torchrun, MPI, Kubernetes    rank 0 of the next attempt            trains, or ends
 
-The failures of an attempt are in its failure files (`statuses`). `Exit` and `ACTIONS` say what each status leads to.
+An attempt's failures are in its failure files (`statuses`). `Exit` and `ACTIONS` define the action for each status.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 MAX_RESTARTS: Final = 100
 PAUSES: Final = (0.0, 10.0, 60.0)
-"""Seconds before the next restart, by the number of restarts in a row that brought no new step."""
+"""Seconds before the next restart, indexed by the number of restarts in a row that brought no new step."""
 
 NODE_FAILURES: Final = 2
-"""Failures of a node within `DAY` by which it is excluded."""
+"""Failures within `DAY` after which a node is excluded."""
 
 DAY: Final = 86400.0
 RESUME_HINT: Final = "the same command resumes from the newest checkpoint"
@@ -56,7 +56,7 @@ TOLD_TO_STOP: Final = Failed("a rank was told to stop, and all stopped", Exit.ST
 
 
 class Decision(NamedTuple):
-    """What to do, why where the run ends, which nodes to exclude, and how many seconds to wait before."""
+    """The next action, the reason if it is "end", nodes to exclude, and seconds to wait first."""
 
     action: Literal["restart", "requeue", "end"]
     reason: str = ""
@@ -65,13 +65,13 @@ class Decision(NamedTuple):
 
 
 class RankCrash(Failure):
-    """A rank ended by an error that is no `Failure`, so that another attempt may succeed."""
+    """An error other than `Failure` ended a rank, so that another attempt may succeed."""
 
     exit_status = Exit.CRASHED
 
 
 class RanksFailed(Failure):
-    """An agent's ranks have failed; the status is that of the rank that explains the others, as a shell has it."""
+    """An agent's ranks have failed. The exit status is that of the rank that explains the others, as in a shell."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.reason)
@@ -85,7 +85,7 @@ class PeerFailure(Failure):
 
 
 def decide(failures: Sequence[Failed], max_restarts: int) -> Decision:
-    """What follows the last of ``failures``, all those since a person started the run."""
+    """Decide what to do after the last of ``failures``, which are all since a person started the run."""
     *_, last = failures
     restarts, cause = len(failures) - 1, cause_of(last.status)
     if cause == "person" or max_restarts == 0:
@@ -105,7 +105,7 @@ def decide(failures: Sequence[Failed], max_restarts: int) -> Decision:
 
 
 def record_failure(out: Path, failed: Failed, job: str = "") -> Failed:
-    """Append to ``out``'s history how an attempt ended, before the next one truncates metrics.jsonl."""
+    """Append an attempt's failure to ``out``'s history, before the next attempt truncates metrics.jsonl."""
     reached = new_steps = 0
     with suppress(OSError):  # a full disk, perhaps the very failure, must not end the supervisor
         reached, new_steps = _steps_reached(out)
@@ -115,7 +115,7 @@ def record_failure(out: Path, failed: Failed, job: str = "") -> Failed:
 
 
 def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
-    """The failures in ``out``'s history in order; those of one ``job`` where it is given."""
+    """The failures in ``out``'s history in order; with ``job``, only those of that job."""
     failures: list[Failed] = []
     with suppress(OSError):  # as in record_failure
         for event in read_events(out):
@@ -127,7 +127,7 @@ def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
 
 
 def _steps_reached(out: Path) -> tuple[int, int]:
-    """The last step in metrics.jsonl, and how many steps that is beyond any that the history knows."""
+    """The last step in metrics.jsonl, and how many steps it is beyond the highest step in the history."""
     reached = last["step"] if (last := last_step(out)) else 0
     steps = [
         number(event, "step") + number(event, "lost_steps") for event in read_events(out) if event["event"] != "stopped"
@@ -145,9 +145,9 @@ def run_supervised(  # noqa: PLR0917  (two of them are the run's state, now and 
 ) -> int:
     """Run ``command`` once per rank on this machine until the run is complete; restart all ranks as `decide` says.
 
-    ``state`` is that of the run prepared in ``out``, which ``prepare_again`` prepares for a restart; it returns another
-    layout where the restart has one. Returns 0, or the signal that stopped the run. Raises ``Failure`` with one line
-    where ranks fail and are not restarted.
+    ``state`` is that of the run prepared in ``out``. ``prepare_again`` prepares ``out`` for a restart, and returns the
+    restart's layout, or None if it is the same. Returns 0, or the signal that stopped the run. Raises a one-line
+    ``Failure`` if ranks fail and are not restarted.
     """
     failures: list[Failed] = []
     with (
@@ -184,7 +184,7 @@ def run_supervised(  # noqa: PLR0917  (two of them are the run's state, now and 
 
 
 def stop_without_ranks(out: Path, stop_signal: int) -> int:
-    """Record that a signal stopped the run, unless rank 0 has; returns it, or raises what Ctrl-C does."""
+    """Record that a signal stopped the run, unless rank 0 did; returns it. Raises ``KeyboardInterrupt`` on SIGINT."""
     with suppress(OSError):
         *_, last = ({"event": ""}, *read_events(out))
         if last["event"] != "stopped":
@@ -197,7 +197,7 @@ def stop_without_ranks(out: Path, stop_signal: int) -> int:
 
 
 def stopped_line(out: Path, stop_signal: int) -> str:
-    """The last line of a run that a signal stopped, 0 where only ranks got it."""
+    """The last line of a run that a signal stopped; ``stop_signal`` is 0 if only ranks received it."""
     newest = latest(out / CHECKPOINTS)
     stopped = f"stopped by {signal.Signals(stop_signal).name}" if stop_signal else TOLD_TO_STOP.reason
     checkpoint = f"its checkpoint is {newest}" if newest else "it had not begun a step"
@@ -205,7 +205,7 @@ def stopped_line(out: Path, stop_signal: int) -> str:
 
 
 def as_rank_failure(error: Exception) -> Exception:
-    """The error that ends a rank, as one whose exit status says whether another attempt may succeed."""
+    """Convert the error that ends a rank so that its exit status says whether another attempt may succeed."""
     known = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
     if known or isinstance(error, MISTAKES) or cause_of(error_status(error)) != "person":
         return error
@@ -213,10 +213,10 @@ def as_rank_failure(error: Exception) -> Exception:
 
 
 def report_rank_failure(out: Path, error: Exception) -> None:
-    """In a rank that this error ends: write its failure file, unless it only lost another rank.
+    """In a rank that ``error`` ends: write its failure file, unless it only lost another rank.
 
-    Before all ranks have met, rank 0 under torchrun may yet be refused `out`, whose run would take the file for
-    its own.
+    Before all ranks have met, nothing is written except under our launcher: another run may hold the lock of ``out``,
+    and would read the file as its own.
     """
     rank = this_rank()
     distributed = sys.modules.get("torch.distributed")  # not imported for this: it takes seconds
@@ -227,9 +227,9 @@ def report_rank_failure(out: Path, error: Exception) -> None:
 
 
 def check_torchrun(out: Path, resume: bool) -> None:
-    """Raise ``UsageFailure`` where torchrun's restarts cannot work: over several nodes its agents count attempts apart.
+    """Raise ``UsageFailure`` if torchrun's restarts cannot work: over several nodes, each agent counts attempts itself.
 
-    So no number tells the keys of one attempt from another's in a store that they share, nor the first attempt.
+    So no count distinguishes the keys of two attempts in a shared store, or identifies the first attempt.
     """
     rank = this_rank()
     if rank.launcher != "torchrun" or rank.nodes == 1 or not rank.max_restarts:
@@ -245,14 +245,14 @@ def check_torchrun(out: Path, resume: bool) -> None:
 
 
 def check_elastic_restart(out: Path) -> None:
-    """On torchrun's rank 0: record how the attempt before ended. Raises ``Failure`` where a restart is of no use."""
+    """On torchrun's rank 0: record how the previous attempt ended. Raises ``Failure`` if a restart is useless."""
     failures, restarts = take_failures(out), this_rank().restarts
     if not restarts:
         return
     *_, last = ({"event": ""}, *read_events(out))
     silent = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
     failed = first_failure(failures or [TOLD_TO_STOP if last["event"] == "stopped" else silent])
-    # The agents bound the restarts themselves; each failure of theirs is recorded here.
+    # torchrun's agents limit the restarts themselves; this records each failure.
     recorded = [*recorded_failures(out), record_failure(out, failed)]
     decision = decide(recorded[-restarts:], restarts + 1)
     if decision.action == "end":

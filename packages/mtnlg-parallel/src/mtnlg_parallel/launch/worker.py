@@ -39,10 +39,10 @@ def run_rank(
     options: RunOptions,
     prepare: Callable[[], RunState] | None = None,
 ) -> int:
-    """Run `this_rank`. On a stop signal: checkpoint and return it once training has begun; before that, die at once.
+    """Train as `this_rank`; returns the stop signal, or 0.
 
-    ``prepare`` runs on rank 0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the
-    launcher has prepared ``out`` and shows the progress.
+    On a stop signal: checkpoint and return once training has begun; before that, die at once. ``prepare`` runs on rank
+    0 before any rank reads ``out``, and rank 0 then shows the progress. Without it the launcher does both.
     """
     place = this_rank()
     rank, layout = place.rank, recipe.layout
@@ -59,7 +59,7 @@ def run_rank(
         health.check(recipe, out, device)
         training = Training(recipe, open_data(data, recipe), out, rank, device, options=options)
         say(f"rank {rank} ({training.coordinates}) holds {', '.join(training.parts)}; at step {training.progress.step}")
-        # Not earlier: a rank that waits for others in C++ would never see a signal that Python records.
+        # Not earlier: while a rank waits for others in C++, a signal that Python records would have no effect.
         with record_signals(*STOP_SIGNALS) as training.signals:
             if state:
                 with progress("training", state.steps - state.step, "steps") as advance:
