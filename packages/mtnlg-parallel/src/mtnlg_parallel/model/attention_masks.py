@@ -1,8 +1,9 @@
-"""Attention whose dropout and slopes are a rank's own, since each tensor-parallel rank has other heads.
+"""Attention with a dropout mask and slopes per tensor-parallel rank, since each rank has different heads.
 
-All other dropout acts on values that the group's ranks share and must be the same on each, so they share the default
-generators' states. The seed of a rank's own mask is one number drawn from these and the rank. So recomputation, which
-restores the states, draws the same masks again. PyTorch's attention takes no seed, so a generator is seeded with it.
+All other dropout acts on values that the group's ranks replicate and must be the same on each, so the ranks share the
+states of the default generators. The seed of a rank's own mask combines a number drawn from these with the rank. So
+recomputation, which restores the states, draws the same masks. PyTorch's attention takes no seed, so the seed goes to a
+generator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mtnlg_model.functional import Mask
 
 EXACT_DROPOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Without cuDNN, which PyTorch 2.10 and 2.11 prefer on Hopper: it rounds the rate to sixteenths (pytorch PR 174245)."""
+"""All but cuDNN, which PyTorch 2.10 and 2.11 prefer on Hopper: it rounds the rate to sixteenths (pytorch PR 174245)."""
 
 
 def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank)
@@ -35,9 +36,9 @@ def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank
     cap: float | None = None,
     slopes: tuple[float, ...] | None = None,
 ) -> Tensor:
-    """`mtnlg_model.functional.attention` with a dropout mask of this rank's own, and its part of all heads' ``slopes``.
+    """`mtnlg_model.functional.attention` with this rank's own dropout mask, and its part of all heads' ``slopes``.
 
-    Of the default generators the CPU's moves on by one number, on every rank; those of GPUs are as before.
+    With dropout, draws one number from the CPU's default generator on every rank; GPU generators keep their states.
     """
     heads = q_BNSD.shape[1]
     slopes = slopes and slopes[rank * heads : (rank + 1) * heads]

@@ -1,9 +1,9 @@
-"""RMS norm of all heads' q or k, of which a tensor-parallel rank has its own: the ranks sum the squares.
+"""RMS norm over all heads of q or k together; each tensor-parallel rank has some heads, so the ranks sum the squares.
 
     y = x / sqrt(sum over ranks of x² / width + eps) · w
 
-Where R ranks share a head of keys (`shared_heads`), each counts 1 / R of its squares. Every rank has the whole w and
-uses its part; what it finds for that is summed over the ranks (`NORMS_OF_HEADS`).
+Where R ranks share a head of keys (`shared_heads`), each counts 1 / R of its squares. Every rank has all of w and uses
+its part; the gradients of w are summed over the ranks (`NORMS_OF_HEADS`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FullNorm(decoder.Norm):
-    """`decoder.Norm` of ``heads`` heads together."""
+    """`decoder.Norm` over ``heads`` heads together."""
 
     def __init__(self, config: ModelConfig, heads: int, slicing: Slicing) -> None:
         super().__init__(config, width=heads * config.head_size, kind="rms")
@@ -41,7 +41,7 @@ class FullNorm(decoder.Norm):
 
 
 class _Sum(Function):
-    """Sum over ranks that each use the sum in their own way, so that backward sums as well."""
+    """All-reduce whose backward also all-reduces, since each rank uses the sum differently."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)

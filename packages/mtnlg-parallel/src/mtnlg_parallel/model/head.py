@@ -1,15 +1,15 @@
 """Vocabulary-parallel head fused with its cross entropy, over one chunk of tokens at a time.
 
-    z = x Wᵀ                                                  logits, in the model's dtype, in a buffer all chunks share
+    z = x Wᵀ                                                  logits in the model's dtype; all chunks share one buffer
     m, e, t = max z, Σ exp(z - m), z[target]                  `statistics`; one small all-gather over the slices
     loss = m + log e - t
     d = (exp(z - m - log e) - [column is target]) s/tokens    `gradient`, in place of z
     dx = d W / s,  dW += dᵀ x / s
 
-The logits of a whole micro-batch never exist at once, and backward only scales gradients computed in forward. s is the
-greatest power of two up to the number of tokens; backward divides by it, when the loss scale is there to multiply by:
-so fp16, of which numbers below 6e-5 have fewer digits, loses none, and other dtypes round as without it. Shapes: S
-sequence, B micro-batch, H hidden, N tokens of a chunk, V this rank's slice of the vocabulary, R ranks.
+The logits of a whole micro-batch never exist at once, and backward only scales gradients that forward computed. s is
+the greatest power of two up to the number of tokens; backward divides by it once it can multiply by the loss scale. So
+fp16, which loses digits below 6e-5, loses none, and other dtypes round as they would without s. Shapes: S sequence, B
+micro-batch, H hidden, N tokens of a chunk, V this rank's slice of the vocabulary, R ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     """Cross-entropy terms of one vocabulary slice, [3, N] in fp32 (fp64 for fp64 logits).
 
     They are the maximum, the sum of exp(logit - maximum), and the target's logit, or 0 if the target is outside the
-    slice that begins at token ``first``. A NaN makes the sum NaN.
+    slice, which starts at token ``first``. A NaN makes the sum NaN.
     """
     exact_NV = _at_least_fp32(logits_NV)
     max_N = exact_NV.amax(1)
@@ -73,7 +73,7 @@ def _target_columns(targets_N: Tensor, first: int, width: int) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class ParallelOps(functional.Ops):
-    """The operations of training that a fused kernel with the same signature can replace."""
+    """The training operations that a fused kernel with the same signature can replace."""
 
     statistics: Callable[[Tensor, Tensor, int], Tensor] = statistics
     gradient: Callable[[Tensor, Tensor, int, Tensor, float], None] = gradient
@@ -84,11 +84,11 @@ class ParallelOps(functional.Ops):
 EAGER = ParallelOps()
 
 HEADROOM = 16
-"""dW, a sum over tokens, is kept divided by this and by s / tokens: fp16 ends at 65,504."""
+"""dW, a sum over tokens, is stored as s dW divided by this, since the largest fp16 number is 65,504."""
 
 
 def real_rows(slicing: Slicing, width: int, padding: int) -> int:
-    """How many of this rank's ``width`` rows of the vocabulary, its first, are not among the last ``padding``."""
+    """Number of this rank's ``width`` vocabulary rows that are not padding, the last ``padding`` rows of all ranks."""
     return min(max((slicing.degree - slicing.rank) * width - padding, 0), width)
 
 
@@ -105,12 +105,12 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
 ) -> Tensor:
     """Mean cross entropy in nats, in fp32, of x_SBH after the final norm, with this rank's rows of the token table.
 
-    The last ``padding`` rows of the whole table are no tokens: their logits are -Inf, and their gradients 0. ``cap`` is
-    that of the logits' `functional.softcap`. Under
-    sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. All tensor-parallel ranks return the same loss,
-    and the gradient of x is summed over them. dW accumulates over chunks in the weight's dtype: in bf16 each chunk
-    after the first rounds it once more, by 1 part in 2**9; MT-NLG has two chunks. ``observe`` gets the loss of each
-    sample, [B]. If ``masked``, targets below 0 have no loss and no gradient; the mean is over all still.
+    The last ``padding`` rows of the whole table are not tokens: their logits are -Inf, and their gradients 0. ``cap``
+    is the cap of the logits' `functional.softcap`. Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H].
+    All tensor-parallel ranks return the same loss, and the gradient of x is summed over them. dW accumulates over
+    chunks in the weight's dtype: in bf16 each chunk after the first rounds it once more, by 1 part in 2**9; MT-NLG has
+    two chunks. ``observe`` receives the loss of each sample, [B]. If ``masked``, targets below 0 have no loss and no
+    gradient; the mean still divides by the number of all targets.
     """
     if slicing.sequence_parallel:
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
@@ -150,7 +150,7 @@ def _power_of_two(tokens: int) -> int:
 
 
 def _cap(logits_NV: Tensor, cap: float) -> Tensor:
-    """Cap logits in place, as `functional.softcap`; returns the slope of that, 1 - tanh²."""
+    """Cap logits in place as `functional.softcap` does; returns its derivative, 1 - tanh²."""
     logits_NV.div_(cap).tanh_()
     slope_NV = 1 - logits_NV.square()
     logits_NV.mul_(cap)
@@ -173,7 +173,7 @@ class _ChunkedLoss:
     masked: bool
 
     def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The mean loss; fills ``gradients``, if given, with s dx, summed over the slices, and s dW / `HEADROOM`."""
+        """The mean loss; fills ``gradients``, if given, with s dx summed over the slices, and s dW / `HEADROOM`."""
         (tokens, hidden), width = self.x.shape, self.weight.shape[0]
         rows, first = head_chunk(tokens, hidden, width), self.slicing.rank * width
         real = real_rows(self.slicing, width, self.padding)
@@ -219,7 +219,7 @@ class _ChunkedLoss:
         return max_N + (sum_RN * (max_RN - max_N).exp()).sum(0).log(), target_RN.sum(0)
 
     def _start_all_reduce(self, dx_NH: Tensor) -> list[distributed.Work]:
-        """Sum dx over the slices while dW is computed; under sequence parallelism the backward of `gather` does so."""
+        """Start to sum dx over the slices while dW is computed; in sequence parallelism `gather`'s backward does it."""
         if self.slicing.degree == 1 or self.slicing.sequence_parallel:
             return []
         work = distributed.all_reduce(dx_NH, group=self.slicing.group, async_op=True)

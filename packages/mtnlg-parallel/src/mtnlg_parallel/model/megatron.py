@@ -1,8 +1,8 @@
-"""megatron-core's tensor-parallel layers in place of ours: the slices that MT-NLG was trained with.
+"""megatron-core's tensor-parallel layers in place of ours: the implementation that MT-NLG was trained with.
 
-DeepSpeed's engine has them where they can do the work: sequence parallelism in megatron-core's layers needs a GPU, and
-products of 8-bit factors need Transformer Engine. They give the same losses as `tensor_parallel`'s, whose products also
-add a weight's gradient in fp32, or later. Each layer takes its group as an argument, so
+DeepSpeed's engine uses them where it can: sequence parallelism in megatron-core's layers needs a GPU, and products of
+8-bit factors need Transformer Engine. They give the same losses as the layers of `tensor_parallel`, which can also add
+weight gradients in fp32, and defer them. Each layer takes its group as an argument, so
 ``parallel_state.initialize_model_parallel``, which makes thousands of groups, is never called.
 """
 
@@ -58,7 +58,7 @@ LAYERS: dict[type, type] = {Column: ColumnParallel, Row: RowParallel, Vocabulary
 
 
 def _common(slicing: Slicing) -> dict[str, Any]:
-    """Arguments of every layer of megatron-core's. Weights stay uninitialised: all layouts begin with the same ones."""
+    """Arguments common to megatron-core's layers. Weights stay uninitialised, as all layouts load the same ones."""
     config = ModelParallelConfig(
         tensor_model_parallel_size=slicing.degree,
         use_cpu_initialization=True,  # allocates on torch's default device

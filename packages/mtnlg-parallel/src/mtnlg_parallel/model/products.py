@@ -1,21 +1,22 @@
-"""The sliced products of a layer, and where their weight gradients go.
+"""A layer's tensor-parallel products, and where their weight gradients go.
 
     column    y = x Wᵀ      every rank has all of x and its own columns of y        x is gathered, dx summed
     row       y = Σ x Wᵀ    every rank has its own columns of x, and y is summed    dy is gathered
 
 Sums and gathers are over the tensor-parallel ranks: all-reduces, or under sequence parallelism reduce-scatters and
-all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backward each is in flight beside a product:
-gathers of x beside the one for dx, gathers of dy and sums of dx beside one for a dW, that of the layer before in
-backward where a sink lets it wait. In forward a sequence is cut in `pieces`: each one's gather is beside the product of
-the piece before, its sum beside that of the next. Products of one x, as SwiGLU's, share its gathers, its rounding and
-the sum of dx over the ranks.
+all-gathers of the first axis (Korthikanti et al. 2022, section 4.2.2). In backward each overlaps with a product:
+gathers of x with the product for dx; gathers of dy and sums of dx with a product for dW, deferred from the previous
+layer of backward if a sink allows it. In forward a sequence is split into `pieces`: a piece's gather overlaps with the
+product of the previous piece, its sum with the product of the next. Products of one x, such as SwiGLU's, share its
+gathers, its rounding and the sum of dx over the ranks.
 
-A layer's weight is a `SlicedWeight`. Its dW goes to the `GradientSink` that an engine has set, and else to autograd. A
-sink can add it in fp32 inside the product (`add_product`), and do so later: all that it needs is dy and x. Backward has
-the layer itself, not a saved tensor of its weight, which recomputation and hooks replace.
+A layer's weight is a `SlicedWeight`. Its dW goes to the `GradientSink` that an engine has set, or else to autograd. A
+sink can add dW in fp32 inside the product (`add_product`), and can defer it, since it needs only dy and x. Backward
+refers to the layer itself, not to a saved tensor of its weight, which recomputation and hooks replace.
 
-Where the slicing says ``eight_bit`` all three products are of 8-bit factors (`eight_bit`), and x is kept for dW in 8
-bits: transposed, or under sequence parallelism this rank's rows, which backward gathers. Nothing else crosses ranks so.
+With the slicing's ``eight_bit`` all three products have 8-bit factors (`eight_bit`), and x is kept for dW in 8 bits:
+transposed, or under sequence parallelism this rank's rows, which backward gathers. Ranks exchange nothing else in 8
+bits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 @cache
 def adds_in_fp32(device: torch.device) -> bool:
-    """Whether addmm adds a product of bf16 factors to an fp32 sum on this GPU: tried, as releases of torch differ."""
+    """Whether addmm adds a product of bf16 factors to an fp32 sum on this GPU; tries it, as torch releases differ."""
     factor, total = (torch.ones(16, 16, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
     try:
         torch.addmm(total, factor, factor, out_dtype=total.dtype, out=total)
@@ -59,20 +60,19 @@ HAS_ONEDNN: Final = torch.backends.cpu.get_cpu_capability() == "AVX512" and hasa
 
 
 def matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """[..., K] x [K, N], outside autograd, perhaps in ``out``; in fp32 on a CPU by oneDNN, which makes a new tensor.
+    """[..., K] x [K, N], outside autograd, into ``out`` if given; in fp32 on a CPU by oneDNN, which ignores ``out``.
 
-    torch has MKL for these, which uses half of the width of AMD's vectors: 95 GFLOP/s per core against 230 on an EPYC
-    9005.
+    torch would use MKL, which uses half the width of AMD's vectors: 95 GFLOP/s per core against 230 on an EPYC 9005.
     """
     if not _is_onednns(left):
         return torch.matmul(left, right, out=out)
-    # As Inductor calls it.
+    # The call that Inductor generates.
     product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")  # noqa: SLF001
     return product
 
 
 def add_matmul(total: Tensor, left: Tensor, right: Tensor, first: bool, scale: float = 1.0) -> None:
-    """Add the scaled product to ``total``, or with ``first`` overwrite it."""
+    """Add the scaled product to ``total``, or overwrite it if ``first``."""
     if _is_onednns(left):
         product = matmul(left, right)
         torch.mul(product, scale, out=total) if first else total.add_(product, alpha=scale)
@@ -81,7 +81,7 @@ def add_matmul(total: Tensor, left: Tensor, right: Tensor, first: bool, scale: f
 
 
 def _is_onednns(factor: Tensor) -> bool:
-    """Not in evaluation, whose scores depend on no batch (docs/decisions/0085)."""
+    """Whether oneDNN multiplies: not in evaluation, whose scores must not depend on the batch (docs/decisions/0085)."""
     suits = factor.is_cpu and factor.dtype == torch.float32 and factor.numel() > 0
     return HAS_ONEDNN and suits and not torch.is_inference_mode_enabled()
 
@@ -90,14 +90,14 @@ class GradientSink(Protocol):
     """Takes a weight's gradient in place of autograd."""
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
-        """Add dy xᵀ, a sum over tokens, now or later; both factors are of one kind."""
+        """Add dy xᵀ, a sum over tokens, now or later. Both arguments are tensors, or both are factors."""
 
     def beside(self) -> None:
-        """Add a product that waits, if any: a collective is in flight."""
+        """Run a deferred product, if any, while a collective is in flight."""
 
 
 class SlicedWeight(nn.Module):
-    """A rank's slice of a weight, [O, I], how its ranks multiply by it, and what takes its gradient."""
+    """A rank's slice of a weight, [O, I], its slicing, and the sink of its gradient."""
 
     def __init__(self, weight_OI: nn.Parameter, slicing: Slicing) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class SlicedWeight(nn.Module):
 
 
 def column(x: Tensor, layer: SlicedWeight) -> Tensor:
-    """[S, …, I] → [S, …, O], this rank's columns; under sequence parallelism from this rank's part, [S/tp, …, I]."""
+    """[S, …, I] → this rank's columns [S, …, O]; under sequence parallelism x is this rank's part, [S/tp, …, I]."""
     return columns(x, layer)[0]
 
 
@@ -126,7 +126,7 @@ def row(x: Tensor, layer: SlicedWeight) -> Tensor:
 
 @torch.no_grad()
 def add_product(total_OI: Tensor, dy_ON: Tensor | Factor, x_IN: Tensor | Factor, *, first: bool) -> None:
-    """Add dy xᵀ to the fp32 ``total``, or with ``first`` overwrite it. Nothing is rounded to the factors' dtype."""
+    """Add dy xᵀ to the fp32 ``total``, or overwrite it if ``first``. Nothing is rounded to the factors' dtype."""
     dtype = total_OI.dtype
     if isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor):
         if not total_OI.is_cuda or x_IN.dtype == dtype:
@@ -189,10 +189,10 @@ class _Columns(Function):
 
 
 class _Keep(Function):
-    """Keeps for backward what a row product needs, before that runs.
+    """Saves a row product's inputs for backward before the product runs.
 
-    A function's tensors are kept when it has run. Recomputation ends when all are there that backward asks for: so it
-    leaves out a layer's last product, and its sum over the ranks, where nothing behind it needs the result.
+    Autograd saves a function's tensors when it has run, and recomputation stops once all saved tensors exist. So it
+    skips a layer's last product, and its sum over the ranks, if nothing after it needs the result.
     """
 
     @staticmethod
@@ -236,7 +236,7 @@ class _Row(Function):
 
 
 def pieces(slicing: Slicing, positions: int, tokens: int) -> int:
-    """In how many pieces a forward product goes of which each rank has so many positions and tokens; whole, in one."""
+    """Number of pieces of a forward product, given each rank's positions and tokens; 1 if it is not split."""
     if slicing.eight_bit or not slicing.sequence_parallel:
         return 1
     number = layout.forward_pieces(slicing.degree, tokens * slicing.degree)
@@ -244,7 +244,7 @@ def pieces(slicing: Slicing, positions: int, tokens: int) -> int:
 
 
 def _gathered_products(x: Tensor, weights: Sequence[Tensor], slicing: Slicing, number: int) -> tuple[Tensor, ...]:
-    """Each product of the whole x, [S/tp, …, I] → [S, …, O]; the next piece is gathered beside those of one."""
+    """Each product of the whole x, [S/tp, …, I] → [S, …, O]; the next piece is gathered beside a piece's products."""
     ys = [x.new_empty(len(x) * slicing.degree, *x.shape[1:-1], len(weight)) for weight in weights]
     gathered = _gather(x.chunk(number)[0], slicing)
     for place, following in enumerate((*x.chunk(number)[1:], None)):
@@ -270,12 +270,12 @@ def _summed_product(x: Tensor, weight: Tensor, slicing: Slicing, number: int) ->
 
 
 def _by_rank(x: Tensor, slicing: Slicing, number: int) -> tuple[Tensor, ...]:
-    """[S, …, I] → of each piece what belongs to each rank's positions, [R, N, I]."""
+    """Split [S, …, I] into pieces [R, N, I], each with the rows of every rank's positions."""
     return x.reshape(slicing.degree, number, -1, x.shape[-1]).unbind(1)
 
 
 def _multiply(x_RNI: Tensor, weight_OI: Tensor, out_RNO: Tensor) -> None:
-    """X Wᵀ into a tensor whose ranks may lie apart."""
+    """Write x Wᵀ into a tensor that may be strided along R."""
     if x_RNI.is_cuda:
         torch.bmm(x_RNI, weight_OI.t().expand(len(x_RNI), -1, -1), out=out_RNO)
     else:
@@ -283,7 +283,7 @@ def _multiply(x_RNI: Tensor, weight_OI: Tensor, out_RNO: Tensor) -> None:
 
 
 def _run_beside(work: Work | None, layer: SlicedWeight) -> None:
-    """Beside a collective run a product that waits."""
+    """Run a deferred product while ``work`` is in flight."""
     if work and layer.sink:
         layer.sink.beside()
 
@@ -294,7 +294,7 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -> Tensor:
-    """X Wᵀ, of 8-bit factors where x has one."""
+    """The product x Wᵀ, with 8-bit factors if ``x_NI`` is one."""
     if x_NI is None or slicing.eight_bit is None:
         return matmul(x, weight.t())
     w_OI, _ = slicing.eight_bit.weight(weight)
@@ -302,7 +302,7 @@ def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -
 
 
 def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor | Factor]:
-    """Dy W, and dy as a factor of dW, [O, N]."""
+    """The product dy W, and dy as the factor [O, N] of dW."""
     if slicing.eight_bit is None:
         return matmul(dy, weight), _matrix(dy).t()
     dy_NO, dy_ON = slicing.eight_bit.rounded(_matrix(dy), BACKWARD, True)
@@ -318,14 +318,14 @@ def _weight_gradient(layer: SlicedWeight, dy_ON: Tensor | Factor, x_IN: Tensor |
 
 
 def _weight_product(dy_ON: Tensor | Factor, x_IN: Tensor | Factor, dtype: torch.dtype) -> Tensor:
-    """Dy xᵀ."""
+    """The product dy xᵀ; of 8-bit factors in ``dtype``."""
     if isinstance(dy_ON, Tensor) and isinstance(x_IN, Tensor):
         return matmul(dy_ON, x_IN.t())
     return eight_bit.product(dy_ON, x_IN, dtype)  # type: ignore[arg-type]  # both are of one kind
 
 
 def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
-    """Under sequence parallelism the whole sequence, once the work is done; else ``local`` itself."""
+    """Under sequence parallelism the whole sequence, valid once the work is done; else ``local`` itself."""
     if not slicing.sequence_parallel:
         return local, None
     full = local.new_empty(local.shape[0] * slicing.degree, *local.shape[1:])
@@ -333,7 +333,7 @@ def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
 
 
 def _sum(partial: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
-    """The sum over the ranks, once the work is done; under sequence parallelism of this rank's part."""
+    """The sum over the ranks, valid once the work is done; under sequence parallelism only this rank's part of it."""
     if slicing.degree == 1:
         return partial, None
     if not slicing.sequence_parallel:

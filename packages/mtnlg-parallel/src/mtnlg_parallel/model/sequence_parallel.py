@@ -4,8 +4,8 @@
     scatter   partial sums [S, …] → local [S/tp, …], reduce-scatter   backward: all-gather
 
 These are g and ḡ of Korthikanti et al. 2022, section 4.2.2. Together they move as many bytes as one all-reduce, and
-norms, dropout and residuals take 1/tp of the memory. The embedding and the head use them; a layer's products have them
-within (`products`). Without sequence parallelism the embedding has
+norms, dropout and residuals take 1/tp of the memory. The embedding and the head use them; a layer's products contain
+them (`products`). Without sequence parallelism the embedding uses
 
     sum_over_ranks   partial sums [S, …] → [S, …], all-reduce                backward: nothing
 """

@@ -1,13 +1,13 @@
-"""Attention where tensor parallelism has more ranks than there are heads of keys and values.
+"""Attention for more tensor-parallel ranks than key-value heads.
 
-Then R = tp / kv_heads ranks share each such head. The rows of qkv are cut evenly, as all sliced tensors are: of a
-shared head's rows (its heads of q, then k, then v) a rank has 1 / R, whatever they are. Activations are exchanged:
+Then R = tp / kv_heads ranks share each key-value head. The rows of qkv are split evenly, as in all sliced tensors: a
+rank has 1 / R of a shared head's rows (its heads of q, then k, then v), whichever these are. Activations are exchanged:
 
     local [S, B, F / R]  →  gathered [S, B, F]  →  own heads of q, and all of k and v, [S, B, F / R + 2 D (R - 1) / R]
 
-and backward sums over the sharing ranks what each of them found for k and v: an all-gather and a reduce-scatter of
-F = (heads / kv_heads + 2) D features a token. So no weight, gradient or moment exists twice, and checkpoints, ZeRO and
-norms know nothing of it (docs/decisions/0125).
+and backward sums the gradients of k and v over the sharing ranks: an all-gather and a reduce-scatter of
+F = (heads / kv_heads + 2) D features per token. So no weight, gradient or moment is replicated, and checkpoints, ZeRO
+and norms need no special case (docs/decisions/0125).
 
 S sequence, B micro-batch, D head size.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class SharedHeads(decoder.Attention):
-    """`decoder.Attention` of a rank that shares its head of keys and values with others."""
+    """`decoder.Attention` on a rank that shares its key-value head with other ranks."""
 
     def __init__(self, config: ModelConfig, number: int, ops: ParallelOps, slicing: Slicing) -> None:
         super().__init__(config, number, ops)
@@ -42,7 +42,7 @@ class SharedHeads(decoder.Attention):
         self._group = slicing.kv_group
 
     def project(self, x_SBH: Tensor) -> Tensor:
-        """x_SBH -> this rank's heads of q, and the k and v that they share with those of other ranks."""
+        """x_SBH -> this rank's heads of q, and the k and v that it shares with other ranks."""
         qkv_SBF: Tensor = _Exchange.apply(super().project(x_SBH), self._group, self.sharing * self.head_size)  # type: ignore[no-untyped-call]
         return qkv_SBF
 
@@ -50,7 +50,7 @@ class SharedHeads(decoder.Attention):
 class _Exchange(Function):
     @staticmethod
     def forward(ctx: Any, part_SBF: Tensor, group: ProcessGroup, width: int) -> Tensor:  # noqa: ANN401  (autograd's context)
-        """``width`` features are a rank's own heads of q; the ranks' come one after the other, then k and v."""
+        """Gather the features: ``width`` of q per rank, in rank order, then k and v; returns own q, and all k and v."""
         ctx.group, ctx.width = group, width
         gathered_RSBF = part_SBF.new_empty(group.size(), *part_SBF.shape)
         full = gathered_RSBF.flatten(0, 1)

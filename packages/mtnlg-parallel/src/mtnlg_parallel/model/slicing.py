@@ -1,4 +1,4 @@
-"""Which slices of the decoder a rank holds, by its tensor-parallel group, and how it multiplies by them."""
+"""Which slices of the decoder a rank holds, its process groups, and how it multiplies by the slices."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from .eight_bit import EightBit
 
 Box = tuple[slice, ...]
-"""A rank's slice of a global tensor, one range an axis."""
+"""A rank's slice of a global tensor, one range per axis."""
 
 
 def init_process_group(device: torch.device, timeout: timedelta) -> None:
-    """Join torch.distributed as `this_rank`, with nccl on a GPU.
+    """Join torch.distributed as `this_rank`, with NCCL on a GPU, else gloo.
 
-    ``timeout`` is that of the default group's collectives. There is no ``device_id``: with one, nccl would make every
-    group at once, by a split that all ranks take part in. Without it the first collective of a group makes its
-    communicator, and a group that is never used costs nothing.
+    ``timeout`` applies to the default group's collectives. No ``device_id`` is passed: with one, NCCL would create each
+    group at once, by a split in which all ranks take part. Without it a group's first collective creates its
+    communicator, and an unused group costs nothing.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -53,15 +53,15 @@ def local_device() -> torch.device:
 
 
 def set_timeouts(timeout: timedelta) -> None:
-    """Set the timeout of the collectives of every process group that this process is in, whoever made it."""
+    """Set the collectives' timeout of every process group that this process is in, whoever made it."""
     for group in distributed_c10d._world.pg_map:  # noqa: SLF001  (torch has no public list of its groups)
         distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001  (and no public way to change this)
 
 
 def new_group(ranks: Sequence[int]) -> Any:  # noqa: ANN401  (a ProcessGroup, of which torch has no public name)
-    """A process group, made by its own ranks alone. torch names it by how many groups they have made before.
+    """Create a process group; only its own ranks take part. torch names it by how many groups they made before.
 
-    On CPUs its ranks meet in shared memory if they are all on one machine.
+    On CPUs it uses shared memory if all its ranks are on one machine.
     """
     shared_memory.register()
     backend = shared_memory.BACKEND if distributed.get_backend() == "gloo" else None
@@ -70,7 +70,7 @@ def new_group(ranks: Sequence[int]) -> Any:  # noqa: ANN401  (a ProcessGroup, of
 
 @dataclass(frozen=True)
 class Slicing:
-    """A rank's groups within its replica, whether activations are sliced along the sequence, and how it multiplies."""
+    """A rank's process groups within its replica, and how its layers are sliced and multiplied."""
 
     group: Any  # the tensor-parallel torch.distributed.ProcessGroup
     sequence_parallel: bool = False
@@ -88,9 +88,9 @@ class Slicing:
         eight_bit: EightBit | None = None,
         layers: Mapping[type, type] | None = None,
     ) -> Slicing:
-        """Slicing of this process; makes its groups, each together with that group's other ranks alone.
+        """Slicing of this process; creates its groups, each with only that group's members.
 
-        Every rank makes as many: torch names a group by how many its ranks have made before.
+        Every rank must create the same number: torch names a group by how many its ranks made before.
         """
         place = layout.coordinates(distributed.get_rank())
         ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
@@ -113,7 +113,7 @@ class Slicing:
         return int(self.group.size())
 
     def box(self, shape: tuple[int, ...], axis: int | None) -> Box:
-        """Slice of a global tensor of ``shape`` that this rank holds; all of it for axis None."""
+        """The rank's slice of a global tensor of ``shape`` along ``axis``; the whole tensor for axis None."""
         box = [slice(0, size) for size in shape]
         if axis is not None:
             width = shape[axis] // self.degree
@@ -123,7 +123,7 @@ class Slicing:
     def positions(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor | None:
         """Positions that this rank embeds, [B or 1, S/tp], counted from 0 unless given.
 
-        Without sequence parallelism it embeds all: those given, or None.
+        Without sequence parallelism it embeds all positions: returns those given, or None.
         """
         if not self.sequence_parallel:
             return positions_BS
@@ -134,7 +134,7 @@ class Slicing:
 
 
 def _kv_group(ranks: list[int], place: int, config: ModelConfig) -> Any:  # noqa: ANN401  (a ProcessGroup)
-    """The group of the ranks that share a head of keys and values with the one at this ``place``; None if none does."""
+    """The group of ranks that share a key-value head with the rank at ``place``; None if heads are not shared."""
     sharing = len(ranks) // config.kv_heads
     if sharing < 2:
         return None
@@ -148,9 +148,9 @@ def fake_process_group(
 ) -> Iterator[Slicing]:
     """Slicing of any rank of a job that is not running, to build and run modules on the meta device.
 
-    Collectives return at once and move nothing.
+    Collectives return at once and transfer nothing.
     """
-    # Importing this registers the backend; torch keeps it for its tests and has no other that moves nothing.
+    # Importing this registers the backend, which torch keeps for its tests; it has no other that transfers nothing.
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
 
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degree)

@@ -2,10 +2,10 @@
 
     embedding | layers.0 … layers.l-1 | final_norm | head          cut between layers, at the bounds of layout.stages
 
-Both engines and sharded evaluation run it. If a tied head lies on another stage than the embedding, each of the two
+Both engines and sharded evaluation run it. If a tied head is on another stage than the embedding, each of the two
 stages holds a copy of the token table, and their gradients are summed. Modules are built on the meta device, sliced,
-and only then given storage, so a process never holds more than its own slices. Built for the meta device a stage takes
-no memory at all, and its parameters can still be counted.
+and only then allocated, so a process never holds more than its own slices. On the meta device a stage takes no memory,
+and its parameters can still be counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .slicing import Box
 
 BIAS_COLUMNS = 8
-"""Added to the head's table for its biases: tensor cores want sizes in multiples of this."""
+"""Columns added to the head's table to hold its biases: tensor cores need sizes in multiples of this."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -63,7 +63,7 @@ class LocalParameter(NamedTuple):
 
 
 class GatedMLP(decoder.MLP):
-    """`decoder.MLP` with gates, of which both first products share one x."""
+    """`decoder.MLP` with gates; the products for gate and up share one gathered x."""
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> x_SBH."""
@@ -94,13 +94,13 @@ class Layer(decoder.DecoderLayer):
 
 
 class StageModules(nn.Module):
-    """All modules of one stage, in order. If it is both first and last, a tied head is the embedding's token table."""
+    """All modules of one stage, in order. If the stage is first and last, a tied head uses the embedding's table."""
 
     head: nn.Module | None
     observe: Observe | None = None
-    """Takes what passes (`engine.contract.Observe`)."""
+    """Receives losses and hidden states (`engine.contract.Observe`)."""
     target_weight: float | None = None
-    """That of a target in the mean over all of a micro-batch, where only some count (`engine.targets`)."""
+    """Weight of a target that counts in the mean over a micro-batch's targets; None if all count (`engine.targets`)."""
 
     def __init__(  # noqa: PLR0917  (a stage of what, on which slices, how)
         self,
@@ -128,10 +128,10 @@ class StageModules(nn.Module):
             self.head.bias = nn.Parameter(torch.empty(config.vocabulary // slicing.degree, device=device))
 
     def forward(self, x: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None) -> Tensor:
-        """x_SBH of the stage before, or tokens [B, S] → x_SBH, after the final norm where that is here.
+        """x_SBH of the previous stage, or tokens [B, S] → x_SBH, after the final norm if this stage has it.
 
         Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. Positions count from 0 unless given;
-        ``attend`` replaces the attention of each layer, by its number in the decoder.
+        ``attend`` has a replacement for each layer's attention, by the layer's number in the decoder.
         """
         x_SBH, rotations = x, None
         if self.embedding:
@@ -156,7 +156,7 @@ class StageModules(nn.Module):
         return getattr(self.head, "bias", None)
 
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
-        """Mean cross entropy of the last stage's `forward`, in nats; with a ``target_weight``, of those from 0."""
+        """Mean cross entropy of the last stage's output, in nats; with a ``target_weight``, only of targets >= 0."""
         weight_VH: Tensor = self.table
         if self.table_bias is not None:  # the product with a 1 beside x
             x_SBH = F.pad(F.pad(x_SBH, (0, 1), value=1.0), (0, BIAS_COLUMNS - 1))
@@ -198,7 +198,7 @@ def build_stages(
 ) -> list[StageModules]:
     """Build this rank's stages of the decoder, one per chunk, with uninitialised parameters in the recipe's dtype.
 
-    All ranks call it together: it makes their groups. ``layers`` are those of the slicing.
+    All ranks must call this together, since it creates their groups. ``layers`` are those of the slicing.
     """
     config, layout, train = recipe.model, recipe.layout, recipe.train
     eight_bit = EightBit(ops.eight_bit) if train.precision == "fp8" else None

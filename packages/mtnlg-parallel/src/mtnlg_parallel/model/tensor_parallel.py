@@ -4,13 +4,13 @@
     Row          inputs are sliced: columns of W; ranks sum the products     attention.out, mlp.down
     Vocabulary   rows of the token table are sliced; ranks sum the lookups   embedding.token, and the head
 
-Rows of qkv are ordered by heads of keys and values, so a slice is a number of these with their heads of queries. Norms,
-positions and row-parallel biases are replicated. Sliced layers keep the decoder's names and its `Linear` convention
-(x Wᵀ, bias left to the caller), at tp = 1 too. `megatron` has the same three as megatron-core's own layers.
+Rows of qkv are ordered by key-value head, so a slice has some key-value heads with their query heads. Norms, positions
+and row-parallel biases are replicated. Sliced layers keep the decoder's names and its `Linear` convention (x Wᵀ, bias
+left to the caller), also at tp = 1. `megatron` has the same three as megatron-core's layers.
 
 Under sequence parallelism activations between these layers are sliced along the sequence: Column gathers its input; Row
-and Vocabulary scatter their sum. Replicated parameters then see only part of the sequence, and an engine sums their
-gradients over the ranks once per step.
+and Vocabulary reduce-scatter their output. Replicated parameters then see only part of the sequence, and an engine sums
+their gradients over the ranks once per step.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ SLICED_LAYERS: dict[str, type[Column | Row | Vocabulary]] = {
     "token": Vocabulary,
     "head": Vocabulary,
 }
-"""The layers that are sliced, by their name within their module."""
+"""Sliced layers, by their name within their module."""
 
 
 def parallelize_module(module: nn.Module, slicing: Slicing, device: torch.device) -> None:
     """Replace the submodules named in `SLICED_LAYERS`, then allocate uninitialised parameters on ``device``.
 
-    ``module`` has modules of the decoder, on the meta device.
+    ``module`` contains modules of the decoder, on the meta device.
     """
     for name, submodule in list(module.named_modules()):
         if layer := SLICED_LAYERS.get(name.rpartition(".")[2]):
@@ -107,6 +107,6 @@ def parallelize_module(module: nn.Module, slicing: Slicing, device: torch.device
 
 
 def checkpoint_activations(function: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401  (any function)
-    """Call ``function``, saving only ``inputs``; backward runs it again with the same random numbers."""
+    """Call ``function``, saving only ``inputs``; backward runs it again with the same random state."""
     function = partial(function, **options)
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
