@@ -1,4 +1,4 @@
-"""What a process knows from whoever launched it: the only module that reads launchers' environment variables.
+"""A process's rank and job, from its launcher's environment variables. No other module reads these variables.
 
     launcher                  rank, world, local rank, ranks on this node           address and port of the job's store
     torchrun                  RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE           MASTER_ADDR MASTER_PORT
@@ -9,8 +9,8 @@
     MPICH, Intel MPI          PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS     as Open MPI
     Slurm's srun              SLURM_PROCID SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE  or the step's first node and number
 
-The first row applies whose rank is set. One process of MPI or srun alone is no rank: the command starts its own ranks.
-Imports nothing slow, so that ``--help`` may import it.
+The first row whose rank variable is set applies. A single process of MPI or srun is not a rank: the command then starts
+its own ranks. This module imports nothing slow, so that ``--help`` may import it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Launcher = Literal["none", "local", "torchrun", "variables", "mpi", "slurm"]
-"""Who started this process: "none" no launcher of ranks, "variables" whoever sets torch.distributed's variables."""
+"""Who started this process. "none": no launcher of ranks; "variables": any that sets torch.distributed's variables."""
 
 OPEN: Final = "open"
-"""The store's secret where nobody has set one."""
+"""Default secret of the store if none is set."""
 
 _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 _STEP_TASKS: Final = "SLURM_STEP_TASKS_PER_NODE"
@@ -39,7 +39,7 @@ _SECRET: Final = "MTNLG_SECRET"  # noqa: S105  (the variable's name)
 
 
 class _Names(NamedTuple):
-    """The variables of a family of launchers, and what a missing one needs."""
+    """Variable names of a family of launchers, and the hint for a missing one."""
 
     hint: str
     rank: str
@@ -66,11 +66,11 @@ class EnvironmentFailure(UsageFailure):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A process' place in its job.
+    """A process's place in its job.
 
-    ``restarts``: earlier attempts within this job; ``requeues``: Slurm's own. ``job``: Slurm's number; ``first_job``:
-    of the first of the jobs that continue each other. ``agent_store``: the launcher hosts the job's store, not rank 0.
-    ``parent``: process id of our local launcher.
+    ``restarts``: earlier attempts within this job; ``requeues``: how often Slurm has requeued it. ``job``: Slurm's job
+    number; ``first_job``: that of the first job in a chain of jobs that continue each other. ``agent_store``: whether
+    the launcher hosts the job's store instead of rank 0. ``parent``: process id of our local launcher.
     """
 
     launcher: Launcher = "none"
@@ -98,11 +98,11 @@ class Environment:
 
     @property
     def is_restart(self) -> bool:
-        """Whether ranks of this job have run before, by torchrun's, our Slurm script's or Slurm's own count."""
+        """Whether ranks of this job have run before, by the count of torchrun, our Slurm script or Slurm itself."""
         return bool(self.restarts or self.requeues)
 
     def variables(self) -> dict[str, str]:
-        """The variables by which a process that this one starts is told that it is this rank."""
+        """Environment variables that make a child process this rank."""
         numbers = (self.rank, self.world, self.local_rank, self.local_world)
         variables = {
             **dict(zip(_TORCH[1:], map(str, numbers), strict=True)),
@@ -116,21 +116,21 @@ class Environment:
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Read a process' place in its job from ``variables``, default its environment.
+    """Read a process's place in its job from ``variables``, by default its environment.
 
-    Raises `EnvironmentFailure` with one line where a launcher's variable is missing, malformed or contradicts another.
+    Raises a one-line `EnvironmentFailure` if a launcher's variable is missing, malformed or contradicts another.
     """
     env = os.environ if variables is None else variables
     return _environment(env, _place(env))
 
 
 def step_nodes() -> int:
-    """Number of nodes of the step that srun has started this process in."""
+    """Number of nodes of the Slurm step that this process runs in."""
     return _number(os.environ, "SLURM_STEP_NUM_NODES", _SRUN, least=1)
 
 
 def this_node(world: int, local_world: int) -> Environment:
-    """The place of the first rank on this node of a Slurm job, for the node's agent, which srun has started."""
+    """The place of the first rank on this node of a Slurm job, for the node's agent, which srun started."""
     env, nodes = os.environ, -(-world // local_world)
     node = _number(env, "SLURM_NODEID", _SRUN, most=nodes - 1, why=f"{world} ranks are {nodes} nodes")
     here = min(local_world, world - node * local_world)  # an elastic job's last node may have fewer
@@ -155,7 +155,7 @@ def _environment(env: Mapping[str, str], place: dict[str, Any]) -> Environment:
 
 
 def this_rank() -> Environment:
-    """`read_environment` of a process that must be a rank. Raises `EnvironmentFailure` where no launcher started it."""
+    """`read_environment` for a process that must be a rank. Raises `EnvironmentFailure` if no launcher started it."""
     environment = read_environment()
     if environment.launcher == "none":
         raise EnvironmentFailure(_TORCH.rank, None, "start the ranks with torchrun, srun or mpirun")
@@ -163,7 +163,7 @@ def this_rank() -> Environment:
 
 
 def limit_world(world: int) -> bool:
-    """Let the job have ``world`` ranks of those that its launcher has started; whether this process is one of them."""
+    """Limit the job to the first ``world`` ranks that its launcher started; returns whether this process is one."""
     place = this_rank()
     if place.rank < world:
         os.environ.update(replace(place, world=world, local_world=min(place.local_world, world)).variables())
@@ -171,13 +171,13 @@ def limit_world(world: int) -> bool:
 
 
 def _place(env: Mapping[str, str]) -> dict[str, Any]:
-    """The rank's numbers and its store's address; empty where no launcher started this process as one of several."""
+    """The rank's numbers and its store's address; empty if no launcher started this process as one of several."""
     if _TORCH.rank in env:
         launcher = "local" if "MTNLG_PARENT" in env else "torchrun" if "TORCHELASTIC_RUN_ID" in env else "variables"
         return {"launcher": launcher, **_ranks(env, _TORCH), **_store(env, _TORCH.hint)}
     is_step = _STEP_TASKS in env or env.get("SLURM_PROCID", "0") != "0"  # a batch script has the number 0 too
     for names in _MPI:
-        # srun --mpi=pmi2 sets PMI_RANK, without a local rank
+        # srun --mpi=pmi2 sets PMI_RANK but no local rank.
         if names.rank in env and env.get(names.world) != "1" and (names.local_rank in env or not is_step):
             hint = "set it for all ranks, as by mpirun -x"
             return {"launcher": "mpi", **_ranks(env, names), **_store(env, hint)}
@@ -186,7 +186,7 @@ def _place(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _ranks(env: Mapping[str, str], names: _Names) -> dict[str, int]:
-    """By the variables of one family. Of torch's the node's may be missing: one rank per node, or all on this one."""
+    """Rank numbers from one family's variables. Without torch's local ones: one rank per node, or all on this node."""
     world = _number(env, names.world, names.hint, least=1)
     rank = _number(env, names.rank, most=world - 1, why=f"{names.world} = {world}")
     several = world if env.get(names.local_rank) == env[names.rank] else 1
@@ -206,7 +206,7 @@ def _ranks(env: Mapping[str, str], names: _Names) -> dict[str, int]:
 
 
 def _tasks(env: Mapping[str, str]) -> dict[str, int]:
-    """By a step of srun, whose tasks per node are such as ``2(x3),1``."""
+    """Rank numbers from the variables of a Slurm step, whose tasks per node look like ``2(x3),1``."""
     text = env.get(_STEP_TASKS)
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII) for part in (text or "").split(",")]
     counts = [count for part in parts if part for count in [int(part[1])] * int(part[2] or 1)]
@@ -221,7 +221,7 @@ def _tasks(env: Mapping[str, str]) -> dict[str, int]:
 
 
 def _store(env: Mapping[str, str], hint: str) -> dict[str, Any]:
-    """Where the job's store is. A step of srun meets on its first node, at a port that no other step there has soon."""
+    """Address and port of the store: for a Slurm step its first node, and a port that no other step there soon uses."""
     address, port = env.get("MASTER_ADDR", ""), None
     if hint == _SRUN:
         first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env.get("SLURM_STEP_NODELIST", "")).partition(",")[0]
@@ -241,7 +241,7 @@ def _number(  # noqa: PLR0917  (a number, its bounds, and what to say without on
     most: int = (1 << 63) - 1,
     why: str = "",
 ) -> int:
-    """A variable's whole number from ``least`` to ``most``, a bound that ``why`` explains."""
+    """Parse a variable as a whole number from ``least`` to ``most``; ``why`` explains the upper bound."""
     text = env.get(name, "")
     if not text and default is not None:
         return default

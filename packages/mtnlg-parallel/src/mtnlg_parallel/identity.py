@@ -1,7 +1,7 @@
-"""What makes a run the same run: its recipe, its model, its token stream and its tokenizer. Imports no torch.
+"""Checks that a run matches the state it resumes or starts from: recipe, model, token stream, tokenizer. No torch.
 
-A run resumes, or starts with ``--from``, only from what is the same. Each is compared whole, and what may differ is
-listed here with the reason. A tokenizer.json beside the weights records their tokenizer.
+A run resumes, or starts with ``--from``, only if these are the same. Each is compared in full; exceptions are listed
+here with their reasons. A tokenizer.json next to the weights records their tokenizer.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ RESUMED_MAY_DIFFER: Final = {
     "train.validation_every": "what is measured, not what is trained",
     "train.validation_samples": "as validation_every",
 }
-"""Keys of the recipe in which a run may differ from what it was before it resumes, with the reasons."""
+"""Keys of the recipe that may change when a run resumes, with the reasons."""
 
 ROTARY_MAY_DIFFER: Final = {
     "sequence": "rotary positions go on beyond the tokens that the weights were trained on, or end before them",
     "rotary_scaling": "how they go on",
 }
-"""Fields of a model with rotary positions in which a run may differ from the weights that it starts from."""
+"""Fields of a model with rotary positions that may differ between a run and its initial weights, with the reasons."""
 
 OPTIONS: Final = {"train.initial": "--from", "train.new_tokenizer": "--new-tokenizer"}
 """Options of the command that set a key of the recipe."""
 
 
 class DataFingerprint(NamedTuple):
-    """The fingerprint of a run's first samples, by their number, and the tokenizer.json that its tokens are of."""
+    """The fingerprint of a run's first N samples, as a function of N, and the tokenizer.json that made its tokens."""
 
     stream: Callable[[int], str]
     tokenizer: Path
 
 
 class IdentityError(UsageFailure):
-    """Two things that a run needs to be the same are not: ``differences``, of ours and theirs."""
+    """Two things that must be the same for a run differ; ``differences`` has the values, ours and theirs."""
 
     def __init__(self, line: str, found: Sequence[Difference]) -> None:
         super().__init__(line)
@@ -96,25 +96,25 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
 
 
 def changes(found: Iterable[Difference]) -> str:
-    """Differences of a recipe, theirs, from what it was before, ours."""
+    """Differences as text: "ours" is the earlier recipe, "theirs" the current one."""
     texts = []
     for key, before, now in found:
         name = f"{key} ({OPTIONS[key]})" if key in OPTIONS else key
-        # A recipe without train.decay has all samples there, so that other samples are another schedule.
+        # train.decay defaults to all samples, so changing the number of samples changes the schedule.
         way_out = f" (--set {key}={before} resumes)" if key == "train.decay" else ""
         texts.append(f"{name} was {_shown(before)} and is {_shown(now)} now{way_out}")
     return ", ".join(texts)
 
 
 def _shown(value: object) -> str:
-    """A value of a recipe, a table's as TOML writes it in one line."""
+    """A recipe's value as text; a table as an inline TOML table."""
     if not isinstance(value, Change):
         return repr(value)
     return f"{{ {', '.join(f'{key} = {each!r}' for key, each in value.model_dump(exclude_defaults=True).items())} }}"
 
 
 def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFingerprint) -> None:
-    """Raise ``IdentityError`` unless the run of a checkpoint may go on with this recipe and data."""
+    """Raise ``IdentityError`` unless a checkpoint's run may continue with this recipe and data."""
     _check_model(str(folder), manifest.config, recipe, "use another --out")
     stream, hint = manifest.progress.stream, "use that run's data, or another --out"
     if stream != (ours := data.stream(manifest.progress.samples)):
@@ -124,7 +124,7 @@ def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFi
 
 
 def check_initial(initial: Initial, recipe: Recipe, data: DataFingerprint) -> None:
-    """Raise ``IdentityError`` unless a run of this recipe and data may start from these weights."""
+    """Raise ``IdentityError`` unless a run with this recipe and data may start from these weights."""
     place, rotary = f"--from {initial.folder}", recipe.model.positions == "rotary"
     hint = "set the recipe's to the checkpoint's, or give another --from"
     _check_model(place, initial.config, recipe, hint, ROTARY_MAY_DIFFER if rotary else {})

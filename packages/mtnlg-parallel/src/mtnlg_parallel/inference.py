@@ -1,7 +1,7 @@
 """Forward passes of a decoder under tensor and pipeline parallelism, for evaluation; without DeepSpeed.
 
 Every rank builds only its own modules and reads only its own slices of the checkpoint. A stage sends its activations to
-the next without waiting and begins its next batch, so every batch that is given is in flight. Replicas (dp) do not
+the next asynchronously and starts its next batch at once, so several batches are in flight. Replicas (dp) do not
 communicate.
 
 Shapes: S sequence, B batch, H hidden, N scored positions, V vocabulary, W = V / tp.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .layout import Layout
 
 TIMEOUT = timedelta(hours=1)
-"""Timeout of collectives. A rank without work waits in one while rank 0 reads data."""
+"""Timeout of collectives: long, since ranks without work wait in one while rank 0 reads data."""
 
 SCORE_CHUNK = 512
 """Positions scored at once, which bounds the memory of their logits."""
@@ -78,8 +78,8 @@ class DecoderShard:
     ) -> Tensor | None:
         """Run this stage on a batch; returns x_SBH after the final norm on the last stage, None on the others.
 
-        All ranks of a replica must call it with the same batches in the same order. ``attend`` replaces the attention
-        of each layer of the decoder, by number, to use this rank's cache or packed paths.
+        All ranks of a replica must call it with the same batches in the same order. ``attend`` has a replacement for
+        the attention of each layer of the decoder, by layer number, to use this rank's cache or packed paths.
         """
         if self._previous is None:
             x = tokens_BS
@@ -102,8 +102,8 @@ class DecoderShard:
     def score(self, x_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         """Log P(target) in fp32, and whether the target is the greedy token, [N] each.
 
-        Collective over the last stage's tensor-parallel ranks, each with its slice of the vocabulary: it all-reduces a
-        maximum, a sum, a logit and a token, [N] each.
+        Collective over the last stage's tensor-parallel ranks, each with its slice of the vocabulary: all-reduces the
+        maximum, the sum, the target's logit and the greedy token, [N] each.
         """
         chunks = zip(torch.split(x_NH, SCORE_CHUNK), torch.split(targets_N, SCORE_CHUNK), strict=True)
         scored = [self._score(*chunk) for chunk in chunks]
@@ -120,13 +120,13 @@ class DecoderShard:
         max_N = self._all_reduce(local_max_N.clone(), distributed.ReduceOp.MAX)
         sum_N = self._all_reduce((logits_NW - max_N[:, None]).exp().sum(1), distributed.ReduceOp.SUM)
         target_N = self._all_reduce(target_N, distributed.ReduceOp.SUM)
-        # Of equally likely tokens the greedy one is the first, as for argmax over the full vocabulary.
+        # Among equally likely tokens the first is the greedy one, as in an argmax over the full vocabulary.
         greedy_N = torch.where(local_max_N == max_N, argmax_N + first, self.config.vocabulary)
         greedy_N = self._all_reduce(greedy_N, distributed.ReduceOp.MIN)
         return target_N - max_N - sum_N.log(), greedy_N == targets_N
 
     def local_logits(self, x_NH: Tensor) -> Tensor:
-        """[N, H] → this rank's slice of the logits, [N, W] in fp32, padding's -Inf; on the first and last stage."""
+        """[N, H] → this rank's slice of the logits, [N, W] in fp32, -Inf for padding; on the first and last stage."""
         weight_WH = self.modules.table
         logits_NW = add_bias(fp32_logits(x_NH, weight_WH), self.modules.table_bias)
         logits_NW = softcap(logits_NW, self.config.logit_softcap)

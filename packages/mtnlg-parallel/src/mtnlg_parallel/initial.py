@@ -1,4 +1,4 @@
-"""Weights that a new run starts from: a checkpoint, or a Hugging Face folder, read where it lies. Imports no torch."""
+"""Initial weights of a new run: a checkpoint, or a Hugging Face folder, read in place. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
 VOCABULARY_MULTIPLE: Final = 128
-"""Of the vocabulary of a recipe that takes its model from a Hugging Face folder: 128 divides by any usual tp."""
+"""Multiple to which a model from a Hugging Face folder has its vocabulary padded: any usual tp divides 128."""
 
 
 class Initial(NamedTuple):
-    """What a folder says of its weights; of a Hugging Face folder ``manifest`` is empty and ``progress`` None."""
+    """Description of a folder of weights; for a Hugging Face folder ``manifest`` is empty and ``progress`` None."""
 
     folder: Path
     config: ModelConfig
@@ -26,9 +26,9 @@ class Initial(NamedTuple):
 
 
 def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIPLE) -> Initial:
-    """Read a checkpoint, the newest in a folder of them, or a Hugging Face folder, its vocabulary padded to a multiple.
+    """Read the description of a checkpoint, of the newest in a folder of them, or of a Hugging Face folder.
 
-    Raises ``Failure`` where there is none of these.
+    Pads a Hugging Face model's vocabulary to ``vocabulary_multiple``. Raises ``Failure`` if there is none of these.
     """
     folder = resolve_checkpoint(Path(place)).resolve()
     if is_huggingface(folder):

@@ -4,18 +4,17 @@ Ranks are ordered tensor parallel innermost, then data parallel, then pipeline s
 
     rank = (pipeline stage * dp + data-parallel rank) * tp + tensor-parallel rank
 
-so that the largest volume stays on a node's fast links and the smallest crosses the network. DeepSpeed's
+so that the largest communication volume stays on a node's fast links and the smallest crosses the network. DeepSpeed's
 ``PipeModelDataParallelTopology`` (axes pipe, data, model) and megatron-core's default use the same order.
 
-Stage bounds minimise the cost of the slowest stage. Forward cost of a token, in FLOP (Narayanan et al. 2021):
+Stage bounds minimise the cost of the slowest stage. Forward cost of a GPT in FLOP per token (Narayanan et al. 2021):
 
     layer  24 h² + 4 h s        head  2 h V        embedding  2 h (two rows read and added)
 
-of a GPT; of another decoder, 2 W for 24 h² where a layer's matrices have W weights, and heads x head size for h in
-4 h s.
+For other decoders 24 h² becomes 2 W, with W weights in a layer's matrices, and h in 4 h s becomes heads x head size.
 
-Backward costs twice as much. Full recomputation repeats a layer's forward, selective its attention core, 4 h s; the
-head is never recomputed. The head processes its tokens in chunks.
+Backward costs twice as much. Full recomputation repeats a layer's forward, selective only its attention core, 4 h s;
+the head is never recomputed. The head processes its tokens in chunks.
 """
 
 from __future__ import annotations
@@ -48,32 +47,32 @@ SLICED_AXES: Final[dict[str, int]] = {
     "head.weight": 0,
     "head.bias": 0,
 }
-"""Axis that tensor parallelism slices, by a parameter's name, of a layer's within the layer; others are replicated."""
+"""Axis that tensor parallelism slices, by parameter name (of a layer's, within the layer); others are replicated."""
 
 NORMS_OF_HEADS: Final = ("attention.q_norm.weight", "attention.k_norm.weight")
-"""Replicated parameters of which each tensor-parallel rank sees its own heads only: their gradients are summed."""
+"""Replicated parameters that each tensor-parallel rank applies only to its own heads, so their gradients are summed."""
 
 WAYS_OUT: Final = {
     "sequence": ", or train.sequence_parallel = false",
     "vocabulary": ", or pad it: mtnlg-model import --vocabulary-multiple, or model.vocabulary_padding",
 }
-"""What helps, beside another tp, where it does not divide this size."""
+"""Hint by size that tp does not divide: what helps besides another tp."""
 
 MOST: Final = 1 << 20
-"""Ranks of an axis, nodes or sequences that a command takes: no run has more, and a plan of more takes minutes."""
+"""Most ranks of an axis, nodes or sequences that a command accepts. No run has more; planning more takes minutes."""
 
 MOST_LAYERS: Final = 4096
-"""Layers of a decoder that is laid out: balancing takes time and memory in their square."""
+"""Most layers of a decoder; balancing the stages takes time and memory quadratic in the layers."""
 
 CHUNK_MULTIPLE: Final = 128
-"""The head's chunks are a multiple of this many tokens, a tile of matrix products."""
+"""The head's chunks are a multiple of this many tokens, the height of a matrix product's tile."""
 
 PIECE_TOKENS: Final = 4096
-"""Fewest tokens of a piece of a tensor-parallel product: of fewer, thin products lose more than is hidden."""
+"""Fewest tokens in a piece of a tensor-parallel product: thinner products lose more time than overlap hides."""
 
 MIN_CHUNK: Final = 1024
-"""Fewest tokens in a chunk of the head, if there are more. Its weight gradient does N / 2 FLOP per byte of traffic, and
-an H100 is memory bound below 300."""
+"""Fewest tokens N in a chunk of the head, unless half of a micro-batch is less. The chunk's weight gradient does N / 2
+FLOP per byte of traffic, and an H100 is memory bound below 300."""
 
 
 class Coordinates(NamedTuple):
@@ -142,8 +141,8 @@ def parse_count(text: str) -> int | None:
 def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = False) -> str | None:
     """Why ``layout`` does not fit this decoder, with the valid degrees; None if it does.
 
-    tp must also divide the hidden size, but where it matters heads divide that. A head of keys and values is cut off
-    with its heads of queries, or shared by as many ranks as tp has for each.
+    tp must also divide the hidden size, but where that matters heads divide it. A key-value head stays on one rank with
+    its query heads, or tp / kv_heads ranks share it.
     """
     keys = ("heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
@@ -170,7 +169,7 @@ def _qkv_rows(config: ModelConfig) -> int:
 
 
 EIGHT_BIT_MULTIPLE: Final = 16
-"""Divides the sizes of 8-bit matrices that the tensor cores multiply."""
+"""Must divide the sizes of 8-bit matrices, for the tensor cores."""
 
 
 def eight_bit_error(layout: Layout, config: ModelConfig, micro_batch: int) -> str | None:
@@ -187,7 +186,7 @@ def eight_bit_error(layout: Layout, config: ModelConfig, micro_batch: int) -> st
 
 
 class Stage(NamedTuple):
-    """One pipeline stage: its parts of the decoder, parameters on each of its ranks, and fraction of the total cost."""
+    """One pipeline stage: its parts of the decoder, parameters per rank, and fraction of the total cost."""
 
     number: int
     layers: range
@@ -220,7 +219,7 @@ def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[S
 
 
 def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
-    """Parameters of a part of the decoder (embedding, layers.3, final_norm, head) on each of its ranks."""
+    """Parameters per rank of a part of the decoder (embedding, layers.3, final_norm, head)."""
     if part.startswith("layers"):
         shapes = config.layer_shapes()
     else:
@@ -231,7 +230,7 @@ def part_parameters(config: ModelConfig, layout: Layout, part: str) -> int:
 
 
 def sliced_axis(name: str) -> int | None:
-    """Axis of a parameter of the decoder that tensor parallelism slices; None where every rank has all of it."""
+    """Axis along which tensor parallelism slices a parameter of the decoder; None if every rank has all of it."""
     return SLICED_AXES.get(name.split(".", 2)[2] if name.startswith("layers.") else name)
 
 
@@ -242,7 +241,7 @@ def balanced_cuts(costs: tuple[float, ...], parts: int) -> tuple[int, ...]:
     Returns ``parts + 1`` indices from 0 to ``len(costs)``. Needs 1 <= parts <= len(costs).
     """
     prefix = [0.0, *accumulate(costs)]
-    # best[n]: for the first n costs, (costliest run, sum of squared runs) and the bounds.
+    # best[n]: (costliest run, sum of squared runs) and bounds for the first n costs.
     best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), (0,))}
     for _ in range(parts):
         shorter = best
@@ -260,18 +259,18 @@ def balanced_cuts(costs: tuple[float, ...], parts: int) -> tuple[int, ...]:
 
 
 def forward_pieces(tp: int, tokens: int) -> int:
-    """In how many pieces tensor-parallel ranks multiply the tokens of a micro-batch, each beside a collective.
+    """Number of pieces into which a micro-batch's tokens are split to overlap tensor-parallel products and collectives.
 
-    Products of pieces are slower and collectives of more ranks longer: a piece for each two ranks, not below
+    Smaller products are slower, and collectives of more ranks take longer: one piece per two ranks, but none below
     `PIECE_TOKENS`.
     """
     return max(min(tp // 2, tokens // PIECE_TOKENS), 1)
 
 
 def head_chunk(tokens: int, hidden: int, width: int) -> int:
-    """Tokens in a chunk of the head, with ``width`` tokens of the vocabulary on a rank; at least two chunks.
+    """Tokens per chunk of the head, if a rank has ``width`` tokens of the vocabulary; there are at least two chunks.
 
-    A chunk's logits take about as much memory as x at most, or are those of `MIN_CHUNK` tokens.
+    A chunk's logits take at most about as much memory as x, or are those of `MIN_CHUNK` tokens.
     """
     most = min(max(tokens * hidden // width, MIN_CHUNK), ceil(tokens / 2))
     return ceil(ceil(tokens / ceil(tokens / most)) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE

@@ -1,11 +1,12 @@
-"""Show a layout: stages and groups as a table or JSON, and what one rank holds (``train --dry-run``).
+"""Shows a layout: stages and groups as a table or JSON, and what one rank holds (``train --dry-run``).
 
-Bytes of state a parameter, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1 over dp ranks:
+Bytes of state per parameter in DeepSpeed's engine, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1
+over dp ranks:
 
     2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / dp
 
-and under fp32 4 + 4 + (4 + 8) / dp, since DeepSpeed's ZeRO keeps a master copy there too. The engine of other schedules
-than 1F1B has neither that copy nor gradients in bf16.
+and under fp32 4 + 4 + (4 + 8) / dp, since DeepSpeed's ZeRO keeps a master copy there too. Our own engine has neither
+that copy nor separate gradients in bf16.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ RANK_BYTES: Final = {
     ("fp32", True): {"weights": 4, "gradients": 4},
     ("fp32", False): {"weights": 4, "accumulated gradients": 4},
 }
-"""Bytes per parameter, of what every rank holds for its slices, by precision and whether the engine is DeepSpeed's."""
+"""Bytes per parameter of a rank's slices that are not sharded, by storage and whether the engine is DeepSpeed's."""
 
 ZERO_BYTES: Final = {"master weights": 4, "moments": 8}
-"""Bytes per parameter, of what ZeRO-1 partitions over the data-parallel ranks."""
+"""Bytes per parameter that ZeRO-1 shards over the data-parallel ranks."""
 
 SHOWN_GROUPS: Final = 4
 WIDTH: Final = 120
-"""Columns of a table if stdout is no terminal."""
+"""Width of a table in characters if stdout is not a terminal."""
 
 
 class RankShard(NamedTuple):
@@ -56,7 +57,7 @@ class RankShard(NamedTuple):
 
 
 def console() -> Console:
-    """Standard output, wide enough for a table where it is no terminal."""
+    """Standard output, wide enough for a table if it is not a terminal."""
     out = output(soft_wrap=True)
     if not out.is_terminal:
         out.width = WIDTH
@@ -91,7 +92,7 @@ def print_layout(recipe: Recipe) -> None:
 
 
 def _cut(recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages, of which each pipeline rank has every ``layout.pp``-th: ``train.chunks`` of them."""
+    """The virtual stages; each pipeline rank holds ``train.chunks`` of them, every ``layout.pp``-th."""
     layout, train = recipe.layout, recipe.train
     virtual = Layout(tp=layout.tp, pp=layout.pp * train.chunks, dp=layout.dp)
     return stages(recipe.model, virtual, train.recompute)
@@ -128,7 +129,7 @@ def layout_facts(recipe: Recipe) -> dict[str, Any]:
 
 
 def rank_shard(recipe: Recipe, rank: int) -> RankShard:
-    """What this rank holds. Raises ``UsageFailure`` if there is no such rank."""
+    """The part of the decoder that a rank holds. Raises ``UsageFailure`` if there is no such rank."""
     layout, train, config = recipe.layout, recipe.train, recipe.model
     if not 0 <= rank < layout.world:
         raise UsageFailure(f"--rank {rank}: layout {layout} has ranks 0 to {layout.world - 1}")
