@@ -1,13 +1,13 @@
-"""Planner: step time and memory of a run, predicted before a cluster is booked. No torch here.
+"""Planner: predicts step time and memory of a run before a cluster is booked. Imports no torch.
 
-run            what is planned: model, batch, layout, recomputation, schedule, sharding
+run            the run to plan: model, batch, layout, recomputation, schedule, sharding
 cluster        GPUs, nodes, network, measured constants
 programs       training programs, as switches
-costs/         what a rank's parts cost: products, attention, memory traffic, collectives
+costs/         costs of a rank's parts: products, attention, memory traffic, collectives
 simulation     the pipeline schedule, event by event
-step           all of it together: seconds of a step, broken down
+step           seconds per step from all of these, with a breakdown
 memory         bytes by kind and stage, and whether they fit
-interval       between which times 90 % of measured steps lie
+interval       90 % interval of step times
 search         every legal layout, ranked by step time
 scaling        the run on several numbers of nodes
 report, timeline, command    tables, JSON, pictures, the CLI

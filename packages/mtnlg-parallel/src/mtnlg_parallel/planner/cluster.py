@@ -1,22 +1,22 @@
-"""Clusters: data sheets and measured constants, in TOML. A file may be ``like`` a shipped one but for what it names.
+"""Clusters: data sheets and measured constants, in TOML. ``like`` in a file names a shipped cluster for its defaults.
 
-Data sheets give peaks; ``Measured`` gives the share of each that a program reaches. The evidence of every figure (data
-sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks/planner_published.py` fits.
+Data sheets give peaks; ``Measured`` gives the share of each that a program reaches. The evidence for every figure (data
+sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks/planner_published.py` fits the figures.
 
     gemm            share of the peak that a full wave of 256 x 128 tiles sustains
-    clock           share of its clock that a GPU at its power limit keeps through a step; products run at it
-    fp8             share of the 8-bit peak over that of the 16-bit one; above 1 where less power leaves a higher clock
-    flash           share of the peak that flash attention nears on long rows of large heads
-    native_flash    the same of kernels written for the GPU's generation (cuDNN 9, FlashAttention-3)
+    clock           share of its clock that a GPU at its power limit keeps through a step; scales products
+    fp8             share of the 8-bit peak relative to that of the 16-bit peak; above 1 if less power allows more clock
+    flash           share of the peak that flash attention approaches on long rows of large heads
+    native_flash    the same for kernels written for the GPU's generation (cuDNN 9, FlashAttention-3)
     memory          share of the peak bandwidth that element-wise kernels reach
-    kernel_seconds  fixed time of a kernel: ramp, tail, and gap to the next
+    kernel_seconds  fixed time per kernel: ramp, tail, and gap to the next
     link            share of a GPU's link bandwidth that a ring collective inside a node reaches
     link_seconds    latency of one step of that ring
     network         share of a GPU's part of the node's network that messages between nodes reach
     network_seconds latency of such a message
-    launch_seconds  host time of one eager operation: Python, autograd, launch
-    socket_skew     factor on host time where a collective spans both sockets of a node
-    spread          standard deviation of GPU speeds: all wait for the slowest
+    launch_seconds  host time per eager operation: Python, autograd, launch
+    socket_skew     factor on host time if a collective spans both sockets of a node
+    spread          standard deviation of GPU speeds; all GPUs wait for the slowest
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Gpu(Settings):
     memory_bandwidth: Positive = Field(description="bytes a second")
 
     def flops(self, width: int) -> float:
-        """Peak operations a second of factors of ``width`` bytes; TF32 is off, as PyTorch has it."""
+        """Peak operations per second for factors of ``width`` bytes. TF32 is off, as is PyTorch's default."""
         return {4: self.fp32_flops, 1: self.fp8_flops}.get(width) or self.peak_flops
 
 
@@ -122,7 +122,7 @@ class Cluster(Settings):
 
     @property
     def network_share(self) -> float:
-        """Network bandwidth of a node divided by its GPUs, bytes a second and direction, by the data sheet."""
+        """A node's network bandwidth divided by its GPUs, in bytes per second and direction, by the data sheet."""
         return self.node.network_bandwidth / self.node.gpus
 
 
@@ -133,7 +133,7 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A shipped cluster by name, or one of a TOML file. Raises ``UsageFailure`` with the nearest name."""
+    """A shipped cluster by name, or a cluster from a TOML file. Raises ``UsageFailure`` with the nearest name."""
     if name in cluster_names():
         return _load_shipped(name)
     if name.endswith(".toml") or Path(name).exists():
@@ -144,7 +144,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def cluster_with(gpu: str) -> str | None:
-    """The name of the shipped cluster with a GPU of this name, as CUDA or a publication has it."""
+    """The name of the shipped cluster with this GPU, named as CUDA or a publication names it; None if there is none."""
     return next((name for pattern, name in HARDWARE if re.search(pattern, gpu, re.IGNORECASE)), None)
 
 
@@ -154,7 +154,7 @@ def _load_shipped(name: str) -> Cluster:
 
 
 def _load(path: Path) -> Cluster:
-    """A cluster of a TOML file; what the file leaves out is that of the shipped cluster which it is ``like``."""
+    """A cluster from a TOML file; keys that the file omits come from the shipped cluster that its ``like`` names."""
     cluster = validate(_content(path), Cluster, str(path))
     if cluster.software not in SOFTWARE:
         raise UsageFailure(f"{path}: software = {cluster.software!r}: unknown; use {', '.join(SOFTWARE)}")

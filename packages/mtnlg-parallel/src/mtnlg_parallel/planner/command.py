@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from .search import SearchResult
 
 FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
-"""Batch size (sequences a step) of the published presets (paper.md sections 2 and 6)."""
+"""Batch size (sequences per step) of the published presets (paper.md sections 2 and 6)."""
 
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 """Published layouts of presets (paper.md section 3)."""
 
 TRAINED_SEQUENCE = 8192
-"""Tokens of a sample at which a preset of a longer context is planned; contexts grow at the end of a training."""
+"""Tokens per sample at which a preset with a longer context is planned: contexts grow at the end of a training."""
 
 SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
-"""Fields of a run that a search varies, unless an option gives them."""
+"""Fields of a run that a search varies, unless an option sets them."""
 
 
 class PlanRequest(NamedTuple):
@@ -56,11 +56,11 @@ class PlanRequest(NamedTuple):
 
     @property
     def batches(self) -> BatchSize:
-        """The batch by the samples before it."""
+        """The batch size as a function of the samples consumed."""
         return BatchSize(self.run.batch, self.ramp, self.run.layout.dp * self.run.micro_batch)
 
     def search(self, count: int) -> SearchResult:
-        """So many of the fastest layouts. Raises ``UsageFailure`` where none fits."""
+        """Search for the ``count`` fastest layouts. Raises ``UsageFailure`` if none fits."""
         from .search import search  # noqa: PLC0415  (--help does not need it)
 
         result = search(self.run, self.cluster, self.software, self.gpus, count, fixed=self.fixed)
@@ -187,7 +187,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
 
 
 def _refuse_together(context: typer.Context) -> None:
-    """Raise ``UsageFailure`` for an option that the answer asked for would drop."""
+    """Raise ``UsageFailure`` for an option that --search or --scaling would ignore, or --top without --search."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     for answer, unit, dropped in (
@@ -208,7 +208,7 @@ def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str]) -> Run:
-    """The recipe's or preset's run, with the fields that the command line names replaced."""
+    """The recipe's or preset's run, with the fields given on the command line replaced."""
     if recipe:
         return _with_options(train_run(recipe), given)
     batch = given.get("batch", FULL_BATCH.get(target))
@@ -218,7 +218,7 @@ def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], ove
 
 
 def _with_options(run: Run, given: dict[str, Any]) -> Run:
-    """The run with these fields, and a schedule and a number of chunks that go together where one of them is given."""
+    """The run with these fields; if only one of schedule and number of chunks is given, the other is made to match."""
     options = run._replace(**given)
     if "schedule" in given and "interleave" not in given and not options.pipeline_schedule.takes(run.interleave):
         return options._replace(interleave=options.pipeline_schedule.fewest_chunks)
@@ -226,7 +226,7 @@ def _with_options(run: Run, given: dict[str, Any]) -> Run:
 
 
 def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
-    """A preset with ``--set model.KEY=VALUE``. Raises ``UsageFailure`` for a key of another table, which it has not."""
+    """A preset with ``--set model.KEY=VALUE`` applied. Raises ``UsageFailure`` for keys of other tables."""
     model = preset(name)
     if model.sequence > TRAINED_SEQUENCE and not any(one.startswith("model.sequence") for one in overrides):
         say(f"sequences of {TRAINED_SEQUENCE:,} tokens; --set model.sequence={model.sequence} plans its whole context")
@@ -247,7 +247,7 @@ def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
 
 
 def _token_count(text: str) -> int:
-    """``270e9``, ``270B`` or ``270B tokens`` as a number of tokens."""
+    """Parse ``270e9``, ``270B`` or ``270B tokens`` as a number of tokens."""
     try:
         count = float(text)
     except ValueError:
@@ -261,12 +261,12 @@ def _token_count(text: str) -> int:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether it is what was published in 2021: the default schedule and full recomputation."""
+    """Whether the run is as published in 2021: default schedule, full recomputation, no sequence parallelism."""
     return run.schedule == DEFAULT and run.recompute == "full" and not run.sequence_parallel
 
 
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
-    """The same tp and pp on all the nodes: dp takes the rest."""
+    """The same tp and pp on all nodes, with dp enlarged to use them."""
     run, layout = request.run, request.run.layout
     dp = request.gpus // (layout.tp * layout.pp * run.cp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
@@ -275,7 +275,7 @@ def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
 
 
 def _fastest_layout(request: PlanRequest) -> PlanRequest:
-    """The fastest layout, for a preset without a published one. Raises ``UsageFailure`` where none fits."""
+    """Take the fastest layout, for a preset without a published one. Raises ``UsageFailure`` if none fits."""
     result = request.search(1)
     say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
     return request._replace(run=result.best[0].run, software=result.best[0].software)
@@ -329,7 +329,7 @@ def _print_search(
     with_days: bool,
     asked: PlanRequest | None,
 ) -> None:
-    """Search; beside the fastest layouts one that was ``asked`` for, with the reason against it."""
+    """Search and print the fastest layouts, and the ``asked`` layout, if any, with the reason against it."""
     from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
     from .search import reason_against  # noqa: PLC0415  (as above)
 

@@ -1,10 +1,10 @@
-"""A 90 % interval of a predicted step time, from errors on published runs whose group was left out of the fit.
+"""90 % interval of a predicted step time, from errors on published runs that were held out of the fit.
 
-`benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on all others, and writes to
-``intervals.toml`` how wide a kind of runs is: what 90 % of its next runs do not exceed, by its held-out errors and some
-of all kinds'. A kind is a program, in 8 bits or not; one of fewer than eight measured runs gets what holds 90 % of all
-runs (docs/decisions/0170). A program or a GPU that nobody has measured gets what holds 90 % of the runs of programs
-whose every run was held out, each program counting the same (docs/decisions/0170).
+`benchmarks/planner_published.py` holds out folds of whole hidden sizes, fits the constants on the rest, and writes to
+``intervals.toml`` the interval of each error class: it covers 90 % of the class's next runs, estimated from the class's
+held-out errors and some of all classes. A class is a program, in 8 bits or not; a class with fewer than eight measured
+runs gets the interval that covers 90 % of all runs. An unmeasured program or GPU gets the interval that covers 90 % of
+the runs of programs that were held out entirely, weighted equally by program (docs/decisions/0170).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 ANY: Final = "all"
 UNSEEN: Final = "unseen"
-"""Names in intervals.toml of what is no kind: all runs, and those of programs held out."""
+"""Entries of intervals.toml that are not an error class: all runs, and runs of held-out programs."""
 
 
 class Interval(NamedTuple):
-    """Factors on a predicted step time between which 90 % of measured ones lie, and whose errors they are."""
+    """Factors on a predicted step time that bound 90 % of measured ones, and the runs they were estimated from."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ def _intervals() -> dict[str, dict[str, Any]]:
 
 
 def kind_of(run: Run, software: Software) -> str:
-    """The kind of runs whose errors this one's is taken to be like."""
+    """Error class used for this run's interval."""
     return software.name + (" fp8" if run.precision == "fp8" else "")
 
 

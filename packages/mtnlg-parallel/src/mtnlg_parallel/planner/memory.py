@@ -1,13 +1,13 @@
 """Bytes on each GPU of every stage, by kind, and whether they fit.
 
-Model state a parameter in 16-bit training (paper.md section 3): weights 2, gradients 2, fp32 accumulated gradients 4,
-master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. Where a gradient is added to its fp32 sum as it
-arrives, or by the matrix product itself, no 16-bit gradients stay. fp32 training has neither master weights nor a
-second gradient.
+Model state in bytes per parameter in 16-bit training (paper.md section 3): weights 2, gradients 2, fp32 accumulated
+gradients 4, master weights 4, Adam's moments 8; ZeRO-1 divides the last two by dp. If a gradient is added to its fp32
+sum as it arrives, or by the matrix product itself, no 16-bit gradients are kept. fp32 training has neither master
+weights nor a second gradient.
 
-Activations: what a layer keeps of a micro-batch (`costs.activations`) times the layers, times the micro-batches in
-flight (from the schedule). A layer being recomputed keeps them all. A weight gradient that waits keeps
-the factors of a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers a layer at a time.
+Activations: bytes that a layer keeps of a micro-batch (`costs.activations`) times layers times micro-batches in flight
+(from the schedule). A layer being recomputed keeps all its activations. A deferred weight gradient keeps the factors of
+a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers one layer at a time.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from .run import Run, Shape
 
 LOSS_BYTES: Final = 8
-"""Bytes a logit of the cross entropy in fp32: its logits, and their gradient or the exponentials before it."""
+"""Bytes per logit of the fp32 cross entropy: logits, and their gradient or, before it, their exponentials."""
 
 PLAIN_LOSS_BYTES: Final = 12
-"""Bytes a logit of PyTorch's own, backward, when the logits are gone: log-softmax, its gradient, and the logits'."""
+"""Bytes per logit of PyTorch's cross entropy in backward, with logits freed: log-softmax, its gradient, the logits'."""
 
 SHARDED_LOSS_BYTES: Final = 16
-"""The same of sliced logits, where each operation is apart: logits, less their maximum, exponentials, result."""
+"""The same for sliced logits, by separate operations: logits, logits less their maximum, exponentials, result."""
 
 CONTEXT_BYTES: Final = 1.2e9
-"""GPU memory in use before the first tensor: driver context, library workspaces."""
+"""GPU memory in bytes in use before the first tensor: driver context, library workspaces."""
 
 CHANNEL_BYTES: Final = 0.25e9
-"""Buffers of one communicator; a rank has one for each parallel axis."""
+"""Bytes of one communicator's buffers; a rank has one communicator per parallel axis."""
 
 SLACK: Final = 0.03
-"""Allocator overhead on temporary tensors: rounding and fragmentation."""
+"""Allocator overhead on temporary tensors, as a share: rounding and fragmentation."""
 
 STATE_SLACK: Final = 0.01
-"""Allocator overhead on weights and gradients, which are never freed."""
+"""Allocator overhead on weights and gradients, which are never freed, as a share."""
 
 GRADIENT_BUCKETS: Final = 4e9
-"""DeepSpeed's buckets of 16-bit gradients, in which ``Software.bucket_bytes`` counts them."""
+"""Bytes of DeepSpeed's buckets of 16-bit gradients, which ``Software.bucket_bytes`` includes."""
 
 MARGIN: Final = 0.025
 """Share of GPU memory that must stay free for a run to count as fitting."""
@@ -59,11 +59,11 @@ MARGIN: Final = 0.025
 class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
-    ``activations``: the layers'. ``waiting``: factors of weight gradients that are put off. ``recomputed``: the layer
-    being recomputed, and of DeepSpeed's engine what its backward pass adds. ``embedding``: masks and inputs kept by
-    embedding, final norm and head, and the 16-bit gradient of the token table where only those of layers are added in
-    the product. ``logits``: peak of the loss. ``gathered``: what FSDP holds beside its shards. ``messages``: copies
-    that DeepSpeed's engine keeps of what stages send each other.
+    ``activations``: of the layers. ``waiting``: factors of deferred weight gradients. ``recomputed``: the layer being
+    recomputed, and with DeepSpeed's engine what its backward pass adds. ``embedding``: masks and inputs kept by
+    embedding, final norm and head, and the token table's 16-bit gradient if only layers add theirs in the product.
+    ``logits``: peak of the loss. ``gathered``: what FSDP holds besides its shards. ``messages``: DeepSpeed's copies of
+    messages between stages.
     """
 
     weights: float
@@ -97,7 +97,7 @@ def memory(run: Run, software: Software) -> tuple[Memory, ...]:
 
 
 def fullest_stage(stages: tuple[Memory, ...]) -> int:
-    """Number of the stage that needs most memory."""
+    """Index of the stage that needs the most memory."""
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
@@ -138,7 +138,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
         logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
         messages = _message_bytes(run, stage)
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
-    # ZeRO's buckets; its fp16 optimizer copies its share of the gradients to fp32.
+    # ZeRO's buckets; the fp16 optimizer also copies its share of the gradients to fp32.
     buckets = software.bucket_bytes if run.zero else 0.0
     if buckets and state > 1:
         buckets += (shape.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
@@ -162,12 +162,12 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
 
 
 def _weight_bytes(run: Run) -> int:
-    """Bytes a parameter of weights: FSDP shards those in fp32, and gathers them in 16 bits."""
+    """Bytes per weight parameter: FSDP shards fp32 weights, and gathers them in 16 bits."""
     return 4 if run.zero > 1 else run.shape.width
 
 
 def _cast_bytes(run: Run, software: Software, stage: int) -> float:
-    """Bytes of the layers' weights in 8 bits, and of their transposes, where both are kept through a step."""
+    """Bytes of the layers' 8-bit weights and their transposes, if both are kept through a step."""
     if not software.casts_8_bits_once(run.shape.product_width):
         return 0.0
     layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
@@ -175,7 +175,7 @@ def _cast_bytes(run: Run, software: Software, stage: int) -> float:
 
 
 def _gradient_bytes(run: Run, software: Software) -> int:
-    """Bytes per parameter of gradients: the sum, and those of a micro-batch where they wait until backward ends."""
+    """Bytes of gradients per parameter: the sum, and a micro-batch's gradients if they are kept until backward ends."""
     shape = run.shape
     if run.zero > 1:
         return 4
@@ -185,15 +185,18 @@ def _gradient_bytes(run: Run, software: Software) -> int:
 
 
 def _apart_bytes(shape: Shape, software: Software) -> float:
-    """A weight gradient of 8-bit factors, which is added to its sum by another operation; after the loss."""
+    """Bytes of the largest weight gradient of 8-bit factors, if a separate operation adds it to its sum.
+
+    It exists after the loss.
+    """
     width = float(software.reduced_bytes(shape.gradient_bytes))
     return width * max(n * k for n, k in shape.linears) if sums_apart(shape, software) else 0.0
 
 
 def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
-    """What FSDP holds beside its shards: the layer at work, the next, the head's table, and gradients of one.
+    """Bytes that FSDP holds besides its shards: the current layer, the next, the head's table, one layer's gradients.
 
-    In a pipeline all weights, and the sums of all gradients.
+    In a pipeline: all weights, and the sums of all gradients.
     """
     if run.zero < 2:
         return 0.0
@@ -209,7 +212,7 @@ def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
 
 
 def _recomputed_bytes(shape: Shape, software: Software) -> float:
-    """What a layer at work holds: what it recomputes; under sequence parallelism an input gathered and its gradient."""
+    """Bytes that a layer recomputes; under sequence parallelism also a gathered input and its gradient."""
     gathered = 2 * shape.width * shape.elements if shape.sequence_parallel and shape.recompute == "full" else 0.0
     if shape.recompute in {"full", "alternate"}:
         return layer_bytes(shape, software, "none") + gathered
@@ -219,10 +222,10 @@ def _recomputed_bytes(shape: Shape, software: Software) -> float:
 
 
 def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
-    """Logits of a micro-batch and their fp32 copy; or, with a chunked head, of a chunk, and the gradient of x.
+    """Bytes of a micro-batch's logits and their fp32 copy; with a chunked head, of a chunk's logits and x's gradient.
 
-    Sliced logits are the most of all: before a layer is recomputed, and with the head's gathered input and its gradient
-    unless its product gathers piece by piece.
+    Eager programs' sliced logits need most, at a time when no layer is recomputed; they add the head's gathered input
+    and its gradient unless the head's product gathers piece by piece.
     """
     width = ceil(shape.model.vocabulary / shape.tp)
     if software.fused_loss:
@@ -237,24 +240,25 @@ def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
 
 
 def _layer_gradient_bytes(run: Run) -> float:
-    """What DeepSpeed's engine adds to a layer: its largest weight gradient while added; recomputed, the MLP's inner.
+    """Bytes that DeepSpeed's engine adds to a layer: its largest weight gradient; if recomputed, also the MLP's inner.
 
-    The head's stays from the loss on until it is added: at once, or with that of a tied embedding on the same stage.
+    The head's gradient stays from the loss on until it is added: at once, or with that of a tied embedding on the same
+    stage.
     """
     inner = run.shape.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
     return run.width * inner + _added_bytes(run) * max(columns * depth for columns, depth in run.shape.linears)
 
 
 def _added_bytes(run: Run) -> int:
-    """Bytes per element of a gradient that DeepSpeed adds to its sum: of 16 bits, with a copy in fp32."""
+    """Bytes per element of a gradient while DeepSpeed adds it to its sum: a 16-bit gradient has an fp32 copy."""
     return run.width + 4 if run.width == 2 else run.width
 
 
 def _message_bytes(run: Run, stage: int) -> float:
-    """DeepSpeed's copies: of each pass in flight what was sent and what was received, and a buffer for each receive.
+    """Bytes of DeepSpeed's message copies: each pass in flight keeps what it sent and received; receives have a buffer.
 
-    Sliced, where tensor-parallel ranks have copies: then what is received is kept whole, as the layer's input alone,
-    and a gradient is put together.
+    Messages are sliced if tensor-parallel ranks hold replicas. A received message is then kept whole only as the
+    layer's input, and a received gradient is gathered.
     """
     layout, size = run.layout, run.width * run.shape.repeated
     in_flight = run.pipeline_schedule.in_flight(stage, layout.pp, 1, run.micro_batches)
@@ -265,7 +269,7 @@ def _message_bytes(run: Run, stage: int) -> float:
 
 
 def _activation_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes of activations waiting for the backward pass."""
+    """Peak bytes of the layers' activations that are kept for backward."""
     pp, layers = run.layout.pp, [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
     kept = layer_bytes(run.shape, software, run.recompute)
     in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
@@ -275,7 +279,7 @@ def _activation_bytes(run: Run, software: Software, stage: int) -> float:
 
 
 def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int) -> int:
-    """Most layers of a stage's chunks in flight at once, of so many passes: one goes, one comes, to the last."""
+    """Peak number of layers in flight on a stage, with ``in_flight`` passes: each backward frees one for a forward."""
     if min(layers) == max(layers):
         return in_flight * layers[0]
     groups = [min(pp, micro_batches - first) for first in range(0, micro_batches, pp)][: 2 * len(layers)]
@@ -289,7 +293,7 @@ def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int)
 
 
 def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
-    """Peak bytes that weight gradients put off keep; in our own engine one waits for a collective."""
+    """Peak bytes that deferred weight gradients keep; our own engine defers one to overlap with a collective."""
     if not run.pipeline_schedule.splits_backward:
         one = software.name == ENGINES["pipeline"] and run.layout.tp > 1
         return _factor_bytes(run, software) / len(run.shape.linears) if one else 0.0
@@ -299,19 +303,19 @@ def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
 
 
 def _factor_bytes(run: Run, software: Software) -> float:
-    """Factors of the weight gradients of a layer and a pass."""
+    """Bytes of the factors of weight gradients, per layer and pass."""
     shape = run.shape
     width = 1 if software.casts_8_bits_once(shape.product_width) else shape.width
     return float(width * sum(shape.tokens * (columns + depth) for columns, depth in shape.linears))
 
 
 def _table_bytes(run: Run) -> float:
-    """A rank's part of the token table's gradient in 16 bits."""
+    """Bytes of a rank's part of the token table's gradient, in the weights' dtype."""
     return run.width * run.model.vocabulary * run.model.hidden / run.layout.tp
 
 
 def _end_activations(run: Run, stage: int) -> float:
-    """First stage: the embedding's dropout masks in flight. Last stage: inputs of final norm and head."""
+    """Bytes of the embedding's dropout masks in flight (first stage), and of final norm's and head's inputs (last)."""
     shape, pp = run.shape, run.layout.pp
     in_flight = min(pp, run.micro_batches)
     first = shape.repeated * in_flight if stage == 0 and shape.model.dropout else 0.0

@@ -1,7 +1,7 @@
-"""A plan as one HTML page to hand on: no scripts, no links, pictures as SVG; ``plan.html`` is its template.
+"""Writes a plan as one self-contained HTML page: no scripts, no links, pictures as SVG. ``plan.html`` is its template.
 
-Where a step's time goes, its pipeline, memory by stage, step time over nodes with its interval, the best layouts on as
-many GPUs, and what each switch of the program is worth.
+It shows the breakdown of a step's time, the pipeline, memory by stage, step time over nodes with its interval, the best
+layouts on the same number of GPUs, and what each switch of the program is worth.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ KINDS: Final = {
     "activations": ("activations", "waiting", "recomputed", "embedding", "logits", "messages"),
     "buffers": ("buffers", "slack"),
 }
-"""Kinds of memory on the page, and the fields of `memory.Memory` that each sums up."""
+"""Kinds of memory on the page, and the fields of `memory.Memory` that each sums."""
 
 
 def write_page(path: Path, planned: dict[str, Any], run: Run, cluster: Cluster, software: Software) -> None:
-    """Write the page of this run, ``planned`` by `report.plan`, and the best layouts of its program."""
+    """Write the page for a run, its ``planned`` figures (`report.plan`) and the best layouts of its program."""
     prediction = predict(run, cluster, software)
     events: list[Event] = []
     simulate(prediction.pipeline, run.orders(), events)
@@ -76,7 +76,7 @@ def write_page(path: Path, planned: dict[str, Any], run: Run, cluster: Cluster, 
 
 
 def _memory(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
-    """A bar a stage, of kinds one after the other; the whole width is a GPU's memory, or more where more is needed."""
+    """One stacked bar of kinds per stage; the full width is a GPU's memory, or the largest stage if that needs more."""
     stages, available = memory(run, software), cluster.gpu.memory_bytes
     width = max(available, *(stage.total for stage in stages))
     rows = []
@@ -91,13 +91,13 @@ def _memory(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
 
 
 def _axis(values: Sequence[float], start: float, stop: float) -> Callable[[float], float]:
-    """A logarithmic axis from the least to the largest value."""
+    """A logarithmic scale that maps the smallest value to ``start`` and the largest to ``stop``."""
     low, span = log(min(values)), log(max(values) / min(values)) or 1.0
     return lambda value: start + (log(value) - low) / span * (stop - start)
 
 
 def _scaling(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
-    """Step time with its interval where the replicas divide the batch, in the template's picture of 800 by 300."""
+    """Step time with its interval, for replicas that divide the batch, in the template's picture of 800 by 300."""
     tried = (run._replace(layout=run.layout.model_copy(update={"dp": int(run.layout.dp * n)})) for n in SCALES)
     runs = [scaled for scaled in tried if scaled.layout.dp and not run_error(scaled, software, cluster)]
     points = [(scaled.gpus, predict(scaled, cluster, software).seconds) for scaled in runs]
@@ -131,7 +131,7 @@ def _best(cluster: Cluster, software: Software, this: FittingRun) -> dict[str, A
 
 
 def _switches(run: Run, cluster: Cluster, software: Software) -> list[tuple[float, str, bool, str]]:
-    """What each switch saves as it is, or would save: change of the step, name, state and words, the most first."""
+    """Effect of toggling each switch: relative change of step time, name, current state, description; largest first."""
     seconds, rows = predict(run, cluster, software).seconds, []
     for name in set(SWITCHES) - CAPABILITIES:
         now = getattr(software, name)

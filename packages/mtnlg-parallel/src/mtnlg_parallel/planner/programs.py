@@ -1,4 +1,4 @@
-"""Training programs, as switches with a physical meaning: kernels, bytes, waits, and the layouts that they have."""
+"""Training programs, as switches with a physical meaning: kernels, bytes, waits, and the layouts they support."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 ENGINES: Final = {"pipeline": "mtnlg-parallel", "deepspeed": "mtnlg-parallel-deepspeed"}
-"""This package's programs, by the engine that they run on."""
+"""This package's programs, by engine."""
 
 
 class Software(Settings):
@@ -79,55 +79,55 @@ class Software(Settings):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this package's, whose stages are cut where the slowest is fastest, and not evenly.
+        """Whether it is a program of this package, which cuts stages to minimise the slowest one, not evenly.
 
-        Its logits exist a chunk of tokens at a time, and are replaced by their gradient in place; with fused kernels
+        Its logits exist for one chunk of tokens at a time, and are overwritten by their gradient; with fused kernels
         recomputation ends before a layer's last product; a 16-bit gradient is added to its fp32 sum as it arrives.
         """
         return self.name in ENGINES.values()
 
     def casts_8_bits_once(self, product_width: int) -> bool:
-        """Whether factors are of 8 bits, both of whose results a cast writes, and weights are cast once a step."""
+        """Whether factors are 8-bit, a cast writes a factor and its transpose, and weights are cast once per step."""
         return self.is_ours and product_width == 1
 
     def reduced_bytes(self, accumulated: int) -> int:
-        """Bytes of a gradient on its way to other ranks, which is accumulated in so many."""
+        """Bytes per gradient element when reduced over ranks, given the bytes in which it is ``accumulated``."""
         return 2 if self.reduces_half else accumulated
 
 
 def _programs(*rows: tuple[str, str, dict[str, Any]]) -> dict[str, Software]:
-    """Programs by name: blank-separated switches that are on beside the defaults, and other figures."""
+    """Programs by name, from (name, blank-separated switches to turn on, other settings)."""
     return {name: Software(name=name, **dict.fromkeys(on.split(), True), **others) for name, on, others in rows}
 
 
 _OURS: Final = "flash_attention overlap_tensor slices_sequence multiplies_fp8 "
 
 SOFTWARE: Final = _programs(
-    # This package: stages balanced by cost, backward collectives beside products. In its own engine every rank sends
-    # what it has, and any schedule runs; DeepSpeed's runs the default one.
+    # This package: stages balanced by cost, backward collectives overlapped with products. In our own engine every rank
+    # sends its whole activation, and any schedule runs; DeepSpeed's engine runs the default schedule.
     (
         ENGINES["pipeline"],
         _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule",
         {"scatter_pipeline": False},
     ),
     (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),
-    # DeepSpeed's pipeline engine as published: sends and receives block, and are sliced over tensor-parallel ranks.
+    # DeepSpeed's pipeline engine as published: sends and receives are blocking, and sliced over tensor-parallel ranks.
     ("megatron-deepspeed", "uneven_stages", {"reduce_scatter": False, "bucket_bytes": 4e9}),
     # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
     ("megatron-deepspeed-bloom", "uneven_stages blocks_launches", {"reduce_scatter": False, "bucket_bytes": 6e9}),
-    # The private branch that trained MT-NLG: every rank sends the whole activation. What a send takes
-    # beside that is set by the step of 60.1 s on 280 nodes, and by nothing else (docs/decisions/0061, 0060).
+    # The private branch that trained MT-NLG: every rank sends the whole activation. The additional time per send is
+    # fitted only to the step of 60.1 s on 280 nodes (docs/decisions/0061, 0060).
     (
         "megatron-deepspeed-2021",
         "uneven_stages",
         {"reduce_scatter": False, "scatter_pipeline": False, "bucket_bytes": 4e9, "hop_seconds": 4.75e-3},
     ),
-    # Narayanan et al. 2021: interleaving, sends beside computing, scatter/gather.
+    # Narayanan et al. 2021: interleaving, sends overlapped with computing, scatter/gather.
     ("megatron-lm-2021", "overlap_pipeline interleaves", {}),
-    # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives beside it.
+    # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives overlapped with it.
     ("megatron-lm", "fused_accumulation overlap_tensor overlap_pipeline interleaves slices_sequence", {}),
-    # Megatron-Core from 2023 on: flash attention, gradients reduced beside the backward pass. Embedding and head
-    # may count as layers where layers are cut.
+    # Megatron-Core from 2023 on: flash attention, gradient reduction overlapped with backward. Embedding and head may
+    # count as layers when the decoder is cut.
     (
         "megatron-core",
         """uneven_stages flash_attention fused_accumulation overlap_tensor overlap_forward overlap_gradients
@@ -135,15 +135,15 @@ SOFTWARE: Final = _programs(
         native_attention""",
         {},
     ),
-    # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages send what they have before they go on.
+    # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages finish a send before they continue.
     (
         "torchtitan",
         "uneven_stages eager interleaves flash_attention slices_sequence slices_context shards_weights multiplies_fp8",
         {"prefetch_share": 0.79},
     ),
-    # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Of every batch
-    # Composer takes cross entropy and perplexity, each a cast of the logits to fp32 (6 bytes) and log-softmax (8).
-    # Attention's three figures and the share that is hidden are fitted.
+    # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Composer computes
+    # cross entropy and perplexity of every batch, each by a cast of the logits to fp32 (6 bytes) and log-softmax (8).
+    # Attention's three figures and the hidden share are fitted.
     (
         "llm-foundry",
         "flash_attention fused_loss shards_weights multiplies_fp8",
@@ -168,13 +168,13 @@ CAPABILITIES: Final = {
     "shards_weights",
     "multiplies_fp8",
 }
-"""Switches that allow layouts, or change the model; what they are worth shows in the best layouts."""
+"""Switches that allow layouts, or change the model; their value shows in the best layouts, not in a single run."""
 
 SWITCHES: Final = tuple(name for name, field in Software.model_fields.items() if field.annotation is bool)
 
 
 def with_switches(software: Software, switches: Sequence[str] | None) -> Software:
-    """The program with each ``NAME=on`` or ``NAME=off`` turned. Raises ``UsageFailure`` for any other text."""
+    """The program with each ``NAME=on`` or ``NAME=off`` applied. Raises ``UsageFailure`` for any other text."""
     for switch in switches or ():
         key, _, value = switch.partition("=")
         if key not in SWITCHES or value not in {"on", "off"}:

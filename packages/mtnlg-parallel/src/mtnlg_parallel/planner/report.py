@@ -37,7 +37,7 @@ OF_THE_RUN: Final = (
     *("cp", "batch", "micro_batch", "micro_batches", "recompute", "schedule", "interleave", "sequence_parallel"),
     *("precision", "zero", "shards", "offload_activations"),
 )
-"""Keys of a plan that are the run's own."""
+"""Keys of a plan that are copied from the run's fields."""
 KNOTS: Final = 6
 CLOSE: Final = 0.03
 CLOSELY: Final = f"within {CLOSE:.0%} of the memory that a run may use, which is less than such predictions err"
@@ -46,8 +46,8 @@ CLOSELY: Final = f"within {CLOSE:.0%} of the memory that a run may use, which is
 def plan(run: Run, cluster: Cluster | str, software: Software | str | None = None) -> dict[str, Any]:
     """Predict one run: step seconds, rates, memory and their breakdowns, as ``plan --json`` prints them.
 
-    ``cluster`` and ``software`` may be names; without ``software`` it is the cluster's. Raises ``UsageFailure`` for an
-    unknown name or an impossible run; a run that does not fit has ``fits`` false.
+    ``cluster`` and ``software`` may be names; ``software`` defaults to the cluster's. Raises ``UsageFailure`` for an
+    unknown name or an impossible run; a run that does not fit in memory has ``fits`` false.
     """
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     software = load_software(software or cluster.software) if not isinstance(software, Software) else software
@@ -92,7 +92,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
 
 
 def _spare(size: float, cluster: Cluster) -> float:
-    """Share of a GPU's memory that a run of so many bytes leaves of what it may use."""
+    """Share of a GPU's memory that a run of ``size`` bytes leaves free, besides the margin."""
     return 1 - MARGIN - size / cluster.gpu.memory_bytes
 
 
@@ -117,7 +117,7 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
 
 
 def _with_batch(run: Run, batch: int, software: Software, cluster: Cluster) -> Run:
-    """The run with another batch; not interleaved where the batch does not allow it."""
+    """The run with another batch size, without interleaving if the batch does not allow it."""
     resized = run._replace(batch=batch)
     return resized.with_chunks(1) if run_error(resized, software, cluster) else resized
 
@@ -129,7 +129,7 @@ def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
 
 
 def three_digits(value: float, like: float | None = None) -> str:
-    """A number to three digits, or to the decimals of ``like``'s; whole from a hundred on, never a power of ten."""
+    """Format a number to three digits, or to as many decimals as ``like`` gets; no decimals from 100, no exponent."""
     decimals = 2 - floor(log10(like or value)) if value > 0 else 2
     return f"{value:,.{max(decimals, 0)}f}"
 
@@ -141,7 +141,7 @@ def _heading(run: Run, cluster: str, gpus: int) -> str:
 
 
 def in_words(number: float) -> str:
-    """A number to one decimal and its magnitude: 529.6 billion, 270 billion, 124.4 million."""
+    """Format a number with one decimal and its magnitude: 529.6 billion, 270 billion, 124.4 million."""
     for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1.0, "")):
         if number >= size:
             return f"{number / size:,.1f}".removesuffix(".0") + word
@@ -149,7 +149,7 @@ def in_words(number: float) -> str:
 
 
 def gpus_of(gpus: int, cluster: str) -> str:
-    """So many GPUs, and whose, in words."""
+    """The number of GPUs and their cluster, in words."""
     return f"{gpus:,} GPUs of {cluster}" if gpus > 1 else f"one GPU of {cluster}"
 
 
@@ -195,7 +195,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
 
 
 def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int | None) -> None:
-    """Print the fastest layouts, with days for so many tokens, and why others were rejected."""
+    """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
     table = Table("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel", box=None)
     for name in ("seconds", "MFU", "GB", *(["days"] if tokens else [])):

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 
 Recomputed = Recompute | Literal["operators", "alternate"]
-"""What is run again: what `train` knows, all operations but attention and every other product, every other layer."""
+"""What is recomputed: as in `train`; all operations but attention and every other product; or every other layer."""
 
 SHARED_GRADIENTS: Final = 2
-"""The ZeRO stage up to which every rank keeps its weights."""
+"""Highest ZeRO stage at which ranks keep whole weights: it shards gradients and optimizer state."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 MOST_PASSES: Final = 1 << 20
-"""Passes of micro-batches over chunks that are simulated; more take minutes and gigabytes."""
+"""Most passes (micro-batches x chunks) that are simulated; more take minutes and gigabytes."""
 
 
 class Shape(NamedTuple):
-    """The part of a run that a layer's cost depends on: all but numbers of layers and micro-batches.
+    """The part of a run that a layer's cost depends on: all but the numbers of layers and micro-batches.
 
-    ``shards`` ranks hold a layer's weights together in a pass (FSDP without a pipeline), ``replicas`` times over;
-    ``gathers_again`` for backward.
+    With FSDP and no pipeline, ``shards`` ranks together hold a layer's weights, in ``replicas`` copies, and gather them
+    in each pass; ``gathers_again``: also for backward.
     """
 
     model: ModelConfig
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on a rank."""
+        """Tokens per micro-batch on a rank."""
         return self.micro_batch * self.model.sequence // self.cp
 
     @property
@@ -65,7 +65,7 @@ class Shape(NamedTuple):
 
     @property
     def repeated(self) -> float:
-        """Elements a rank of activations that tensor parallelism replicates; sequence parallelism slices them."""
+        """Elements per rank of an activation that tensor parallelism replicates and sequence parallelism slices."""
         return self.elements / (self.tp if self.sequence_parallel else 1)
 
     @property
@@ -79,23 +79,23 @@ class Shape(NamedTuple):
 
     @property
     def attended(self) -> float:
-        """Share of causal attention's work that windows leave, mean of the layers."""
+        """Share of causal attention's work that remains with windows, averaged over the layers."""
         return self.model.mean_of_layers(lambda layer: _attended(self.model.sequence, layer.window))
 
     @property
     def added_bytes(self) -> int:
-        """Memory traffic a parameter of accumulating a gradient: read the new, read and write the accumulated."""
+        """Bytes of traffic per parameter to accumulate a gradient: read the new one, read and write the sum."""
         return self.width + 2 * self.gradient_bytes
 
 
 class Run(NamedTuple):
     """Everything a prediction depends on except the cluster and its software.
 
-    ``interleave`` is the number of model chunks on each stage, which ``schedule`` orders. ``zero`` 1 shares the
-    optimizer's state among data-parallel ranks, 2 gradients too, 3 weights too, gathered a layer at a time (FSDP), over
-    ``shards`` ranks if not over all (HSDP); in a pipeline once a step, as nothing is given up or reduced before a
-    stage's last backward pass.
-    ``cp`` ranks share a sequence. Under bf16 gradients are accumulated in fp32, under fp16 in fp16.
+    ``interleave`` is the number of model chunks on each stage, which ``schedule`` orders. ``zero`` 1 shards the
+    optimizer's state over data-parallel ranks, 2 also gradients, 3 also weights, gathered one layer at a time (FSDP);
+    over ``shards`` ranks if not over all (HSDP). In a pipeline weights are gathered once per step, since nothing is
+    freed or reduced before a stage's last backward pass. ``cp`` ranks share a sequence. Under bf16 gradients are
+    accumulated in fp32, under fp16 in fp16.
     """
 
     model: ModelConfig
@@ -119,41 +119,41 @@ class Run(NamedTuple):
 
     @property
     def state_shards(self) -> int:
-        """Ranks that share the optimizer's state of the same weights."""
+        """Number of ranks over which the optimizer's state of the same weights is sharded."""
         return (self.shards or self.layout.dp * self.cp) if self.zero else 1
 
     @property
     def pipeline_schedule(self) -> Schedule:
-        """The schedule of this name."""
+        """The `Schedule` that ``schedule`` names."""
         return load_schedule(self.schedule)
 
     def orders(self) -> tuple[Order, ...]:
-        """Every stage's actions; not cached, as a search makes those of thousands of layouts."""
+        """Every stage's actions; not cached, as a search creates those of thousands of layouts."""
         return self.pipeline_schedule.orders(self.layout.pp, self.interleave, self.micro_batches)
 
     def with_chunks(self, chunks: int) -> Run:
-        """The run with so many chunks, and another schedule where its own does not order so many."""
+        """The run with ``chunks`` chunks, and another schedule if its own cannot order that many."""
         fits = self.pipeline_schedule.takes(chunks)
         return self._replace(interleave=chunks, schedule=self.schedule if fits else schedule_of(chunks))
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step through each pipeline."""
+        """Micro-batches per step and pipeline."""
         return self.batch // (self.micro_batch * self.layout.dp)
 
     @property
     def width(self) -> int:
-        """Bytes of a weight or an activation."""
+        """Bytes per weight or activation element."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes in which a gradient is accumulated and reduced."""
+        """Bytes per gradient element in accumulation and reduction."""
         return 2 if self.precision == "fp16" else 4
 
     @property
     def shape(self) -> Shape:
-        """What a layer's cost depends on."""
+        """The part of the run that a layer's cost depends on."""
         each_pass = self.layout.pp == 1
         shards = self.state_shards if self.zero > 1 and each_pass else 1
         return Shape(
@@ -186,7 +186,7 @@ class Run(NamedTuple):
 
 
 RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alternate": 0.5, "full": 1.0}
-"""Share of the layers' forward operations that is run again, beside the attention core."""
+"""Share of the layers' forward operations that is recomputed, not counting the attention core alone."""
 
 
 def hardware_flops(run: Run) -> float:
@@ -199,7 +199,7 @@ def hardware_flops(run: Run) -> float:
 
 
 def train_run(recipe: Recipe) -> Run:
-    """What ``train`` does with a recipe. Raises ``UsageFailure`` where its schedule is none, or does not fit."""
+    """The run that ``train`` makes of a recipe. Raises ``UsageFailure`` if its schedule is unknown or does not fit."""
     train = recipe.train
     if reason := schedule_error(recipe.layout, recipe.model, train.schedule, train.chunks):
         raise UsageFailure(reason)
@@ -218,14 +218,14 @@ def train_run(recipe: Recipe) -> Run:
 
 
 def train_software(train: Train) -> Software:
-    """The program that ``train`` runs. An engine of the user's own is planned as the default one."""
+    """The program that ``train`` runs. A user's engine is planned as the default engine."""
     engine = load_software(ENGINES.get(train.engine, ENGINES["pipeline"]))
     changes = {} if train.kernels else {"fused_kernels": False}
     return engine.model_copy(update=changes | {"reduces_half": train.gradients == "bf16"})
 
 
 def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None = None) -> str | None:
-    """Why this run is impossible, with the nearest possible one; None if possible. `memory` checks memory."""
+    """Why this run is impossible, with the nearest possible run; None if possible. `memory` checks memory."""
     layout = run.layout
     if reason := _decoder_error(run):
         return reason
@@ -260,7 +260,7 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
 
 
 def _decoder_error(run: Run) -> str | None:
-    """Why this decoder cannot be cut so; None if it can."""
+    """Why this decoder cannot be cut by this layout and sharding; None if it can."""
     layout, model = run.layout, run.model
     if reason := layout_error(layout, model, run.sequence_parallel and layout.tp > 1):
         return reason
@@ -322,7 +322,7 @@ def _interleave_error(run: Run, software: Software) -> str | None:
 
 
 def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
-    """Advice where a layout needs more GPUs than there are: fewer replicas, or more nodes."""
+    """Advice for a layout that needs more GPUs than there are: fewer replicas, or more nodes."""
     needed = -(-layout.world // node)
     if layout.tp * layout.pp <= gpus:
         return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
@@ -330,6 +330,6 @@ def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
 
 
 def _attended(sequence: int, window: int | None) -> float:
-    """Pairs of a query and a key under a causal mask that a window leaves, as a share."""
+    """Share of the (query, key) pairs of a causal mask that are within a window."""
     width = min(window or sequence, sequence)
     return width * (2 * sequence - width + 1) / (sequence * (sequence + 1))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .run import Run
 
 PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
-"""Nodes (DGX A100) to seconds a step and TFLOP/s a GPU of MT-NLG (Smith et al. 2022, section 2.4)."""
+"""MT-NLG's (seconds per step, TFLOP/s per GPU) by number of DGX A100 nodes (Smith et al. 2022, section 2.4)."""
 
 
 def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:
-    """Plan the run on each number of nodes by data parallelism. Raises ``UsageFailure`` where replicas do not fit."""
+    """Plan the run on each number of nodes by scaling dp. Raises ``UsageFailure`` if replicas do not fit."""
     plans = []
     for number in nodes:
         layout = run.layout
@@ -55,7 +55,7 @@ def _is_mt_nlg(run: Run, software: Software) -> bool:
 
 
 def print_scaling(plans: list[dict[str, Any]]) -> None:
-    """Print one row a number of nodes, with the published figures where there are any."""
+    """Print one row per number of nodes, with published figures if there are any."""
     compared = any(planned["published_seconds"] for planned in plans)
     names = ["seconds", *(["published", "error"] if compared else [])]
     names += ["TFLOP/s a GPU", *(["published"] if compared else []), "tokens/s", "GB", ""]

@@ -1,4 +1,4 @@
-"""Layout search: every legal layout of a run over a number of GPUs; those that fit ranked by step time.
+"""Layout search: tries every legal layout of a run on a number of GPUs, and ranks those that fit by step time.
 
 Candidates are simulated in the order of a lower bound on their step time, until no remaining one can be among the best.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_MICRO_BATCH = 16
 MOST_CHUNKS = 6
 MOST_LAYERS_UNEVEN = 48
-"""Up to so many layers also pipeline degrees that do not divide them are tried: balancing takes time in their cube."""
+"""Most layers for which pipeline degrees that do not divide them are tried: balancing time is cubic in the layers."""
 
 
 class FittingRun(NamedTuple):
@@ -42,7 +42,7 @@ class FittingRun(NamedTuple):
 
 
 class RejectedRun(NamedTuple):
-    """A run that does not fit, why, and the bytes of its fullest stage; infinite where the layout is impossible."""
+    """A rejected run, the reason, and the bytes of its fullest stage; infinite if the layout is impossible."""
 
     run: Run
     reason: str
@@ -73,9 +73,9 @@ def search(
 ) -> SearchResult:
     """The ``count`` fastest layouts of the template's model, batch and precision on ``gpus`` GPUs.
 
-    Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program has them, but fields
-    of the template that are ``fixed``. Layouts that leave GPUs idle are tried where no degree of data parallelism
-    divides both GPUs and batch.
+    Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program supports them, except
+    fields of the template that are ``fixed``. Layouts that leave GPUs idle are tried if no data-parallel degree divides
+    both GPUs and batch.
     """
     fitting: list[tuple[float, Run, float]] = []
     rejected: list[RejectedRun] = []
@@ -101,7 +101,7 @@ def search(
 
 
 def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun, gpus: int | None = None) -> str:
-    """Why this run is not the fastest of ``gpus``: it is impossible, does not fit, or what it takes longer for."""
+    """Why this run is not the fastest on ``gpus`` GPUs: it is impossible, does not fit, or loses time, and where."""
     if reason := run_error(run, software, cluster, gpus) or memory_error(memory(run, software), cluster):
         return reason
     own, best = predict(run, cluster, software), fastest.prediction
@@ -133,7 +133,7 @@ def smallest_cluster(
 def candidates(
     template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
 ) -> Iterator[Run]:
-    """Every combination: tp within a node, pp up to the number of layers, dp over the other GPUs.
+    """Yield every combination: tp within a node, pp up to the number of layers, dp over the remaining GPUs.
 
     Fields that are ``fixed`` stay as the template has them.
     """
@@ -165,23 +165,23 @@ def candidates(
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
-    """Pipeline degrees: those that cut the layers well; all where stages are balanced by cost, in no minutes."""
+    """Pipeline degrees to try: those that cut the layers evenly; all, if stages are balanced by cost and layers few."""
     every = software.is_ours and model.layers <= MOST_LAYERS_UNEVEN
     return [pp for pp in range(1, min(most, model.layers) + 1) if every or _cuts_well(model, pp, software)]
 
 
 def _cuts_well(model: ModelConfig, chunks: int, software: Software) -> bool:
-    """Whether chunks have as many layers each, or would with embedding and head as layers of the first and last."""
+    """Whether all chunks have equally many layers, or would if embedding and head counted as layers."""
     return model.layers % chunks == 0 or (software.uneven_stages and (model.layers + 2) % chunks == 0)
 
 
 def _replicas(most: int, batch: int) -> int:
-    """The largest data parallel degree that divides the batch."""
+    """The largest data-parallel degree, up to ``most``, that divides the batch."""
     return next(dp for dp in range(most, 0, -1) if batch % dp == 0)
 
 
 def _schedules(template: Run, pp: int, micro_batches: int, software: Software) -> list[tuple[int, str]]:
-    """Chunks per stage, and the schedule that orders them, to try: those that have a name, and the template's."""
+    """(chunks per stage, schedule) pairs to try: all named schedules, and the template's."""
     model = template.model
     if software.any_schedule:
         even = [v for v in range(2, MOST_CHUNKS + 1) if model.layers % (pp * v) == 0] if pp > 1 else []

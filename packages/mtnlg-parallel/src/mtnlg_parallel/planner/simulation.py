@@ -1,14 +1,14 @@
-"""Pipeline schedule of one step, simulated event by event.
+"""Simulates the pipeline schedule of one step, event by event.
 
-Every stage works in the order of its schedule. A pass over a chunk begins when its stage is free and its input is
-there:
+Every stage works in the order of its schedule. A pass over a chunk begins when its stage is free and its input has
+arrived:
 
     forward  of chunk c   after the forward  of chunk c - 1 and its send
     backward of chunk c   after the backward of chunk c + 1 and its send
-    weights  of chunk c   after its backward, of which it is a part where the order has no such passes
+    weights  of chunk c   after its backward; part of it if the order has no such passes
 
-Chunk c lies on stage c mod p. A blocking send occupies both stages, others none. Activations that go to the host and
-back may make passes wait too (`_HostLink`).
+Chunk c is on stage c mod p. A blocking send occupies both stages, other sends none. Offloaded activations may make
+passes wait too (`_HostLink`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_DONE: Final = -1.0
 
 
 class Event(NamedTuple):
-    """One executed pass; times in seconds from the beginning of the step."""
+    """One executed pass; times in seconds from the start of the step."""
 
     stage: int
     chunk: int
@@ -39,8 +39,8 @@ class Event(NamedTuple):
 class Pipeline(NamedTuple):
     """Seconds of each chunk's passes and of the send to the next chunk (unused for the last).
 
-    ``weights`` is None where backward passes have the weight gradients in them. ``copies``: of a chunk's activations to
-    the host, or back, where they are offloaded.
+    ``weights`` is None if backward passes include the weight gradients. ``copies``: seconds to copy a chunk's
+    activations to the host, or back; None if they are not offloaded.
     """
 
     stages: int
@@ -53,9 +53,9 @@ class Pipeline(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Of each stage, in seconds: end of its work, time computing, time in blocking sends.
+    """Seconds per stage: end of its work, computing time, time in blocking sends.
 
-    Of each chunk begin and end of the last pass that adds to its gradients.
+    ``last_passes`` has, per chunk, begin and end of the last pass that adds to its gradients.
     """
 
     done: tuple[float, ...]
@@ -72,8 +72,9 @@ class Timeline(NamedTuple):
 class _HostLink:
     """One stage's copies of activations to the host and back, by the rules of `engine.offloading`.
 
-    A direction is a queue. A forward pass waits until that before the last is out; backward until its own are back,
-    which come from the begin of the backward pass before. Those whose backward follows at once stay.
+    Each direction is a queue. A forward pass waits until the activations of the pass before the last are on the host; a
+    backward pass until its own are back, whose copy starts with the previous backward pass. Activations of a pass whose
+    backward follows at once stay on the device.
     """
 
     def __init__(self, order: Order, seconds: tuple[float, ...]) -> None:
@@ -87,7 +88,7 @@ class _HostLink:
         self._staying = {one for one, other in pairwise(order) if other == one._replace(kind="backward")}
 
     def ready(self, action: Action, free: float) -> float:
-        """When a pass may begin, of a stage that is free for it from ``free`` on."""
+        """Earliest time at which a pass may begin on a stage that is free from ``free`` on."""
         if action.kind == "forward":
             waits = action not in self._staying and len(self._leaving) > LEAVING
             return self._leaving.pop(next(iter(self._leaving))) if waits else 0.0
@@ -102,7 +103,7 @@ class _HostLink:
         return self._arrivals.pop(action, 0.0)
 
     def free(self, action: Action, end: float) -> float:
-        """When the stage may go on after a pass that ends at ``end``: what has not left yet is let go once copied."""
+        """When the stage may continue after a pass that ends at ``end``: memory is freed only once it is copied."""
         if action.kind == "forward" and action not in self._staying:
             self._out = self._leaving[action] = max(self._out, end) + self._seconds[action.chunk]
         if action.kind == "backward":
@@ -116,9 +117,9 @@ def _check_finished(position: list[int], orders: tuple[Order, ...]) -> None:
 
 
 def simulate(pipeline: Pipeline, orders: tuple[Order, ...], events: list[Event] | None = None) -> Timeline:
-    """Run the stages' orders; each pass is appended to ``events``.
+    """Run the stages' orders; appends each pass to ``events``, if given.
 
-    Raises ``UsageFailure`` where stages wait for each other for ever.
+    Raises ``UsageFailure`` if stages deadlock.
     """
     p, total, blocking, hops = pipeline.stages, len(pipeline.forward), pipeline.blocking, pipeline.hops
     micro_batches = 1 + max(action.micro_batch for action in orders[0])

@@ -1,10 +1,10 @@
-"""Seconds of a step, broken down, from the costs of the parts and the simulated schedule.
+"""Predicts and breaks down the seconds of a step, from the costs of the parts and the simulated schedule.
 
     a chunk     its layers, plus embedding or head; mostly the slower of GPU and host
-    the step    the simulated schedule; then every stage reduces its gradients, the first and last sum those of the tied
-                table, all agree on the gradient norm, each rank updates its share, and the weights are gathered
+    the step    the simulated schedule; then every stage reduces its gradients, first and last stage sum those of the
+                tied table, all ranks agree on the gradient norm, each updates its share, and the weights are gathered
 
-The host runs ahead of the GPU while kernels are long; where they are short, the host's time counts.
+The host runs ahead of the GPU while kernels are long; when they are short, the host's time counts.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from .run import Run
 
 OVERLAP_EXPONENT: Final = 6.0
-"""Exponent of the mean of GPU and host time: the slower counts, and near a tie each sometimes waits for the other."""
+"""Exponent of the norm of GPU and host time: the slower counts, and near a tie each sometimes waits for the other."""
 
 OPTIMIZER_BYTES: Final = 34
-"""Memory traffic a parameter of an update: gradient norm (4), fp32 Adam (28), cast (2)."""
+"""Bytes of memory traffic per parameter in an update: gradient norm (4), fp32 Adam (28), cast (2)."""
 
 MLP_DOWN: Final = 1 / 3
-"""Share of a layer's weight gradients, in operations, that is the MLP's second matrix: 4 of 12 h²."""
+"""Share of the MLP's second matrix in the operations of a layer's weight gradients: 4 of 12 h²."""
 
 
 class Breakdown(NamedTuple):
-    """Seconds of a step at the busiest stage by kind; they add up to the step."""
+    """Seconds of a step by kind, at the busiest stage; they add up to the step."""
 
     compute: float
     recompute: float
@@ -65,7 +65,7 @@ class Prediction(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One chunk of a stage: layers, and whether it has embedding or head."""
+    """One chunk of a stage: number of layers, and whether it has the embedding or the head."""
 
     layers: int
     embedding: bool
@@ -80,7 +80,7 @@ def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
 @lru_cache(maxsize=1 << 12)
 def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -> tuple[Chunk, ...]:
     h, layer = model.hidden, 24 * model.hidden**2 + 4 * model.hidden * model.sequence
-    # An even cut is the balanced one where the head costs less than a layer, and found in no time.
+    # If the head costs less than a layer, the even cut is the balanced one, and much quicker to compute.
     if balanced and (model.layers % total or 2 * h * (model.vocabulary + 1) >= layer):
         counts = [len(s.layers) for s in stages(model, Layout(pp=total), recompute)]
     else:  # evenly; the remainder goes to the middle stages, which have neither embedding nor head
@@ -99,7 +99,7 @@ def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
 
 
 def _share_processors(timeline: Timeline, run: Run, cluster: Cluster) -> Timeline:
-    """Where ranks share processors, no step is shorter than the work of all of them there."""
+    """Stretch the timeline if ranks share processors: a step takes at least the total work per processor."""
     if cluster.node.processors is None:
         return timeline
     work = sum(timeline.computing) * run.gpus / run.layout.pp / cluster.node.processors
@@ -111,11 +111,12 @@ def _share_processors(timeline: Timeline, run: Run, cluster: Cluster) -> Timelin
 def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
     """Lower bound on the seconds of a step: the slowest stage's work plus one micro-batch through the stages before it.
 
-    A stage cannot begin before a micro-batch has passed the chunks ahead of it, nor end before it has gone back.
+    A stage cannot begin before a micro-batch has passed the chunks before it, and the step cannot end before the
+    micro-batch has returned through them.
     """
     pipeline, pp = build_pipeline(run, cluster, software), run.layout.pp
     both = [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
-    # Weight gradients apart may be last, when backward has long passed the stages before.
+    # Separate weight gradients may come last, long after backward has passed the earlier stages.
     work, before = both, both
     if pipeline.weights:
         work, before = [b + w for b, w in zip(both, pipeline.weights, strict=True)], [*pipeline.forward]
@@ -124,11 +125,11 @@ def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
 
 
 def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
-    """Seconds of every chunk and send of this run."""
+    """Seconds of every chunk's passes and of every send in this run."""
     chunk_costs = [_chunk_costs(chunk, run, cluster, software) for chunk in chunks(run, software)]
     slow = straggler_factor(run.gpus, cluster)
     hops = _hop_seconds(run, cluster, software)
-    # A send beside computing takes processors from it, as every collective does.
+    # A send that overlaps with computing takes multiprocessors from it, as every collective does.
     beside = [(1 - OVERLAP_SHARE) * hop if software.overlap_pipeline else 0.0 for hop in hops]
 
     def seconds(passes: Iterable[list[Cost]]) -> tuple[float, ...]:
@@ -147,13 +148,13 @@ def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
 
 
 def _copy_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
-    """Seconds in which each chunk's activations go to the host, or come back."""
+    """Seconds to copy each chunk's activations to the host, or back."""
     each = layer_bytes(run.shape, software, run.recompute) / cluster.node.host_bandwidth
     return tuple(each * chunk.layers for chunk in chunks(run, software))
 
 
 class ChunkCosts(NamedTuple):
-    """Costs of a chunk's passes, a part each: the host synchronizes with the GPU between parts."""
+    """Costs of a chunk's passes, split into parts; the host synchronizes with the GPU between parts."""
 
     forward: list[Cost]
     backward: list[Cost]
@@ -161,7 +162,7 @@ class ChunkCosts(NamedTuple):
 
 
 def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> ChunkCosts:
-    """Costs of a chunk; weight gradients that are not put off are in its backward pass."""
+    """Costs of a chunk; its backward pass includes weight gradients that are not deferred."""
     layer = layer_cost.layer(run.shape, cluster, software)
     ends = [layer_cost.embedding(run.shape, cluster, software)] if chunk.embedding else []
     ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
@@ -173,7 +174,7 @@ def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -
 
 
 def _elapsed(cost: Cost, run: Run, cluster: Cluster, software: Software) -> float:
-    """Seconds of a part: the longer of GPU and host time, smoothed near a tie by a mean of power `OVERLAP_EXPONENT`.
+    """Seconds of a part: the longer of GPU and host time, smoothed near a tie by a norm of power `OVERLAP_EXPONENT`.
 
     Hosts on two sockets wait for each other in every collective.
     """
@@ -185,7 +186,7 @@ def _elapsed(cost: Cost, run: Run, cluster: Cluster, software: Software) -> floa
 
 
 def straggler_factor(gpus: int, cluster: Cluster) -> float:
-    """Time of the slowest of ``gpus`` GPUs relative to the slowest of a node, for which the other constants hold.
+    """Time of the slowest of ``gpus`` GPUs relative to the slowest of one node, for which the other constants hold.
 
     The largest of N normal deviates is near sqrt(2 ln N) standard deviations.
     """
@@ -194,7 +195,7 @@ def straggler_factor(gpus: int, cluster: Cluster) -> float:
 
 
 def _hop_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
-    """Seconds of the send after each chunk; an interleaved pipeline goes from its last stage back to its first."""
+    """Seconds of the send after each chunk; an interleaved pipeline also sends from its last stage to its first."""
     pp, total = run.layout.pp, run.layout.pp * run.interleave
     if pp == 1:
         return (0.0,) * total
@@ -206,7 +207,7 @@ def _hop_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float,
 
 
 def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipeline, timeline: Timeline) -> Prediction:
-    """Add what follows the schedule: gradient reduction, norm, update, weight gathering."""
+    """Add the work after the schedule: gradient reduction, norm, update, weight gathering."""
     pp, shape = run.layout.pp, run.shape
     parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
     ring = network.ring(cluster, run.layout.dp * run.cp, run.layout.tp)  # what holds the same weights
@@ -226,7 +227,7 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     share = run.state_shards
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
-    # The first micro-batch waits on every stage for casts of its weights.
+    # On every stage, the first micro-batch waits for the casts of the weights.
     update += run.model.layers * layer_cost.weight_cast_seconds(shape, cluster, software)
     data = norm_known - timeline.seconds + gathered
     breakdown = _breakdown((run, cluster, software), timeline, data, update)
@@ -236,10 +237,10 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
 def _sharded_updates(
     run: Run, cluster: Cluster, software: Software, parameters: list[int], pipeline: Pipeline
 ) -> tuple[list[float], float]:
-    """Seconds of each stage's gradient reduction after its work, and of the gathering of weights, under FSDP.
+    """Seconds of each stage's gradient reduction after its work, and of gathering weights, under FSDP.
 
-    Layer by layer in every pass (`layer`); but in a pipeline once a step. The first micro-batch then waits on every
-    stage for what its forward pass does not hide.
+    0 without a pipeline, where every pass gathers and reduces layer by layer (`layer`). In a pipeline this happens once
+    per step; on every stage, the first micro-batch waits for the gathering that its forward pass does not hide.
     """
     pp = run.layout.pp
     if pp == 1:
@@ -254,11 +255,11 @@ def _sharded_updates(
 def _exposed_by_chunk(
     run: Run, software: Software, ring: network.Ring, pipeline: Pipeline, timeline: Timeline
 ) -> tuple[list[float], float]:
-    """Seconds of each stage's gradient reduction after its work, and of the weights' gathering before the next step's.
+    """Seconds of each stage's gradient reduction after its work, and of gathering weights before the next step's work.
 
-    A chunk's buckets are reduced as its last pass fills them, first those of its last layer's second MLP matrix, of a
-    parameter each at least; the first layer's qkv is last. Weights are gathered chunk by chunk, each until its forward;
-    in our engine each layer's until the layer's.
+    A chunk's buckets, of at least one parameter each, are reduced as its last pass fills them: first that of the last
+    layer's second MLP matrix, last that of the first layer's qkv. Weights are gathered chunk by chunk, each due at the
+    chunk's forward; in our engine each layer's are due at the layer's forward.
     """
     pp, shape, cut = run.layout.pp, run.shape, chunks(run, software)
     width, (columns, depth) = software.reduced_bytes(shape.gradient_bytes), shape.linears[0]
@@ -289,7 +290,7 @@ def _exposed_by_chunk(
 
 
 def _breakdown(planned: tuple[Run, Cluster, Software], timeline: Timeline, data: float, update: float) -> Breakdown:
-    """Seconds of the busiest stage by kind; the time it neither computes nor sends is the bubble."""
+    """Seconds of the busiest stage by kind; the bubble is the time in which it neither computes nor sends."""
     run, cluster, software = planned
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
     stage_chunks = chunks(run, software)[busiest :: run.layout.pp]
@@ -313,7 +314,7 @@ def _breakdown(planned: tuple[Run, Cluster, Software], timeline: Timeline, data:
 
 
 def stage_parameters(run: Run, software: Software, stage: int) -> int:
-    """Parameters on each rank of a stage, copies of the tied table included."""
+    """Parameters per rank of a stage, including copies of the tied table."""
     model, layout = run.model, run.layout
     total = 0
     for chunk in chunks(run, software)[stage :: layout.pp]:
@@ -326,7 +327,7 @@ def stage_parameters(run: Run, software: Software, stage: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
-    """Parameters of a part, or of any of the ``layers``, on a rank."""
+    """Parameters per rank of a part, or of one of the ``layers``."""
     return part_parameters(model, Layout(tp=tp), part)
 
 
@@ -340,5 +341,5 @@ def _tied_seconds(run: Run, cluster: Cluster) -> float:
 
 
 def _table_bytes(run: Run) -> float:
-    """Bytes of the token table's gradient on a rank."""
+    """Bytes per rank of the token table's gradient."""
     return run.shape.gradient_bytes * run.model.vocabulary * run.model.hidden / run.layout.tp

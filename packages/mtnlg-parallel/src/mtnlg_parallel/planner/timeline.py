@@ -1,6 +1,6 @@
-"""The simulated pipeline of one step as a Chrome trace (chrome://tracing, ui.perfetto.dev) or an HTML page.
+"""Draws the simulated pipeline of one step as a Chrome trace (chrome://tracing, ui.perfetto.dev) or an HTML page.
 
-One lane a stage: forward and backward passes of every chunk and micro-batch, then gradient reduction and update.
+One lane per stage: forward and backward passes of every chunk and micro-batch, then gradient reduction and update.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEGEND: Final = (
 
 
 def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
-    """Write an HTML page if ``path`` ends in .html, else a Chrome trace and an HTML page beside it."""
+    """Write an HTML page if ``path`` ends in .html, else a Chrome trace and an HTML page next to it."""
     events: list[Event] = []
     simulate(prediction.pipeline, run.orders(), events)
     page = _page(run, prediction, events)
@@ -41,7 +41,7 @@ def write_timeline(path: Path, run: Run, prediction: Prediction) -> None:
 
 
 def _trace(run: Run, prediction: Prediction, events: list[Event]) -> list[dict[str, Any]]:
-    """Chrome trace events: complete ("X") events in microseconds, one thread a stage."""
+    """Chrome trace events: complete ("X") events in microseconds, one thread per stage."""
     names: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}
         for stage in range(run.layout.pp)
@@ -68,7 +68,7 @@ def _name(event: Event) -> str:
 
 
 def pipeline_svg(run: Run, prediction: Prediction, events: list[Event]) -> str:
-    """The simulated pipeline as an SVG: a lane a stage, the first on top, and what follows the schedule."""
+    """The simulated pipeline as an SVG: one lane per stage, the first on top, and the work after the schedule."""
     scale = WIDE / prediction.seconds
     boxes = []
     paths: dict[str, list[str]] = {colour: [] for colour in COLOURS.values()}

@@ -1,1 +1,1 @@
-"""What a rank's parts cost: matrix products, attention, memory traffic, collectives, host operations."""
+"""Costs of a rank's parts: matrix products, attention, memory traffic, collectives, host operations."""

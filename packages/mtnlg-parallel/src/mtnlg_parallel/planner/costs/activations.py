@@ -1,8 +1,8 @@
 """Bytes of activations that a layer keeps of a micro-batch (Korthikanti et al. 2022, equations 1 to 6).
 
-Of a GPT, with sequence s, batch b, hidden h, heads a, and t-way tensor parallelism
+For a GPT with sequence s, batch b, hidden h, heads a, and t-way tensor parallelism, in bytes
 
-    kept whole         s b h (10 + 24 / t + 5 a s / (h t))        with sequence parallelism  s b h / t (34 + 5 a s / h)
+    no recomputation   s b h (10 + 24 / t + 5 a s / (h t))        with sequence parallelism  s b h / t (34 + 5 a s / h)
     attention's core recomputed                                   without the last term
     layer recomputed   2 s b h, its input                         with sequence parallelism  2 s b h / t
 
@@ -32,7 +32,7 @@ def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
         sums = 2 if software.fused_kernels else 4
         return scale * (sums * repeated + 2 * tokens / t * (attention + products))
     kept = 8 * repeated + (2 * repeated if model.dropout else 0)
-    # q, k, v, the projection's input; the MLP's inner values before and after its activation.
+    # q, k, v and the projection's input; the MLP's inner values before and after its activation.
     sliced = 4 * attention + 4 * keys + (6 if model.gated else 4) * model.ffn
     if shape.product_width == 1 and not software.eager:  # what a product reads; of attention, unless recomputed, also
         kept -= 2 * repeated  # its own result

@@ -1,16 +1,16 @@
-"""Cost of the attention core, as separate kernels or as flash attention, whole or cut along the sequence.
+"""Cost of the attention core, as separate kernels or as flash attention, with or without context parallelism.
 
-Flash attention at rows of length s and heads of width d sustains, both passes together,
+Flash attention with rows of length s and heads of width d sustains, over both passes,
 
     peak * share * s / (s + ROW) * d / (d + attention_head)
 
-as blocks on the diagonal do twice the work that counts, and softmax runs beside products of depth d. With a causal mask
-and heads of 128, NVIDIA's cudnn-frontend measured so many TFLOP/s at rows of 4,096 to 65,536 (in brackets, this
-formula): FlashAttention-2 on an H200 264 to 329 (268 to 328); cuDNN 9.1 there 468 to 520 (435 to 533); cuDNN 9.18 on a
-GB200, to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
+since blocks on the diagonal do twice the useful work, and softmax runs beside products of depth d. With a causal mask
+and heads of 128, NVIDIA's cudnn-frontend measured these TFLOP/s at rows of 4,096 to 65,536 (this formula in brackets):
+FlashAttention-2 on an H200 264 to 329 (268 to 328); cuDNN 9.1 on the same 468 to 520 (435 to 533); cuDNN 9.18 on a
+GB200, up to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
 
-With context parallelism a rank has s / cp queries of every sequence, and keys and values go round the ring beside
-attention: forward once, backward once more with their gradients.
+With context parallelism a rank has s / cp queries of every sequence, and keys and values pass around the ring during
+attention: once in forward, and once more with their gradients in backward.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ SOFTMAX_ROW: Final = 2048
 """Longest row that Megatron's fused softmax keeps in registers."""
 
 SOFTMAX_WARPS: Final = 4
-"""The fused softmax is used only where batch x heads on a rank is a multiple of this (rows of a block)."""
+"""The fused softmax is used only if batch x heads on a rank is a multiple of this (rows per block)."""
 
 LONG_ROW: Final = 1024
-"""Above this row length the fused softmax runs half the warps (registers) and takes twice the time an element."""
+"""Above this row length the fused softmax runs half the warps (registers) and takes twice the time per element."""
 
 ROW: Final = 1000
-"""Row length at which flash attention under a causal mask sustains half of its rate on long rows."""
+"""Row length at which flash attention with a causal mask sustains half of its rate on long rows."""
 
 NATIVE_HEAD: Final = 128
-"""Widest head whose backward pass kernels made for the GPU's generation have (cuDNN's support matrix of 2024)."""
+"""Widest head that kernels made for the GPU's generation support in backward (cuDNN's support matrix of 2024)."""
 
 MERGE_BYTES: Final = (41, 58)
-"""Traffic an element of a block of the ring that is merged in fp32, an operation at a time, forward and backward.
+"""Memory traffic, in bytes per element, to merge a block of the ring in fp32 by separate operations: forward, backward.
 
-Of PyTorch's: keys and values put together (8), the result cast (6), then difference, weight, and sum of half of the
-elements or all (24 of 32); backward sums of three gradients (35), and those of keys and values put together (16).
+PyTorch's operations: concatenate keys and values (8), cast the result (6), then difference, weight, and sum of half of
+the elements or all (24 of 32); in backward sum three gradients (35), and concatenate those of keys and values (16).
 """
 
 MERGE_KERNELS: Final = 10
@@ -67,7 +67,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
     if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale: 26).
         moved = dropout + (6 * long if fused else 26)
         return Cost(products, memory_seconds(cluster, moved * scores, 6), 0.0, 9 if fused else 14)
-    # Softmax (4; apart: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
+    # Softmax (4; as separate operations: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
     moved = dropout + (4 * long if fused else 28)
     return Cost(products, memory_seconds(cluster, moved * scores, 4), 0.0, 9 if fused else 16)
 

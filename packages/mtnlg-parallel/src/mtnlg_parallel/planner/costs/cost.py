@@ -1,4 +1,4 @@
-"""What a piece of work costs one rank, and how work of two kinds runs beside each other."""
+"""Cost of a piece of work on one rank, and how work of two kinds overlaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 OVERLAP_SHARE: Final = 0.5
-"""Share of an overlapped collective that costs no time; the rest takes processors and bandwidth from the product."""
+"""Hidden share of an overlapped collective; the rest takes multiprocessors and bandwidth from the product."""
 
 
 class Cost(NamedTuple):
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
     @property
     def busy(self) -> float:
-        """Seconds the GPU computes or communicates."""
+        """Seconds in which the GPU computes or communicates."""
         return self.products + self.memory + self.collectives
 
 
@@ -47,7 +47,7 @@ class Phases(NamedTuple):
 
 
 def exposed(collective: float, beside: float, share: float = OVERLAP_SHARE) -> float:
-    """Seconds that a collective adds to ``beside`` seconds of computing it runs with, of which it hides ``share``."""
+    """Seconds that a collective adds to ``beside`` seconds of computing; ``share`` of their overlap is hidden."""
     return collective - share * min(collective, beside)
 
 

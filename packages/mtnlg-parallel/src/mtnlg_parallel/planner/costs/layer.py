@@ -1,14 +1,14 @@
 """Cost of a decoder's parts on one rank: matrix products, memory traffic, collectives, and host operations.
 
-n tokens of a micro-batch on a rank, hidden h, t-way tensor parallelism. Memory traffic an element is that of the
-programs' kernels (2 bytes to read or write an activation, 1 for a dropout mask). Activations that tensor parallelism
-replicates have n h elements a rank, n h / t under sequence parallelism; those it slices have n h / t.
+Symbols: n tokens of a micro-batch on a rank, hidden size h, t-way tensor parallelism. Memory traffic per element is
+that of the programs' kernels (2 bytes to read or write an activation, 1 for a dropout mask). Activations that tensor
+parallelism replicates have n h elements per rank, n h / t under sequence parallelism; those it slices have n h / t.
 
 Phases: ``forward``; ``backward`` without recomputation and products of weight gradients; ``weights``, these products;
 ``recompute``, the part of the forward pass that is run again.
 
-Under FSDP a layer's weights are gathered beside the layer before it, in both passes, and its gradients are reduced
-beside the layer after it: what takes longer counts, and a share of what runs beside it.
+Under FSDP a layer's weights are gathered while the previous layer computes, in both passes, and its gradients are
+reduced while the next layer computes: the longer of the two counts, plus a share of the other.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
 
 
 LOSS_SHARE: Final = 0.45
-"""Share of element-wise bandwidth that the fp32 operations of the cross entropy (with argmax) reach. Fitted: 0061."""
+"""Share of element-wise bandwidth that the fp32 cross entropy (with argmax) reaches. Fitted: docs/decisions/0061."""
 
 TABLE_BYTES: Final = 12
-"""Bytes a token table parameter and micro-batch: its dense gradient is allocated, zeroed, copied, then added."""
+"""Traffic in bytes per token table parameter and micro-batch: a dense gradient is allocated, zeroed, copied, added."""
 
 CAST_BYTES: Final = 4
-"""Traffic an element of a cast to 8 bits: read, written, and written transposed."""
+"""Traffic in bytes per element of a cast from 16 to 8 bits: read, written, and written transposed."""
 
 SCALED_CAST_BYTES: Final = 7
-"""The same where its scale is that of the tensor itself: read for the maximum, cast, and copied transposed."""
+"""The same if the scale comes from the tensor itself: read for the maximum, cast, and copied transposed."""
 
 ONE_CAST_BYTES: Final = 6
-"""The same where one kernel writes both results; a result less is a byte less."""
+"""The same if one kernel writes both results; one byte less if it writes only one."""
 
 ONE_CAST_KERNELS: Final = 3
-"""Operations of such a cast: zero, maximum, both results."""
+"""Kernels of such a cast: zero, maximum, both results."""
 
 TRANSPOSE_BYTES: Final = 2
-"""Traffic an element of 8 bits that is transposed, or copied."""
+"""Traffic in bytes per 8-bit element that is transposed or copied."""
 
 APART_SUM: Final = 3
-"""Times that an element of a product goes through memory where an operation of its own adds it to the sum."""
+"""Memory accesses per element of a product if a separate operation adds it to the sum."""
 
 COPIED_SHARE: Final = 0.68
-"""Share of an overlapped collective that costs no time where it is made of copies, which take no processors."""
+"""Hidden share of an overlapped collective that consists of copies, which take no multiprocessors."""
 
 
 class Kernels(NamedTuple):
-    """Element-wise kernels of a layer: bytes an element that they move, their number, and operations the host launches.
+    """Element-wise kernels of a layer: bytes moved per element, number of kernels, and operations the host launches.
 
-    ``residual``: bias + dropout + sum; ``plain_residual`` the same without dropout; ``inner`` bias + GeLU; ``gate``
-    SiLU and product, of an element of the product; ``norm`` a norm, backward also its parameters' gradients;
-    ``rotary``, of q and k. Each forward and backward.
+    ``residual``: bias + dropout + sum; ``plain_residual``: the same without dropout; ``inner``: bias + GeLU; ``gate``:
+    SiLU and product, per element of the product; ``norm``: a norm, in backward with its parameters' gradients;
+    ``rotary``: q and k. Pairs are forward and backward.
     """
 
     residual: tuple[int, int]
@@ -80,12 +80,12 @@ class Kernels(NamedTuple):
 FUSED: Final = Kernels((7, 13), (6, 8), (4, 6), (6, 10), (4, 10), 4, (12, 42), (17, 42))
 APART: Final = Kernels((15, 17), (10, 8), (8, 10), (10, 16), (4, 10), 4, (16, 50), (24, 50))
 
-# A norm is cast, squared, averaged, divided, weighted and cast, in fp32 between (6 + 8 + 4 + 8 + 8 + 6 bytes); q and k
-# are cast, rotated as complex numbers and cast (6 + 8 + 6).
+# A norm is a cast, square, mean, division, weighting and cast, in fp32 between (6 + 8 + 4 + 8 + 8 + 6 bytes); q and k
+# are cast, rotated as complex numbers and cast (6 + 8 + 6 bytes).
 COMPOSITE: Final = APART._replace(norm=(40, 92), rotary=20, number=(34, 82), launches=(42, 82))
 
 WEIGHT_LAUNCHES: Final = 8
-"""Host operations of a layer's four products of weight gradients: a view and a product each."""
+"""Operations that the host launches for a layer's four weight-gradient products: a view and a product each."""
 
 
 @lru_cache(maxsize=4096)
@@ -146,7 +146,7 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
     )
     kernels = _kernels(software)
     parameters = sum(columns * depth for columns, depth in shape.linears)
-    # FSDP reduces the gradients of every micro-batch, and adds what is left of them.
+    # FSDP reduces the gradients of every micro-batch first, and adds only the reduced shards.
     added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
     if sums_apart(shape, software):
         added = APART_SUM * software.reduced_bytes(shape.gradient_bytes) * parameters
@@ -157,14 +157,14 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
 
 
 def sums_apart(shape: Shape, software: Software) -> bool:
-    """Whether weight gradients of 8-bit factors are added by operations of their own, not in the product."""
+    """Whether weight gradients of 8-bit factors are added by separate operations, not in the product."""
     return software.fused_accumulation and software.casts_8_bits_once(shape.product_width)
 
 
 def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
-    """What ranks that share a head of keys and values tell each other (`mtnlg_parallel.model.shared_heads`).
+    """Collectives between ranks that share a key-value head (`mtnlg_parallel.model.shared_heads`).
 
-    Other programs give each of them all of its weights.
+    Other programs replicate the head's weights on each of these ranks instead.
     """
     sharing = shape.tp // shape.model.kv_heads
     if sharing < 2 or not software.is_ours:
@@ -197,10 +197,11 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: 
 
 
 def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Cost:
-    """Casts to 8 bits: of inputs of the four products; backward of the gradients of their results.
+    """Casts to 8 bits: of the four products' inputs in forward, of their output gradients in backward.
 
-    Cast once, an input has its transpose for the weight's gradient from then on; under sequence parallelism a gathered
-    one has its rank's rows, of which backward makes it. Weights are cast once a step (`weight_cast_seconds`).
+    An input's cast also writes the transpose that its weight gradient needs. For a gathered input under sequence
+    parallelism, only the rank's rows are kept, and backward makes the transpose. Our weights are cast once per step
+    (`weight_cast_seconds`).
     """
     if shape.product_width > 1:
         return NO_COST
@@ -221,7 +222,7 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
 
 
 def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
-    """Seconds a layer and step to cast its weights to 8 bits and to transpose them, where that is done once a step."""
+    """Seconds per layer and step to cast weights to 8 bits and transpose them; 0 unless that is done once per step."""
     if not software.casts_8_bits_once(shape.product_width):
         return 0.0
     parameters = sum(columns * depth for columns, depth in shape.linears)
@@ -238,11 +239,11 @@ def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float
 
 
 def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
-    """Backward collectives that nothing overlaps; sequence parallelism gathers two inputs once more, or their 8 bits.
+    """Backward collectives that nothing hides; sequence parallelism gathers two inputs again, possibly in 8 bits.
 
-    Sums of input gradients, and these gathers, go beside weight gradients; in our own engine, where one may wait for
-    it, gathers of output gradients too. Where those are put off, the first gathers alone have a product beside them,
-    that of an input gradient.
+    Sums of input gradients and these gathers overlap with weight gradients; in our own engine, which defers a weight
+    gradient for it, gathers of output gradients too. If all weight gradients are deferred, only these gathers overlap,
+    with a product for an input gradient.
     """
     in_8_bits = software.casts_8_bits_once(shape.product_width) or _saved_by_8_bits(shape, software) > 0
     again = 0.5 if in_8_bits else 1.0
@@ -262,7 +263,7 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
 
 
 def _saved_by_8_bits(shape: Shape, software: Software) -> float:
-    """All-reduces that a pass saves where its two gathers move 8 bits of 16: a half of a half each."""
+    """All-reduces that a pass saves if its two gathers move 8 bits instead of 16: each half of half an all-reduce."""
     return 0.5 if not software.is_ours and shape.product_width == 1 and shape.sequence_parallel else 0.0
 
 
@@ -274,7 +275,7 @@ def tensor_collectives(shape: Shape, cluster: Cluster, number: float) -> Cost:
 
 
 def shard_seconds(shape: Shape, cluster: Cluster, software: Software, parameters: float) -> tuple[float, float]:
-    """Seconds to gather so many parameters of a rank from their shards, and to reduce their gradients to them."""
+    """Seconds to gather a rank's ``parameters`` from their shards, and to reduce their gradients to the shards."""
     ring = network.ring(cluster, shape.shards, shape.tp)
     width = software.reduced_bytes(shape.gradient_bytes)
     reduce = ring.gather(width * parameters)
@@ -328,11 +329,11 @@ def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
 
 
 def _loss_bytes(shape: Shape, software: Software) -> tuple[float, float]:
-    """Memory traffic of the loss a logit, forward and backward, scaled to full element-wise bandwidth."""
+    """Memory traffic of the loss in bytes per logit, forward and backward, scaled to full element-wise bandwidth."""
     if software.fused_loss or (software.is_ours and software.fused_kernels):  # Read; read and replaced.
         return shape.width + software.metric_bytes, 2.0 * shape.width
     if software.is_ours:
-        # Cast (6), maximum (4), difference (8), exponential (8), sum (4); cast, … product (8), cast.
+        # Cast (6), maximum (4), difference (8), exponential (8), sum (4); in backward cast, … product (8), cast.
         return 30 / LOSS_SHARE, 36 / LOSS_SHARE
     # Cast (6), maximum (4), difference (8), exponential (8), sum (4); quotient (8), incoming gradient (8), cast (6).
     return 30 / LOSS_SHARE, 22 / LOSS_SHARE

@@ -1,12 +1,12 @@
 """Alpha-beta cost model of collectives inside and between nodes, and of sends between pipeline stages.
 
-In a ring over n ranks every rank's link carries, of a tensor of S bytes (Thakur et al. 2005)
+In a ring over n ranks, each rank's link carries this many bytes of a tensor of S bytes (Thakur et al. 2005)
 
     reduce-scatter, all-gather   (n - 1) / n S        all-reduce   both, one after the other
 
-A group of m nodes with k ranks in each works in two levels, pipelined by chunks, so the slower level counts: rings over
-the links inside each node; between nodes (m - 1) / m of each rank's S / k bytes over its share of the node's network,
-since all groups of a kind communicate at once.
+A group of m nodes with k ranks each communicates in two levels, pipelined in chunks, so the slower level counts: rings
+over the links inside each node; between nodes (m - 1) / m of each rank's S / k bytes over its share of the node's
+network, since all groups of a kind communicate at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ring(NamedTuple):
-    """A ring collective: ranks a node, nodes, bandwidths (bytes/s; ``network`` of all ranks of a node), latency (s)."""
+    """A ring collective: ranks per node, nodes, bytes/s (``network``: of all ranks of a node), latency in seconds."""
 
     inside: int
     nodes: int
@@ -32,14 +32,14 @@ class Ring(NamedTuple):
         return 2 * self.gather(size)
 
     def gather(self, size: float) -> float:
-        """Seconds of an all-gather or a reduce-scatter of ``size`` bytes in all."""
+        """Seconds of an all-gather or a reduce-scatter of ``size`` bytes in total."""
         within = (self.inside - 1) / self.inside * size / self.link
         between = (self.nodes - 1) / self.nodes * size / self.network
         return self.latency + max(within, between)
 
 
 def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
-    """The ring over ``ranks`` ranks that lie ``stride`` apart in rank order."""
+    """The ring over ``ranks`` ranks whose rank numbers are ``stride`` apart."""
     node, measured = cluster.node, cluster.measured
     inside = ranks if (ranks - 1) * stride < node.gpus else max(1, node.gpus // stride)
     nodes = -(-ranks // inside)

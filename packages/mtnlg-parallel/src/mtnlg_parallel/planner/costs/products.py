@@ -1,14 +1,14 @@
 """Seconds of a matrix product on one GPU, by tiles and waves.
 
-A product [m, k] x [k, n] is cut into a x b tiles of its result. P streaming multiprocessors of R operations a second
-take tiles in waves:
+The result of a product [m, k] x [k, n] is split into a x b tiles. P streaming multiprocessors with R operations per
+second each process the tiles in waves:
 
     seconds = ceil(tiles / P) * 2 a b (k + FILL) / (R * efficiency)
 
 ``FILL`` is the fixed cost of a tile (first load, last store) in units of depth. A nearly empty last wave costs a whole
-one (wave quantization). A tile sustains less the fewer operations each byte on chip serves: a b / (a + b) of them, of
-which it can hide `TILE_BYTES_SHARE`. Where tiles are few, k is split and the parts are summed in fp32. As a BLAS does,
-take the fastest tile. No product is faster than its bytes over the memory bandwidth.
+one (wave quantization). Smaller tiles sustain less, as they do fewer operations per byte on chip, a b / (a + b)
+(`LOAD_COVER`). If there are few tiles, k is split and the parts are summed in fp32. The fastest tile is taken, as in a
+BLAS. No product is faster than its bytes over the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from mtnlg_parallel.planner.cluster import Cluster
 
 TILES: Final = ((256, 128), (128, 128), (256, 64), (128, 64), (64, 64))
-"""Tile height and width, the largest first; each also transposed."""
+"""Tile height and width, largest first; each is also tried transposed."""
 
 LOAD_COVER: Final = 30.0
-"""Operations a byte on chip at which a tile waits for its loads half of the time: a tile of intensity x sustains
-x / (x + LOAD_COVER), here relative to the largest tile's."""
+"""Operations per byte on chip at which a tile waits for its loads half of the time: a tile of intensity x sustains
+x / (x + LOAD_COVER) of the rate, here relative to the largest tile's."""
 
 FILL: Final = 16
 
 EPILOGUE = 1.0
-"""Share of the result's traffic that nothing else on the processor hides."""
+"""Share of the result's memory traffic that nothing else on the multiprocessor hides."""
 
 SPLITS: Final = (1, 2, 4, 8)
 SINGLE: Final = 4
 
 ALIGNED: Final = 8
-"""Elements of 16 bits in the 16 bytes that a processor loads at once."""
+"""16-bit elements in the 16 bytes that a multiprocessor loads at once."""
 
 MISALIGNED: Final = 0.065
-"""Rate of products whose rows do not begin at such bytes. Fitted: trials of BLOOM with heads 150 and 108 wide."""
+"""Relative rate of products with rows that are not aligned so. Fitted: trials of BLOOM with heads 150 and 108 wide."""
 
 
 def _sustained(height: int, width: int) -> float:
-    """Rate of a tile relative to the largest one's."""
+    """Rate of a tile relative to the largest tile's."""
     intensity, largest = (a * b / (a + b) for a, b in ((height, width), TILES[0]))
     return intensity / (intensity + LOAD_COVER) * (largest + LOAD_COVER) / largest
 
@@ -51,9 +51,9 @@ def _sustained(height: int, width: int) -> float:
 def gemm_seconds(
     cluster: Cluster, m: int, n: int, k: int, *, batch: int = 1, extra_bytes: int = 0, width: int = 2
 ) -> float:
-    """Seconds of ``batch`` products [m, k] x [k, n] of ``width`` bytes a factor.
+    """Seconds of ``batch`` products [m, k] x [k, n] with ``width`` bytes per factor element.
 
-    ``extra_bytes`` more traffic an element of the result.
+    ``extra_bytes`` is additional memory traffic per element of the result.
     """
     gpu, measured = cluster.gpu, cluster.measured
     rate = gpu.flops(width) / gpu.processors * measured.gemm * measured.clock
