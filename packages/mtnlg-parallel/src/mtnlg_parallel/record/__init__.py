@@ -1,1 +1,1 @@
-"""What a run leaves in its folder: metrics, history, checkpoints' place, trackers, profile."""
+"""The files that a run writes to its folder: metrics, history, location of checkpoints, trackers, profile."""

@@ -1,12 +1,12 @@
-"""history.jsonl, one object per event of a run in wall time, and goodput, the share of that time in steps that counted.
+"""history.jsonl, one object per event of a run, and goodput, the share of wall time spent in steps that counted.
 
     start     rank 0 has started: layout, host, job
-    resumed   the ranks hold the state of a step: from the disk or initial; steps and seconds lost
+    resumed   the ranks hold the state of a step, from disk or initial; steps and seconds lost
     stopped   the run ended cleanly, complete or on a signal
     failed    the launcher saw the run end otherwise: reason, exit status, node
 
-A run that is killed whole writes no last event: it ended after the steps that it had recorded, those lost included. So
-wall time is the sum of its parts, each at least zero even if a clock steps back:
+A run that is killed entirely writes no last event: it is taken to have ended after its recorded steps, including those
+lost. So wall time is the sum of its parts, each at least zero even if a clock steps back:
 
     wall = useful + checkpoint + validation    seconds of the steps in metrics.jsonl
          + lost                                seconds of steps that were trained again
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 FILE = "history.jsonl"
 LATEST = 1 << 37
-"""Seconds since 1970 in the year 6325; much later ones are no dates."""
+"""Latest valid time, in seconds since 1970: the year 6325. Much later times are not dates."""
 
 Name = Literal["start", "resumed", "stopped", "failed", "rollback"]
 NAMES = {"start", "resumed", "stopped", "failed", "rollback"}
 
 
 def append(out: Path, event: Name, **facts: str | float | None) -> None:
-    """Append an event, with the time now in seconds since the epoch."""
+    """Append an event with the current time in seconds since 1970."""
     line = json.dumps({"event": event, "time": time.time(), **facts}, allow_nan=False).encode() + b"\n"
     with open_to_update(out / FILE, os.O_APPEND) as file:
         if file.seek(0, os.SEEK_END):
@@ -58,7 +58,7 @@ def append(out: Path, event: Name, **facts: str | float | None) -> None:
 
 
 def read_events(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events in order; a torn line is left out."""
+    """Yield the events in order; skips torn lines."""
     path = out / FILE
     if not path.exists():
         return
@@ -72,14 +72,14 @@ def read_events(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def number(event: dict[str, Any], key: str, default: float = 0.0) -> float:
-    """A number of an event; the default where it has none that is finite."""
+    """The number under ``key`` in an event; ``default`` if it is missing or not finite."""
     value = event.get(key)
     return value if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A resumption after a failure: when, from which step and source, what was lost, ``seconds`` down, and why."""
+    """A resumption after a failure: time, step and source, steps and seconds lost, ``seconds`` of downtime, reason."""
 
     time: float
     step: int
@@ -95,7 +95,7 @@ class Restart:
 class Goodput:
     """Where the wall time of a run went, in seconds, and its restarts.
 
-    ``clock_stepped_back``: an event is older than the one before, so some seconds are missing.
+    ``clock_stepped_back``: an event is older than the previous one, so some seconds are missing.
     """
 
     useful: float
@@ -112,7 +112,7 @@ class Goodput:
 
     @property
     def wall(self) -> float:
-        """Seconds since the first start, as far as files tell."""
+        """Seconds since the first start, as far as the files show."""
         trained = self.useful + self.checkpoint + self.validation + self.lost
         return trained + self.restart + self.startup + self.other + self.waiting
 
@@ -128,7 +128,7 @@ class Goodput:
 
 
 class StepSeconds:
-    """Cumulated seconds of the steps of a run, how many were skipped and the last of them, and the last validation."""
+    """Cumulative seconds of a run's steps, number of skipped steps and the last of them, and last validation loss."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._steps, self._seconds = array("q"), array("d")
@@ -152,7 +152,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds of all steps, with their checkpoints and validations."""
+        """Seconds of all steps, including their checkpoints and validations."""
         return self.useful + self.checkpoint + self.validation
 
     def between(self, begin: float, end: float) -> float:
@@ -167,7 +167,7 @@ def goodput(out: Path) -> Goodput:
 
 
 def account(events: Iterable[dict[str, Any]], steps: StepSeconds) -> Goodput:
-    """`goodput` of events and steps that were read before."""
+    """`goodput` from events and steps that have already been read."""
     ledger = _Ledger(steps)
     for event in events:
         ledger.enter(event)
@@ -184,7 +184,7 @@ def account(events: Iterable[dict[str, Any]], steps: StepSeconds) -> Goodput:
 
 
 class RunningGoodput:
-    """Goodput of the run in ``out`` while it trains: from what its files tell at the start, and each step since."""
+    """Goodput of the run in ``out`` while it trains, from its files at the start and each step since."""
 
     def __init__(self, out: Path) -> None:
         before = goodput(out)
@@ -200,8 +200,8 @@ class RunningGoodput:
 class _Ledger:
     """Takes the events in order and books the seconds between them.
 
-    A stretch of training begins with `resumed`. How much of it counted is known at the next `resumed`, which says how
-    much was lost, so it is booked then.
+    A stretch of training begins with `resumed`. It is booked at the next `resumed`, whose event says how much of the
+    stretch was lost.
     """
 
     def __init__(self, steps: StepSeconds) -> None:
@@ -247,7 +247,7 @@ class _Ledger:
         self._stretch, self._stopped, self._failed, self._down_since = event, None, {}, None
 
     def _end_of_stretch(self, step: float, lost: float) -> float:
-        """Time at which the stretch before ended, of whose steps those up to ``step`` count."""
+        """Time at which the previous stretch ended, given that its steps up to ``step`` count."""
         if self._stretch is None:
             return math.inf
         end = float(self._stretch["time"]) + self._steps.between(number(self._stretch, "step"), step) + lost
@@ -263,7 +263,7 @@ class _Ledger:
         return down
 
     def close(self) -> None:
-        """Book what follows the last `resumed`."""
+        """Book the time after the last `resumed`."""
         end = self._end_of_stretch(math.inf, 0.0)
         if self._last["event"] in {"start", "failed"}:
             self._book_down_time(self._last["time"], end, bool(self._failed))

@@ -1,7 +1,7 @@
-"""metrics.jsonl, one object per step, and the throughput that it holds: tokens/s, FLOP/s, MFU and HFU.
+"""metrics.jsonl, one object per step, and the throughput figures in it: tokens/s, FLOP/s, MFU and HFU.
 
-A resumed run first truncates metrics.jsonl to its checkpoint, so each step appears once. A loss or gradient norm that
-is not finite is null.
+A resumed run first truncates metrics.jsonl after its checkpoint's step, so each step appears once. A loss or gradient
+norm that is not finite is null.
 
 MFU (model FLOPs utilisation) counts the operations that the model needs, forward and backward; HFU (hardware FLOPs
 utilisation) counts recomputed ones too (paper.md section 1). Both are shares of the device's dense 16-bit peak.
@@ -33,15 +33,16 @@ TAIL_BYTES = 1 << 16  # more than a line has
 class Step(TypedDict, total=False):
     """One line of metrics.jsonl. ``samples`` and ``tokens`` count from the start of the run.
 
-    ``seconds``: wall time from the end of the step before to the end of this one, of which ``data_seconds`` waiting for
-    samples, ``checkpoint_seconds`` held up by a checkpoint and ``validation_seconds`` validating. FLOP/s are per rank
-    and of wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step;
+    ``seconds``: wall time from the end of the previous step to the end of this one, including ``data_seconds`` waiting
+    for samples, ``checkpoint_seconds`` delayed by a checkpoint and ``validation_seconds`` validating. FLOP/s are per
+    rank, over wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step;
     ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
 
-    Every ``watch.every`` steps: ``sources``, by name, with the tokens read so far, the passes over the source, and the
-    mean loss since the measurement before; norms of all weights and, relative to it, of this step's update; the largest
-    hidden state and the layer behind which it is; a GPU's bytes, the most of any rank; the rank that worked longest on
-    the step, and by how many seconds longer than the median of the others; ``slow_rank`` where it stays the same one.
+    Every ``watch.every`` steps also: ``sources``, by name, with the tokens read so far, the passes over the source, and
+    the mean loss since the previous measurement; the norm of all weights, and that of this step's update relative to
+    it; the largest hidden state and the layer that output it; bytes of GPU memory, the maximum over ranks; the rank
+    that worked longest on the step, and by how many seconds longer than the median of the others; ``slow_rank`` if it
+    is the same rank again.
     """
 
     step: int
@@ -78,7 +79,7 @@ class Step(TypedDict, total=False):
 
 
 def read_steps(out: Path) -> Iterator[Step]:
-    """Yield the steps of a run's metrics.jsonl in order; a line that is none, torn or damaged, is left out."""
+    """Yield the steps of a run's metrics.jsonl in order; skips torn and damaged lines."""
     path = out / FILE
     if not path.exists():
         return
@@ -86,7 +87,7 @@ def read_steps(out: Path) -> Iterator[Step]:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
-    """The steps of these lines; what a power cut has left of a line is none."""
+    """The steps in these lines; skips lines that a power cut left incomplete."""
     for line in lines:
         with suppress(ValueError):
             step: Step = json.loads(line)
@@ -95,7 +96,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
 
 
 def last_step(out: Path) -> Step | None:
-    """The last step; None where there is none. Of a long file only the end is read."""
+    """The last step; None if there is none. Reads only the end of a long file."""
     if not (out / FILE).exists():
         return None
     with open_regular(out / FILE) as file:
@@ -117,7 +118,7 @@ def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:
 
 
 def figures(step: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a step but its own, those of a source as such as ``sources/books/loss``."""
+    """The numbers of a step, except the step number; a source's under names such as ``sources/books/loss``."""
     for key, value in step.items():
         if isinstance(value, dict):
             yield from figures(value, f"{prefix}{key}/")
@@ -126,12 +127,12 @@ def figures(step: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 
 def training_seconds(step: Step) -> float:
-    """Seconds of a step without those of its checkpoint and validation."""
+    """Seconds of a step, without its checkpoint and validation."""
     return step["seconds"] - step.get("checkpoint_seconds", 0.0) - step.get("validation_seconds", 0.0)
 
 
 def progress_line(step: Step) -> str:
-    """A step as the note beside the progress bar."""
+    """A step's figures, as the note next to the progress bar."""
     loss = "not finite" if step["loss"] is None else f"{step['loss']:.4f}"
     words = [f"step {step['step']}  loss {loss}"]
     if "validation_loss" in step:
@@ -148,13 +149,13 @@ def progress_line(step: Step) -> str:
 
 
 def peak_flops(device: str) -> float | None:
-    """Dense 16-bit FLOP/s of a GPU by its CUDA name, such as NVIDIA A100-SXM4-80GB; None where unknown."""
+    """Dense 16-bit FLOP/s of a GPU by its CUDA name, such as NVIDIA A100-SXM4-80GB; None if unknown."""
     name = cluster_with(device)
     return load_cluster(name).gpu.peak_flops if name else None
 
 
 def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None) -> Step:
-    """The throughput keys of a step that took ``seconds``; MFU and HFU where the GPU's ``peak`` is known."""
+    """The throughput keys of a step that took ``seconds``; includes MFU and HFU if the GPU's ``peak`` is known."""
     ranks = recipe.layout.world
     run = train_run(recipe)._replace(batch=batch)
     model, hardware = (flops / seconds / ranks for flops in (run.model.model_flops(batch), hardware_flops(run)))

@@ -1,4 +1,4 @@
-"""What rank 0 writes while a run trains: metrics.jsonl, trackers, and at the end history and summary.json."""
+"""Writes rank 0's records while a run trains: metrics.jsonl and trackers, and at the end history and summary.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Records the steps of the run in ``out``, from the step on that it was resumed at."""
+    """Records the steps of the run in ``out``, from the step at which it resumed."""
 
     def __init__(self, out: Path, recipe: Recipe, trackers: Sequence[Tracker]) -> None:
         self._out, self._recipe, self._trackers = out, recipe, trackers
@@ -33,7 +33,7 @@ class Recorder:
         self._goodput = history.RunningGoodput(out)
 
     def record(self, step: Step) -> None:
-        """Add goodput to a step, append and log it. Raises ``IoFailure`` where it cannot be written."""
+        """Add goodput to a step, append and log the step. Raises ``IoFailure`` if it cannot be written."""
         step["goodput"] = self._goodput.after(step)
         try:
             self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
@@ -45,7 +45,7 @@ class Recorder:
             tracker.log(step["step"], figures)
 
     def close(self, progress: Progress, stop_signal: int = 0) -> None:
-        """Record a clean end: on a signal, or of the whole run, which then has a summary."""
+        """Record a clean end, on a signal or at the end of the run; only the latter writes a summary."""
         self._file.close()
         history.append(self._out, "stopped", step=progress.step, signal=stop_signal)
         if progress.samples >= self._recipe.train.samples:

@@ -1,7 +1,7 @@
-"""Go back to an earlier checkpoint of a run, and leave out samples that it read after it.
+"""Rolls a run back to an earlier checkpoint, and skips samples that it read after that.
 
-The later checkpoints and steps are removed, and the range is written as ``skip`` into the run's own recipe. A resume
-refuses a recipe without it.
+Later checkpoints and steps are removed, and the skipped range is written as ``skip`` into the run's own recipe. A
+resume refuses a recipe without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LAST = "last"
 
 
 def rollback(out: Path, step: int, skip: str | None = None) -> list[tuple[int, int]]:
-    """Make the checkpoint of ``step`` the newest of the run in ``out``; returns the ranges left out of its stream.
+    """Make the checkpoint of ``step`` the newest of the run in ``out``; returns all ranges that its streams skip.
 
     ``skip``: "last" for all samples that the run has read since that checkpoint, or "A:B" for samples [A, B) of the
-    stream that it was reading. Raises ``UsageFailure`` where the checkpoint or the range is none of the run's.
+    stream that it was reading. Raises ``UsageFailure`` if the run has no such checkpoint or range.
     """
     with lock_folder(out):
         recipe = load_recipe(out / RECIPE)
@@ -55,7 +55,7 @@ def rollback(out: Path, step: int, skip: str | None = None) -> list[tuple[int, i
 
 
 def _skipping(train: Train, skip: str, begin: int, read: int) -> Train:
-    """The settings with a range more, of the stream that is read at sample ``begin``."""
+    """The settings with another skipped range, in the stream that is read at sample ``begin``."""
     parts = train.stream_parts
     part = next(each for each in reversed(parts) if each.at <= begin)
     first = part.number(begin)

@@ -1,4 +1,4 @@
-"""The run directory, ``--out``: whether the run there is new, resumable or complete, and its summary.json."""
+"""The run directory, ``--out``: prepares it for a new, resumed or complete run, and writes summary.json."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILE = "profile"
 LISTING_SECONDS = 60
-"""How long a listing of a folder may be old; NFS keeps one so long, unless told otherwise."""
+"""Seconds for which a folder listing may be stale: NFS caches it that long by default."""
 
 LIBRARIES = ("torch", "deepspeed", "megatron-core")
 
 
 class RunState(NamedTuple):
-    """Progress of a run: steps and samples done, steps in total, and whether it is complete."""
+    """Progress of a run: steps and samples done, total steps, and whether it is complete."""
 
     step: int
     samples: int
@@ -58,10 +58,10 @@ class RunState(NamedTuple):
 
 
 def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
-    """Prepare ``out`` for this recipe and return the state of the run there; without ``resume`` delete it first.
+    """Prepare ``out`` for this recipe and return the state of its run; without ``resume`` delete the earlier run first.
 
-    Raises ``IdentityError`` where ``out`` holds the run of another recipe, or the checkpoint to resume or to start from
-    is of another model, token stream or tokenizer.
+    Raises ``IdentityError`` if ``out`` holds the run of another recipe, or if the checkpoint to resume or to start from
+    has another model, token stream or tokenizer.
     """
     recipe_file = out / RECIPE
     if not resume:
@@ -80,13 +80,13 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
 
 
 def _with_initial(recipe: Recipe, initial: str) -> Recipe:
-    """The recipe with the ``train.initial`` of its run's start, which a run with own checkpoints does not read."""
+    """The recipe with its run's original ``train.initial``, which a run with checkpoints of its own does not read."""
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"initial": initial})})
 
 
 @contextmanager
 def suggest_previous(checkpoint: Path) -> Iterator[None]:
-    """In a block that reads the newest checkpoint: add to its ``CheckpointError`` from which one a run may resume."""
+    """In a block that reads the newest checkpoint: add to a ``CheckpointError`` which earlier one to resume from."""
     try:
         yield
     except CheckpointError as error:
@@ -145,7 +145,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
 
 
 def corpus_passes(events: Sequence[dict[str, Any]], samples: int) -> float | None:
-    """How many times ``samples`` are the whole corpus; None where no event says how many that has."""
+    """Number of passes over the corpus that ``samples`` samples make; None if no event has the corpus size."""
     corpus = next((history.number(event, "corpus") for event in reversed(events) if "corpus" in event), 0)
     return samples / corpus if corpus else None
 
@@ -193,16 +193,17 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
 
 
 def _say_where_it_begins(initial: Progress, start: int) -> None:
-    """Print where in the token stream a run begins, and where the run that trained its ``initial`` weights ended."""
+    """Print the sample at which a run begins, and the one at which the run that trained its initial weights ended."""
     end = int(initial.extra.get("start_sample", 0)) + initial.samples
     again = f" and reads samples again; --set train.start_sample={end} goes on there" if start < end else ""
     say(f"the initial weights are trained to sample {end:,} of the token stream; this run begins at {start:,}{again}")
 
 
 def _newest(checkpoints: Path) -> Path | None:
-    """The newest checkpoint. Raises ``Failure`` where a later step has a folder, which could not be written again.
+    """The newest checkpoint. Raises ``Failure`` if a later step has a folder without a manifest.
 
-    What makes a folder a checkpoint appears with it, and goes with it: else this node's listing may be old.
+    Such a step could not be written again. A manifest appears and disappears with its folder, so if it is missing, this
+    node's listing may be stale: waits for up to `LISTING_SECONDS` first.
     """
     for second in range(LISTING_SECONDS):
         newest, steps = latest(checkpoints), list_steps(checkpoints)

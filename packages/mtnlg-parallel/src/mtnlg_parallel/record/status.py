@@ -1,11 +1,11 @@
-"""``mtnlg-parallel status OUT``: what a run does, from the files in its folder alone. Needs no GPU, no ranks, no torch.
+"""``mtnlg-parallel status OUT``: state of a run, only from the files in its folder. Needs no GPU, no ranks, no torch.
 
-complete   summary.json is there
-stopped    a signal ended it cleanly; the same command resumes it
-failed     it ended otherwise, and was not started again since
-starting   it was started and has no step yet
-running    its last step is not older than its steps let expect
-silent     it is: killed whole, cut off, or waiting for something
+complete   summary.json exists
+stopped    a signal ended the run cleanly; the same command resumes it
+failed     the run ended otherwise, and has not been started again
+starting   the run was started and has no step yet
+running    the last step is as recent as the duration of steps suggests
+silent     the last step is too old: the run was killed entirely, is cut off, or waits for something
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 RECENT_STEPS: Final = 100
 QUIET_STEPS, QUIET_SECONDS = 3, 60.0
-"""Steps, as long as the longest recent one, and seconds beside them, after which a run is silent."""
+"""A run is silent after this many times its longest recent step, plus this many seconds."""
 MAX_RESTARTS_SHOWN = 10
 
 
 class State(NamedTuple):
-    """One of the words above, since when, and what more there is to say."""
+    """One of the states above, since when in seconds since 1970, and details."""
 
     word: str
     since: float
@@ -65,7 +65,7 @@ def status_command(
 
 
 def status(out: Path, now: float | None = None) -> dict[str, Any]:
-    """The figures of the run in ``out``. Raises ``Failure`` where there is none."""
+    """State and figures of the run in ``out``. Raises ``Failure`` if there is no run."""
     now = time.time() if now is None else now
     if not (out / RECIPE).is_file():
         raise Failure(f"{out}: no run here: there is no {RECIPE}; give the --out of mtnlg-parallel train")
@@ -132,7 +132,7 @@ def _progress(recipe: Recipe, recent: Sequence[Step]) -> dict[str, Any]:
 
 
 def _expected_end(out: Path, recipe: Recipe, recent: Sequence[Step]) -> float | None:
-    """When the run ends at the pace of the recent steps, their checkpoints and validations included."""
+    """Expected end of the run at the pace of recent steps, including their checkpoints and validations."""
     seconds, samples = sum(step["seconds"] for step in recent), sum(step["batch_size"] for step in recent)
     left = max(0, recipe.train.samples - recent[-1]["samples"])
     return _written(out / metrics.FILE) + left * seconds / samples
@@ -158,7 +158,7 @@ def _signal_name(signal: int) -> str:
 
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
-    """`status` for a person."""
+    """`status` as lines of text."""
     now, word = facts["now"], facts["state"]
     place = [str(facts[key]) for key in ("layout", "host") if facts[key]]
     place += [f"job {facts['job']}"] if facts["job"] else []

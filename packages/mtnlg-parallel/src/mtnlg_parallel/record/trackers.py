@@ -1,6 +1,6 @@
 """Experiment trackers: TensorBoard event files, and Weights & Biases on request.
 
-`BackgroundTracker` runs each of them in a thread, so that none can delay or stop the training that it plots.
+`BackgroundTracker` runs each of them in a thread, so that none can delay or stop the training.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
 FIRST_PAUSE: Final = 1.0
 MAX_PAUSE: Final = 300.0
-"""Seconds before a tracker that failed is opened again; they double with each failure."""
+"""Longest pause in seconds before a failed tracker is opened again; the pause doubles with each failure."""
 
 WRITE_SECONDS: Final = 1.0
 
 CLOSE_SECONDS: Final = 60.0
 LAST_TRIES: Final = 3
-"""How long, and for how many failures in a row, the end of a run waits for a tracker to write what is left."""
+"""Seconds, and failures in a row, for which the end of a run waits for a tracker to write its remaining steps."""
 
 
 class Tracker(Protocol):
-    """Plots metrics by step."""
+    """Logs metrics by step."""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of a step."""
@@ -52,8 +52,8 @@ class Tracker(Protocol):
 class BackgroundTracker:
     """Opens, feeds and closes a tracker in a thread, whose errors and waits do not reach the caller.
 
-    The first error is printed. After each the tracker is opened again by ``open_after(step)``, where ``step`` is the
-    last one that it has logged, and gets the step that failed once more. Steps that wait are kept, some 2 KB each.
+    The first error is printed. After each error the tracker is opened again by ``open_after(step)``, where ``step`` is
+    the last step that it logged, and the failed step is logged again. Waiting steps are kept, about 2 KB each.
     """
 
     def __init__(self, name: str, open_after: Callable[[int], Tracker], step: int) -> None:
@@ -65,24 +65,24 @@ class BackgroundTracker:
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Have the metrics of a step logged."""
+        """Queue the metrics of a step."""
         self._last = step
         self._entries.put((step, metrics))
 
     def close(self) -> None:
-        """Wait until all is logged, `CLOSE_SECONDS` at most, and print what is missing."""
+        """Wait until all steps are logged, for at most `CLOSE_SECONDS`, and print what is missing."""
         self._closing.set()
         self._entries.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            # The tracker's own exit handler, registered before, would wait for its server again.
+            # Exit before the tracker's own exit handler, registered earlier, which would wait for its server again.
             atexit.register(os._exit, 0)
         if self.missing:
             say(f"WARNING: {self._name}: {self.missing}; metrics.jsonl has every step")
 
     @property
     def missing(self) -> str:
-        """What the tracker has not got, or perhaps not; empty once all is logged and the tracker is closed."""
+        """Steps that the tracker lacks, or may lack, as text; "" once all are logged and the tracker is closed."""
         if self._written < self._last:
             return f"steps {self._written + 1} to {self._last} are missing"
         return "" if self._closed else "did not close, so that its last steps may be missing"
@@ -119,7 +119,7 @@ class BackgroundTracker:
 def open_trackers(
     out: Path, recipe: Recipe, step: int, project: str | None, others: Iterable[Tracker] = ()
 ) -> list[BackgroundTracker]:
-    """The trackers of the run in ``out``, resumed at ``step``: TensorBoard, W&B with a ``project``, and ``others``."""
+    """Open the trackers of the run in ``out``, resumed at ``step``: TensorBoard, W&B if ``project``, and ``others``."""
     openers: dict[str, Callable[[int], Tracker]] = {"TensorBoard": lambda step: TensorBoard(out, step)}
     if project:
         openers["Weights & Biases"] = lambda _step: WeightsAndBiases(project, out, recipe)
@@ -139,7 +139,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write each metric as a scalar under train/. Raises ``OSError`` where the disk does not take it."""
+        """Write each metric as a scalar under train/. Raises ``OSError`` if the disk is full or fails."""
         for name, value in metrics.items():
             self._writer.add_scalar(f"train/{name}", value, step)
         self._writer.flush()
@@ -150,20 +150,20 @@ class TensorBoard:
 
 
 class OpenMetrics:
-    """The newest figures as OpenMetrics text in a file, replaced as a whole and not more often than `WRITE_SECONDS`."""
+    """Writes the newest figures as OpenMetrics text to a file, atomically, at most once per `WRITE_SECONDS`."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path, self._run, self._written = path, run, -math.inf
         self._newest: dict[str, float] = {}
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the figures; those that this step has not stay."""
+        """Update the figures; figures that this step lacks keep their values."""
         self._newest |= {"step": step, **metrics}
         if time.monotonic() - self._written > WRITE_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Write what is newest. Raises ``OSError`` where the disk does not take it."""
+        """Write the newest figures. Raises ``OSError`` if the disk is full or fails."""
         families: dict[str, list[str]] = {}
         for key, value in self._newest.items():
             kind, _, rest = key.partition("/")
@@ -209,6 +209,6 @@ class WeightsAndBiases:
 
 
 def check_wandb() -> None:
-    """Raise ``UsageFailure`` where the package wandb is not installed."""
+    """Raise ``UsageFailure`` if the package wandb is not installed."""
     if find_spec("wandb") is None:
         raise UsageFailure("--wandb needs the package wandb; pip install 'mtnlg-parallel[wandb]'")
