@@ -1,8 +1,8 @@
-"""1F1B (Narayanan et al. 2021, section 2.2.1): a rank begins with so many forward passes that its first backward pass
-comes just in time, then alternates.
+"""1F1B (Narayanan et al. 2021, section 2.2.1): a rank begins with just enough forward passes to fill the time until its
+first backward pass, then alternates.
 
-Micro-batches go in groups of as many as there are ranks; of the last group some may be missing. Idle time of a rank as
-a share of its work, for m micro-batches over p ranks with v chunks: (p - 1) / (v m).
+Micro-batches are scheduled in groups as large as the number of ranks; the last group may be smaller. Idle time of a
+rank as a share of its work, for m micro-batches over p ranks with v chunks: (p - 1) / (v m).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .schedule import Action, Order, Schedule
 
 
 class OneForwardOneBackward(Schedule):
-    """1F1B of one part or, for schedules that build on it, of several."""
+    """1F1B with one part of the decoder per rank or, in schedules that build on it, several."""
 
     help = (
         "alternates one forward and one backward, so no stage holds more micro-batches than there are stages. MT-NLG "
@@ -29,12 +29,12 @@ class OneForwardOneBackward(Schedule):
         return tuple(tuple(action for action in order if action.micro_batch < micro_batches) for order in every)
 
     def in_flight(self, rank: int, ranks: int, chunks: int, micro_batches: int) -> int:
-        """Those of the beginning and one more: the formula of `orders`, which a search asks thousands of times."""
+        """The initial forward passes and one more: a closed form of `orders`, since a search calls it often."""
         return min(_ahead(rank, ranks, chunks) + 1, micro_batches * chunks)
 
 
 def _ahead(rank: int, ranks: int, chunks: int) -> int:
-    """Forward passes with which a rank begins."""
+    """Number of forward passes with which a rank begins."""
     behind = ranks - 1 - rank
     return behind if chunks == 1 else 2 * behind + (chunks - 1) * ranks
 

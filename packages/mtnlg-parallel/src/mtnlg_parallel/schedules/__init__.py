@@ -1,8 +1,9 @@
-"""Pipeline schedules, a file each: the orders in which ranks work, by the name in ``train.schedule``.
+"""Pipeline schedules, one file each: the orders in which ranks work, by the name in ``train.schedule``.
 
-A file of this folder holds its ``SCHEDULE``; its name is the schedule's, with ``_`` for ``-`` and before a digit. An
-installed package adds one by an entry point of the group ``mtnlg_parallel.schedules``; ``package.module:name`` and
-``path/file.py:name`` name any other. `mtnlg_parallel.conformance` proves it, as ``train.schedule`` of its cases.
+Each file of this folder defines ``SCHEDULE``; the file name is the schedule's, with ``_`` for ``-`` and before a digit.
+An installed package adds a schedule by an entry point of the group ``mtnlg_parallel.schedules``;
+``package.module:name`` and ``path/file.py:name`` name any other. `mtnlg_parallel.conformance` tests a schedule as
+``train.schedule`` of its cases.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OURS: Final = {
     for module in pkgutil.iter_modules(__path__)
     if module.name != "schedule"
 }
-"""Name and reference of the schedules of this folder."""
+"""References of the schedules in this folder, by name."""
 
 DEFAULT: Final = "1f1b"
 
@@ -44,7 +45,7 @@ def schedule_names() -> tuple[str, ...]:
 
 @cache
 def load_schedule(name: str) -> Schedule:
-    """The schedule of a name or a reference. Raises ``UsageFailure``, which lists the names."""
+    """The schedule of a name or a reference. Raises ``UsageFailure`` that lists the names."""
     schedule = load_object(GROUP, OURS, name)
     if not isinstance(schedule, Schedule):
         raise UsageFailure(f"{name}: a {type(schedule).__name__}, not a Schedule (mtnlg_parallel.schedules)")
@@ -52,14 +53,14 @@ def load_schedule(name: str) -> Schedule:
 
 
 def schedule_of(chunks: int) -> str:
-    """Name of the first of our schedules that orders so many parts of the decoder per rank."""
+    """Name of the first of our schedules that can order ``chunks`` parts of the decoder per rank."""
     return next(name for name in OURS if load_schedule(name).takes(chunks))
 
 
 def resolve_name(name: str) -> str:
-    """A name or a reference, loading nothing; a file's path is absolute, as ranks may have another working folder.
+    """Check a name or a reference without loading it; makes a file's path absolute, as ranks may run in another folder.
 
-    Raises ``UsageFailure``, which lists the names.
+    Raises ``UsageFailure`` that lists the names.
     """
     if ":" in name:
         return str(Path(name).absolute()) if ".py:" in name else name
@@ -70,7 +71,7 @@ def resolve_name(name: str) -> str:
 
 @cache
 def orders(name: str, ranks: int, chunks: int, micro_batches: int) -> tuple[Order, ...]:
-    """Every rank's actions in one step. Raises ``UsageFailure`` where a rank has not each piece of work once."""
+    """Every rank's actions in one step. Raises ``UsageFailure`` unless a rank has each pass once, in a valid order."""
     schedule = load_schedule(name)
     made = schedule.orders(ranks, chunks, micro_batches)
     kinds = KINDS if schedule.splits_backward else KINDS[:2]

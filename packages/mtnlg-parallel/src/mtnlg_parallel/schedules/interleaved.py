@@ -6,7 +6,7 @@ from ._1f1b import OneForwardOneBackward
 
 
 class Interleaved(OneForwardOneBackward):
-    """1F1B of two parts or more: with v of them a rank idles a v-th as long."""
+    """1F1B with two or more parts per rank: with v parts a rank idles 1 / v as long."""
 
     help = (
         "each stage holds several parts of the decoder, `train.chunks`, and every micro-batch goes round as often: "

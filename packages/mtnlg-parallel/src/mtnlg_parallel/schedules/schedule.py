@@ -1,8 +1,8 @@
-"""What a pipeline schedule is: the order in which each rank works, and what engine and planner ask of it.
+"""Base class of pipeline schedules: the order in which each rank works, and what engine and planner need from it.
 
-A rank holds ``chunks`` parts of the decoder. Part c of rank r is virtual stage c · ranks + r, so with more than one a
-micro-batch goes round the ranks several times. A rank sends what it has computed at once; what it needs it waits for.
-So neighbours must pass micro-batches on in the same order, and no ranks may wait for each other.
+A rank holds ``chunks`` parts of the decoder. Part c of rank r is virtual stage c · ranks + r, so with several parts a
+micro-batch passes through the ranks several times. A rank sends its results at once, and waits for its inputs. So
+neighbours must process micro-batches in the same order, and the order must not deadlock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KINDS: Final[tuple[Kind, ...]] = ("forward", "backward", "weights")
 
 
 class Action(NamedTuple):
-    """A piece of a rank's work. Unless ``weights`` are apart, ``backward`` includes them."""
+    """One pass of a rank. ``backward`` includes the weight gradients unless the schedule has ``weights`` passes."""
 
     kind: Kind
     micro_batch: int
@@ -26,42 +26,42 @@ class Action(NamedTuple):
 Order = tuple[Action, ...]
 
 LEAVING: Final = 1
-"""Passes on their way to the host beside one that runs forward, where activations are offloaded."""
+"""With offloaded activations: passes being copied to the host while another runs forward."""
 
 PASSES_ON_DEVICE: Final = LEAVING + 3
-"""Passes with activations on the device then: also one forward, one on its way back, and one backward."""
+"""Passes whose activations are then on the device: also one in forward, one being copied back, one in backward."""
 
 
 class Schedule(ABC):
-    """A pipeline schedule: its orders, and what follows from them."""
+    """A pipeline schedule: its orders, and properties that follow from them."""
 
     help: ClassVar[str]
-    """What it does, in Markdown, for the documentation."""
+    """What the schedule does, in Markdown, for the documentation."""
 
     fewest_chunks: ClassVar[int] = 1
     most_chunks: ClassVar[int | None] = None
-    """Parts of the decoder per rank that it can order."""
+    """Most parts of the decoder per rank that the schedule can order; None: no limit."""
 
     splits_backward: ClassVar[bool] = False
-    """Weight gradients are actions of their own."""
+    """Whether weight gradients are separate actions."""
 
     widespread: ClassVar[bool] = False
-    """Other training programs that the planner knows have it, too."""
+    """Whether other training programs in the planner also have this schedule."""
 
     @abstractmethod
     def orders(self, ranks: int, chunks: int, micro_batches: int) -> tuple[Order, ...]:
-        """Every rank's actions in one step, in order: each micro-batch of each of its chunks once, of each kind."""
+        """Every rank's actions in one step, in order: each (kind, micro-batch, chunk) exactly once."""
 
     def takes(self, chunks: int) -> bool:
-        """Whether it can order so many parts of the decoder per rank."""
+        """Whether the schedule can order ``chunks`` parts of the decoder per rank."""
         return self.fewest_chunks <= chunks <= (self.most_chunks or chunks)
 
     def in_flight(self, rank: int, ranks: int, chunks: int, micro_batches: int) -> int:
-        """Most forward passes (micro-batch x chunk) of a rank whose backward has not run."""
+        """Peak number of a rank's forward passes (micro-batch x chunk) whose backward has not run."""
         return self._most(rank, ranks, chunks, micro_batches, {"forward": 1, "backward": -1})
 
     def waiting(self, rank: int, ranks: int, chunks: int, micro_batches: int) -> int:
-        """Most backward passes of a rank whose weight gradients have not been computed."""
+        """Peak number of a rank's backward passes whose weight gradients have not been computed."""
         if not self.splits_backward:
             return 0
         return self._most(rank, ranks, chunks, micro_batches, {"backward": 1, "weights": -1})

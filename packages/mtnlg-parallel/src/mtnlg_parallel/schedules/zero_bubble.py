@@ -1,8 +1,8 @@
-"""Zero-bubble, ZB-H1 (Qi et al. 2023): weight gradients are actions of their own, which wait until a rank would idle.
+"""Zero-bubble, ZB-H1 (Qi et al. 2023): weight gradients are separate actions, deferred until a rank would idle.
 
-They are placed in 1F1B's orders by a simulation in which each of the three kinds takes one unit of time and a message
-none. On rank r at most r + 1 wait: more would make no step shorter (decision 0100). Idle time of a rank as a share of
-its work, where forward and both halves of backward take as long: (p - 1) / (3 v m).
+They are inserted into 1F1B's orders by a simulation in which each of the three kinds takes one unit of time and a
+message takes none. On rank r at most r + 1 are deferred: more would make no step shorter (decision 0100). Idle time of
+a rank as a share of its work, if forward and both halves of backward take equally long: (p - 1) / (3 v m).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ZeroBubble(OneForwardOneBackward):
-    """1F1B, interleaved or not, with weight gradients where a rank would idle."""
+    """1F1B, interleaved or not, with weight gradients computed when a rank would idle."""
 
     help = (
         "nobody waits for the gradients of weights, so they are computed when a stage would be idle; with one part of "
@@ -33,12 +33,12 @@ class ZeroBubble(OneForwardOneBackward):
         return _weights_when_idle(super().orders(ranks, chunks, micro_batches), chunks)
 
     def waiting(self, rank: int, _ranks: int, chunks: int, micro_batches: int) -> int:
-        """Most backward passes of a rank whose weight gradients have not been computed: as many as it lets wait."""
+        """Peak number of a rank's backward passes whose weight gradients are deferred: at most rank + 1."""
         return min(rank + 1, micro_batches * chunks)
 
 
 def _weights_when_idle(plain: tuple[Order, ...], chunks: int) -> tuple[Order, ...]:
-    """Orders with weight gradients, where a rank would wait for its next input."""
+    """Insert weight gradients into 1F1B's orders, where a rank would wait for its next input."""
     ranks = len(plain)
     orders: list[list[Action]] = [[] for _ in plain]  # a unit of time each, so that work ends at its length and `idle`
     remaining, waiting, idle = [*map(deque, plain)], [deque[Action]() for _ in plain], [0] * ranks
