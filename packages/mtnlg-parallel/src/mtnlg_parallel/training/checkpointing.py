@@ -1,10 +1,10 @@
-"""Checkpoints written in the background while training goes on.
+"""Writes checkpoints in the background while training continues.
 
 begin      a thread copies this rank's fragments to host memory while the next forward and backward passes run, which
            only read them; the optimizer's update waits for the copy. Another thread writes the copy to files
 writing    whether this rank's files are still being written; the ranks agree on it at the end of every step
 publish    when no rank is writing, a thread of rank 0 renames the checkpoint into place and removes old ones
-finish     wait until the last checkpoint is visible: when training ends
+finish     when training ends, wait until the last checkpoint is visible
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class HostCopy(NamedTuple):
-    """The state at ``progress`` in host memory, once ``pieces`` is done, and the optimizer's count of updates."""
+    """The state at ``progress`` in host memory, complete once ``pieces`` is done, and the optimizer's update count."""
 
     progress: Progress
     optimizer_steps: int
@@ -58,13 +58,13 @@ class HostCopy(NamedTuple):
 class StateCopier:
     """Copies a rank's state to host memory in a thread. The update that would change the state waits for the thread.
 
-    On CUDA the copies run in a stream of their own, into pinned memory.
+    On CUDA the copies run in a separate stream, into pinned memory.
     """
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine, self.device = engine, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        # A new thread is on GPU 0, where leaving the stream would make a context of this process too.
+        # A new thread starts on GPU 0; leaving the stream there would create another CUDA context of this process.
         on_its_gpu = partial(torch.cuda.set_device, device) if self._stream else None
         self._thread = ThreadPoolExecutor(1, "copy", on_its_gpu)
         self._copy: Future[list[zero.PieceToWrite]] | None = None
@@ -73,10 +73,10 @@ class StateCopier:
         engine.before_update = self._wait_before_update
 
     def start(self, progress: Progress) -> HostCopy:
-        """Start to copy the state as it is now into buffers, which the first call makes and each other overwrites."""
+        """Start to copy the current state into buffers, which the first call allocates and later calls overwrite."""
         self._wait()
         updated = torch.cuda.current_stream(self.device).record_event() if self._stream else None
-        # Listed here: DeepSpeed hides parameter groups from the optimizer while it updates one.
+        # Listed in this thread: DeepSpeed hides parameter groups from the optimizer while it updates one.
         self._copy = self._thread.submit(self._run, list(zero.fragment_pieces(self._engine)), updated)
         return HostCopy(progress, self._engine.optimizer_steps, self._copy)
 
@@ -112,7 +112,7 @@ class StateCopier:
 
 
 def write_files(directory: Path, rank: int, copy: HostCopy) -> None:
-    """Write a rank's copy, once it is complete, to a checkpoint in ``directory``."""
+    """Write a rank's copy to a checkpoint in ``directory``, once the copy is complete."""
     files = CheckpointWriter(directory, copy.progress.step, f"rank-{rank}", copy=False)
     for piece in copy.pieces.result():
         files.add(*piece)
@@ -120,9 +120,9 @@ def write_files(directory: Path, rank: int, copy: HostCopy) -> None:
 
 
 class BackgroundCheckpoint:
-    """One rank's part of the run's checkpoints on disk, of which one at a time is being written.
+    """Writes one rank's part of the run's checkpoints to disk, one checkpoint at a time.
 
-    All ranks call `begin`, `publish` and `finish` at the same steps. All methods raise ``IoFailure`` where a file could
+    All ranks call `begin`, `publish` and `finish` at the same steps. All methods raise ``IoFailure`` if a file could
     not be written.
     """
 
@@ -146,9 +146,9 @@ class BackgroundCheckpoint:
         self._published: Future[None] | None = None
 
     def begin(self, progress: Progress, skipped: bool = False) -> None:
-        """Begin a checkpoint of the state as it is now, whose step was perhaps ``skipped``.
+        """Begin a checkpoint of the current state; ``skipped``: whether its step was skipped.
 
-        That one removes no older ones: the newest from before the skips in a row is among them.
+        A skipped step's checkpoint removes no older ones, which include the newest from before consecutive skips.
         """
         if self.in_progress:
             with self._during("saving a checkpoint", self._recipe.guard.disk_patience):
@@ -157,13 +157,13 @@ class BackgroundCheckpoint:
         self._written = self._thread.submit(write_files, self._directory, self._rank, self._copy)
 
     def amend(self, progress: Progress) -> None:
-        """Give a checkpoint begun at this step what is known of it since."""
+        """Replace the progress of a checkpoint begun at this step, with figures known since."""
         if self._copy and self._copy.progress.step == progress.step:
             self._copy = self._copy._replace(progress=progress)
 
     @property
     def in_progress(self) -> bool:
-        """Whether a checkpoint was begun that some rank may still be writing."""
+        """Whether a checkpoint has begun that some rank may still be writing."""
         return self._copy is not None
 
     @property
@@ -176,7 +176,7 @@ class BackgroundCheckpoint:
         return self._written is not None
 
     def publish(self) -> None:
-        """Have rank 0 make the checkpoint visible. All ranks must have written their files."""
+        """Let rank 0 make the checkpoint visible. All ranks must have written their files."""
         copy, self._copy = self._copy, None
         self._wait_until_published()  # of the checkpoint before: the same thread has written these files since
         if copy and self._rank == 0:
@@ -191,7 +191,7 @@ class BackgroundCheckpoint:
             wait_for_all(self._copier.device)
 
     def finish_copies(self, seconds: float) -> None:
-        """On rank 0: wait until all checkpoints are copied to ``train.copy_to``, so long at most."""
+        """On rank 0: wait, for at most ``seconds``, until all checkpoints are copied to ``train.copy_to``."""
         if self._copies:
             self._copies.close(seconds)
 
@@ -203,7 +203,7 @@ class BackgroundCheckpoint:
     def _publish(self, copy: HostCopy, retains: bool) -> None:
         recipe, progress = self._recipe, copy.progress
         writers = [f"rank-{rank}" for rank in range(recipe.layout.world)]
-        # A checkpoint's steps are on disk before it can be resumed.
+        # Sync metrics.jsonl first, so that a checkpoint's steps are on disk before it can be resumed.
         with open_regular(self._out / metrics.FILE) as file:
             os.fsync(file.fileno())
         steps, chat_files = copy.optimizer_steps, self._chat_files
@@ -224,7 +224,7 @@ class BackgroundCheckpoint:
         self._wait_for(job)
 
     def _wait_for(self, job: Future[Any] | None) -> None:
-        """Wait for a job. Its ``OSError`` becomes an ``IoFailure`` that names file and newest whole checkpoint."""
+        """Wait for a job. Its ``OSError`` becomes an ``IoFailure`` that names file and newest complete checkpoint."""
         try:
             if job:
                 job.result()

@@ -1,4 +1,4 @@
-"""What ranks tell one another between steps: rank 0's decisions, and what each rank has. JSON, as bytes in tensors.
+"""Collectives on JSON values between steps, sent as bytes in tensors: broadcast from rank 0, and all-gather.
 
 All ranks of the job call these functions together, from their main thread.
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def wait_for_all(device: torch.device) -> None:
-    """Return when every rank has called this."""
+    """Return once every rank has called this."""
     waiting = torch.zeros(1, device=device)
     distributed.all_reduce(waiting)
     waiting.item()  # NCCL only queues the collective
 
 
 def broadcast_from_rank0(decide: Callable[[], Any], device: torch.device, group: ProcessGroup | None = None) -> Any:  # noqa: ANN401  (any JSON value)
-    """What ``decide`` returns on rank 0, on every rank. A failure there is raised on every rank, with the same line."""
+    """Call ``decide`` on rank 0 and return its result on every rank; raise its failure, with the same line, on all."""
     text, failure = b"", None
     if distributed.get_rank() == 0:
         try:
@@ -65,7 +65,7 @@ def all_gather_json(
 
 
 def _to_tensor(text: bytes, size: int, device: torch.device) -> torch.Tensor:
-    """A tensor of ``size`` bytes that begins with the text."""
+    """A tensor of ``size`` bytes that begins with the text, padded with spaces."""
     return torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
 
 

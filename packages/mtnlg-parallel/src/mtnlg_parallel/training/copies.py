@@ -1,9 +1,9 @@
-"""Copies of a run's checkpoints in an object store (``train.copy_to``), and what resumes or starts from them.
+"""Copies a run's checkpoints to an object store (``train.copy_to``), and fetches them to resume or start from.
 
-A checkpoint is written to the local folder first, and copied by a thread of rank 0 while training goes on. Until then a
-lease keeps it from being removed. A file is sent where its checksum is the manifest's, and compared with what the store
-then has; the manifest comes last, so half a copy is none. What fails is said and tried again, and never ends the run.
-What is at the URL is never removed.
+A checkpoint is written to the local folder first, then copied by a thread of rank 0 while training continues. Until it
+is copied, a lease keeps it from being removed. A file is sent only if its checksum matches the manifest, and compared
+with the store's copy afterwards; the manifest is sent last, so a partial copy is not a checkpoint. Failures are printed
+and retried, and never end the run. Checkpoints at the URL are never removed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 24
 FILES_AT_A_TIME: Final = 4
 PAUSE: Final = 60.0
-"""Seconds until a copy that failed is tried again, beside the tries of each file."""
+"""Seconds until a failed copy is retried, in addition to the retries of each file."""
 
 
 class Copies:
-    """Copies the checkpoints of ``directory`` to ``url`` in a thread: those there now, and each that is added."""
+    """Copies the checkpoints of ``directory`` to ``url`` in a thread: those present now, and each that is added."""
 
     def __init__(self, directory: Path, url: str) -> None:
         self._url, self._queue, self._closing = Url(url), SimpleQueue[Any](), Event()
@@ -53,12 +53,12 @@ class Copies:
         self._thread.start()
 
     def add(self, folder: Path) -> None:
-        """Have a checkpoint copied, which stays until then."""
+        """Queue a checkpoint to be copied; it is not removed until then."""
         self._missing.append(folder)
         self._queue.put((folder, lease(folder)))
 
     def close(self, seconds: float) -> None:
-        """Wait until all are copied, so long at most, and say which are not."""
+        """Wait, for at most ``seconds``, until all checkpoints are copied; prints which are not."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join(seconds)
@@ -83,7 +83,7 @@ class Copies:
 
 
 def upload(folder: Path, url: Url) -> None:
-    """Copy a checkpoint to ``url``, unless it is there. Raises ``Failure`` where that cannot be done."""
+    """Copy a checkpoint to ``url``, unless it is there. Raises ``Failure`` if that is impossible."""
     raw = read_manifest_bytes(folder)
     manifest, (system, root) = parse_manifest(folder, raw), connect(url)
     path = f"{root}/{MANIFEST}"
@@ -115,7 +115,7 @@ def upload(folder: Path, url: Url) -> None:
 
 
 def download(url: Url, directory: Path) -> Path:
-    """Bring the checkpoint at ``url`` into ``directory``, checked; returns its folder."""
+    """Download the checkpoint at ``url`` into ``directory`` and check it; returns its folder."""
     folder, raw, (system, root) = directory / f"{url.name}.tmp", read_url(url / MANIFEST), connect(url)
     manifest = parse_manifest(folder, raw)
     shutil.rmtree(folder, ignore_errors=True)
@@ -136,9 +136,9 @@ def download(url: Url, directory: Path) -> Path:
 
 
 def fetch_newest(url: str, directory: Path, resume: bool = True) -> None:
-    """Where ``directory`` has no checkpoint, bring the newest at ``url`` there, if there is one.
+    """Download the newest checkpoint at ``url``, if any, into ``directory``, if that has none.
 
-    Raises ``UsageFailure`` where there is one and the run is not to ``resume``.
+    Raises ``UsageFailure`` if there is one at ``url`` but the run must not ``resume``.
     """
     connect(url)
     if resume and latest(directory):

@@ -1,9 +1,9 @@
-"""Which ranks have not entered which collective, from torch's flight recorder.
+"""Finds which ranks have not entered which collective, from torch's flight recorder.
 
-The recorder keeps each rank's last collectives, NCCL's and gloo's, numbered alike within their process group. Of a
-group whose ranks wait in collective n, those that last entered n - 1 hold them up; a rank that others wait for and that
-waits for nobody is the origin. gloo records no sends and receives; NCCL does. Groups in shared memory count their own
-collectives (`shared_memory`), beside those that gloo does for them.
+The recorder keeps each rank's last collectives, NCCL's and gloo's, with the same numbers on all ranks of a process
+group. If ranks of a group wait in collective n, those that last entered n - 1 hold them up; a rank that others wait for
+and that waits for no one is the origin. NCCL records sends and receives; gloo does not. Groups in shared memory count
+their own collectives (`shared_memory`), besides those that gloo runs for them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _PEER = re.compile(r"nccl:(?:send \d+->|recv \d+<-)(\d+)")
-"""torch's name of a send or a receive, with the peer's number within the group."""
+"""torch's name of a send or a receive, with the peer's rank within the group."""
 
 
 class Trace(NamedTuple):
-    """A rank's last collective in each of its process groups, and the ranks that it still sends to or receives from.
+    """A rank's last collective in each of its process groups, and its peers in sends and receives that have not ended.
 
-    ``groups`` is, by the group's name: the number of the last collective that it has entered; that of the oldest that
-    has not ended, 0 if all have; and what this one is.
+    ``groups`` has, by group name: the number of the last collective entered; that of the oldest one that has not ended,
+    0 if all have; and the latter's operation.
     """
 
     groups: dict[str, tuple[int, int, str]]
@@ -32,7 +32,7 @@ class Trace(NamedTuple):
 
 
 def local_trace() -> Trace | None:
-    """The trace of this rank; None where torch has recorded nothing."""
+    """The trace of this rank; None if torch has recorded nothing."""
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415  (the launcher imports this without torch)
     from torch.distributed import distributed_c10d  # noqa: PLC0415  (as above)
 
@@ -54,8 +54,8 @@ def local_trace() -> Trace | None:
 
 
 def summarize(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]) -> Trace:
-    """The trace of the recorder's ``entries``, oldest first; ``groups`` are the ranks of each process group by name."""
-    # Of a group without an entry the rank entered nothing lately, whatever it did long ago.
+    """Make a trace of the recorder's ``entries``, oldest first; ``groups`` has each process group's ranks by name."""
+    # A group without an entry counts as never entered: older entries have been overwritten.
     last = {name: (0, 0, "") for name, ranks in groups.items() if len(ranks) > 1}
     peers = set()
     for entry in entries:
@@ -74,9 +74,9 @@ def summarize(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, Sequenc
 
 
 def missing_ranks(traces: Mapping[int, Trace]) -> tuple[dict[int, str], str]:
-    """The ranks that others wait for and that wait for nobody, each with what it has not done, after its name.
+    """Ranks that others wait for and that wait for no one, each with what it has not done (text to follow its name).
 
-    Second, a collective that all ranks of its group have entered and that has not ended; "" if there is none.
+    The second result is a collective that all ranks of its group have entered and that has not ended, or "".
     """
     missed: dict[int, str] = {}
     held, hanging = set(), ""

@@ -5,9 +5,9 @@ that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
-Its samples are consumed and its gradient is discarded; weights and moments stay. All ranks skip together: each judges
-by the same two all-reduced numbers, and by a window of such numbers. OLMo and Levanter skip likewise (6 deviations of
-128 steps).
+Its samples are consumed and its gradient is discarded; weights and moments do not change. All ranks skip together: each
+judges by the same two all-reduced numbers, and a window of such numbers. OLMo and Levanter skip in the same way (6
+deviations over 128 steps).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
-    """The last of these steps, by which a guard judges as one does that has seen them all.
+    """The last of these steps, sufficient for a guard to judge as if it had seen them all.
 
-    Among them are as many that were not skipped as its window holds, however many were skipped between.
+    They include as many steps that were not skipped as the window holds, however many were skipped in between.
     """
     taken = [number for number, step in enumerate(steps) if "skipped" not in step]
     return steps[taken[-settings.window] :] if len(taken) >= settings.window else steps
 
 
 class TooManySkips(Failure):
-    """Steps ``first`` to ``last`` were all skipped; ``checkpoint`` is the newest from before them, if there is one."""
+    """Steps ``first`` to ``last`` were all skipped; ``checkpoint`` is the newest from before them, or None."""
 
     def __init__(self, first: int, last: int, reason: str, checkpoint: Path | None) -> None:
         self.first, self.last, self.checkpoint = first, last, checkpoint
@@ -53,7 +53,7 @@ class TooManySkips(Failure):
 
 
 class Guard:
-    """Judges steps by the window of steps before them; ``steps`` are the `history` of the run's steps so far."""
+    """Judges steps by the window of preceding steps; ``steps`` is the `history` of the run so far."""
 
     def __init__(self, settings: GuardSettings, steps: Iterable[Step] = ()) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class Guard:
             self.record(step)
 
     def skip_reason(self, loss: float, grad_norm: float) -> str | None:
-        """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
+        """Reason to skip a step with this loss and gradient norm; None to take it."""
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if not math.isfinite(value):
                 return f"{name} is not finite"
@@ -88,11 +88,11 @@ class Guard:
 
     @property
     def exhausted(self) -> bool:
-        """Whether ``most_skips`` steps in a row were skipped, so that the run must end."""
+        """Whether ``most_skips`` consecutive steps were skipped, so that the run must end."""
         return len(self._skipped_in_a_row) >= self._settings.most_skips
 
     def failure(self, checkpoints: Sequence[tuple[int, Path]]) -> TooManySkips:
-        """The failure that ends an exhausted run, whose (step, folder) are ``checkpoints``, oldest first."""
+        """The failure that ends an exhausted run; ``checkpoints`` are its (step, folder), oldest first."""
         first, last = self._skipped_in_a_row[0]["step"], self._skipped_in_a_row[-1]
         good = [checkpoint for step, checkpoint in checkpoints if step < first]
         return TooManySkips(first, last["step"], last["skipped"], good[-1] if good else None)

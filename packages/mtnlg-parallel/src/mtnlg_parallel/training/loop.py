@@ -3,9 +3,9 @@
     before a step   batch size and learning rate from the samples consumed; dropout seed from (seed, samples, rank)
     a step          the engine runs the batch in micro-batches and updates, unless the guard forbids it
     between steps   the ranks agree whether one of them got a stop signal, and whether all have written a checkpoint
-    after           at intervals a checkpoint, which is written while training goes on, and validation; metrics
+    after           at intervals a checkpoint, written while training continues, and validation; metrics
 
-The step that takes samples x to x + batch uses the learning rate of x + batch: at x = 0 it would be 0.
+The step from sample x to x + batch uses the learning rate at x + batch, since at x = 0 it would be 0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 STOP_SECONDS = 60.0
-"""How long a run that was told to stop waits for copies of its checkpoints: schedulers kill what takes longer."""
+"""Seconds that a run waits for copies of its checkpoints after a stop signal: schedulers kill a slower process."""
 
 
 class Training:
@@ -99,7 +99,7 @@ class Training:
     def run(self, observe: Callable[[Step], None]) -> int:
         """Train to the recipe's end; rank 0 records every step and passes it to ``observe``.
 
-        Returns the signal that stopped the run after a last checkpoint; 0 at its end, or where a callback stopped it.
+        Returns the signal that stopped the run after a last checkpoint; 0 at its end, or if a callback stopped it.
         """
         recorder = None
         if self.rank == 0:
@@ -144,7 +144,7 @@ class Training:
         )
 
     def step(self, batches: Prefetch | None) -> Step:
-        """Consume one batch, and update the weights unless the guard forbids it; ``seconds`` is not known yet."""
+        """Consume one batch, and update the weights unless the guard forbids it. The result has no ``seconds`` yet."""
         recipe, before = self.recipe, self.progress
         self.profiler.before_step(before.step + 1)
         batch = recipe.batch_size.at(before.samples)
@@ -182,16 +182,16 @@ class Training:
         return step
 
     def _dropout_seed(self, samples: int) -> int:
-        """The seed of this step: equal on ranks that hold copies of the hidden state, different on all others."""
+        """The seed of this step: equal on ranks that hold copies of the same hidden state, different on all others."""
         copies = not self.recipe.train.sequence_parallel
         tp, pp, dp = self.coordinates
         key = f"{self.recipe.train.seed}/{samples}/{pp}/{dp}/{0 if copies else tp}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
 
     def validate(self, step: Step) -> None:
-        """Add the mean loss over the held-out samples to a step, in nats per token; to ``progress`` where it is finite.
+        """Add the mean loss over held-out samples, in nats per token, to a step and to ``progress``, if finite.
 
-        Where a rank cannot read them, say so instead: monitoring must not cost the training.
+        If a rank cannot read the samples, record and print the error instead: monitoring must not end the training.
         """
         recipe = self.recipe
         count = validation_samples(recipe, self.data.validation)
@@ -210,7 +210,7 @@ class Training:
             self.checkpoint.amend(self.progress)
 
     def _held_out(self, count: int) -> tuple[list[MicroBatch], str]:
-        """Read the rank's share of so many held-out samples; the micro-batches, or why it cannot."""
+        """Read the rank's share of ``count`` held-out samples; returns micro-batches and "", or none and the error."""
         stream, size, dp = self.data.validation, self.recipe.train.micro_batch, self.recipe.layout.dp
         assert stream is not None  # noqa: S101  (`open_data` has seen to it)
         try:
@@ -220,7 +220,7 @@ class Training:
             return [], error_line(error)
 
     def _agree(self) -> int:
-        """The stop signal that any rank got, or 0. Publishes a checkpoint that all ranks have written."""
+        """Return the stop signal that any rank received, or 0. Publishes a checkpoint that all ranks have written."""
         state = torch.tensor([max(self.signals, default=0), int(self.checkpoint.writing)], device=self.device)
         distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
         stop_signal, some_rank_writes = state.tolist()
@@ -229,9 +229,9 @@ class Training:
         return int(stop_signal)
 
     def _checkpoint_and_validate(self, step: Step, stop_signal: int) -> None:
-        """Begin a checkpoint, then validate, where they are due: what fails in a validation does not cost both.
+        """Begin a checkpoint, then validate, if due. In this order, a failing validation does not cost the checkpoint.
 
-        `Recorder` has the step before any rank can publish its checkpoint, which then has the validation loss too.
+        `Recorder` records the step before any rank can publish its checkpoint, so that includes the validation loss.
         """
         train, number = self.recipe.train, self.progress.step
         if waited := self.copier.waited_seconds():
@@ -250,14 +250,14 @@ class Training:
         return bool(every) and self.progress.step % every == 0
 
     def _stopped_by_callback(self, step: Step) -> bool:
-        """Have rank 0 call the callbacks; whether one of them stops the run, on every rank."""
+        """Call the callbacks on rank 0; returns, on every rank, whether one of them stops the run."""
         callbacks = self.options.callbacks
         return bool(callbacks) and bool(
             broadcast_from_rank0(lambda: True in [callback(step) for callback in callbacks], self.device)
         )
 
     def _end_if_exhausted(self, step: Step) -> None:
-        """Record the step with the guard, which ends the run on all ranks after too many skips in a row."""
+        """Record the step with the guard; raises `TooManySkips` on all ranks after too many consecutive skips."""
         self.guard.record(step)
         if self.guard.exhausted:
             self.checkpoint.finish()
@@ -267,7 +267,7 @@ class Training:
 
 @contextmanager
 def _timed(step: Step, key: Literal["checkpoint_seconds", "validation_seconds"]) -> Iterator[None]:
-    """Add the seconds that the block takes to a step."""
+    """Add the seconds that the block takes to a step's ``key``."""
     began = time.perf_counter()
     yield
     step[key] = step.get(key, 0.0) + time.perf_counter() - began

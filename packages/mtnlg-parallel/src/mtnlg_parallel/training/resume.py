@@ -1,7 +1,7 @@
-"""Every rank takes up the state that rank 0 names: the newest on disk, or a run's first.
+"""Restores every rank to the state that rank 0 chooses: the newest on disk, or a run's initial state.
 
-Rank 0 alone looks for it, checks it against recipe and token stream, cuts metrics.jsonl off after its step, and sends
-its manifest and the guard's history to all. So a stale directory listing cannot make ranks go on from different steps.
+Only rank 0 looks for it, checks it against recipe and token stream, truncates metrics.jsonl after its step, and sends
+its manifest and the guard's history to all. So stale directory listings cannot make ranks resume from different steps.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 Source = Literal["disk", "initial"]
 FILE_SECONDS: Final = 180.0
-"""How long a file of a checkpoint may stay invisible; NFS caches a folder's names for 60 s, unless told otherwise."""
+"""Seconds that a checkpoint's file may be invisible; by default NFS caches a folder's names for 60 s."""
 
 
 class Resumed(NamedTuple):
-    """How far the restored state has come, the last steps before it, and where it came from."""
+    """Progress of the restored state, the last steps before it, and its source."""
 
     progress: Progress
     history: list[Step]
@@ -48,10 +48,10 @@ class Resumed(NamedTuple):
 def resume(  # noqa: PLR0917  (as Training)
     engine: Engine, recipe: Recipe, data: RunData, out: Path, device: torch.device, during: During
 ) -> Resumed:
-    """Restore this rank's state. All ranks call this; a ``Failure`` of rank 0 is raised by all.
+    """Restore this rank's state. All ranks must call this; all raise a ``Failure`` of rank 0.
 
-    The ranks together compare the checksum of every file of a checkpoint on disk.
-    A file of a checkpoint that this rank cannot see yet is waited for, `FILE_SECONDS` at most.
+    Together the ranks verify the checksum of every file of a checkpoint on disk. A file that this rank cannot see yet
+    is waited for, for at most `FILE_SECONDS`.
     """
     with during("loading a checkpoint", recipe.guard.disk_patience):
         choice = broadcast_from_rank0(lambda: _choose(recipe, data, out), device)
@@ -94,7 +94,7 @@ def resume(  # noqa: PLR0917  (as Training)
 
 
 def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
-    """Rank 0's choice of a state; metrics.jsonl then ends with its step."""
+    """Choose a state, on rank 0, and truncate metrics.jsonl after its step."""
     newest, step = latest(out / CHECKPOINTS), 0
     source: Source = "initial"
     folder, raw = "", b""

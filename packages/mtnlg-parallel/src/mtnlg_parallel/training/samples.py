@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe, StreamPart
 
 PREFETCH_DEPTH = 64
-"""Micro-batches in the queue, a few megabytes."""
+"""Most micro-batches in the queue: a few megabytes."""
 
 
 class RunStream:
-    """The samples of a run, numbered from 0: those of its parts' streams, without the ranges that are skipped."""
+    """The samples of a run, numbered from 0: those of its parts' streams, without skipped ranges."""
 
     def __init__(self, parts: Sequence[tuple[StreamPart, TokenStream]], samples: int) -> None:
         self._parts, self._begins, self._samples = parts, [part.at for part, _ in parts], samples
@@ -51,7 +51,7 @@ class RunStream:
         return stream[number]
 
     def sample(self, sample: int) -> Sample:
-        """Sample ``sample`` of the run with its mask and its documents. Raises as ``__getitem__``."""
+        """Sample ``sample`` of the run with its mask and documents. Raises as ``__getitem__``."""
         return _sample(*self._place(sample))
 
     def _place(self, sample: int) -> tuple[TokenStream, int]:
@@ -64,14 +64,14 @@ class RunStream:
         return self._parts[bisect_right(self._begins, sample) - 1]
 
     def source(self, sample: int) -> str:
-        """Name of the source of sample ``sample`` of the run, behind its folder's where that is not --data."""
+        """Name of the source of sample ``sample`` of the run, prefixed by its folder's name unless that is --data."""
         part, stream = self._part(sample)
         if not isinstance(stream, BlendedStream):
             return _source(part, "data")
         return _source(part, stream.sources[stream.blender.draw(part.number(sample))[0]].name)
 
     def read(self, samples: int) -> dict[str, tuple[int, float]]:
-        """Of each source, how many of the run's first samples it gave, and how many times that is all of it."""
+        """(samples, passes over the source) that each source contributed to the run's first ``samples`` samples."""
         found: dict[str, tuple[int, float]] = {}
         for (part, stream), end in zip(self._parts, [*self._begins[1:], samples], strict=True):
             if samples <= part.at:
@@ -89,13 +89,13 @@ class RunStream:
 
     @property
     def fingerprint(self) -> str:
-        """Of all its samples."""
+        """Fingerprint of all samples."""
         return self.fingerprint_at(self._samples)
 
     def fingerprint_at(self, samples: int) -> str:
-        """Of a run's first samples: two that have read the same have the same, whatever they read later.
+        """Fingerprint of the first ``samples`` samples: equal if two runs have read the same, whatever they read later.
 
-        Where one stream is read without gaps it is that stream's own.
+        It is the stream's own fingerprint if one stream is read without gaps.
         """
         ends = [*self._begins[1:], samples]
         read = [
@@ -114,12 +114,12 @@ def _is_masked(stream: TokenStream) -> bool:
 
 
 def _sample(stream: TokenStream, number: int) -> Sample:
-    """A sample of a stream; all of its targets count, and it is one document, where the stream tells no more."""
+    """A sample of a stream; if the stream has only tokens, all targets count and the sample is one document."""
     return stream.sample(number) if hasattr(stream, "sample") else Sample(stream[number])
 
 
 def _sources(stream: TokenStream) -> tuple[list[tuple[str, int]], Callable[[int], list[int]]]:
-    """Name and samples of each source of a stream, and how many of the stream's first samples are of each."""
+    """(name, samples) of each source of a stream, and a function that counts each source's samples in the first N."""
     if isinstance(stream, BlendedStream):
         return [(source.name, source.windows) for source in stream.sources], stream.blender.drawn
     return [("data", len(stream))], lambda samples: [samples]
@@ -130,10 +130,10 @@ def _source(part: StreamPart, name: str) -> str:
 
 
 class Data(NamedTuple):
-    """A training stream, the tokenizer.json that made its tokens, and a held-out stream if there is one.
+    """A training stream, the tokenizer.json that made its tokens, and a held-out stream, if any.
 
-    ``corpus``: samples in one pass over the training tokens, the stream's length unless given. ``left_out`` has a line
-    for each source that is too small for one training sample.
+    ``corpus``: samples in one pass over the training tokens; 0 means the stream's length. ``left_out`` has a line for
+    each source that is too small for one training sample.
     """
 
     train: TokenStream
@@ -144,7 +144,7 @@ class Data(NamedTuple):
 
 
 class RunData(NamedTuple):
-    """What a run reads, as `Data`, its training stream by the run's own sample numbers."""
+    """`Data` of a run, with the training stream indexed by the run's own sample numbers."""
 
     train: RunStream
     tokenizer: Path
@@ -154,14 +154,14 @@ class RunData(NamedTuple):
 
     @property
     def fingerprint(self) -> DataFingerprint:
-        """What a checkpoint must have been trained on to resume."""
+        """Fingerprint of the data that a checkpoint must have been trained on to resume."""
         return DataFingerprint(self.train.fingerprint_at, self.tokenizer)
 
 
 def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
-    """The data of a run: a data folder's, or streams, of which each sample is a function of its number.
+    """Open the data of a run: a data folder, or streams in which each sample is a function of its number.
 
-    Raises ``Failure`` where something is missing or does not fit the recipe.
+    Raises ``Failure`` if something is missing or does not fit the recipe.
     """
     train, sequence = recipe.train, recipe.model.sequence
     parts = train.stream_parts
@@ -207,7 +207,7 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
 
 
 def _check_documents(data: Data, recipe: Recipe) -> None:
-    """Raise ``UsageFailure`` where documents shall be isolated in a stream that knows none."""
+    """Raise ``UsageFailure`` if the recipe isolates documents but a stream has no document bounds."""
     for stream in (data.train, data.validation):
         if recipe.data.isolated and stream is not None and not hasattr(stream, "sample"):
             hint = "give the stream a method `sample`, as mtnlg_data.DocumentStream has it"
@@ -215,7 +215,7 @@ def _check_documents(data: Data, recipe: Recipe) -> None:
 
 
 def samples_of(data: Path, sequence: int) -> int:
-    """Samples of one pass over a data folder's training tokens."""
+    """Number of samples in one pass over a data folder's training tokens."""
     return sum(source.windows for source in open_stream(data / "tokens", sequence).sources)
 
 
@@ -235,9 +235,9 @@ def validation_samples(recipe: Recipe, stream: TokenStream | None) -> int:
 def micro_batches(  # noqa: PLR0917  (which samples, whose share)
     stream: TokenStream, samples: range, micro_batch: int, dp: int, dp_rank: int, isolated: bool = False
 ) -> Iterator[MicroBatch]:
-    """Yield inputs and targets, each int64 [micro_batch, S], of one rank's share of ``samples``.
+    """Yield one rank's share of ``samples`` as micro-batches of inputs and targets, each int64 [micro_batch, S].
 
-    Micro-batches go to the ranks in turn, so that together the ranks read each sample once.
+    Micro-batches are assigned to the ranks in turn, so that together the ranks read each sample once.
     """
     import torch  # noqa: PLC0415  (the launching process uses the rest of this module without torch)
 
@@ -251,7 +251,7 @@ def micro_batches(  # noqa: PLR0917  (which samples, whose share)
 
 
 def _of_documents(rows: Sequence[Sample], isolated: bool) -> MicroBatch:
-    """A micro-batch of which some targets count: with isolated documents, no document's first token does."""
+    """A micro-batch in which only some targets count: with isolated documents, no document's first token does."""
     import torch  # noqa: PLC0415  (as above)
 
     tokens, every = np.stack([row.tokens for row in rows]).astype(np.int64), np.ones(len(rows[0].tokens), np.bool_)
@@ -276,9 +276,8 @@ def _of_documents(rows: Sequence[Sample], isolated: bool) -> MicroBatch:
 class Prefetch:
     """Iterates over one data-parallel rank's micro-batches until the recipe's end; a thread reads ahead.
 
-    ``pinned``: in pinned memory, from which a GPU copies while the host goes on.
-    An error in the thread, such as a truncated token store, is raised by ``next``. ``waited`` counts the seconds that
-    ``next`` has blocked.
+    ``pinned``: use pinned memory, from which a GPU copies asynchronously. ``next`` raises an error of the thread, such
+    as a truncated token store. ``waited`` is the total seconds for which ``next`` has blocked.
     """
 
     def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int, pinned: bool = False) -> None:
@@ -325,6 +324,6 @@ class Prefetch:
 
 
 def _pin(batch: MicroBatch) -> MicroBatch:
-    """All in pinned memory, and contiguous: other tensors go to a GPU through memory that is not pinned."""
+    """Copy all tensors to pinned memory, contiguous: other layouts would be copied through pageable memory."""
     tensors = {name: each for name, each in batch._asdict().items() if hasattr(each, "pin_memory")}
     return batch._replace(**{name: tensor.contiguous().pin_memory() for name, tensor in tensors.items()})

@@ -1,6 +1,6 @@
 """Learning rate and batch size as pure functions of the samples consumed: no state to save or restore.
 
-With x samples consumed, warm-up w, hold h >= w, decay horizon d (both counted from 0, so they include what is before),
+With x samples consumed, warm-up w, hold h >= w, decay horizon d (all counted from 0, so each includes those before),
 peak p and floor f
 
     lr(x) = p x / w                                                     x <= w
@@ -10,17 +10,17 @@ peak p and floor f
             p                                                           w < x, "constant"
             f                                                           d < x
 
-MT-NLG's is a cosine with h = w; a hold with a linear decay is warmup-stable-decay.
+MT-NLG uses cosine with h = w; a hold with a linear decay is warmup-stable-decay.
 
-and, for a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b - b₀) / b₁ increments of r / n samples each
+For a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b - b₀) / b₁ increments of r / n samples each
 
     batch(x) = b₀ + b₁ floor(x n / r)                                   x < r,  else b
 
 rounded down to a multiple of dp x micro-batch, and at least one such multiple. These are Megatron's conventions
-(paper.md section 2). A change of the batch at a sample counts from the first step that begins there or later. Tokens
-are samples times the sequence length.
+(paper.md section 2). A change of the batch at a sample takes effect at the first step that begins there or later.
+Tokens are samples times the sequence length.
 
-A recipe may word a length in samples as ``"300B tokens"`` or ``"5000 steps"``; `mtnlg_parallel.recipe` counts them.
+A recipe may write a length in samples as ``"300B tokens"`` or ``"5000 steps"``; `mtnlg_parallel.recipe` converts it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAGNITUDES: Final = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 class WrittenLength(NamedTuple):
-    """A length as a recipe words it."""
+    """A length as written in a recipe: amount and unit."""
 
     amount: Fraction
     unit: Literal["samples", "steps", "tokens", "epochs"]
@@ -61,7 +61,7 @@ def parse_length(text: str) -> WrittenLength:
 
 
 def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
-    """Explain a worded length that could not be counted in samples; pass on everything else."""
+    """Raise ``ValueError`` for a length in words that could not be converted to samples; return any other value."""
     if not isinstance(value, str):
         return value
     unit = parse_length(value).unit
@@ -71,11 +71,11 @@ def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
 
 LIMIT: Final = 1 << 60
 Shape = Literal["cosine", "linear", "constant"]
-"""Of the learning rate's decay."""
+"""Shape of the learning rate's decay."""
 
 Samples = Annotated[int, Field(gt=0, lt=LIMIT)]
 IN_SAMPLES: Final = BeforeValidator(_refuse_text)
-"""Marks a key in samples that a recipe may word otherwise."""
+"""Marks a key in samples that a recipe may write in words."""
 
 
 class Ramp(Settings):
@@ -119,7 +119,7 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Samples per step: ``size`` after the ramp, then those of ``changes``, (samples consumed, size), in order.
+    """Samples per step: ``size`` after the ramp, then the sizes in ``changes``, (samples consumed, size), in order.
 
     ``multiple`` is dp x micro-batch and divides each size.
     """
@@ -134,7 +134,7 @@ class BatchSize:
         return self._size_and_end(samples)[0]
 
     def _size_and_end(self, samples: int) -> tuple[int, int]:
-        """The batch size at ``samples``, and the number of samples from which it may be another."""
+        """The batch size at ``samples`` consumed samples, and the number of samples at which it may change next."""
         ramp, end = self.ramp, next((at for at, _ in self.changes if at > samples), LIMIT)
         changed = [size for at, size in self.changes if at <= samples]
         if changed or ramp is None or samples >= ramp.samples:
@@ -156,7 +156,7 @@ class BatchSize:
 
     @property
     def rounding(self) -> str | None:
-        """A note for the user where ``multiple`` does not divide every step of the ramp; None where it does."""
+        """A note for the user if ``multiple`` does not divide every batch size of the ramp; None if it does."""
         ramp, multiple = self.ramp, self.multiple
         if ramp is None or (ramp.start % multiple == 0 and ramp.increment % multiple == 0):
             return None
@@ -168,7 +168,7 @@ class BatchSize:
     def steps(self, total: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (samples consumed before, batch size) for every step from ``begin`` until ``total`` is reached.
 
-        The last batch is a full one, so training may end up to a batch minus one beyond ``total``.
+        The last batch is a full one, so training may end up to (batch - 1) samples beyond ``total``.
         """
         while begin < total:
             size = self.at(begin)
@@ -176,7 +176,7 @@ class BatchSize:
             begin += size
 
     def number_of_steps(self, total: int, begin: int = 0) -> int:
-        """Number of steps that `steps` yields, without iterating over those of one size."""
+        """Number of steps that `steps` yields, computed without iterating over steps of equal size."""
         count = 0
         while begin < total:
             size, end = self._size_and_end(begin)

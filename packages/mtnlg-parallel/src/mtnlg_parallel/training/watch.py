@@ -1,14 +1,14 @@
-"""Figures of a run beside loss and gradient norm, measured every ``watch.every`` steps and gathered once then.
+"""Measures a run beyond loss and gradient norm, every ``watch.every`` steps, with one all-gather per measurement.
 
 sources      tokens and passes are functions of the sample number; the last stage keeps each sample's loss until the
-             next measurement, so the mean of each source is exact and costs no collective of a step
+             next measurement, so the mean of each source is exact and needs no collective in other steps
 parameters   ‖w‖ over all master weights, and ‖Δw‖ / ‖w‖ of the update. With AdamW's d = m̂ / (√v̂ + ε), lr a and
              decay c: w' = (1 - a c) w - a d, so Δw = -a (c w' + d) / (1 - a c), without a copy of w
-activations  the largest |x| of the hidden states behind each layer
-memory       a GPU's, the most of any rank
-ranks        seconds that each rank works on the step, waits for others left out (`waiting.Stopwatch`)
-replicas     the sum of each rank's weights as integers, before the update: ranks that differ in dp alone hold the
-             same bits. Where two differ the run ends, and the line names the rank (`corrupt_ranks`)
+activations  the largest |x| of each layer's output
+memory       GPU memory, the maximum over ranks
+ranks        seconds that each rank works on the step, excluding waits for others (`waiting.Stopwatch`)
+replicas     the sum of each rank's weights as integers, before the update: ranks that differ only in dp hold the same
+             bits. If two differ, the run ends with a line that names the rank (`corrupt_ranks`)
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from .samples import RunStream
 
 SLOW: Final = 1.2
-"""Work beyond the median of the others by which a rank is called slow, if it is so in two measurements in a row."""
+"""Ratio to the median work of the others above which a rank is called slow, if in two consecutive measurements."""
 
 PART: Final = 1 << 24
-"""Elements of weights that are measured at once, so that what is computed of them takes little memory."""
+"""Elements of weights that are measured at once, so that temporary tensors take little memory."""
 
 INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -67,7 +67,7 @@ class Watch:
             engine.observe = self._observe
 
     def begin(self, step: int) -> None:
-        """Before step number ``step``."""
+        """Prepare to measure step ``step``; called before it."""
         every = self._recipe.watch.every
         self._is_due = bool(every) and step % every == 0
         for kept in (self._losses, self._targets, self._extremes, self._sums):
@@ -86,7 +86,7 @@ class Watch:
             self._extremes.setdefault(what, []).append(torch.linalg.vector_norm(tensor, math.inf))
 
     def judging(self, judge: Judge) -> Judge:
-        """``judge``, before which the weights are summed: all ranks have them then, and none is updated."""
+        """Wrap ``judge`` to sum the weights first: at that time all ranks have gathered them, and none has updated."""
 
         def judge_after_sum(loss: float, norm: float) -> str | None:
             if self._sums:
@@ -96,7 +96,7 @@ class Watch:
         return judge_after_sum
 
     def end(self, step: Step, settings: StepSettings) -> None:
-        """Add the figures of a step that is due. Raises ``Failure`` on all ranks where weights are not the same."""
+        """Add the figures to a step that is due. Raises ``Failure`` on all ranks if replicas' weights differ."""
         number, batch = step["samples"], step["batch_size"]
         if self._losses and "skipped" not in step:
             losses = torch.cat(self._losses)
@@ -134,7 +134,7 @@ class Watch:
     def _sources(
         self, samples: int, losses: Sequence[Mapping[str, tuple[float, float]]]
     ) -> dict[str, dict[str, float]]:
-        """Of each source the tokens read, the passes over it, and the mean of its losses on all ranks."""
+        """For each source: tokens read, passes over it, and the mean of its losses on all ranks."""
         found = {}
         for source, (count, passes) in self._stream.read(samples).items():
             totals, counts = zip((0.0, 0), *(rank[source] for rank in losses if source in rank), strict=True)
@@ -144,9 +144,9 @@ class Watch:
         return found
 
     def _losses_by_source(self) -> dict[str, tuple[float, float]]:
-        """Sum and number of the losses of each source since the last measurement, of one rank of each dp.
+        """(sum, number) of each source's losses since the last measurement; empty except on one rank per dp.
 
-        They are those of samples, or of the targets that count.
+        Losses are per sample, or per target that counts if not all do.
         """
         taken, self._lost = self._lost, []
         place, train = self._recipe.layout.coordinates(self._rank), self._recipe.train
@@ -165,7 +165,7 @@ class Watch:
         return sums
 
     def _squares(self, settings: StepSettings) -> tuple[float, float]:
-        """Sums of squares of this rank's master weights, and of what the last update has added to them."""
+        """Sums of squares of this rank's master weights, and of the last update."""
         train, steps, lr = self._recipe.train, self._engine.optimizer_steps, settings.lr
         corrections = [1 - beta**steps for beta in train.betas]
         sums = []
@@ -198,7 +198,7 @@ class Watch:
             raise failure
 
     def _find_slowest(self, step: Step, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare each rank with the others of its stage, whose work is the same, or with all where it has none."""
+        """Compare each rank with the others of its stage, which do the same work, or with all if there are none."""
         layout, seconds = self._recipe.layout, [rank["seconds"] for rank in ranks]
         if layout.world == 1:
             return
@@ -221,11 +221,12 @@ class Watch:
 
 
 def corrupt_ranks(layout: Layout, sums: Sequence[Sequence[int]], exact: bool) -> list[int]:
-    """Ranks whose weights are not those of the ranks with the same tp and pp.
+    """Ranks whose weights differ from those of the other ranks with the same tp and pp.
 
-    ``sums`` has of each rank the sum of the share of the weights that it has master weights of, rounded from these, and
-    that of all its weights; none where nothing was measured. Where most ranks agree, it is the others; where two ranks
-    differ, it is the one that the master weights of both contradict. In ``exact`` they cannot, and it is either.
+    ``sums`` has, for each rank, the sum over its share of the master weights, rounded to the weights' dtype, and the
+    sum over all its weights; it is empty if nothing was measured. If most ranks agree, the others are corrupt. Else
+    those are that differ from the sum of all ranks' master weights. With ``exact``, where a share of the weights is
+    itself the master weight, that decides nothing, and all ranks are returned.
     """
     corrupt: list[int] = []
     for tp in range(layout.tp):
@@ -242,7 +243,7 @@ def corrupt_ranks(layout: Layout, sums: Sequence[Sequence[int]], exact: bool) ->
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The sum of the elements as integers, which any flipped bit changes."""
+    """The sum of the elements' bits as integers, which any flipped bit changes."""
     return tensor.detach().contiguous().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 

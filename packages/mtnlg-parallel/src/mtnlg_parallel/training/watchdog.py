@@ -1,22 +1,22 @@
-"""Ends a job that hangs, naming the rank that holds it up and what that rank is doing.
+"""Ends a job that hangs, and names the rank that holds it up and what that rank is doing.
 
-In each rank a thread writes a heartbeat to the job's store every few seconds. It holds the step, the phase that the
-loop has declared (`Watchdog.during`), how much of its patience is left, and what the main thread's stack shows: data,
-communication, forward or backward. Once half of a step's patience is gone it also holds a summary of the flight
-recorder. There is no time of day in it. Rank 0's thread reads the heartbeats of all, and all others that of rank 0:
+In each rank a thread writes a heartbeat to the job's store every few seconds. It contains the step, the phase that the
+loop has declared (`Watchdog.during`), the remaining patience, and what the main thread's stack shows: data,
+communication, forward or backward. Once half of a step's patience is used up, it also contains a summary of the flight
+recorder. It contains no time of day. Rank 0's thread reads the heartbeats of all ranks, the others' only rank 0's:
 
     a heartbeat is missing for half a minute     that process is stopped, or its machine is gone
     the store does not answer for a minute       this rank's machine is cut off
-    a step or a phase outlasts its patience      the ranks that have not entered a collective hold up the others;
+    a step or a phase exceeds its patience       the ranks that have not entered a collective hold up the others;
                                                  without a flight recorder, those whose stack is not in communication
 
 Patience is ``guard.patience`` for a step, and each phase has its own. Until the first step is done it is at least
-``start_patience``, as that step compiles kernels and makes communicators. Rank 0 does not end the job while those that
-hold it up have patience left. Collectives time out `engine.process.MARGIN` after the longest patience, so that the
-watchdog speaks before NCCL or gloo aborts.
+``start_patience``, since that step compiles kernels and creates communicators. Rank 0 does not end the job while the
+ranks that hold it up have patience left. Collectives time out `engine.process.MARGIN` after the longest patience, so
+that the watchdog reports before NCCL or gloo aborts.
 
-The verdict goes to the store. Each rank that reads it writes it into its failure file and exits with `Exit.HUNG`.
-Training is not slowed.
+The verdict is written to the store. Each rank that reads it writes it into its failure file and exits with `Exit.HUNG`.
+The watchdog does not slow training.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ SILENCE_SECONDS: Final = 30.0
 STORE_TIMEOUT: Final = timedelta(seconds=30)
 MAX_NAMED: Final = 4
 FRESH_ROUNDS: Final = 3
-"""A heartbeat that has stood still for fewer rounds is one of a rank that writes in step with its readers."""
+"""A heartbeat unchanged for fewer rounds than this is fresh: its rank may just write at the pace of its readers."""
 
 Phase = Literal["validation", "saving a checkpoint", "publishing a checkpoint", "loading a checkpoint"]
-"""What a rank may declare that it is at, beside a step."""
+"""Phases outside a step that a rank may declare."""
 
 PHASES: Final = (
     (
@@ -63,7 +63,7 @@ PHASES: Final = (
     ("data", ("mtnlg_parallel/training/samples.py", "mtnlg_data/")),
     ("backward", ("torch/autograd/",)),
 )
-"""The source files of each phase. The innermost frame in one of them names the phase; with none it is forward."""
+"""Source files of each phase. The innermost frame in any of them determines the phase; without one it is forward."""
 
 
 def phase_of(frame: FrameType | None) -> str:
@@ -78,7 +78,7 @@ def phase_of(frame: FrameType | None) -> str:
 
 
 class Clock(NamedTuple):
-    """What this rank is at: since when, for how long it may be, and its declared phase; "" in a step."""
+    """Clock of this rank's step or phase: start time, patience in seconds, and declared phase, "" in a step."""
 
     began: float
     patience: float
@@ -91,7 +91,7 @@ class Clock(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A rank's state as the store holds it; ``stack`` is `phase_of` its main thread."""
+    """A rank's state as written to the store; ``stack`` is `phase_of` its main thread."""
 
     number: int
     step: int
@@ -103,7 +103,7 @@ class Heartbeat(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat | None:
-        """The heartbeat that a rank has written; None before its first and after its end."""
+        """Parse a rank's heartbeat; None before its first and after its end."""
         if not text:
             return None
         heartbeat = cls(*json.loads(text))
@@ -111,12 +111,12 @@ class Heartbeat(NamedTuple):
 
     @property
     def doing(self) -> str:
-        """What the rank does, after "is"."""
+        """What the rank is doing, as text to follow "is"."""
         return self.phase or f"in {self.stack}"
 
 
 class Verdict(NamedTuple):
-    """Who holds up the job: a line, their node if it is one, and the seconds of patience that all of them have left."""
+    """Which ranks hold up the job: a line, their node if all are on one, and the least patience left, in seconds."""
 
     line: str
     node: str = ""
@@ -124,10 +124,10 @@ class Verdict(NamedTuple):
 
 
 class Watchdog:
-    """Watches the thread that starts it, and rank 0 all others, from a thread of its own.
+    """Watches, from its own thread, the thread that starts it and rank 0; on rank 0, all ranks.
 
-    ``patience`` is a step's, in seconds; until the first step is done the longer of it and ``start_patience`` counts.
-    A verdict goes to the rank's failure file in ``out``.
+    ``patience`` is the seconds that a step may take; until the first step is done, the larger of it and
+    ``start_patience`` applies. A verdict is written to the rank's failure file in ``out``.
     """
 
     def __init__(self, layout: Layout, rank: int, out: Path, patience: float, start_patience: float = 3600.0) -> None:
@@ -148,22 +148,22 @@ class Watchdog:
             thread.start()
 
     def close(self) -> None:
-        """Stop watching. A thread that waits for a lost store is left behind."""
+        """Stop watching. A thread that still waits for a lost store is abandoned."""
         self._closed.set()
         for thread in self._threads:
             thread.join(2 * self._interval)
 
     def beat(self, step: int) -> None:
-        """Report that ``step`` is done, which restarts the clock. Not inside a phase."""
+        """Report that ``step`` is done, which restarts the clock. Must not be called inside a phase."""
         self._step, self._any_step_done = step, True
         self._clock = Clock(time.monotonic(), self._patience, "")
 
     @contextmanager
     def during(self, phase: Phase, patience: float) -> Iterator[None]:
-        """Name what this rank is at, such as "publishing a checkpoint", which may take ``patience`` seconds.
+        """Declare a phase, such as "publishing a checkpoint", which may take ``patience`` seconds.
 
-        The clock restarts when the phase begins and when it ends. All ranks should enter it: those that wait inside for
-        another are told apart by their stacks. Phases may be nested; only the watched thread declares them.
+        The clock restarts when the phase begins and when it ends. All ranks should enter it: the stacks of those that
+        wait in it for another show that they wait. Phases may be nested; only the watched thread declares them.
         """
         outer, self._clock = self._clock, Clock(time.monotonic(), patience, phase)
         try:
@@ -172,7 +172,7 @@ class Watchdog:
             self._clock = outer._replace(began=time.monotonic())
 
     def _watch(self) -> None:
-        # Here, so that the launcher can import this module without torch.
+        # Imported here, so that the launcher can import this module without torch.
         from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415
 
         try:
@@ -188,9 +188,9 @@ class Watchdog:
                 self._end_cut_off(str(error).splitlines()[0])
 
     def _watch_store(self) -> None:
-        """End this rank where the store stays silent, which TCP notices after a quarter of an hour.
+        """End this rank if the store does not answer, which TCP would notice only after a quarter of an hour.
 
-        Rounds are counted, not seconds: a process that was stopped for a while has not lost the store.
+        Counts rounds instead of seconds, since a process that was suspended for a while has not lost the store.
         """
         count, rounds = -1, 0
         while not self._closed.wait(self._interval):
@@ -204,7 +204,7 @@ class Watchdog:
         self._end(Verdict(f"{name} lost the job's store at {place.address}:{place.port}: {reason}"))
 
     def _look(self, store: Store) -> None:
-        """End this rank with the job, or the job where it hangs."""
+        """End this rank if the job has ended, or the job if it hangs."""
         if store.check(["verdict"]):
             self._end(Verdict(*json.loads(store.get("verdict"))))
         for rank, text in _read(store, list(self._heard)).items():
@@ -227,7 +227,7 @@ class Watchdog:
         self._count += 1
 
     def _judge(self, store: Store) -> None:
-        """End the job unless those that hold it up have patience left."""
+        """End the job unless the ranks that hold it up have patience left."""
         heartbeats = {rank: Heartbeat.parse(text) for rank, (text, _) in self._heard.items()}
         verdict = diagnose(self._layout, heartbeats)
         if verdict.left <= 0:
@@ -237,7 +237,7 @@ class Watchdog:
             self._end_job(store, verdict._replace(line=line))
 
     def _end_silent(self, store: Store, rounds: int) -> NoReturn:
-        """End the job, naming all ranks whose heartbeat stands still: often those of one machine."""
+        """End the job, naming all ranks whose heartbeat has stopped: often all ranks of one machine."""
         silent = {rank: text for rank, (text, count) in self._heard.items() if count > rounds - FRESH_ROUNDS}
         names = _shortened([_name(self._layout, rank) for rank in silent])
         have = "have" if len(silent) > 1 else "has"
@@ -245,7 +245,7 @@ class Watchdog:
         self._end_job(store, Verdict(line, _node(map(Heartbeat.parse, silent.values()))))
 
     def _end_job(self, store: Store, verdict: Verdict) -> NoReturn:
-        """Exit with the verdict of the first rank that called this."""
+        """Exit with the verdict of the rank that called this first."""
         self._end(Verdict(*json.loads(store.compare_set("verdict", "", json.dumps(verdict)))))
 
     def _end(self, verdict: Verdict) -> NoReturn:
@@ -254,10 +254,11 @@ class Watchdog:
 
 
 def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> Verdict:
-    """Who holds up the others.
+    """Find the ranks that hold up the others.
 
-    The flight recorder comes first, except on a rank whose stack shows that it waits, as gloo records no receives. A
-    stack is evidence of data and of a declared phase; in forward and backward ranks on CUDA wait, too.
+    The flight recorder takes precedence, except for a rank whose stack shows that it waits, since gloo records no
+    receives. A stack in data, or in a declared phase, is evidence; one in forward or backward is not, since ranks on
+    CUDA may wait there too.
     """
     if absent := [_name(layout, rank) for rank, heartbeat in heartbeats.items() if heartbeat is None]:
         return Verdict(f"{_shortened(absent)} {'have' if len(absent) > 1 else 'has'} not begun, or ended")
@@ -285,7 +286,7 @@ def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> Verdict
 
 
 def _node(heartbeats: Iterable[Heartbeat | None]) -> str:
-    """The node of these ranks; "" where they are on several."""
+    """The node of these ranks; "" if they are on several."""
     nodes = {heartbeat.node for heartbeat in heartbeats if heartbeat}
     return nodes.pop() if len(nodes) == 1 else ""
 
@@ -295,7 +296,7 @@ def _name(layout: Layout, rank: int) -> str:
 
 
 def _shortened(items: list[str], separator: str = ", ") -> str:
-    """The first few items, and how many more there are."""
+    """The first `MAX_NAMED` items, and how many more there are, as text."""
     more = len(items) - MAX_NAMED
     return separator.join(items[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
 
@@ -305,7 +306,7 @@ def _key(rank: int) -> str:
 
 
 def _read(store: Store, ranks: list[int]) -> dict[int, bytes]:
-    """The last heartbeats, empty before a rank's first; in two calls where all have one."""
+    """Read the last heartbeats, empty before a rank's first; takes two calls if all ranks have one."""
     keys = [_key(rank) for rank in ranks]
     if store.check(keys):
         return dict(zip(ranks, store.multi_get(keys), strict=True))
