@@ -1,12 +1,12 @@
 """The training recipe, ``train.toml``: model, layout and schedule; and the options of a run that never change it.
 
-Lengths are in samples of ``model.sequence`` tokens. A recipe may word them, and is then counted in samples once, here:
+Lengths are in samples of ``model.sequence`` tokens. A recipe may also write them in words, which are converted here:
 
-    "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to the even one
-    "3 epochs"       of all samples of --data, one pass over each source
-    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself the
-                     shortest ramp of so many steps. No layout's rounding of the ramp counts, so that a length is the
-                     same in every layout
+    "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to even
+    "3 epochs"       passes over all samples of --data, each source once per pass
+    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself, those of
+                     the shortest ramp with that many steps. A layout's rounding of the ramp is ignored, so that a
+                     length is the same in every layout
 
 A recipe that cannot work is refused here, before anything starts.
 """
@@ -57,13 +57,13 @@ Positive = Annotated[float, Field(gt=0.0)]
 Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
 LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
-"""Keys of [train] and its changes in samples, which a recipe may word otherwise; ``ramp.samples`` is another."""
+"""Keys of [train] and its changes in samples, which a recipe may write in words; ``ramp.samples`` is another."""
 RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into other nodes' memory; use checkpoint_every"}
-"""Former keys of [train] and why they are ignored. Each run's own recipe.toml holds every key of its version."""
+"""Former keys of [train] and why they are ignored: a run's own recipe.toml holds every key of its version."""
 
 
 _DATA: ContextVar[Path | None] = ContextVar("data", default=None)
-"""The data folder whose samples are counted while a recipe is read."""
+"""The data folder by which epochs are counted while a recipe is read."""
 
 Range = Annotated[tuple[Every, Every], Field(strict=False)]
 Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
@@ -91,12 +91,12 @@ class Change(Settings):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it changes of [train], the stream apart."""
+        """The changed keys of [train], except those of the stream."""
         return self.model_dump(exclude_none=True, exclude={"at", "data", "skip"})
 
 
 class StreamPart(NamedTuple):
-    """What a run reads from sample ``at`` on: a token folder, --data where ``data`` is empty, from ``start`` on."""
+    """What a run reads from its sample ``at`` on: token folder ``data`` (empty: --data), from its sample ``start``."""
 
     at: int
     data: str
@@ -104,7 +104,7 @@ class StreamPart(NamedTuple):
     skip: tuple[tuple[int, int], ...]
 
     def number(self, sample: int) -> int:
-        """The sample of the folder's stream that is sample ``sample`` of the run, at or after ``at``."""
+        """Number in the folder's stream of the run's sample ``sample``, which is at or after ``at``."""
         number = self.start + sample - self.at
         for first, end in self.skip:
             if max(first, self.start) <= number and end > self.start:
@@ -112,7 +112,7 @@ class StreamPart(NamedTuple):
         return number
 
     def until(self, samples: int) -> StreamPart:
-        """The part with the ranges alone that a run of so many samples has passed."""
+        """The part with only those skipped ranges that a run of ``samples`` samples has passed."""
         last = self.number(samples - 1) if samples > self.at else -1
         return self._replace(skip=tuple(each for each in self.skip if each[1] <= last))
 
@@ -176,7 +176,7 @@ class Train(Settings):
     @model_validator(mode="before")
     @classmethod
     def _drop_retired(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Drop keys of earlier versions, with a line where one was in use."""
+        """Drop keys of earlier versions; prints a line for each that was in use."""
         if not isinstance(content, dict):
             return content
         for key in content.keys() & RETIRED:
@@ -187,13 +187,13 @@ class Train(Settings):
     @field_validator("initial")
     @classmethod
     def _make_absolute(cls, initial: str) -> str:
-        """Ranks and restarts may have another working folder."""
+        """Make the path absolute, since ranks and restarts may have another working folder."""
         return str(Path(initial).absolute()) if initial else ""
 
     @field_validator("schedule")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        """Refuse an unknown name. What a reference names is loaded by who trains or plans, not by who reads a run."""
+        """Refuse an unknown name. A reference is loaded only to train or plan, not to read a run's recipe."""
         try:
             return resolve_name(name)
         except UsageFailure as failure:
@@ -201,7 +201,7 @@ class Train(Settings):
 
     @property
     def storage(self) -> Literal["fp32", "bf16"]:
-        """Type of the weights and activations in memory."""
+        """Dtype of weights and activations in memory."""
         return "fp32" if self.precision == "fp32" else "bf16"
 
     @property
@@ -210,13 +210,13 @@ class Train(Settings):
         return LearningRate(self.lr, self.min_lr, self.warmup, self.decay, self.hold, self.decay_shape)
 
     def at(self, samples: int) -> Self:
-        """The settings of the step that begins after so many consumed samples."""
+        """The settings of the step that begins after ``samples`` consumed samples."""
         made = [change.settings for change in self.change if change.at <= samples]
         return self.model_copy(update={key: value for each in made for key, value in each.items()}) if made else self
 
     @property
     def stream_parts(self) -> list[StreamPart]:
-        """What the run reads, in order."""
+        """The parts of streams that the run reads, in order."""
         parts = [StreamPart(0, "", self.start_sample, self.skip)]
         stopped: dict[str, StreamPart] = {}
         for change in self.change:
@@ -229,7 +229,7 @@ class Train(Settings):
         return parts
 
     def until(self, samples: int) -> Self:
-        """The settings as far as the first ``samples`` samples of the run have come to know them."""
+        """The settings without changes and skipped ranges that the run's first ``samples`` samples have not reached."""
         train = self.model_copy(update={"change": tuple(change for change in self.change if change.at < samples)})
         parts = {part.at: part for part in train.stream_parts}
         ends = [*sorted(parts)[1:], samples]
@@ -338,9 +338,9 @@ class Recipe(Settings):
     @model_validator(mode="before")
     @classmethod
     def _count_samples(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Replace worded lengths by samples, and give ``decay`` its default; fields explain what is left unresolved.
+        """Convert lengths in words to samples, and set ``decay``'s default. Fields report what cannot be converted.
 
-        A [model] that names neither a preset nor layers has all other keys from ``train.initial``.
+        A [model] without preset and layers takes its missing keys from ``train.initial``.
         """
         train = content.get("train") if isinstance(content, dict) else None
         if not isinstance(train, dict):
@@ -369,9 +369,9 @@ class Recipe(Settings):
         return self
 
     def within(self, ranks: int) -> Self:
-        """The recipe at its ``dp``, or at the next smaller one of so many ranks whose steps have the same samples.
+        """The recipe at the largest ``dp``, up to its own, that ``ranks`` ranks allow and that keeps the same batches.
 
-        Raises ``UsageFailure`` where there is none.
+        Raises ``UsageFailure`` if there is none.
         """
         layout = self.layout
         for dp in range(min(layout.dp, ranks // (layout.tp * layout.pp)), 0, -1):
@@ -383,7 +383,7 @@ class Recipe(Settings):
         raise UsageFailure(f"--elastic: {ranks} ranks take layout {layout} at no dp with the same batches")
 
     def reads_samples(self, pp: int) -> bool:
-        """Whether this pipeline rank needs the samples: inputs, targets, or where documents begin."""
+        """Whether pipeline rank ``pp`` needs the samples: inputs, targets, or document bounds."""
         return pp in {0, self.layout.pp - 1} or self.data.isolated
 
     @property
@@ -400,7 +400,7 @@ class Recipe(Settings):
 
     @property
     def warnings(self) -> list[str]:
-        """Notes for the user on what will run, but perhaps not as meant."""
+        """Notes for the user on settings that work, but perhaps not as intended."""
         train, rounding = self.train, self.batch_size.rounding
         notes = [rounding] if rounding else []
         if train.samples > train.decay and train.min_lr == 0 and train.decay_shape != "constant":
@@ -417,7 +417,7 @@ class Recipe(Settings):
 
 
 def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
-    """A recipe's [train] with its lengths in samples, where the keys that this takes are valid, and with ``decay``."""
+    """A recipe's [train] with lengths in samples, if the keys needed to convert them are valid, and with ``decay``."""
     size, ramp = train.get("batch"), train.get("ramp")
     if isinstance(ramp, dict) and "samples" in ramp:
         samples = _count(ramp["samples"], sequence, partial(_ramp_samples, size, ramp))
@@ -439,7 +439,7 @@ def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
 
 
 def _lengths(table: dict[str, Any], place: str, sequence: int | None, schedule: BatchSize | None) -> dict[str, Any]:
-    """The `LENGTHS` of a table in samples, where they can be counted."""
+    """The `LENGTHS` of a table, converted to samples where possible."""
     lengths: dict[str, Any] = {key: table[key] for key in LENGTHS if key in table}
     for key, value in lengths.items():
         lengths[key] = _count(value, sequence, schedule.samples_after if schedule else lambda _: None)
@@ -450,7 +450,7 @@ def _lengths(table: dict[str, Any], place: str, sequence: int | None, schedule: 
 
 
 def _count(written: Any, sequence: int | None, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (the file's)
-    """A length in samples; ``written`` itself where it is none or cannot be counted, which its field explains."""
+    """A length in samples; ``written`` itself if it is not in words or cannot be converted, which its field reports."""
     try:
         amount, unit = parse_length(written)
     except (TypeError, ValueError):
@@ -466,7 +466,7 @@ def _count(written: Any, sequence: int | None, after: Callable[[int], int | None
 
 
 def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
-    """Replace ``preset = "dense-350m"`` by that model's values; keys beside it override them."""
+    """Replace ``preset = "dense-350m"`` by that model's values; other keys override them."""
     if not isinstance(model, dict) or "preset" not in model:
         return model
     overrides = {key: value for key, value in model.items() if key != "preset"}
@@ -474,7 +474,7 @@ def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
 
 
 def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (as above)
-    """A [model] over the configuration of the weights that the run starts from, unless it is one by itself."""
+    """A [model] merged over the configuration of the initial weights, unless it has a preset or layers of its own."""
     if not (isinstance(initial, str) and initial and isinstance(model, dict)) or {"preset", "layers"} & model.keys():
         return model
     from .initial import read_initial  # noqa: PLC0415  (reads files, of these runs alone)
@@ -486,7 +486,7 @@ def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (as above)
 
 
 def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
-    """Tokens of a sample by a recipe's [model]; None where it is not valid."""
+    """Tokens per sample by a recipe's [model]; None if that is not valid."""
     try:
         config = model if isinstance(model, ModelConfig) else ModelConfig.model_validate(_expand_preset(model))
     except (ValidationError, UsageFailure):
@@ -495,9 +495,9 @@ def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
 
 
 def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as above)
-    """The batch size as the recipe words it, before a layout rounds it; None where a key is not valid.
+    """The batch size as in the recipe, before a layout rounds it; None if a key is not valid.
 
-    A ramp that does not meet the batch is left out: `Train` refuses it.
+    A ramp that does not meet the batch is ignored here: `Train` refuses it.
     """
     try:
         valid = Ramp.model_validate(ramp) if ramp is not None else None
@@ -509,7 +509,7 @@ def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as 
 
 
 def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  # noqa: ANN401  (as above)
-    """Samples of the shortest ramp that lasts ``steps`` steps; None where another key is not valid."""
+    """Samples of the shortest ramp that lasts ``steps`` steps; None if another key is not valid."""
     schedule = _batch_size(size, {**ramp, "samples": 1})
     if schedule is None:
         return None
@@ -527,8 +527,8 @@ def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  #
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
-    Epochs are of ``data``, a folder that mtnlg-data has made.
-    Raises ``Failure`` where there is none, ``UsageFailure`` with a line for each mistake.
+    Epochs are passes over ``data``, a folder written by mtnlg-data. Raises ``Failure`` if there is no recipe, and
+    ``UsageFailure`` with a line for each mistake.
     """
     before = _DATA.set(data)
     try:
@@ -538,7 +538,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
 
 
 class RunOptions(NamedTuple):
-    """W&B project, steps to profile, whether to train on the CPU, and what rank 0 does with each step.
+    """W&B project, steps to profile, whether to train on the CPU, and rank 0's callbacks and trackers.
 
     A callback that returns True stops the run after a last checkpoint, as a signal does. Nothing else here changes what
     is trained.

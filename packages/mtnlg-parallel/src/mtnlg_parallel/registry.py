@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_object(group: str, ours: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (any object)
-    """The object that a name or a reference stands for. Raises ``UsageFailure``, which lists the names."""
+    """Load the object of a name or a reference. Raises ``UsageFailure`` that lists the names."""
     known = references(group, ours)
     reference = known.get(name, name)
     if ":" not in reference:

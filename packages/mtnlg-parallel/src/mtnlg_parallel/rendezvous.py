@@ -1,12 +1,12 @@
-"""The job's store, where its ranks meet: who hosts it, on which address, and what keeps strangers from its keys.
+"""The job's store, through which its ranks find each other: who hosts it, on which address, and its secret.
 
     one machine        the launcher hosts it on 127.0.0.1, at a free port
     under Slurm        rank 0 hosts it on the address of MASTER_ADDR alone, at a port drawn for each attempt
     under torchrun     its agent hosts it, on all interfaces; with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0, as above
 
-torch's store asks nobody who he is, and lists its keys to whoever connects (torch 2.13). So a store that we host
-listens on one address, and every key begins with the job's secret, which processes inherit in their environment and no
-command line has. torchrun knows no secret unless its environment has MTNLG_SECRET.
+torch's store has no authentication, and lists its keys to anyone who connects (torch 2.13). So a store that we host
+listens on one address, and every key begins with the job's secret, which processes inherit in their environment, never
+on a command line. Under torchrun there is no secret unless its environment has MTNLG_SECRET.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONNECT_SECONDS: Final = 5.0
 
 
 class HostedStore:
-    """A store that this process hosts, listening on one address; ``port`` 0 takes a free one."""
+    """A store that this process hosts, listening on one address; ``port`` 0 takes a free port."""
 
     def __init__(self, address: str = LOOPBACK, port: int = 0, secret: str | None = None) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (slow to import)
@@ -64,11 +64,11 @@ class HostedStore:
 
 
 _hosted: list[HostedStore] = []
-"""The store that rank 0 hosts, as long as it lives."""
+"""Keeps the store that rank 0 hosts alive as long as the process."""
 
 
 def join(timeout: timedelta) -> Store:
-    """The attempt's part of the job's store, for the process group; rank 0 hosts it where no launcher does."""
+    """Connect to this attempt's part of the job's store, for the process group. Rank 0 hosts it if no launcher does."""
     place = this_rank()
     if not place.agent_store and place.rank == 0 and not _hosted:
         _hosted.append(HostedStore(_bound_address(place), place.port, place.secret))
@@ -76,10 +76,10 @@ def join(timeout: timedelta) -> Store:
 
 
 def connect(timeout: timedelta) -> Store:
-    """A further connection to the attempt's part of the store, for another thread.
+    """Open another connection to this attempt's part of the store, for another thread.
 
-    torchrun's agent keeps its store for all attempts, and under one key a rank would read the address of a dead one.
-    Where it does not, the agents of several nodes may count attempts differently.
+    If torchrun's agent hosts the store, it keeps it for all attempts, and a rank could read a dead rank's address; so
+    keys contain the attempt. Else they do not, since the agents of several nodes may count attempts differently.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415  (as above)
 
@@ -89,7 +89,7 @@ def connect(timeout: timedelta) -> Store:
 
 
 def _master(place: Environment) -> str:
-    """MASTER_ADDR; Slurm's address of its node where the node itself knows its name as a loopback address only."""
+    """MASTER_ADDR, or Slurm's address of that node if the name resolves only to loopback addresses here."""
     name = place.address
     literal = name == "localhost" or name.replace(".", "").isdecimal() or ":" in name
     is_unknown = place.launch_address and not literal and all(map(_is_loopback, _addresses(name)))
@@ -97,7 +97,7 @@ def _master(place: Environment) -> str:
 
 
 def _bound_address(place: Environment) -> str:
-    """The address of `_master` on which rank 0 listens: one that other machines can reach, IPv4 before IPv6."""
+    """The address of `_master` on which rank 0 listens: preferably reachable from other machines, IPv4 before IPv6."""
     return min(_addresses(_master(place)), key=lambda address: (_is_loopback(address), ":" in address))
 
 

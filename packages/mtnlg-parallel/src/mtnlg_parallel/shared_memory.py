@@ -1,19 +1,21 @@
-"""Process groups whose CPU tensors meet in memory that the ranks of one machine share: gloo's sums without its sockets.
+"""Process groups that run collectives on CPU tensors through shared memory of one machine, instead of gloo's sockets.
 
     publish    copy a piece of this rank's tensor to its slot; write a byte to each peer's pipe
-    wait       for a byte of each peer
+    wait       for a byte from each peer
     read       sum or copy the slots of all ranks into the result
 
-A rank has two slots, used in turn, and reads a piece before it publishes the next. So once all have published a piece,
-all have read the one before, and its slots are free. A collective publishes its first piece when it begins, and does
-the rest when it is waited for, or when the next of its group begins. What is neither a sum nor a gather goes to gloo.
+A rank has two slots, used in turn, and reads a piece before it publishes the next. So once all ranks have published a
+piece, all have read the previous one, and its slots are free. A collective publishes its first piece when it begins,
+and does the rest when it is waited for, or when the group's next collective begins. Operations other than sums and
+gathers go to gloo.
 
-Sums have the bits of gloo's ring (gloo/allreduce.cc), which adds chunk c in the order of ranks c - 1, c - 2, …, c;
+Sums are bit-identical to gloo's ring (gloo/allreduce.cc), which adds chunk c in the order of ranks c - 1, c - 2, …, c;
 torch's reduce-scatter over gloo is a part of that all-reduce.
 
-A pipe's lock in the kernel orders a writer's memory before its reader's on every processor, a rank that waits takes no
-processor time, and the pipe ends with the rank that writes it. Memory and pipes have no names that another user could
-open or a killed rank leave behind: their paths in /proc, which the group's store holds, open for the same user alone.
+A pipe's lock in the kernel orders the writer's memory accesses before the reader's on every processor, a waiting rank
+takes no processor time, and the pipe closes when its writer ends. Memory and pipes have no names that another user
+could open or a killed rank could leave behind: only the same user can open their paths in /proc, which the group's
+store holds.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ BACKEND: Final = "shared_memory"
 SUMMED: Final = (torch.float32, torch.float64, torch.bfloat16)
 SLOT_BYTES: Final = 1 << 20
 RING_BYTES: Final = 1 << 20
-"""Bytes of the longest segment of gloo's ring, in which a rank's chunk has two at least."""
+"""Most bytes per segment of gloo's ring; each rank's chunk has at least two segments."""
 
 
 class SharedMemoryGroup(ProcessGroup):
-    """A process group whose ranks have all mapped ``memory``, two slots for each. Only what is written takes memory.
+    """A process group whose ranks have all mapped ``memory``, two slots per rank. Only written pages take memory.
 
-    ``pipes`` are, by peer, the one that it writes and the one that it reads.
+    ``pipes`` has, by peer, the pipe that the peer writes and the pipe that it reads.
     """
 
     def __init__(self, gloo: ProcessGroupGloo, memory: mmap.mmap, pipes: dict[int, tuple[int, int]]) -> None:
@@ -68,7 +70,7 @@ class SharedMemoryGroup(ProcessGroup):
 
     @property
     def last(self) -> tuple[int, int, str]:
-        """As a flight recorder's `Trace` has it: collectives entered, the one that has not ended or 0, and its name."""
+        """As in a flight recorder's `Trace`: collectives entered, number of the unfinished one or 0, and its name."""
         return self._entered, 0 if self._pending.is_completed() else self._entered, self._operation
 
     def allreduce(self, tensors: list[Tensor], options: Any) -> Any:  # type: ignore[override] # noqa: ANN401  (torch's)
@@ -109,7 +111,7 @@ class SharedMemoryGroup(ProcessGroup):
         return self._pending
 
     def _exchange(self, source: Tensor, read: Read) -> Iterator[None]:
-        """Yields once it has published the first piece."""
+        """Exchange all pieces; yields once, after publishing the first."""
         for start in range(0, len(source), width := SLOT_BYTES // source.element_size()):
             piece = source[start : start + width]
             self._pieces += 1
@@ -125,7 +127,7 @@ class SharedMemoryGroup(ProcessGroup):
             read(slots, start)
 
     def _wait(self, peer: int) -> None:
-        """Return when the peer has published as many pieces. Raises ``DistBackendError`` if it ends, or too late."""
+        """Wait until the peer has published a piece. Raises ``DistBackendError`` if it has ended, or on a timeout."""
         ours, poll = self._pipes[peer][0], select.poll()
         poll.register(ours, select.POLLIN)
         timeout = self._gloo.options._timeout.total_seconds()  # noqa: SLF001  (torch shows it nowhere else)
@@ -136,7 +138,7 @@ class SharedMemoryGroup(ProcessGroup):
 
 
 class Collective(Work):
-    """A collective that has begun."""
+    """A collective in flight."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         super().__init__()
@@ -144,24 +146,24 @@ class Collective(Work):
         self.wait()
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (the group's counts, as gloo's does)
-        """Return when the result is there."""
+        """Return when the result is complete."""
         with torch.no_grad():
             self._is_completed = next(self._steps, self) is self
         return True
 
     def is_completed(self) -> bool:
-        """Whether the result is there."""
+        """Whether the result is complete."""
         return self._is_completed
 
 
 def register() -> None:
-    """Make `BACKEND` known to torch."""
+    """Register `BACKEND` with torch."""
     if BACKEND not in Backend.backend_list:
         Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
 def _create(options: Any, _: object) -> ProcessGroup | ProcessGroupGloo:  # noqa: ANN401  (torch's options)
-    """The group in shared memory where its ranks can share some; else gloo."""
+    """Create the group: in shared memory if its ranks can share it, else with gloo."""
     store, rank, ranks = options.store, options.group_rank, options.group_size
     gloo = ProcessGroupGloo(store, rank, ranks, timeout=options.timeout)
     gloo.options.global_ranks_in_group, gloo.options.group_name = options.global_ranks_in_group, options.group_id
@@ -194,7 +196,7 @@ def _create(options: Any, _: object) -> ProcessGroup | ProcessGroupGloo:  # noqa
 
 
 def _open(path: str, name: str) -> int:
-    """The file at a path in /proc, if it has this name there."""
+    """Open the file at a path in /proc. Raises ``OSError`` unless it has this name."""
     if str(Path(path).readlink()) != name:
         raise OSError(path)
     return os.open(path, os.O_RDWR)
@@ -210,7 +212,7 @@ def _can_sum(options: Any, whole: Tensor, part: Tensor, ranks: int = 1) -> bool:
 
 
 def _sum(slots: list[Tensor], start: int, out: Tensor, first: int, total: int) -> None:
-    """Sum the slots, elements [start, ...) of ``total``, into ``out``, which has elements [first, ...)."""
+    """Sum the slots, which hold elements [start, …) of ``total``, into ``out``, which holds elements [first, …)."""
     ranks, size = len(slots), out.element_size()
     segments = ceil(max(ceil(total * size / RING_BYTES), 2 * ranks) / ranks)
     width = segments * ceil(ceil(total * size / (segments * ranks)) / size)  # of gloo's chunks

@@ -1,8 +1,7 @@
-"""How a rank ended: the one table of exit statuses, and the failure file that says more than a status can.
+"""How a rank ended: the table of exit statuses, and the failure file with details.
 
-A rank that fails writes ``OUT/logs/rank-N.failure``, JSON with a reason, a status and the node at fault; where it could
-not, as after SIGKILL, the agent of its node does. Whoever supervises the run reads these files and asks
-`launch.supervise.decide`.
+A rank that fails writes ``OUT/logs/rank-N.failure``, JSON with a reason, a status and the node at fault; if it cannot,
+as after SIGKILL, its node's agent does. The run's supervisor reads these files and calls `launch.supervise.decide`.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ ACTIONS: Final[dict[Cause, str]] = {
 
 FOLDER: Final = "logs"
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that make a run write a checkpoint and exit: Slurm's before preemption and time limit, a lost terminal's."""
+"""Signals on which a run writes a checkpoint and exits: Slurm's before preemption and time limit, a lost terminal's."""
 
 
 class Exit(IntEnum):
-    """Exit statuses of ``mtnlg-parallel``; 128 + N, or -N to a parent in Python, is the signal N."""
+    """Exit statuses of ``mtnlg-parallel``; 128 + N, or -N for a parent in Python, means signal N."""
 
     cause: Cause
     meaning: str
 
     def __new__(cls, number: int, cause: Cause, meaning: str) -> Self:
-        """An int with what it means."""
+        """Create an int with its cause and meaning."""
         status = int.__new__(cls, number)
         status._value_ = number
         status.cause, status.meaning = cause, meaning
@@ -61,7 +60,7 @@ class Exit(IntEnum):
 
 
 def cause_of(status: int) -> Cause:
-    """Whose fault an exit status is. Statuses that nobody lists are of no node in particular."""
+    """Cause of an exit status; "shared", which blames no node, for statuses that `Exit` does not list."""
     number = -status if status < 0 else status - 128
     if number > 0:
         return "stop" if number in STOP_SIGNALS else "node"
@@ -69,9 +68,9 @@ def cause_of(status: int) -> Cause:
 
 
 class Failed(NamedTuple):
-    """How an attempt to run all ranks failed, in ``time`` by seconds since 1970.
+    """How an attempt to run all ranks failed; ``time`` is in seconds since 1970.
 
-    ``node`` is the one at fault, where one is known; ``new_steps`` are those beyond the highest step of any earlier
+    ``node`` is the node at fault, if known; ``new_steps`` counts the steps beyond the highest step of any earlier
     attempt.
     """
 
@@ -83,19 +82,19 @@ class Failed(NamedTuple):
 
 
 def failure_file(out: Path, rank: int) -> Path:
-    """Where rank ``rank`` says how it failed."""
+    """Path of the failure file of rank ``rank``."""
     return out / FOLDER / f"rank-{rank}.failure"
 
 
 def write_failure(out: Path, rank: int, failed: Failed) -> None:
-    """Write a rank's failure file; a full disk, perhaps the very failure, or a pipe is passed over."""
+    """Write a rank's failure file. Ignores errors: a full disk may be the very failure, or the path a pipe."""
     with suppress(OSError, Failure):
         facts = {"reason": failed.reason, "status": int(failed.status), "node": failed.node}
         write_json(failure_file(out, rank), facts)
 
 
 def read_failure(path: Path) -> Failed | None:
-    """What a failure file says, at its modification time: on a shared folder that is one server's clock."""
+    """Read a failure file; None if invalid. ``time`` is its modification time, by one clock in a shared folder."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         facts = json.loads(read_small(path))
         reason, node = str(facts["reason"]), str(facts["node"])
@@ -104,7 +103,7 @@ def read_failure(path: Path) -> Failed | None:
 
 
 def take_failures(out: Path) -> list[Failed]:
-    """Read and remove the failure files of the attempt before."""
+    """Read and remove the failure files of the previous attempt."""
     paths = list((out / FOLDER).glob("rank-*.failure"))
     failures = [read_failure(path) for path in paths]
     for path in paths:
@@ -113,6 +112,6 @@ def take_failures(out: Path) -> list[Failed]:
 
 
 def first_failure(failures: list[Failed]) -> Failed:
-    """The failure that explains the others: a rank that crashed or lost its peer may have done so because of it."""
+    """The failure that explains the others, which may have crashed or lost a peer because of it."""
     suspicion: tuple[Cause, ...] = ("person", "shared", "node", "none", "peer", "stop")
     return min(failures, key=lambda f: (suspicion.index(cause_of(f.status)), f.status == Exit.CRASHED, f.time))

@@ -1,7 +1,7 @@
-"""Waiting for communication that was begun: here alone, so that a stack shows the watchdog that its rank waits.
+"""The only place that waits for communication, so that the watchdog sees from a rank's stack that it waits.
 
-``Work.wait`` is C++ and leaves no frame: called elsewhere, a rank that waits would look as if it computed. And a
-`Stopwatch` leaves these times out.
+``Work.wait`` is C++ and leaves no Python frame: called elsewhere, a waiting rank would look as if it computed. A
+`Stopwatch` excludes these times.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Measures from its making to `stop` how long this rank works, the times within `wait_for` left out.
+    """Measures how long this rank works from creation to `stop`, excluding the time within `wait_for`.
 
-    On CUDA those are the times for which the current stream waits, by events: the host does not.
+    On CUDA the excluded time is that for which the current stream waits, by events: the host does not wait.
     """
 
     running: ClassVar[Stopwatch | None] = None
@@ -28,7 +28,7 @@ class Stopwatch:
         self.mark()
 
     def mark(self) -> None:
-        """Begin to wait, or go on."""
+        """Mark the start or the end of a wait."""
         if not self._on_gpu:
             self._marks.append(time.perf_counter())
             return
@@ -50,7 +50,7 @@ class Stopwatch:
 
 
 def wait_for(work: Work | None) -> None:
-    """Return when ``work`` is done; of NCCL when it is queued. None is done."""
+    """Return when ``work`` is done, or with NCCL when it is queued; at once if it is None."""
     if work is None:
         return
     if Stopwatch.running:
