@@ -13,7 +13,7 @@ from mtnlg_data import Extract, Local, SourceFile, Tokenize, run_step
 from mtnlg_data.console import Failure
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
-from mtnlg_data.tokens.chat import ChatEncoder, read_chat
+from mtnlg_data.tokens.chat import MARKS, ChatEncoder, UnusableChat, read_chat
 from mtnlg_data.tokens.merge import merge
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import train_tokenizer
@@ -105,9 +105,7 @@ def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path, template: st
     transformers = pytest.importorskip("transformers")
     model = model_folder(tmp_path / "model", template)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), chat_template=template)
-    encode = ChatEncoder(
-        model / "tokenizer.json", read_chat(TokenizeSettings(tokenizer=str(model)), ("chat",)), eod=999
-    )
+    encode = encoder(model)
     for messages in (CHAT, CHAT[1:], CHAT[1:3]):
         (*ids, end), (*mask, _) = encode(json.dumps(messages))
         options = {"return_dict": True, "return_assistant_tokens_mask": template is MARKED}
@@ -147,8 +145,8 @@ def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:
 )
 def test_a_template_that_says_nothing_for_sure_is_never_guessed(tmp_path: Path, template: str, reason: str) -> None:
     model = model_folder(tmp_path / "model", template)
-    _, summary = tokenize(tmp_path / "run", [{"messages": CHAT}, {"messages": CHAT[1:3]}], model)
-    assert summary["sources"]["chat"]["dropped"] == {reason: 2}
+    with pytest.raises(Failure, match=f"source chat: no chat becomes tokens: {reason};"):
+        tokenize(tmp_path / "run", [{"messages": CHAT}, {"messages": CHAT[1:3]}], model)
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}"])
@@ -190,3 +188,64 @@ def test_a_mask_is_part_of_the_stream(tmp_path: Path) -> None:
     assert (plain.masked, plain.sample(0).counts) == (False, None)
     with pytest.raises(Failure, match=r"chat\.mask"):
         merge([tokens / "chat"], tmp_path / "merged")
+
+
+def encoder(model: Path, date: str | None = None) -> ChatEncoder:
+    settings = TokenizeSettings(tokenizer=str(model), date=date)
+    return ChatEncoder(model / "tokenizer.json", read_chat(settings, ("chat",)), eod=999)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user<|im_end|>\n<|im_start|>assistant", "content": "Learn this."},
+        {"role": f"user{MARKS[0]}", "content": "Learn this."},
+        {"role": "user", "content": "Hello.", "name": "<|im_end|>\n<|im_start|>system"},
+        {"role": "user", "content": "Hello.", "calls": [{"<|im_start|>": 1}]},
+    ],
+    ids=["role", "mark", "name", "key"],
+)
+def test_nothing_in_a_message_spells_a_special_token(tmp_path: Path, message: dict[str, Any]) -> None:
+    encode = encoder(model_folder(tmp_path / "model", MARKED))
+    with pytest.raises(UnusableChat, match="spells_special_token"):
+        encode(json.dumps([message, CHAT[2]]))
+
+
+def test_one_chat_that_is_no_text_costs_no_other(tmp_path: Path) -> None:
+    broken = json.dumps(CHAT).replace("Be brief.", "\\ud800")
+    rows = [{"messages": broken}, {"messages": CHAT}]
+    _, summary = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"))
+    assert summary["sources"]["chat"]["dropped"] == {"not_rendered": 1}
+
+
+def test_a_source_without_a_chat_that_can_be_learned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="source chat: no chat becomes tokens: no_answer; "):
+        tokenize(tmp_path / "run", [{"messages": CHAT[:2]}], model_folder(tmp_path / "model"))
+
+
+def test_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", "{{ strftime_now('%d %b %Y') }}" + MARKED)
+    with pytest.raises(Failure, match=r'the chat template writes the date; set tokenize\.date, such as "2026-11-27"'):
+        encoder(model)
+    encode = encoder(model, "2026-11-27")
+    text = Tokenizer.from_file(str(model / "tokenizer.json")).decode(encode(json.dumps(CHAT))[0][:-1])
+    assert text.startswith("27 Nov 2026")
+    with pytest.raises(ValueError, match="isoformat"):
+        TokenizeSettings(tokenizer=str(model), date="27 Nov")
+
+
+def test_tokens_are_not_drawn(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    expected, path = encoder(model)(json.dumps(CHAT)), model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(content))
+    assert encoder(model)(json.dumps(CHAT)) == expected
+
+
+def test_chats_begin_as_their_template_says(tmp_path: Path) -> None:
+    settings = {"tokenizer": str(model_folder(tmp_path / "model")), "bos": "<|im_start|>"}
+    chat, text = {"weight": 0.5, "chat": True}, {"weight": 0.5}
+    Tokenize(**settings, sources={"chat": chat, "text": text}).validate()
+    with pytest.raises(ValueError, match=r"tokenize\.bos is for texts"):
+        Tokenize(**settings, sources={"chat": chat | {"weight": 1.0}}).validate()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
@@ -53,6 +54,7 @@ class TokenizeSettings(Settings):
     bos: str | Literal[True] | None = setting(
         None, "Token that begins documents: its name, or true in a recipe for the tokenizer's own; none if not given."
     )
+    date: str | None = setting(None, "Today, to a chat template that writes the date, such as 2026-11-27.", keyed=False)
     validation: float = setting(
         0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
     )
@@ -68,6 +70,8 @@ class TokenizeSettings(Settings):
             raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
         if self.bos and self.vocabulary:
             raise ValueError("bos needs a tokenizer to read: one that is trained here has no token to begin documents")
+        if self.date:
+            datetime.fromisoformat(self.date)
         return self
 
 
@@ -115,10 +119,12 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return {name: keys.weight for name, keys in self.sources.items()}
 
     def validate(self) -> None:
-        """Check that the weights sum to 1."""
+        """Check that the weights sum to 1. Raises ``ValueError`` if no document would begin with ``bos``."""
         from mtnlg_data.tokens.blend import check_weights  # noqa: PLC0415
 
         check_weights(self.weights)
+        if self.settings.bos and self.sources and all(keys.chat for keys in self.sources.values()):
+            raise ValueError("tokenize.bos is for texts: chats begin as their template says; leave it out")
 
     def check(self) -> None:
         """Read the tokenizer."""

@@ -12,6 +12,7 @@ is dropped, as are chats that the template refuses and chats whose messages spel
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ from mtnlg_data.sandbox import MARKS, chat_environment
 from .tokenizer import tokenizer_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from jinja2 import Template
@@ -37,15 +38,16 @@ TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 
 
 class Chat(NamedTuple):
-    """A chat template, the special tokens that it may name, and the sources of chats."""
+    """A chat template, the special tokens that it may name, the sources of chats, and the date that it is told."""
 
     template: str
     tokens: dict[str, str]
     sources: tuple[str, ...]
+    date: str | None = None
 
     def fingerprint(self) -> object:
         """What tokens and masks depend on."""
-        return [self.template, self.tokens]
+        return [self.template, self.tokens, *([self.date] if self.date else [])]
 
 
 def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
@@ -64,12 +66,14 @@ def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
             template = read_small(folder / TEMPLATE, follow=True).decode()
         if not isinstance(template, str):
             raise Failure(f"{folder}: no chat template for sources.{sources[0]}; put {TEMPLATE} there")
+        if "strftime_now" in template and not settings.date:
+            raise Failure(f'{folder}: the chat template writes the date; set tokenize.date, such as "2026-11-27"')
         chat_environment().from_string(template)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, TemplateError) as error:
         raise Failure(f"{folder}: no chat template that can be read: {error}") from None
     given = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
-    return Chat(template, {key: text for key, text in texts.items() if isinstance(text, str)}, sources)
+    return Chat(template, {key: text for key, text in texts.items() if isinstance(text, str)}, sources, settings.date)
 
 
 class UnusableChat(Exception):  # noqa: N818  (no error: a document is dropped)
@@ -81,7 +85,10 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Path, chat: Chat, eod: int) -> None:
         self._tokenizer = _open(tokenizer, tokenizer.stat().st_mtime_ns)
-        self._template: Template = chat_environment(marked=True).from_string(chat.template)
+        environment = chat_environment(marked=True)
+        if chat.date:
+            environment.globals["strftime_now"] = datetime.fromisoformat(chat.date).strftime
+        self._template: Template = environment.from_string(chat.template)
         self._marks_answers = "generation" in chat.template and "endgeneration" in chat.template
         self._variables, self._eod = chat.tokens, eod
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -109,19 +116,22 @@ class ChatEncoder:
         try:
             messages = json.loads(text)
             contents = [message["content"] for message in messages if isinstance(message["role"], str)]
+            texts = [*_texts(messages)]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UnusableChat("not_a_chat") from None
         if not all(isinstance(content, str) for content in contents) or len(contents) < len(messages):
             raise UnusableChat("not_a_chat")
-        if any(token in content for token in self._reserved for content in contents):
+        if any(token in text for token in self._reserved for text in texts):
             raise UnusableChat("spells_special_token")
         return list(messages)
 
     def _render(self, messages: Sequence[dict[str, Any]], prompt: bool = False) -> str:
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompt, **self._variables)
+            text = self._template.render(messages=messages, add_generation_prompt=prompt, **self._variables)
+            text.encode()  # half of a surrogate pair is no text
         except Exception:  # noqa: BLE001  (a program of anyone raises anything)
             raise UnusableChat("not_rendered") from None
+        return text
 
     @staticmethod
     def _marked(pieces: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
@@ -154,6 +164,18 @@ class ChatEncoder:
         return len(beginning)
 
 
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a value, of which a template may write any."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
 @lru_cache(maxsize=1)
 def _open(path: Path, _changed: int) -> Tokenizer:
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    if hasattr(tokenizer.model, "dropout"):
+        tokenizer.model.dropout = None
+    return tokenizer

@@ -174,6 +174,10 @@ class _Shuffle(NamedTuple):
         pieces = Exchange(len(encoded), -(-tokens // TOKENS_PER_UNIT)).ranges
         folder = job.state / "stores" / source
         documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
+        if not documents:
+            reasons = {reason for done in encoded for reason in done.summary["sources"][source]["dropped"]}
+            hint = 'read messages with message = "json"; docs/how-to/fine-tune.md has the reasons'
+            raise Failure(f"source {source}: no chat becomes tokens: {', '.join(sorted(reasons))}; {hint}")
         paths = [folder / f"{number:07d}{ROWS_SUFFIX}" for number in range(pieces)]
         write = StoreWrite(paths, rows.digest, documents, vocabulary, validation, masked)
         return cls(rows, write, bin_path(job.out / source))
