@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from mtnlg_data import Extract, Local, SourceFile, Tokenize, run_step
 from mtnlg_data.console import Failure
+from mtnlg_data.sandbox import MARKS
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
-from mtnlg_data.tokens.chat import MARKS, ChatEncoder, UnusableChat, read_chat
+from mtnlg_data.tokens.chat import ChatEncoder, UnusableChat, read_chat
 from mtnlg_data.tokens.merge import merge
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import train_tokenizer
@@ -244,8 +245,7 @@ def test_tokens_are_not_drawn(tmp_path: Path) -> None:
 
 
 def test_chats_begin_as_their_template_says(tmp_path: Path) -> None:
-    settings = {"tokenizer": str(model_folder(tmp_path / "model")), "bos": "<|im_start|>"}
-    chat, text = {"weight": 0.5, "chat": True}, {"weight": 0.5}
-    Tokenize(**settings, sources={"chat": chat, "text": text}).validate()
+    model, chat, text = str(model_folder(tmp_path / "model")), {"weight": 0.5, "chat": True}, {"weight": 0.5}
+    Tokenize(tokenizer=model, bos="<|im_start|>", sources={"chat": chat, "text": text}).validate()
     with pytest.raises(ValueError, match=r"tokenize\.bos is for texts"):
-        Tokenize(**settings, sources={"chat": chat | {"weight": 1.0}}).validate()
+        Tokenize(tokenizer=model, bos="<|im_start|>", sources={"chat": chat | {"weight": 1.0}}).validate()
