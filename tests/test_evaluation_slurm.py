@@ -35,6 +35,15 @@ def job_words(folder: Path) -> list[str]:
     return ["--launcher", "slurm", "--slurm", "train.toml", "--ranks-a-node", "2", "--setup", "export HF_HUB_OFFLINE=1"]
 
 
+def test_of_a_recipe_a_scoring_needs_its_slurm_table_alone(tmp_path: Path) -> None:
+    """The rest may need what a training has: the data of its epochs, the model that it starts from."""
+    words = ["run", "model", "--out", "out", "--dry-run", *job_words(tmp_path)]
+    (tmp_path / "train.toml").write_text("[train]\nsamples = '3 epochs'\n[slurm]\nsbatch = { time = 10 }\n")
+    run = [sys.executable, "-m", "mtnlg_eval.cli", *words]
+    script = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "#SBATCH --time=10\n" in script
+
+
 def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
     slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path
 ) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from mtnlg_model.settings import read_toml, validate
 from mtnlg_parallel.launch import slurm
 from mtnlg_parallel.layout import Layout, parse_layout
-from mtnlg_parallel.recipe import Slurm, load_recipe
+from mtnlg_parallel.recipe import FILE, Slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,10 @@ class Site(NamedTuple):
 
 def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *, dry_run: bool) -> None:
     """Submit this command as a job of the layout's ranks, or print its script. Raises ``Failure`` without sbatch."""
-    table = load_recipe(site.recipe).slurm if site.recipe else Slurm()
+    table = Slurm()
+    if site.recipe:  # of which the rest may need what a training has, such as its data
+        path, content = read_toml(site.recipe, FILE)
+        table = validate(content.get("slurm", {}), Slurm, f"{path}: slurm")
     job = slurm.Job(
         "mtnlg-eval run",
         out,
