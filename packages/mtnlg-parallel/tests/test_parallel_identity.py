@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +16,7 @@ from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
-from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError
+from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError, check_same_run
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, prepare_run_dir
 
@@ -59,6 +60,17 @@ def test_every_key_of_a_recipe_is_compared_or_listed(key: str) -> None:
     for ours, theirs in ((WHOLE, other), (other, WHOLE)):
         assert [found.key for found in differences(ours, theirs)] == [key]
         assert bool(differences(ours, theirs, RESUMED_MAY_DIFFER)) == (not listed)
+
+
+@pytest.mark.parametrize(("shape", "resumes"), [("constant", True), ("linear", False)])
+def test_a_run_whose_rate_never_decays_may_become_longer(shape: str, resumes: bool, tmp_path: Path) -> None:
+    train = {**TRAIN, "decay_shape": shape}
+    short, longer = (
+        Recipe.model_validate({"model": SIZES, "train": {**train, "samples": samples}}) for samples in (16, 32)
+    )
+    check_same_run(tmp_path, short, short, 16)
+    with nullcontext() if resumes else pytest.raises(IdentityError, match=r"train\.decay was 16 and is 32 now"):
+        check_same_run(tmp_path, short, longer, 16)
 
 
 def test_what_may_differ_is_a_key_with_a_reason() -> None:

@@ -181,7 +181,10 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),
         ("train.samples=5 laps", "train.samples = '5 laps': write a number of samples, or such as \"5000 steps\""),
-        ("train.samples=5 epochs", "train.samples = '5 epochs': epochs need a valid model.sequence, and --data"),
+        (
+            "train.samples=5 epochs",
+            "train.samples = '5 epochs': epochs need a valid model.sequence, and --data; without",
+        ),
         ("train.samples=300Btokens", "write a number of samples"),
         ("train.samples=-5 steps", "write a number of samples"),
         ("train.samples=1.5 steps", "train.samples = '1.5 steps': not a whole number of steps"),
@@ -282,6 +285,11 @@ def test_decay_covers_all_samples_and_checkpoints_default(small: Path) -> None:
         ),
         (["train.warmup=100", "train.decay=101"], ["the learning rate never reaches train.lr = 0.001"]),
         (["train.ramp={start=1,increment=1,samples=50}", "layout.dp=2"], ["rounded down to multiples"]),
+        (
+            ["train.decay_shape=constant", "train.min_lr=1e-5"],
+            ['train.min_lr has no effect: train.decay_shape = "constant"'],
+        ),
+        (["train.decay_shape=constant", "train.warmup=100"], ["the learning rate never reaches train.lr = 0.001"]),
     ],
 )
 def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words: list[str]) -> None:

@@ -228,6 +228,11 @@ class Train(Settings):
                 parts.append(known._replace(at=change.at, skip=tuple(sorted({*known.skip, *change.skip}))))
         return parts
 
+    @property
+    def decays(self) -> bool:
+        """Whether its learning rate ever decays, so that `decay`, `hold` and `min_lr` count."""
+        return {self.decay_shape, *(change.decay_shape for change in self.change)} - {None} != {"constant"}
+
     def until(self, samples: int) -> Self:
         """The settings without changes and skipped ranges that the run's first ``samples`` samples have not reached."""
         train = self.model_copy(update={"change": tuple(change for change in self.change if change.at < samples)})
@@ -239,12 +244,13 @@ class Train(Settings):
             return {"skip": tuple(each for each in skip if each in passed.get(at, ()))}
 
         changes = tuple(change.model_copy(update=kept(change.at, change.skip)) for change in train.change)
-        return train.model_copy(update={**kept(0, train.skip), "change": changes})
+        unknown = {} if train.decays else {"decay": LIMIT - 1}
+        return train.model_copy(update={**kept(0, train.skip), "change": changes, **unknown})
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         for key, end in (("warmup", self.warmup), ("hold", self.hold)):
-            if end >= self.decay:
+            if end >= self.decay and self.decays:
                 raise ValueError(f"{key} = {end} must end before decay = {self.decay}, which counts it in")
         if self.gradients == "bf16" and self.precision == "fp32":
             raise ValueError('gradients = "bf16" needs precision = "bf16" or "fp8", not "fp32"')
@@ -269,7 +275,8 @@ class Train(Settings):
                 raise ValueError(f"{place} must come after the one at = {before}")
             if change.batch and change.at < ramped:
                 raise ValueError(f"{place}: batch = {change.batch} within the ramp of {ramped} samples")
-            if max(settings.warmup, settings.hold) >= settings.decay or settings.min_lr > settings.lr:
+            ends_late = self.decays and max(settings.warmup, settings.hold) >= settings.decay
+            if ends_late or settings.min_lr > settings.lr:
                 raise ValueError(f"{place}: hold must end before decay, and min_lr be at most lr")
             before = change.at
         return self
@@ -403,6 +410,8 @@ class Recipe(Settings):
         """Notes for the user on settings that work, but perhaps not as intended."""
         train, rounding = self.train, self.batch_size.rounding
         notes = [rounding] if rounding else []
+        if not train.decays and (unused := [key for key in ("hold", "min_lr") if getattr(train, key)]):
+            notes.append(f'train.{unused[0]} has no effect: train.decay_shape = "constant" never decays')
         if train.samples > train.decay and train.min_lr == 0 and train.decay_shape != "constant":
             notes.append(
                 f"the learning rate is 0 after train.decay = {train.decay} of train.samples = {train.samples}; "

@@ -65,7 +65,10 @@ def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
     if not isinstance(value, str):
         return value
     unit = parse_length(value).unit
-    needed = {"tokens": "valid model.sequence", "epochs": "valid model.sequence, and --data"}
+    needed = {
+        "tokens": "valid model.sequence",
+        "epochs": "valid model.sequence, and --data; without data write samples",
+    }
     raise ValueError(f"{unit} need a {needed.get(unit, 'valid train.batch and train.ramp')}")
 
 
