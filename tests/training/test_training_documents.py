@@ -10,6 +10,7 @@ import pytest
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import DataSettings, Recipe, load_recipe
+from mtnlg_parallel.training.guard import NOTHING_LEARNED
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import FP32, Json, RunRanks, assert_holds, assert_same_steps, recipe_of, reference_run
 from training.test_training_layouts import trained
@@ -18,16 +19,22 @@ from training.test_training_layouts import trained
 @pytest.fixture(scope="module")
 def masked(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data, of whose code every third token is learned, on average."""
-    copy = shutil.copytree(data, tmp_path_factory.mktemp("data") / "masked")
-    tokens, draw = copy / "tokens", np.random.default_rng(3)
-    store = TokenStore(tokens / "code")
-    with writing_store(tokens / "code.mask", 2, np.dtype(np.uint8)) as mask:
-        for number in range(len(store)):
-            mask.add((draw.random(len(store[number])) < 1 / 3).astype(np.uint8))
+    return with_masks(data, tmp_path_factory.mktemp("data") / "masked", {"code": 1 / 3})
+
+
+def with_masks(data: Path, out: Path, shares: dict[str, float]) -> Path:
+    """A copy of the data, of whose sources such shares of the tokens are learned."""
+    tokens, draw = shutil.copytree(data, out) / "tokens", np.random.default_rng(3)
     blend = json.loads((tokens / "blend.json").read_text())
-    blend["sources"][1]["mask"] = TokenStore(tokens / "code.mask").checksum()
+    for source in blend["sources"]:
+        if source["name"] in shares:
+            store, prefix = TokenStore(tokens / source["prefix"]), tokens / f"{source['prefix']}.mask"
+            with writing_store(prefix, 2, np.dtype(np.uint8)) as mask:
+                for number in range(len(store)):
+                    mask.add((draw.random(len(store[number])) < shares[source["name"]]).astype(np.uint8))
+            source["mask"] = TokenStore(prefix).checksum()
     (tokens / "blend.json").write_text(json.dumps(blend))
-    return copy
+    return out
 
 
 def isolated(layout: tuple[int, int, int], documents: str, **train: object) -> Recipe:
@@ -90,3 +97,17 @@ def test_epochs_are_passes_over_the_data(data: Path, tmp_path: Path) -> None:
     loaded = load_recipe(tmp_path, ["train.samples=1.5 epochs", "train.decay=2 epochs"], data)
     corpus = open_data(data, recipe).corpus
     assert (loaded.train.samples, loaded.train.decay) == (round(1.5 * corpus), 2 * corpus)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "deepspeed"])
+def test_steps_of_which_nothing_is_learned_are_skipped(
+    engine: str, run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    """They have no loss, and are no sign of a run that goes wrong; a validation of such samples is no figure."""
+    unlearned = with_masks(data, tmp_path / "data", {"prose": 0.0, "code": 0.0})
+    recipe = isolated((1, 1, 2), "joined", samples=24, ramp=None, validation_every=3, engine=engine)
+    recipe = recipe.model_copy(update={"guard": recipe.guard.model_copy(update={"most_skips": 2})})
+    steps = trained(run_ranks, recipe, unlearned, tmp_path / "out")[0]["steps"]
+    found = {(step["loss"], step["grad_norm"], step["skipped"]) for step in steps}
+    assert found == {(None, 0.0, NOTHING_LEARNED)}
+    assert "not finite" in steps[2]["validation_error"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mtnlg_parallel.engine.deepspeed import GuardedAdamW, Verdict
 from mtnlg_parallel.recipe import GuardSettings
 from mtnlg_parallel.record.metrics import Step
-from mtnlg_parallel.training.guard import Guard, history
+from mtnlg_parallel.training.guard import NOTHING_LEARNED, Guard, history
 
 FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
 
@@ -27,6 +27,8 @@ def after(*losses: float, settings: GuardSettings = FOUR) -> Guard:
     ("loss", "norm", "reason"),
     [
         (float("nan"), 1.0, "loss is not finite"),
+        (float("nan"), float("nan"), "loss is not finite"),
+        (float("nan"), 0.0, NOTHING_LEARNED),
         (2.0, float("inf"), "grad_norm is not finite"),
         (5.0, 2.5, None),  # mean 2.5, deviation 1.118: up to 5.854 is allowed
         (5.8, 2.5, None),
@@ -37,6 +39,16 @@ def after(*losses: float, settings: GuardSettings = FOUR) -> Guard:
 )
 def test_a_step_is_judged_by_the_window_before_it(loss: float, norm: float, reason: str | None) -> None:
     assert after(1.0, 2.0, 3.0, 4.0).skip_reason(loss, norm) == reason
+
+
+def test_steps_of_which_nothing_is_learned_do_not_end_a_run() -> None:
+    empty: Step = {"step": 0, "loss": None, "grad_norm": 0.0, "skipped": NOTHING_LEARNED}
+    guard = Guard(FOUR, [empty] * 5)
+    assert not guard.exhausted
+    for _ in range(2):
+        guard.record({**empty, "skipped": "it leapt"})
+        guard.record(empty)
+    assert guard.exhausted
 
 
 def test_only_non_finite_steps_are_skipped_at_first() -> None:

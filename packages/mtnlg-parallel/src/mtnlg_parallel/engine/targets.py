@@ -6,7 +6,6 @@ over the N targets of a micro-batch, M micro-batches and dp ranks. So each targe
 
 from __future__ import annotations
 
-import math
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,8 @@ def weigh_targets(
 ) -> tuple[MicroBatches, float | None]:
     """The batches, and the weight of each target that counts; None if all targets count.
 
-    If only some count, this reads all batches ahead and is collective over ``dp_group``. The weight is NaN if none
-    counts, so that the step is skipped.
+    If only some count, this reads all batches ahead and is collective over ``dp_group``. The weight is 0 if none
+    counts: the loss is NaN then, its gradient 0.
     """
     first = next(batches)
     if first.counted is None:
@@ -37,4 +36,4 @@ def weigh_targets(
     counted = torch.tensor(sum(batch.counted or 0 for batch in read), device=device)
     wait_for(distributed.all_reduce(counted, group=dp_group, async_op=True))
     targets = first.targets.numel() * micro_batches * dp_group.size()
-    return iter(read), targets / int(counted) if counted else math.nan
+    return iter(read), targets / int(counted) if counted else 0.0

@@ -10,6 +10,7 @@ and its parameters can still be counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,7 +168,9 @@ class StageModules(nn.Module):
         if self.observe and masked:
             self.observe("targets", (targets_BS >= 0).sum(1))
         loss = mean_loss(x_SBH, weight_VH, targets_BS, self.slicing, self._ops, padding, cap, observe, masked)
-        return loss if self.target_weight is None else loss * self.target_weight
+        if self.target_weight is None:
+            return loss
+        return loss * self.target_weight + (0.0 if self.target_weight else math.nan)
 
     def local_parameters(self) -> Iterator[LocalParameter]:
         """Every parameter of the stage, in model order."""

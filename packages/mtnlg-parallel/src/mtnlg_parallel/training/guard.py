@@ -5,6 +5,7 @@ that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
+A step in which no target is learned has no loss and a gradient of 0: it is skipped too, without counting against the run.
 Its samples are consumed and its gradient is discarded; weights and moments do not change. All ranks skip together: each
 judges by the same two all-reduced numbers, and a window of such numbers. OLMo and Levanter skip in the same way (6
 deviations over 128 steps).
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import Failure
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.recipe import GuardSettings
     from mtnlg_parallel.record.metrics import Step
+
+
+NOTHING_LEARNED: Final = "none of its targets is learned"
 
 
 def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
@@ -64,6 +68,8 @@ class Guard:
 
     def skip_reason(self, loss: float, grad_norm: float) -> str | None:
         """Reason to skip a step with this loss and gradient norm; None to take it."""
+        if math.isnan(loss) and not grad_norm:
+            return NOTHING_LEARNED
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if not math.isfinite(value):
                 return f"{name} is not finite"
@@ -78,6 +84,8 @@ class Guard:
 
     def record(self, step: Step) -> None:
         """Add a finished step to the window, or to the count of steps skipped in a row."""
+        if step.get("skipped") == NOTHING_LEARNED:
+            return
         if "skipped" in step:
             self._skipped_in_a_row.append(step)
             return

@@ -198,16 +198,22 @@ class Training:
         with self.watchdog.during("validation", recipe.guard.patience * max(1, count // recipe.train.batch)):
             batches, error = self._held_out(count if recipe.reads_samples(self.coordinates.pp) else 0)
             if error := next(filter(None, all_gather_json(error, self.device)), ""):
-                step["validation_error"] = error
-                if self.rank == 0 and error != self.validation_error:
-                    say(f"WARNING: step {step['step']} on: no validation: {error}")
-                self.validation_error = error
+                self._say_validation_error(step, error)
                 return
             loss = self.engine.evaluate(iter(batches), count // recipe.batch_size.multiple)
-        if math.isfinite(loss):
-            step["validation_loss"] = loss
-            self.progress = self.progress.model_copy(update={"validation_loss": loss})
-            self.checkpoint.amend(self.progress)
+        if not math.isfinite(loss):
+            hint = "raise train.validation_samples if none of their targets is learned"
+            self._say_validation_error(step, f"the loss of the held-out samples is not finite; {hint}")
+            return
+        step["validation_loss"] = loss
+        self.progress = self.progress.model_copy(update={"validation_loss": loss})
+        self.checkpoint.amend(self.progress)
+
+    def _say_validation_error(self, step: Step, error: str) -> None:
+        step["validation_error"] = error
+        if self.rank == 0 and error != self.validation_error:
+            say(f"WARNING: step {step['step']} on: no validation: {error}")
+        self.validation_error = error
 
     def _held_out(self, count: int) -> tuple[list[MicroBatch], str]:
         """Read the rank's share of ``count`` held-out samples; returns micro-batches and "", or none and the error."""
