@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtnlg_eval.results import folder as folders
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.statistics import Estimate, clustered_variance, holm, mean_estimate, paired, wilson_interval
@@ -108,6 +109,20 @@ def test_commands_at_once_leave_the_results_of_all(
     other.join()
     results = json.loads((tmp_path / "results.json").read_bytes())["results"]
     assert {name.partition("_")[0] for name in results} == {"wic", "boolq"}
+
+
+def test_a_task_that_another_command_has_run_since_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ResultFolder(tmp_path)
+    for task in ("boolq", "wic"):
+        folder.add_gap(task, "no rows", "model")
+
+    def meanwhile(path: Path, *rest: Any) -> Any:  # noqa: ANN401
+        folder.clear_gap("wic")
+        return read(path, *rest)
+
+    read = folders._read
+    monkeypatch.setattr(folders, "_read", meanwhile)
+    assert [gap.task for gap in folder.gaps()] == ["boolq"]
 
 
 def test_every_part_of_the_identity_is_in_the_name(made: ModuleType) -> None:

@@ -85,7 +85,11 @@ class ResultFolder:
 
     def gaps(self) -> list[Gap]:
         """Tasks that could not run, each with the reason."""
-        return [_read(path, Gap) for path in sorted((self.out / "not_run").glob("*.json"))]
+        found = []
+        for path in sorted((self.out / "not_run").glob("*.json")):
+            with suppress(FileNotFoundError):  # of a task that another command has run since
+                found.append(_read(path, Gap))
+        return found
 
     def collect(self) -> None:
         """Write results.json if it changes; if commands run concurrently, the last one writes the results of all."""
