@@ -114,6 +114,8 @@ def test_elastic_job_takes_the_nodes_whose_ranks_share_a_batch(tmp_path: Path) -
     text = script(recipe := recipe_of({"tp": 8, "dp": 4}), [], tmp_path, (), 4, fit=recipe.within)
     options = options_of(text)
     assert (options["nodes"], options["mincpus"], options.get("ntasks-per-node")) == ("2-8", "32", None)
+    fewer = options_of(script(recipe, [], tmp_path, ["--cpus-per-task=6"], 4, fit=recipe.within))
+    assert (fewer["cpus-per-task"], fewer["mincpus"]) == ("6", "24")
     assert "\nin_use=(0 0 2 2 4 4 4 4 8)\n" in text
     assert options_of(script(recipe, [], tmp_path, (), 32, fit=recipe.within))["nodes"] == "1"
 

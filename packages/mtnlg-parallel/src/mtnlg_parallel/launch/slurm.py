@@ -166,8 +166,10 @@ def training_script(
     least, most = next(filter(None, in_use)), in_use[-1]
     ours: slurm.Options = {"signal": f"USR1@{WARNING_SECONDS}"}
     if least < most:  # tasks would make Slurm take the fewest nodes
-        ours |= {"nodes": f"{least}-{most}", "ntasks-per-node": None, "mincpus": str(tasks * CORES_PER_RANK)}
+        ours |= {"nodes": f"{least}-{most}", "ntasks-per-node": None}
     header = _header(job, ours)
+    if least < most and (cores := header["cpus-per-task"] or "").isdecimal():
+        header.setdefault("mincpus", str(tasks * int(cores)))
     one_task = {"ntasks-per-node": "1", **job.site}
     agents = {"label": "", "relative": "0", "kill-on-bad-exit": "1", "wait": "60", **one_task}
     # Run on the script's own node, without waiting for resources that a failed step still holds.
