@@ -5,10 +5,10 @@ that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
-A step in which no target is learned has no loss and a gradient of 0: it is skipped too, without counting against the run.
-Its samples are consumed and its gradient is discarded; weights and moments do not change. All ranks skip together: each
-judges by the same two all-reduced numbers, and a window of such numbers. OLMo and Levanter skip in the same way (6
-deviations over 128 steps).
+A step in which no target is learned has no loss and a gradient of 0; it is skipped too, but does not count against the
+run. The samples of a skipped step are consumed and its gradient is discarded; weights and moments do not change. All
+ranks skip together: each judges by the same two all-reduced numbers, and a window of such numbers. OLMo and Levanter
+skip in the same way (6 deviations over 128 steps).
 """
 
 from __future__ import annotations
