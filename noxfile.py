@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import io
 import json
 import os
 import shutil
 import sys
+import tokenize
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,24 +206,26 @@ def due_checks(*, everything: bool = False) -> dict[str, str]:
         places = {place for pattern in (name, *check["depends"]) for place in Path().glob(pattern)}
         files = {file for place in places for file in (place.rglob("*") if place.is_dir() else [place])}
         read = [file for file in files if file.is_file() and "__pycache__" not in file.parts]
-        digest = digest_of(read, without_docstrings)
+        digest = digest_of(read, without_comments)
         if everything or digest != check["passed"]:
             due[name] = digest
     return due
 
 
-def without_docstrings(path: Path) -> bytes:
-    """Return a file's bytes; of a module those outside docstrings and comment lines, which no test depends on."""
+def without_comments(path: Path) -> bytes:
+    """Return a file's bytes; of a module those outside comments and docstrings, which no test depends on."""
     if path.suffix != ".py":
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]].rstrip()
     for node in ast.walk(ast.parse(text)):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            first, last = node.body[0].lineno, node.body[0].end_lineno or 0
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first, last = node.lineno, node.end_lineno or node.lineno
             lines[first - 1 : last] = [""] * (last + 1 - first)
-    return "\n".join(line for line in lines if line and not line.lstrip().startswith("#")).encode()
+    return "\n".join(filter(None, lines)).encode()
 
 
 def record_passed(due: dict[str, str], *names: str) -> None:
