@@ -244,6 +244,12 @@ def test_tokens_are_not_drawn(tmp_path: Path) -> None:
     assert encoder(model)(json.dumps(CHAT)) == expected
 
 
+def test_no_source_has_the_name_of_a_mask(tmp_path: Path) -> None:
+    sources = {"chat": {"weight": 0.5, "chat": True}, "chat.mask": {"weight": 0.5}}
+    with pytest.raises(ValueError, match=r"sources\.chat\.mask: the mask of chat has this name"):
+        Tokenize(tokenizer=str(model_folder(tmp_path / "model")), sources=sources).validate()
+
+
 def test_chats_begin_as_their_template_says(tmp_path: Path) -> None:
     model, chat, text = str(model_folder(tmp_path / "model")), {"weight": 0.5, "chat": True}, {"weight": 0.5}
     Tokenize(tokenizer=model, bos="<|im_start|>", sources={"chat": chat, "text": text}).validate()

@@ -119,12 +119,15 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return {name: keys.weight for name, keys in self.sources.items()}
 
     def validate(self) -> None:
-        """Check that the weights sum to 1. Raises ``ValueError`` if no document would begin with ``bos``."""
+        """Check that the weights sum to 1. Raises ``ValueError`` if ``bos`` or the name of a mask would be lost."""
         from mtnlg_data.tokens.blend import check_weights  # noqa: PLC0415
 
         check_weights(self.weights)
         if self.settings.bos and self.sources and all(keys.chat for keys in self.sources.values()):
             raise ValueError("tokenize.bos is for texts: chats begin as their template says; leave it out")
+        masks = {f"{name}.mask": name for name, keys in self.sources.items() if keys.chat}
+        if taken := sorted(masks.keys() & self.sources.keys()):
+            raise ValueError(f"sources.{taken[0]}: the mask of {masks[taken[0]]} has this name; give it another")
 
     def check(self) -> None:
         """Read the tokenizer."""
