@@ -17,7 +17,7 @@ from mtnlg_model.functional import Documents, attention
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.model.head import EAGER, mean_loss
 from mtnlg_parallel.model.slicing import fake_process_group
-from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe import DataSettings, Recipe
 from mtnlg_parallel.training.samples import Data, micro_batches, open_data
 
 CONFIG = ModelConfig(layers=1, hidden=16, heads=2, sequence=6, vocabulary=32)
@@ -51,6 +51,12 @@ class Plain:
         return np.zeros(7, np.int32)
 
 
+class Unsaid(Plain):
+    """A stream whose masks would not be asked for."""
+
+    sample = Chats.sample
+
+
 def test_micro_batches_say_where_documents_begin_and_what_counts() -> None:
     joined, isolated = (next(micro_batches(Chats(), range(2), 2, 1, 0, isolated)) for isolated in (False, True))
     assert joined.inputs.tolist() == isolated.inputs.tolist() == [[10, 11, 12, 13, 14, 15], [16, 17, 18, 19, 20, 21]]
@@ -74,6 +80,9 @@ def test_documents_need_a_stream_that_knows_them(tmp_path: Path) -> None:
     assert open_data(Data(Chats(), tokenizer), recipe).train.masked
     with pytest.raises(UsageFailure, match="Plain knows no documents"):
         open_data(Data(Plain(), tokenizer), recipe)
+    joined = recipe.model_copy(update={"data": DataSettings()})
+    with pytest.raises(UsageFailure, match=r"Unsaid\.sample may have masks: give it the attribute `masked`"):
+        open_data(Data(Unsaid(), tokenizer), joined)
 
 
 def test_every_stage_reads_where_documents_begin() -> None:

@@ -207,8 +207,11 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
 
 
 def _check_documents(data: Data, recipe: Recipe) -> None:
-    """Raise ``UsageFailure`` if the recipe isolates documents but a stream has no document bounds."""
+    """Raise ``UsageFailure`` if a stream lacks the document bounds that the recipe needs, or hides its masks."""
     for stream in (data.train, data.validation):
+        if hasattr(stream, "sample") and not hasattr(stream, "masked"):
+            hint = "give it the attribute `masked`, as mtnlg_data.DocumentStream has it"
+            raise UsageFailure(f"{type(stream).__name__}.sample may have masks: {hint}")
         if recipe.data.isolated and stream is not None and not hasattr(stream, "sample"):
             hint = "give the stream a method `sample`, as mtnlg_data.DocumentStream has it"
             raise UsageFailure(f'data.documents = "isolated": {type(stream).__name__} knows no documents; {hint}')
