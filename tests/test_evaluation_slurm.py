@@ -44,6 +44,14 @@ def test_of_a_recipe_a_scoring_needs_its_slurm_table_alone(tmp_path: Path) -> No
     assert "#SBATCH --time=10\n" in script
 
 
+def test_a_layout_that_does_not_fit_is_no_job(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["run", str(checkpoint), "--out", "out", "--layout", "pp=64", "--ranks-a-node", "64"]
+    run = [sys.executable, "-m", "mtnlg_eval.cli", *words, "--launcher", "slurm", "--dry-run"]
+    ended = subprocess.run(run, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert ended.returncode
+    assert "--layout pp=64: layout.pp = 64 stages for model.layers = " in ended.stderr
+
+
 def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
     slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path
 ) -> None:

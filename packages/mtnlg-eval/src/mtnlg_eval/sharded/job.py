@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import read_toml, validate
+from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.launch import slurm
-from mtnlg_parallel.layout import Layout, parse_layout
+from mtnlg_parallel.layout import Layout, layout_error, parse_layout
 from mtnlg_parallel.recipe import FILE, Slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_a_node", "dry_run")
 """Parameters of the command that are for the launcher and not passed to the ranks."""
@@ -30,7 +32,10 @@ class Site(NamedTuple):
 
 
 def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *, dry_run: bool) -> None:
-    """Submit this command as a job of the layout's ranks, or print its script. Raises ``Failure`` without sbatch."""
+    """Submit this command as a job of the layout's ranks, or print its script. Raises ``Failure`` without sbatch.
+
+    A layout that does not fit a model that is here raises ``UsageFailure``.
+    """
     table = Slurm()
     if site.recipe:  # of which the rest may need what a training has, such as its data
         path, content = read_toml(site.recipe, FILE)
@@ -44,6 +49,9 @@ def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *,
         site.srun,
         site.ranks_per_node,
     )
+    checkpoint = Path(context.params["checkpoint"])  # of the hub unless there is one
+    if layout and checkpoint.is_dir() and (error := layout_error(job.layout, read_initial(checkpoint, 1).config)):
+        raise UsageFailure(f"--layout {layout}: {error}")
     script = slurm.script_of_ranks(job, "mtnlg_eval.cli", ["run", *_words(context)])
     if dry_run:
         typer.echo(script, nl=False)
