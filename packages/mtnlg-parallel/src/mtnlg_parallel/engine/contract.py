@@ -79,7 +79,10 @@ class Fragment:
 
 
 class Outcome(NamedTuple):
-    """Loss and gradient norm of a step, equal on every rank, and why it was skipped."""
+    """Loss and gradient norm of a step, equal on every rank, and why it was skipped.
+
+    Where none of the step's targets counts, they are NaN and 0.
+    """
 
     loss: float
     grad_norm: float
