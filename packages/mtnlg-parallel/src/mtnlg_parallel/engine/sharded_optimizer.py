@@ -124,7 +124,7 @@ class Bucket:
             self._start_reduce()
 
     def finish_reduce(self) -> Tensor:
-        """The rank's share of the summed gradients, in fp32; a copy if they are in bf16, kept until the next step."""
+        """The rank's share of the summed gradients, in fp32; if they are in bf16 a copy, which the update frees."""
         self.finish()
         self.master.grad = share = self._reduced.float()
         return share
@@ -283,6 +283,7 @@ class ShardedOptimizer:
                 if bucket.master.grad is not None:
                     bucket.master.grad.mul_(scale)
         self._adamw.step()
+        self._adamw.zero_grad()  # which frees the fp32 copies of bf16 sums
         self._steps += 1
         for bucket in self._in_order_of_use:
             bucket.start_gather()
