@@ -175,7 +175,7 @@ def _texts(value: object) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _open(path: Path, _changed: int) -> Tokenizer:
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_str(read_small(path, follow=True).decode())
     if hasattr(tokenizer.model, "dropout"):
         tokenizer.model.dropout = None
     return tokenizer
