@@ -289,6 +289,15 @@ def test_decay_covers_all_samples_and_checkpoints_default(small: Path) -> None:
             ["train.decay_shape=constant", "train.min_lr=1e-5"],
             ['train.min_lr has no effect: train.decay_shape = "constant"'],
         ),
+        (
+            [
+                "train.samples=101",
+                "train.decay=100",
+                "train.decay_shape=constant",
+                "train.change=[{at=50,decay_shape='cosine'}]",
+            ],
+            ["the learning rate is 0 after train.decay = 100 of train.samples = 101"],
+        ),
         (["train.decay_shape=constant", "train.warmup=100"], ["the learning rate never reaches train.lr = 0.001"]),
     ],
 )

@@ -412,7 +412,7 @@ class Recipe(Settings):
         notes = [rounding] if rounding else []
         if not train.decays and (unused := [key for key in ("hold", "min_lr") if getattr(train, key)]):
             notes.append(f'train.{unused[0]} has no effect: train.decay_shape = "constant" never decays')
-        if train.samples > train.decay and train.min_lr == 0 and train.decay_shape != "constant":
+        if train.samples > train.decay and train.min_lr == 0 and train.decays:
             notes.append(
                 f"the learning rate is 0 after train.decay = {train.decay} of train.samples = {train.samples}; "
                 "raise train.decay, or set train.min_lr"
