@@ -16,7 +16,7 @@ FOUR = GuardSettings(deviations=3.0, window=4, most_skips=2)
 
 
 def taken(number: int, loss: float, norm: float = 1.0) -> Step:
-    return {"step": number, "loss": loss, "grad_norm": norm}
+    return {"step": number, "samples": 2 * number, "batch_size": 2, "loss": loss, "grad_norm": norm}
 
 
 def after(*losses: float, settings: GuardSettings = FOUR) -> Guard:
@@ -42,11 +42,11 @@ def test_a_step_is_judged_by_the_window_before_it(loss: float, norm: float, reas
 
 
 def test_steps_of_which_nothing_is_learned_do_not_end_a_run() -> None:
-    empty: Step = {"step": 0, "loss": None, "grad_norm": 0.0, "skipped": NOTHING_LEARNED}
+    empty = taken(1, 0.0) | {"loss": None, "grad_norm": 0.0, "skipped": NOTHING_LEARNED}
     guard = Guard(FOUR, [empty] * 5)
     assert not guard.exhausted
     for _ in range(2):
-        guard.record({**empty, "skipped": "it leapt"})
+        guard.record(empty | {"skipped": "it leapt"})
         guard.record(empty)
     assert guard.exhausted
 
@@ -64,11 +64,20 @@ def test_a_flat_loss_allows_steps_that_are_no_higher(level: float, window: int) 
     assert guard.skip_reason(level / 2, level / 2) is None
 
 
-@given(st.lists(st.tuples(st.floats(1, 2), st.booleans()), max_size=40), st.integers(1, 6))
-def test_resumed_guard_judges_as_an_uninterrupted_one(steps: list[tuple[float, bool]], window: int) -> None:
+@pytest.mark.parametrize(("change", "skips"), [(1, True), (8, True), (9, False), (16, False), (17, True)])
+def test_window_starts_anew_at_a_change(change: int, skips: bool) -> None:
+    """Steps of two samples each: the fifth begins at sample 8; a change within a step counts from the next one on."""
+    run = [taken(n, 2.0 + n / 10) for n in range(1, 9)]
+    assert bool(Guard(FOUR, run, [change]).skip_reason(9.0, 1.0)) is skips
+
+
+@given(st.lists(st.tuples(st.floats(1, 2), st.booleans()), max_size=40), st.integers(1, 6), st.sets(st.integers(1, 90)))
+def test_resumed_guard_judges_as_an_uninterrupted_one(
+    steps: list[tuple[float, bool]], window: int, changes: set[int]
+) -> None:
     settings = GuardSettings(deviations=1.0, window=window, most_skips=3)
     run = [taken(number, loss) | ({"skipped": "it leapt"} if skip else {}) for number, (loss, skip) in enumerate(steps)]
-    whole, resumed = Guard(settings, run), Guard(settings, history(run, settings))
+    whole, resumed = (Guard(settings, replayed, sorted(changes)) for replayed in (run, history(run, settings)))
     assert resumed.exhausted == whole.exhausted
     for loss in (0.5, 1.2, 1.5, 1.9, 3.0):
         assert resumed.skip_reason(loss, 1.0) == whole.skip_reason(loss, 1.0)
@@ -76,10 +85,10 @@ def test_resumed_guard_judges_as_an_uninterrupted_one(steps: list[tuple[float, b
 
 def test_skipped_steps_stay_out_of_the_window() -> None:
     guard = after(1.0, 2.0, 3.0, 4.0)
-    guard.record({"step": 5, "loss": 100.0, "grad_norm": 1.0, "skipped": "loss 100 leapt"})
+    guard.record(taken(5, 100.0) | {"skipped": "loss 100 leapt"})
     assert guard.skip_reason(5.9, 1.0)
     assert not guard.exhausted
-    guard.record({"step": 6, "loss": None, "grad_norm": None, "skipped": "loss is not finite"})
+    guard.record(taken(6, 0.0) | {"loss": None, "grad_norm": None, "skipped": "loss is not finite"})
     assert guard.exhausted
     checkpoints = [(step, Path(f"out/checkpoints/step-{step}")) for step in (2, 4, 5)]
     failure = guard.failure(checkpoints)

@@ -5,6 +5,9 @@ that were not skipped, a step is skipped where
 
     x is not finite,  or  x > m + deviations · d             once the window is full
 
+The window starts anew at each change of the recipe (``[[train.change]]``): a smaller batch has larger gradient norms,
+other data has another loss.
+
 A step in which no target is learned has no loss and a gradient of 0; it is skipped too, but does not count against the
 run. The samples of a skipped step are consumed and its gradient is discarded; weights and moments do not change. All
 ranks skip together: each judges by the same two all-reduced numbers, and a window of such numbers. OLMo and Levanter
@@ -57,10 +60,13 @@ class TooManySkips(Failure):
 
 
 class Guard:
-    """Judges steps by the window of preceding steps; ``steps`` is the `history` of the run so far."""
+    """Judges steps by the window of preceding steps; ``steps`` is the `history` of the run so far.
 
-    def __init__(self, settings: GuardSettings, steps: Iterable[Step] = ()) -> None:
-        self._settings = settings
+    ``changes`` are the samples at which the recipe changes.
+    """
+
+    def __init__(self, settings: GuardSettings, steps: Iterable[Step] = (), changes: Sequence[int] = ()) -> None:
+        self._settings, self._changes = settings, changes
         self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
         self._skipped_in_a_row: list[Step] = []
         for step in steps:
@@ -84,15 +90,16 @@ class Guard:
 
     def record(self, step: Step) -> None:
         """Add a finished step to the window, or to the count of steps skipped in a row."""
-        if step.get("skipped") == NOTHING_LEARNED:
-            return
-        if "skipped" in step:
+        if "skipped" not in step:
+            self._skipped_in_a_row.clear()
+            for name, value in (("loss", step["loss"]), ("grad_norm", step["grad_norm"])):
+                if value is not None:
+                    self._window[name].append(value)
+        elif step["skipped"] != NOTHING_LEARNED:
             self._skipped_in_a_row.append(step)
-            return
-        self._skipped_in_a_row.clear()
-        for name, value in (("loss", step["loss"]), ("grad_norm", step["grad_norm"])):
-            if value is not None:
-                self._window[name].append(value)
+        if any(step["samples"] - step["batch_size"] < change <= step["samples"] for change in self._changes):
+            for window in self._window.values():
+                window.clear()
 
     @property
     def exhausted(self) -> bool:

@@ -82,7 +82,8 @@ class Training:
         self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
-        self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history)
+        changes = [change.at for change in recipe.train.change]
+        self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history, changes)
         self.watch = Watch(recipe, data.train, self.engine, rank, device)
 
     @property
