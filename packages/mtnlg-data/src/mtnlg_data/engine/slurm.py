@@ -66,13 +66,19 @@ wait $!
 """
 #: Starts a job step on this node, from within the task or script that runs on it.
 INSIDE: Final = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpu-bind=none'
+HEAD_SECONDS: Final = 600
+"""Seconds that a node waits for the head to listen; the head's node may be lost before it does."""
+
 #: Script of each node: the first node starts the head; the others wait until the head listens.
 NODE: Final = """mkdir -p -m 700 "$RAY_FOLDER"
 if [ "$SLURM_PROCID" = 0 ]; then
     where=(--head --node-ip-address="$RAY_HEAD" --port="$RAY_PORT" --include-dashboard=false --temp-dir="$RAY_FOLDER")
 else
     where=(--address="$RAY_AT")
-    until (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do sleep 1; done
+    for ((tries = 0; tries < {patience}; tries++)); do
+        (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null && break
+        sleep 1
+    done
 fi
 stopped=
 trap 'stopped=yes' TERM
@@ -129,7 +135,7 @@ def job_script(
         first = """awk '{sub("/.*", "", $4); print $4; exit}'"""
         address = f"ip -4 -o address show dev {shlex.quote(interface)} | {first}"
     ray = f"{shlex.quote(python)} -m ray.scripts.scripts"
-    node = NODE.format(inside=inside, ray=ray, object_store=OBJECT_STORE_BYTES)
+    node = NODE.format(inside=inside, ray=ray, object_store=OBJECT_STORE_BYTES, patience=HEAD_SECONDS)
     return TEMPLATE.format(
         header=directives(options),
         setup="\n".join(setup),
