@@ -30,6 +30,7 @@ import statistics
 from collections import Counter
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -163,10 +164,11 @@ def draw(path: Path, scores: Mapping[str, Mapping[str, float]], speeds: Mapping[
         for benchmark, marker in (("articles", "o"), ("seven kinds", "s")):
             shown = [(speeds[name], scores[name][benchmark]) for name in scores]
             axes.plot(*zip(*shown, strict=True), marker, label=benchmark)
-        for name, score in scores.items():
-            axes.annotate(name, (speeds[name], score["seven kinds"]), (4, -9), textcoords="offset points", fontsize=7)
+        for name, side in zip(sorted(speeds, key=speeds.__getitem__), cycle(("left", "right"))):  # so that none overlap
+            place = {"xytext": (4 if side == "left" else -4, -9), "textcoords": "offset points", "ha": side}
+            axes.annotate(name, (speeds[name], scores[name]["seven kinds"]), fontsize=7, **place)
         axes.set(xscale="log", xlabel="MB of HTML per CPU second", ylabel="mean word F1, pages held out")
-        axes.set_xlim(right=3 * max(speeds.values()))
+        axes.set_xlim(left=0.4 * min(speeds.values()), right=3 * max(speeds.values()))
         axes.legend(fontsize="small", loc="lower right")
 
 
