@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
     from curations import Undisturbed
 
-#: Two nodes of one core each, where a site gives whole ones.
+#: One core of each node, where a site gives whole ones.
 SITE = [
-    *("--sbatch=--nodes=2", "--sbatch=--exclusive=false", "--sbatch=--mem=1000", "--sbatch=--cpus-per-task=1"),
-    *("--sbatch=--time=10", "--interface=lo"),
+    *("--sbatch=--exclusive=false", "--sbatch=--mem=1000", "--sbatch=--cpus-per-task=1", "--sbatch=--time=10"),
+    "--interface=lo",
 ]
 pytestmark = pytest.mark.usefixtures("slurm_daemons")
 
 
-def submit(undisturbed: Undisturbed, folder: Path) -> Job:
+def submit(undisturbed: Undisturbed, folder: Path, nodes: int = 2) -> Job:
     """A run submitted from a folder, which it writes ``data`` and ``log`` into."""
     run = [curations.COMMAND, "run", str(undisturbed.recipe), "--out", "data", "--engine", "ray", "--launcher", "slurm"]
-    return Job([*run, *SITE, f"--sbatch=--output={folder / 'log'}"], folder, "log")
+    return Job([*run, *SITE, f"--sbatch=--nodes={nodes}", f"--sbatch=--output={folder / 'log'}"], folder, "log")
 
 
 def test_job_has_equal_bytes_and_leaves_no_token(undisturbed: Undisturbed, tmp_path: Path) -> None:
@@ -59,13 +59,14 @@ def test_a_job_whose_head_cannot_start_ends_and_says_why(
     assert not list(long.iterdir())
 
 
-# The first has the run: without it the job is queued again.
-@pytest.mark.parametrize(("node", "restarts"), [("n1", "1"), ("n2", "0")])
+# The first has the run: without it the job is queued again. Of three nodes the other two go on without the third.
+@pytest.mark.parametrize(("nodes", "node", "restarts"), [(2, "n1", "1"), (2, "n2", "0"), (3, "n3", "0")])
 def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     undisturbed: Undisturbed,
     slurm_daemons: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
     node: str,
     restarts: str,
 ) -> None:
@@ -73,12 +74,12 @@ def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     for name, value in (("initial_delay_ms", 0), ("period_ms", 200), ("timeout_ms", 1000)):
         monkeypatch.setenv(f"RAY_health_check_{name}", str(value))
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "2")
-    job = submit(undisturbed, tmp_path)
+    job = submit(undisturbed, tmp_path, nodes)
     job.until((tmp_path / "data" / "01-extract").exists)
     (driver,) = processes("n1", line="mtnlg_data.cli run")
-    os.kill(driver, signal.SIGSTOP)  # so that it cannot end before its second node is there
+    os.kill(driver, signal.SIGSTOP)  # so that it cannot end before all nodes are there
     try:
-        job.until(lambda: job.log().count("Ray runtime started.") == 2)
+        job.until(lambda: job.log().count("Ray runtime started.") == nodes)
     finally:
         os.kill(driver, signal.SIGCONT)
     with lost(node, slurm_daemons):

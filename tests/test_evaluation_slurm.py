@@ -52,30 +52,42 @@ def test_a_layout_that_does_not_fit_is_no_job(checkpoint: Path, tmp_path: Path) 
     assert "--layout pp=64: layout.pp = 64 stages for model.layers = " in ended.stderr
 
 
-def test_slurm_job_survives_a_killed_rank_and_a_lost_node(
-    slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path
-) -> None:
-    """A killed rank ends the job and its other ranks, and the same command resumes; a lost node requeues it."""
-    words = ["run", str(checkpoint), "--out", "out", "--batch-tokens", "60", *TASKS, *job_words(tmp_path)]
-    run = [sys.executable, "-m", "mtnlg_eval.cli", *words]
+def scoring(checkpoint: Path, folder: Path) -> Job:
+    """A scoring of two nodes, submitted."""
+    words = ["run", str(checkpoint), "--out", "out", "--batch-tokens", "60", *TASKS, *job_words(folder)]
+    return Job([sys.executable, "-m", "mtnlg_eval.cli", *words], folder, "out/slurm-*.log")
 
-    def ranks(node: str) -> list[int]:
-        return processes(node, line="mtnlg_eval.cli run")
 
-    first = Job(run, tmp_path, "out/slurm-*.log")
+def ranks(node: str) -> list[int]:
+    """The ranks on a node."""
+    return processes(node, line="mtnlg_eval.cli run")
+
+
+@pytest.mark.usefixtures("slurm_daemons")
+def test_killed_rank_ends_the_job_and_the_same_command_resumes(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    first = scoring(checkpoint, tmp_path)
     first.until(lambda: ranks("n2"))
     os.kill(ranks("n2")[0], signal.SIGKILL)
     first.until_ended()
     assert first.fact("JobState") == "FAILED"
-    job = Job(run, tmp_path, "out/slurm-*.log")
+    second = scoring(checkpoint, tmp_path)
+    second.until_ended()
+    assert second.fact("JobState") == "COMPLETED", second.log()
+    assert (samples(tmp_path / "out"), results(tmp_path / "out")) == (samples(whole), results(whole))
+
+
+@pytest.mark.parametrize(("node", "rest"), [("n1", "n[2-3]"), ("n2", "n[1,3]")])
+def test_lost_node_requeues_the_job_without_it(  # noqa: PLR0917  (fixtures)
+    slurm_daemons: Path, checkpoint: Path, whole: Path, tmp_path: Path, node: str, rest: str
+) -> None:
+    job = scoring(checkpoint, tmp_path)
     job.until(lambda: (tmp_path / "out" / "scores.sqlite").exists() and ranks("n2"))
     for rank in ranks("n2"):
         os.kill(rank, signal.SIGSTOP)  # so that it cannot complete before
-    with lost("n2", slurm_daemons):
+    with lost(node, slurm_daemons):
         job.until_ended()
-    assert (job.fact("JobState"), job.fact("Restarts"), job.fact("NodeList")) == ("COMPLETED", "1", "n[1,3]"), job.log()
-    assert samples(tmp_path / "out") == samples(whole)
-    assert results(tmp_path / "out") == results(whole)
+    assert (job.fact("JobState"), job.fact("Restarts"), job.fact("NodeList")) == ("COMPLETED", "1", rest), job.log()
+    assert (samples(tmp_path / "out"), results(tmp_path / "out")) == (samples(whole), results(whole))
 
 
 @pytest.mark.usefixtures("slurm_daemons")
