@@ -30,7 +30,7 @@ from mtnlg_data import (
 )
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
-from mtnlg_data.document import CHARACTERS_PER_GROUP
+from mtnlg_data.document import CHARACTERS_PER_GROUP, DocumentFile
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import read_records
 from mtnlg_data.sources.record import Metadata
@@ -345,3 +345,12 @@ def test_a_table_with_times_that_python_has_not_can_be_looked_at(tmp_path: Path)
     shown = inspect_table(tmp_path / "times.parquet", 1)["samples"]
     assert shown[0]["id"] == "a"
     assert "1970-01-01 00:00:00.000000001" in str(shown[0]["time"])  # pandas, where it is installed, has such a time
+
+
+def test_empty_row_groups_are_read(tmp_path: Path) -> None:
+    rows = pa.table({"id": ["a", "b"], "text": ["one two", "three"]})
+    with pq.ParquetWriter(tmp_path / "own-00000.parquet", rows.schema) as file:
+        for table in (rows.slice(0, 0), rows):
+            file.write_table(table)
+    with DocumentFile(tmp_path / "own-00000.parquet") as documents:
+        assert [documents.read(group).num_rows for group in (0, 1)] == [0, 2]

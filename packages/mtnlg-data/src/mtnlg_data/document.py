@@ -228,8 +228,10 @@ class DocumentFile:
         with named_damage(self._path):
             stored = self._columns.stored(wanted)
             table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a task has one core
-            (batch,) = table.combine_chunks().to_batches()
-            return self._columns.documents(batch, self._firsts[group], wanted)
+            if table.num_rows != self.rows[group]:
+                raise pa.ArrowInvalid(f"row group {group} holds {table.num_rows} of {self.rows[group]} rows")
+            batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+            return self._columns.documents(batches[0], self._firsts[group], wanted)
 
     def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (position in ``rows`` of the batch's first row, batch) for ascending rows, one batch per row group.
