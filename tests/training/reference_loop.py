@@ -33,13 +33,12 @@ RECIPE: dict[str, Json] = {
 
 
 def recipe_of(
-    layout: tuple[int, int, int] = (1, 1, 1), model: Json | None = None, guard: Json | None = None, **train: object
+    layout: tuple[int, ...] = (1, 1, 1), model: Json | None = None, guard: Json | None = None, **train: object
 ) -> Recipe:
-    """`RECIPE` in a layout (tp, pp, dp), with some keys changed."""
-    tp, pp, dp = layout
+    """`RECIPE` in a layout (tp, pp, dp) or (tp, pp, dp, cp), with some keys changed."""
     sections = {
         "model": RECIPE["model"] | (model or {}),
-        "layout": Layout(tp=tp, pp=pp, dp=dp),
+        "layout": Layout(**dict(zip(("tp", "pp", "dp", "cp"), layout, strict=False))),
         "train": RECIPE["train"] | train,
         "guard": guard or {},
     }

@@ -43,11 +43,13 @@ def test_a_run_goes_from_one_engine_and_schedule_to_another(
     four_layers: Reference, run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
     steps: list[Json] = []
-    parts: list[tuple[tuple[int, int, int], int, Json]] = [
+    parts: list[tuple[tuple[int, ...], int, Json]] = [
         ((2, 1, 1), 24, {"engine": "deepspeed"}),
+        ((1, 1, 1, 2), 32, {}),
         ((1, 2, 1), 40, {"schedule": "zero-bubble", "chunks": 2}),
         ((1, 1, 2), 52, {"engine": "deepspeed", "sequence_parallel": False}),
         ((2, 2, 1), 68, {"schedule": "interleaved", "chunks": 2}),
+        ((1, 2, 1, 2), 76, {}),
         ((1, 2, 2), 84, {}),
     ]
     for layout, samples, changes in parts:

@@ -14,14 +14,15 @@ from mtnlg_parallel.layout import (
     Axis,
     Layout,
     balanced_cuts,
+    evaluation_error,
     layout_error,
     parse_layout,
     stages,
 )
 
 MT_NLG = Layout(tp=8, pp=35, dp=8)
-AXES: tuple[Axis, ...] = ("tp", "pp", "dp")
-layouts = st.builds(Layout, tp=st.integers(1, 6), pp=st.integers(1, 6), dp=st.integers(1, 6))
+AXES: tuple[Axis, ...] = ("tp", "cp", "pp", "dp")
+layouts = st.builds(Layout, **{axis: st.integers(1, 5) for axis in AXES})
 
 
 @given(layouts)
@@ -40,6 +41,24 @@ def test_groups_partition_ranks_by_axis(layout: Layout) -> None:
             others = {layout.coordinates(rank)._replace(**{axis: 0}) for rank in group}
             assert len(others) == 1
             assert len(group) == getattr(layout, axis)
+
+
+@given(layouts)
+def test_replicas_hold_the_same_weights(layout: Layout) -> None:
+    slices = [layout.replicas(tp, pp) for tp in range(layout.tp) for pp in range(layout.pp)]
+    assert sorted(rank for ranks in slices for rank in ranks) == list(range(layout.world))
+    assert all(len({layout.coordinates(rank)[:2] for rank in ranks}) == 1 for ranks in slices)
+
+
+def test_cp_is_between_tp_and_dp() -> None:
+    layout = Layout(tp=2, cp=3, pp=2, dp=2)
+    assert [layout.groups(axis)[0] for axis in layout.axes] == [[0, 1], [0, 2, 4], [0, 6], [0, 12]]
+
+
+def test_only_a_layout_with_cp_writes_it() -> None:
+    assert str(Layout(tp=2)) == "tp=2,pp=1,dp=1"
+    assert str(Layout(tp=2, cp=4)) == "tp=2,cp=4,pp=1,dp=1"
+    assert Layout().model_dump_json() == '{"tp":1,"pp":1,"dp":1}'
 
 
 def test_tp_is_innermost_and_pp_outermost() -> None:
@@ -94,10 +113,26 @@ def test_no_other_cut_has_a_cheaper_slowest_stage(costs: list[int], data: st.Dat
         (Layout(tp=3), "layout.tp = 3 does not divide model.heads = 16; use 1, 2, 4, 8 or 16"),
         (Layout(pp=25), "layout.pp = 25 stages for model.layers = 24; use 1 to 24"),
         (Layout(tp=16, pp=24), None),
+        (Layout(cp=3), "layout.cp = 3 x 2 does not divide model.sequence = 2048; use 2 or 4, or model.sequence = 2052"),
+        (Layout(cp=1024), None),
     ],
 )
 def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, message: str | None) -> None:
-    assert layout_error(layout, PRESETS["dense-350m"]) == message
+    assert layout_error(layout, PRESETS["dense-350m"].model_copy(update={"attention_dropout": 0.0})) == message
+
+
+def test_evaluation_refuses_cp() -> None:
+    assert evaluation_error(Layout(tp=2), PRESETS["tiny"]) is None
+    assert evaluation_error(Layout(cp=2), PRESETS["tiny"]) == "layout.cp = 2 is for training; use 1"
+
+
+def test_cp_and_sequence_parallelism_cut_the_same_tokens() -> None:
+    short = PRESETS["dense-350m"].model_copy(update={"sequence": 36, "attention_dropout": 0.0})
+    assert layout_error(Layout(tp=8, cp=3), short) is None
+    assert "layout.cp = 3 x 8" in (layout_error(Layout(tp=8, cp=3), short, sequence_parallel=True) or "")
+    assert "model.attention_dropout" in (
+        layout_error(Layout(cp=2), short.model_copy(update={"attention_dropout": 0.1})) or ""
+    )
 
 
 def test_a_vocabulary_that_was_not_padded_is_refused() -> None:

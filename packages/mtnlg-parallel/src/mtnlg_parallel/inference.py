@@ -22,7 +22,7 @@ from mtnlg_parallel.model.slicing import Slicing, init_process_group, local_devi
 from mtnlg_parallel.model.stage_modules import StageModules
 from mtnlg_parallel.waiting import wait_for
 
-from .layout import layout_error, stages
+from .layout import evaluation_error, stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class DecoderShard:
     def __init__(self, checkpoint: Checkpoint, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
         """Build the modules and read their weights. Raises ``UsageFailure`` if ``layout`` does not fit the decoder."""
         config = self.config = checkpoint.config
-        if error := layout_error(layout, config):
+        if error := evaluation_error(layout, config):
             raise UsageFailure(error)
         rank = distributed.get_rank()
         self.layout, self.place, self.device, self.dtype = layout, layout.coordinates(rank), device, dtype

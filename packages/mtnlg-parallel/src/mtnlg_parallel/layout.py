@@ -1,8 +1,9 @@
-"""The 3D parallel layout: which rank is where, and which layers each pipeline stage holds. Imports no torch.
+"""The parallel layout: which rank is where, and which layers each pipeline stage holds. Imports no torch.
 
-Ranks are ordered tensor parallel innermost, then data parallel, then pipeline stage (paper.md section 3)
+Ranks are ordered tensor parallel innermost, then context parallel, data parallel and pipeline stage (paper.md section
+3, and megatron-core for cp)
 
-    rank = (pipeline stage * dp + data-parallel rank) * tp + tensor-parallel rank
+    rank = ((pipeline stage * dp + data-parallel rank) * cp + context-parallel rank) * tp + tensor-parallel rank
 
 so that the largest communication volume stays on a node's fast links and the smallest crosses the network. DeepSpeed's
 ``PipeModelDataParallelTopology`` (axes pipe, data, model) and megatron-core's default use the same order.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import accumulate, pairwise
-from math import ceil, prod
+from math import ceil, lcm, prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_model.checkpoint import manifest
@@ -30,7 +31,7 @@ from mtnlg_model.console import UsageFailure
 if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
-Axis = Literal["tp", "pp", "dp"]
+Axis = Literal["tp", "cp", "pp", "dp"]
 Recompute = Literal["none", "selective", "full"]
 """Part of a layer recomputed in backward: nothing, its attention core (Korthikanti et al. 2022), or all of it."""
 
@@ -81,35 +82,50 @@ class Coordinates(NamedTuple):
     tp: int
     pp: int
     dp: int
+    cp: int = 0
 
     def __str__(self) -> str:
-        """Text such as ``tp 0, pp 1, dp 3``."""
-        return f"tp {self.tp}, pp {self.pp}, dp {self.dp}"
+        """Text such as ``tp 0, pp 1, dp 3``, and ``cp 1`` if that is not 0."""
+        return f"tp {self.tp}, pp {self.pp}, dp {self.dp}" + (f", cp {self.cp}" if self.cp else "")
 
 
 class Layout(manifest.Layout):
-    """Degrees of tensor, pipeline and data parallelism, as checkpoints record them."""
+    """Degrees of tensor, context, pipeline and data parallelism, as checkpoints record them."""
 
     def __str__(self) -> str:
         """Text in the format of ``--layout``."""
-        return f"tp={self.tp},pp={self.pp},dp={self.dp}"
+        return ",".join(f"{axis}={degree}" for axis, degree in self.model_dump().items())
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Its axes from the innermost on; cp only if its degree is not 1."""
+        return ("tp", "cp", "dp", "pp") if self.cp > 1 else ("tp", "dp", "pp")
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
 
-    def rank(self, tp: int, pp: int, dp: int) -> int:
+    def rank(self, tp: int, pp: int, dp: int, cp: int = 0) -> int:
         """The rank at these coordinates."""
-        return (pp * self.dp + dp) * self.tp + tp
+        return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
+
+    def replicas(self, tp: int, pp: int) -> list[int]:
+        """The ranks that hold the same weights: all data-parallel and context-parallel ones, in order."""
+        return [self.rank(tp, pp, *divmod(replica, self.cp)) for replica in range(self.dp * self.cp)]
 
     def coordinates(self, rank: int) -> Coordinates:
         """Coordinates of a rank. Raises ``ValueError`` outside [0, world)."""
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside the {self.world} ranks of {self}")
         rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
         pp, dp = divmod(rest, self.dp)
-        return Coordinates(tp=tp, pp=pp, dp=dp)
+        return Coordinates(tp, pp, dp, cp)
+
+    def place_facts(self, rank: int) -> dict[str, int]:
+        """A rank and its coordinates, for JSON."""
+        return {"rank": rank, **{axis: getattr(self.coordinates(rank), axis) for axis in self.model_dump()}}
 
     def groups(self, axis: Axis) -> list[list[int]]:
         """Groups of ranks that differ only on this axis; each rank is in exactly one."""
@@ -146,6 +162,8 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
     """
     keys = ("heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
+    if reason := _context_error(layout, config, sequence_parallel):
+        return reason
 
     def misfit(tp: int) -> str | None:
         if key := next((key for key, size in sizes.items() if size % tp), None):
@@ -164,6 +182,30 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
     return None
 
 
+def evaluation_error(layout: Layout, config: ModelConfig) -> str | None:
+    """Why a decoder cannot be evaluated in ``layout``: as `layout_error`, and without context parallelism."""
+    if layout.cp > 1:
+        return f"layout.cp = {layout.cp} is for training; use 1"
+    return layout_error(layout, config)
+
+
+def _context_error(layout: Layout, config: ModelConfig, sequence_parallel: bool) -> str | None:
+    """Why context parallelism does not fit this decoder; None if it does."""
+    if layout.cp == 1:
+        return None
+    if config.attention_dropout:
+        of_model = f"model.attention_dropout = {config.attention_dropout}"
+        return f"layout.cp = {layout.cp} has no dropout of attention, and {of_model}; set that to 0, or use 1"
+    unit = lcm(2, layout.tp) if sequence_parallel else 2
+    if config.sequence % (layout.cp * unit):
+        valid = [cp for cp in range(2, 2 * layout.cp) if config.sequence % (cp * unit) == 0]
+        near = sorted(sorted(valid, key=lambda cp: abs(cp - layout.cp))[:2]) or [1]
+        longer = -(-config.sequence // (layout.cp * unit)) * layout.cp * unit
+        parts = f"layout.cp = {layout.cp} x {unit} does not divide model.sequence = {config.sequence}"
+        return f"{parts}; use {' or '.join(map(str, near))}, or model.sequence = {longer}"
+    return None
+
+
 def _qkv_rows(config: ModelConfig) -> int:
     return (config.heads + 2 * config.kv_heads) * config.head_size
 
@@ -176,7 +218,8 @@ def eight_bit_error(layout: Layout, config: ModelConfig, micro_batch: int) -> st
     """Why the layers' slices cannot be multiplied in 8 bits; None if they can."""
     rows = {"(heads + 2 kv_heads) x head_size": _qkv_rows(config), "heads x head_size": config.heads * config.head_size}
     widths = {name: count // layout.tp for name, count in {**rows, "ffn": config.ffn}.items()}
-    sizes = {"hidden": config.hidden, **widths, "sequence x train.micro_batch": config.sequence * micro_batch}
+    tokens = config.sequence // layout.cp * micro_batch
+    sizes = {"hidden": config.hidden, **widths, "sequence x train.micro_batch": tokens}
     for name, size in sizes.items():
         if size % EIGHT_BIT_MULTIPLE:
             of_rank = f"of a rank, by layout.tp = {layout.tp}, " if name in widths else ""

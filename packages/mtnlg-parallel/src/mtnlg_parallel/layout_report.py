@@ -1,12 +1,12 @@
 """Shows a layout: stages and groups as a table or JSON, and what one rank holds (``train --dry-run``).
 
 Bytes of state per parameter in DeepSpeed's engine, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1
-over dp ranks:
+over dp x cp ranks:
 
-    2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / dp
+    2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / (dp cp)
 
-and under fp32 4 + 4 + (4 + 8) / dp, since DeepSpeed's ZeRO keeps a master copy there too. Our own engine has neither
-that copy nor separate gradients in bf16.
+and under fp32 4 + 4 + (4 + 8) / (dp cp), since DeepSpeed's ZeRO keeps a master copy there too. Our own engine has
+neither that copy nor separate gradients in bf16.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def print_layout(recipe: Recipe) -> None:
     """Print stages and groups of ranks on stdout."""
     layout, config, train = recipe.layout, recipe.model, recipe.train
     out = console()
-    replicas = f"{layout.dp} replicas of {layout.tp * layout.pp}"
+    replicas = f"{layout.dp} replicas of {layout.world // layout.dp}"
     out.print(f"{config.parameters:,} parameters over {layout}: {layout.world:,} ranks, {replicas}")
     out.print(
         f"batch {train.batch} = {layout.dp} replicas x {train.batch // recipe.batch_size.multiple} micro-batches of "
@@ -79,13 +79,14 @@ def print_layout(recipe: Recipe) -> None:
         table.add_column(name, justify="right")
     for stage in _cut(recipe):
         first = layout.rank(tp=0, pp=stage.number % layout.pp, dp=0)
-        last = layout.rank(tp=layout.tp - 1, pp=stage.number % layout.pp, dp=layout.dp - 1)
+        last = layout.replicas(layout.tp - 1, stage.number % layout.pp)[-1]
         ranks = f"{first}" if first == last else f"{first}-{last}"
         table.add_row(str(stage.number), ranks, _parts_text(stage), f"{stage.parameters:,}", f"{stage.cost:.1%}")
     out.print(table)
     roles: dict[Axis, str] = {"tp": "slice a layer", "dp": "share a stage's gradients", "pp": "pass activations on"}
-    for axis, role in roles.items():
-        groups = layout.groups(axis)
+    roles["cp"] = "share a sequence"
+    for axis in layout.axes:
+        groups, role = layout.groups(axis), roles[axis]
         shown = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
         more = f"  … {len(groups):,} groups" if len(groups) > SHOWN_GROUPS else ""
         out.print(f"{axis}: ranks that {role}: {shown}{more}")
@@ -123,8 +124,8 @@ def layout_facts(recipe: Recipe) -> dict[str, Any]:
         "stages": [
             {"stage": s.number, "parts": list(s.parts), "parameters_a_rank": s.parameters, "cost": s.cost} for s in cut
         ],
-        "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
-        "groups": {axis: layout.groups(axis) for axis in ("tp", "dp", "pp")},
+        "ranks": [layout.place_facts(rank) for rank in range(layout.world)],
+        "groups": {axis: layout.groups(axis) for axis in layout.axes},
     }
 
 
@@ -145,7 +146,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
     state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
     if train.gradients == "bf16":
         state["accumulated gradients"] //= 2
-    shared = {kind: ceil(parameters / layout.dp) * size for kind, size in ZERO_BYTES.items()}
+    shared = {kind: ceil(parameters / (layout.dp * layout.cp)) * size for kind, size in ZERO_BYTES.items()}
     if train.precision == "fp32" and not is_deepspeed:
         del shared["master weights"]
     state |= shared
@@ -164,6 +165,6 @@ def print_rank(shard: RankShard, recipe: Recipe) -> None:
     out.print(table)
     kinds = "  ".join(f"{kind} {size / 1e9:,.2f} GB" for kind, size in shard.state.items())
     out.print(f"state: {sum(shard.state.values()):,} bytes in {recipe.train.precision}: {kinds}")
-    for axis in ("tp", "dp", "pp"):
+    for axis in layout.axes:
         group = [layout.rank(**{**shard.place._asdict(), axis: n}) for n in range(getattr(layout, axis))]
         out.print(f"{axis}: in the group {_abbreviate(group)}")

@@ -381,7 +381,7 @@ class Recipe(Settings):
         Raises ``UsageFailure`` if there is none.
         """
         layout = self.layout
-        for dp in range(min(layout.dp, ranks // (layout.tp * layout.pp)), 0, -1):
+        for dp in range(min(layout.dp, ranks // (layout.world // layout.dp)), 0, -1):
             with suppress(ValidationError):
                 smaller = self.model_copy(update={"layout": layout.model_copy(update={"dp": dp})})
                 fitted = type(self).model_validate(smaller.model_dump(mode="json"), strict=False)

@@ -11,7 +11,7 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.settings import read_toml, validate
 from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.launch import slurm
-from mtnlg_parallel.layout import Layout, layout_error, parse_layout
+from mtnlg_parallel.layout import Layout, evaluation_error, parse_layout
 from mtnlg_parallel.recipe import FILE, Slurm
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *,
         site.ranks_per_node,
     )
     checkpoint = Path(context.params["checkpoint"])  # of the hub unless there is one
-    if layout and checkpoint.is_dir() and (error := layout_error(job.layout, read_initial(checkpoint, 1).config)):
+    if layout and checkpoint.is_dir() and (error := evaluation_error(job.layout, read_initial(checkpoint, 1).config)):
         raise UsageFailure(f"--layout {layout}: {error}")
     script = slurm.script_of_ranks(job, "mtnlg_eval.cli", ["run", *_words(context)])
     if dry_run:

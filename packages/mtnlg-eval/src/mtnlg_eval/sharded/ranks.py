@@ -23,7 +23,7 @@ from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_parallel.environment import read_environment
 from mtnlg_parallel.launch.agent import Rank, die_with_parent, end_ranks, last_line, rank_environment, start_rank
 from mtnlg_parallel.launch.machine import check_ranks
-from mtnlg_parallel.layout import Layout, layout_error, parse_layout
+from mtnlg_parallel.layout import Layout, evaluation_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def all_ranks(
     not fit the model or the machine.
     """
     layout, started = Layout(**parse_layout(text)), read_environment()
-    if error := layout_error(layout, config):
+    if error := evaluation_error(layout, config):
         raise UsageFailure(f"--layout {text}: {error}")
     if started.launcher != "none":
         if started.world != layout.world:

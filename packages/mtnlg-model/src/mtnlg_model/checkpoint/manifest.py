@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import xxhash
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, ValidationError, model_serializer
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads it)
 from mtnlg_model.console import Failure, say
@@ -60,11 +60,19 @@ class MissingFileError(CheckpointError):
 
 
 class Layout(Settings):
-    """Tensor-, pipeline- and data-parallel sizes of the run that wrote a checkpoint."""
+    """Tensor-, context-, pipeline- and data-parallel sizes of the run that wrote a checkpoint.
+
+    ``cp`` is written only if it is not 1, so that earlier versions read what a layout without it wrote.
+    """
 
     tp: Annotated[int, Field(ge=1)] = Field(1, description="tensor-parallel ranks")
+    cp: Annotated[int, Field(ge=1)] = Field(1, description="context-parallel ranks, which share each sequence")
     pp: Annotated[int, Field(ge=1)] = Field(1, description="pipeline ranks")
     dp: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks")
+
+    @model_serializer(mode="wrap")
+    def _omit_single(self, serialize: SerializerFunctionWrapHandler) -> dict[str, int]:
+        return {axis: degree for axis, degree in serialize(self).items() if (axis, degree) != ("cp", 1)}
 
 
 class Progress(Settings):

@@ -7,6 +7,7 @@ forbidden. Starting from the plain loop's state is a resume: weights, both momen
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -167,6 +168,32 @@ def tuning() -> Iterator[Case]:
         yield Case(f"{documents} {recipe.layout} {more}", recipe, masked=True)
 
 
+def context() -> Iterator[Case]:
+    """Ranks that share each sequence: with every other axis, kind of attention, recomputation and masked targets."""
+    train = {"batch": 8, "samples": 16}
+    gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"], {"precision": "fp32"}
+    gemma = llama | {"by_layer": [{"window": 3}, {"window": 12}], "attention_softcap": 5.0, "tied": True}
+    untied = {"tied": False}
+    kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any], str]] = [
+        (gpt, {"cp": 2}, {"recompute": "none", **fp32}, "joined"),
+        (llama | untied, {"cp": 4}, {"recompute": "selective", **fp32}, "joined"),
+        (gpt, {"cp": 2, "tp": 2, "pp": 2}, {"recompute": "full", **fp32}, "joined"),
+        (llama, {"cp": 2, "tp": 2, "dp": 2}, {"recompute": "full", "precision": "bf16"}, "joined"),
+        (gpt | untied, {"cp": 4, "pp": 2}, {"recompute": "none", "precision": "bf16", "gradients": "bf16"}, "joined"),
+        (gemma, {"cp": 4}, {"recompute": "selective", "precision": "bf16"}, "joined"),
+        (gemma, {"cp": 2, "pp": 3}, {"recompute": "full", "schedule": "zero-bubble", **fp32}, "isolated"),
+        (gpt | {"positions": "alibi"}, {"cp": 2, "pp": 2}, {"micro_batch": 2, **fp32}, "joined"),
+        (llama | untied, {"cp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2, **fp32}, "isolated"),
+        (llama, {"cp": 2, "dp": 2}, {"offload_activations": True, "sequence_parallel": False, **fp32}, "isolated"),
+        (llama, {"cp": 2, "tp": 4}, {"sequence_parallel": False, "recompute": "selective", **fp32}, "joined"),
+        (gpt | {"dropout": 0.1}, {"cp": 2, "tp": 2}, {"precision": "bf16"}, "joined"),
+    ]
+    for number, (family, layout, more, documents) in enumerate(kinds):
+        recipe = _recipe({**TINY, **family}, layout, train | more, documents)
+        assert recipe  # noqa: S101  (a constant)
+        yield Case(f"context {recipe.layout} {more}", recipe, number % 2, masked=documents == "isolated")
+
+
 def long_sum() -> Case:
     """256 bf16 micro-batches, whose gradients must not be summed in bf16: that would be too coarse."""
     model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
@@ -190,10 +217,15 @@ def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
 def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
     """Case ``number`` of a seed; redraws until the recipe is valid and not ``unsupported`` by the engine."""
     chance = random.Random(f"{seed}/{number}")
+    cp = random.Random(f"{seed}/{number}/context").choice((1, 1, 1, 2, 3, 4))
     while True:
         layout, train = _draw_layout(chance)
         documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
-        recipe = _recipe(_draw_model(chance, layout, train), layout.model_dump(), train, documents)
+        model, sharing = _draw_model(chance, layout, train), cp if layout.world * cp <= MOST_RANKS else 1
+        if sharing > 1:
+            unit = 2 * sharing * math.lcm(layout.tp, 16 if train["precision"] == "fp8" else 1)
+            model |= {"attention_dropout": 0.0, "sequence": -(-model["sequence"] // unit) * unit}
+        recipe = _recipe(model, {**layout.model_dump(), "cp": sharing}, train, documents)
         if recipe and not unsupported(recipe):
             break
     steps = len(Case("", recipe).steps)

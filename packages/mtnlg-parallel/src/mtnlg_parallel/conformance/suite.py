@@ -12,7 +12,7 @@ import torch
 
 from mtnlg_parallel.engine.build import engine_class
 
-from .cases import covering, draw, long_sum, matrix, tuning, unlike_layers
+from .cases import context, covering, draw, long_sum, matrix, tuning, unlike_layers
 from .compare import Result, check
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
     return [
         long_sum(),
         *unlike_layers(),
-        *(case for case in tuning() if not unsupported(case.recipe)),
+        *(case for case in (*tuning(), *context()) if not unsupported(case.recipe)),
         *covering([case for case in matrix() if not unsupported(case.recipe)], strength),
     ]
 

@@ -39,7 +39,7 @@ MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
 
 
 class MicroBatch(NamedTuple):
-    """Inputs and targets, int64 [B, S] each; with isolated documents also the documents' bounds.
+    """Inputs and targets of whole samples, int64 [B, S] each; with isolated documents also the documents' bounds.
 
     ``positions`` [B, S] count from 0 in each document; ``bounds``, int32, has the start of each document in the
     flattened inputs, and the end of the last; ``lengths`` has the documents' lengths. ``counted`` is the number of

@@ -76,6 +76,8 @@ class DeepSpeedEngine:
         """Why DeepSpeed's engine cannot train this recipe; None if it can."""
         if recipe.train.schedule != "1f1b":
             return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
+        if recipe.layout.cp > 1:
+            return f"DeepSpeed has no context parallelism, and layout.cp = {recipe.layout.cp}"
         if recipe.train.gradients != "fp32":
             return "DeepSpeed sums gradients in fp32"
         return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None

@@ -28,6 +28,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mtnlg_parallel.model.attention_masks import EXACT_DROPOUT
+from mtnlg_parallel.model.ring_attention import Context
 from mtnlg_parallel.model.slicing import new_group
 from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
 from mtnlg_parallel.schedules import load_schedule, orders
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
     from torch.distributed import Work
 
+    from mtnlg_model.functional import Attend
     from mtnlg_parallel.model.head import ParallelOps
     from mtnlg_parallel.model.stage_modules import LocalParameter
     from mtnlg_parallel.recipe import Recipe
@@ -72,9 +74,11 @@ class PipelineEngine:
         self._place = place = layout.coordinates(distributed.get_rank())
         self.parts = build_stages(recipe, device, ops)
         self._slicing = slicing = self.parts[0].slicing
-        self._dp_group = dp_group = new_group([layout.rank(place.tp, place.pp, dp) for dp in range(layout.dp)])
+        self._dp_group = dp_group = new_group(layout.replicas(place.tp, place.pp))
+        sharing = [layout.rank(*place._replace(cp=cp)) for cp in range(layout.cp)]
+        self._context = Context(new_group(sharing), recipe.model.sequence) if layout.cp > 1 else None
         self.reads_samples, self.layers = recipe.reads_samples(place.pp), recipe.model.layers
-        ring = [layout.rank(place.tp, pp, place.dp) for pp in range(layout.pp)]
+        ring = [layout.rank(*place._replace(pp=pp)) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks, device)
         kinds = (
             (BucketKind(chunk, local.parameter.ndim > 1, local.is_primary, local.summed_over), local)
@@ -91,7 +95,7 @@ class PipelineEngine:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """Input with a gradient, so that autograd records operations on a received message."""
         self.host_activations = HostActivations(device, staying) if train.offload_activations else None
-        width = recipe.model.sequence // (slicing.degree if slicing.sequence_parallel else 1)
+        width = recipe.model.sequence // layout.cp // (slicing.degree if slicing.sequence_parallel else 1)
         self._message = partial(
             torch.empty, width, train.micro_batch, recipe.model.hidden, dtype=DTYPES[train.storage], device=device
         )
@@ -125,7 +129,7 @@ class PipelineEngine:
         """Run the micro-batches, then update unless ``judge`` returns a reason not to."""
         order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
-        losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._layout.dp), training=True)
+        losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._dp_group.size()), training=True)
         figures = torch.stack([self._share_of_loss(losses, micro_batches), self.optimizer.finish_gradients()])
         wait_for(distributed.all_reduce(figures, async_op=True))
         loss, squares = figures.tolist()
@@ -164,8 +168,20 @@ class PipelineEngine:
         """The rank's contribution to the mean loss, which is summed over all ranks."""
         if not losses:
             return torch.zeros((), dtype=torch.float64, device=self.device)
-        copies = micro_batches * self._layout.dp * self._layout.tp
+        copies: int = micro_batches * self._dp_group.size() * self._layout.tp
         return torch.stack(losses).double().sum() / copies
+
+    def own_tokens(self, whole_BS: Tensor) -> Tensor:
+        """The rank's part of the sequences, on its device."""
+        whole_BS = whole_BS.to(self.device, non_blocking=True)
+        return self._context.slice(whole_BS) if self._context else whole_BS
+
+    def attention(self, batch: MicroBatch | None) -> tuple[Tensor | None, Sequence[Attend] | None]:
+        """Positions and each layer's attention, as `StageModules` takes them."""
+        if self._context:
+            positions_BS, ring = self._context.attention(self.device, batch and batch.positions)
+            return positions_BS, [ring] * self.layers
+        return batch.attention(self.layers, self.device) if batch else (None, None)
 
     def stage_of(self, chunk: int) -> int:
         """Virtual stage of this rank's part ``chunk``."""
@@ -223,19 +239,15 @@ class _Step:
         engine, key = self._engine, action[1:]
         part, stage = engine.parts[action.chunk], engine.stage_of(action.chunk)
         batch = self._batch(action)
-        x = (
-            self._receives["forward"].take()
-            if stage or batch is None
-            else batch.inputs.to(engine.device, non_blocking=True)
-        )
+        x = self._receives["forward"].take() if stage or batch is None else engine.own_tokens(batch.inputs)
         if torch.is_grad_enabled() and stage:
             x = _Received.apply(x, engine.anchor, self._input_gradients, key)  # type: ignore[no-untyped-call]
         host = engine.host_activations if torch.is_grad_enabled() and key not in self._back_at_once else None
         with host.moved_out(key) if host else nullcontext():
-            y = part(x, *batch.attention(engine.layers, engine.device)) if batch else part(x)
+            y = part(x, *engine.attention(batch))
         if batch and stage == engine.last_stage:
             engine.optimizer.wait_for_weights(action.chunk)  # those of a head of its own
-            y = part.loss(y, batch.targets.to(engine.device, non_blocking=True))
+            y = part.loss(y, engine.own_tokens(batch.targets))
             self.losses.append(y.detach())
         else:
             self._send("forward", y.detach(), stage + 1)

@@ -1,7 +1,8 @@
 """ZeRO-1 that reduces gradients while backward runs, with AdamW on this rank's share of every bucket.
 
 A bucket holds some parameters of one part of the decoder, contiguous in flat buffers: weights in the model's dtype,
-gradients in the dtype of ``train.gradients``. Both are split evenly over the data-parallel ranks, at any element.
+gradients in the dtype of ``train.gradients``. Both are split evenly over the data-parallel ranks, at any element; with
+context parallelism, whose ranks hold the same weights too, over dp x cp ranks.
 
     add, product      each micro-batch adds to the bucket's gradients; the first overwrites them
     reduce            after the last micro-batch's gradients: reduce-scatter to the ranks that own the shares

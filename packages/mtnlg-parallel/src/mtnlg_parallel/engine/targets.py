@@ -1,7 +1,8 @@
 """Weight of each target in a batch where only some targets count.
 
 The loss of a step is the mean over the T targets that count, across all ranks and micro-batches. An engine averages
-over the N targets of a micro-batch, M micro-batches and dp ranks. So each target that counts weighs N M dp / T.
+over the N targets of a micro-batch, M micro-batches and dp ranks. So each target that counts weighs N M dp / T. With
+context parallelism each of cp ranks averages over N / cp of them and counts all, so the weight is the same.
 """
 
 from __future__ import annotations

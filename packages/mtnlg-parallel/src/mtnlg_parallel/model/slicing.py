@@ -93,11 +93,11 @@ class Slicing:
         Every rank must create the same number: torch names a group by how many its ranks made before.
         """
         place = layout.coordinates(distributed.get_rank())
-        ranks = [layout.rank(tp, place.pp, place.dp) for tp in range(layout.tp)]
+        ranks = [layout.rank(*place._replace(tp=tp)) for tp in range(layout.tp)]
         group = new_group(ranks)
         tied = None
         if config.tied and layout.pp > 1:
-            ends = [layout.rank(place.tp, pp, place.dp) for pp in (0, layout.pp - 1)]
+            ends = [layout.rank(*place._replace(pp=pp)) for pp in (0, layout.pp - 1)]
             tied = new_group(ends if distributed.get_rank() in ends else [distributed.get_rank()])
         kv_group = _kv_group(ranks, place.tp, config)
         return cls(group, sequence_parallel and layout.tp > 1, eight_bit, kv_group, tied, layers or {})

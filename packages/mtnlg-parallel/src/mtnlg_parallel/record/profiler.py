@@ -22,7 +22,7 @@ class StepProfiler:
     """Profiles the steps of ``window`` on one rank of every stage, into ``out``/profile/rank-N.json.gz."""
 
     def __init__(self, window: range | None, out: Path, rank: int, coordinates: Coordinates) -> None:
-        profiled = window if coordinates.tp == coordinates.dp == 0 else None
+        profiled = window if coordinates.tp == coordinates.dp == coordinates.cp == 0 else None
         self._first, self._last = (profiled[0], profiled[-1]) if profiled else (0, 0)
         self._path = out / PROFILE / f"rank-{rank}.json.gz"
         self._profiler: profile | None = None

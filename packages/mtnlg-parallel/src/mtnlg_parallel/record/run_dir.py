@@ -119,7 +119,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     return {
         "version": 1,
         "layout": layout.model_dump(),
-        "ranks": [{"rank": rank, **layout.coordinates(rank)._asdict()} for rank in range(layout.world)],
+        "ranks": [layout.place_facts(rank) for rank in range(layout.world)],
         "stages": [{"stage": s.number, "layers": list(s.parts), "parameters": s.parameters} for s in pipeline_stages],
         "parameters": recipe.model.parameters,
         "model": recipe.model.model_dump(mode="json"),

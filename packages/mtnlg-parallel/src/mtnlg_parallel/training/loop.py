@@ -185,8 +185,9 @@ class Training:
     def _dropout_seed(self, samples: int) -> int:
         """The seed of this step: equal on ranks that hold copies of the same hidden state, different on all others."""
         copies = not self.recipe.train.sequence_parallel
-        tp, pp, dp = self.coordinates
-        key = f"{self.recipe.train.seed}/{samples}/{pp}/{dp}/{0 if copies else tp}"
+        tp, pp, dp, cp = self.coordinates
+        replica = dp * self.recipe.layout.cp + cp
+        key = f"{self.recipe.train.seed}/{samples}/{pp}/{replica}/{0 if copies else tp}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
 
     def validate(self, step: Step) -> None:

@@ -72,7 +72,7 @@ class Watch:
         self._is_due = bool(every) and step % every == 0
         for kept in (self._losses, self._targets, self._extremes, self._sums):
             kept.clear()
-        if self._is_due and self._recipe.layout.dp > 1:
+        if self._is_due and len(self._recipe.layout.replicas(0, 0)) > 1:
             shares = (_bits(each.master.to(each.local.parameter.dtype)) for each in self._engine.fragments())
             self._sums.append(sum(shares))
         self._stopwatch = Stopwatch(self._device) if self._is_due else None
@@ -102,7 +102,8 @@ class Watch:
             losses = torch.cat(self._losses)
             pairs = losses, torch.ones_like(losses)
             if self._targets:
-                pairs = losses * self._recipe.model.sequence, torch.cat(self._targets)
+                tokens = self._recipe.model.sequence // self._recipe.layout.cp
+                pairs = losses * tokens, torch.cat(self._targets)
             self._lost.append((range(number - batch, number), torch.stack(pairs)))
         if not self._stopwatch:
             return
@@ -144,7 +145,7 @@ class Watch:
         return found
 
     def _losses_by_source(self) -> dict[str, tuple[float, float]]:
-        """(sum, number) of each source's losses since the last measurement; empty except on one rank per dp.
+        """(sum, number) of each source's losses since the last measurement; empty except on one rank per dp and cp.
 
         Losses are per sample, or per target that counts if not all do.
         """
@@ -231,7 +232,7 @@ def corrupt_ranks(layout: Layout, sums: Sequence[Sequence[int]], exact: bool) ->
     corrupt: list[int] = []
     for tp in range(layout.tp):
         for pp in range(layout.pp):
-            ranks = [layout.rank(tp, pp, dp) for dp in range(layout.dp)]
+            ranks = layout.replicas(tp, pp)
             values = {rank: sums[rank][1] for rank in ranks if sums[rank]}
             if len({*values.values()}) < 2:
                 continue

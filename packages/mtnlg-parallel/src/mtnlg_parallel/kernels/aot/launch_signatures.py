@@ -81,9 +81,10 @@ def launch_recipe(recipe: Recipe) -> None:
     part = Stage(0, range(1), ("layers.0", "final_norm", "head"), 0, 0.0)
     with fake_process_group(0, recipe.layout.tp, config, train.sequence_parallel, eight_bit) as slicing:
         stage = StageModules(part, config, slicing, train.recompute, META, ops).to(dtype)
-        local_sequence = config.sequence // (slicing.degree if slicing.sequence_parallel else 1)
+        sequence = config.sequence // recipe.layout.cp
+        local_sequence = sequence // (slicing.degree if slicing.sequence_parallel else 1)
         x_SBH = torch.empty(local_sequence, train.micro_batch, config.hidden, dtype=dtype, device=META)
-        targets_BS = torch.empty(train.micro_batch, config.sequence, dtype=torch.int64, device=META)
+        targets_BS = torch.empty(train.micro_batch, sequence, dtype=torch.int64, device=META)
         for training in (True, False):
             stage.train(training)
             with torch.set_grad_enabled(training):
