@@ -99,6 +99,15 @@ def test_torchtitan_ring_merges_in_fp32() -> None:
     assert sent[0] / sent[1] == pytest.approx(4, rel=1e-2)
 
 
+def test_our_ring_sends_gradients_in_fp32_and_merges() -> None:
+    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(), 1, cp=4)
+    slow, ours = changed(H100, "node", link_bandwidth=1e8), load_software("mtnlg-parallel")
+    sent = [sum(attention(run.shape, slow, ours, backward)[i] for i in (0, 2)) for backward in (False, True)]
+    assert sent[1] / sent[0] == pytest.approx(3, rel=1e-2)
+    assert attention(run.shape, H100, ours, True).memory > attention(run.shape, H100, CORE, True).memory
+    assert attention(run.shape, H100, ours, True).products > attention(run.shape, H100, CORE, True).products
+
+
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
 def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None:
     """Two of a pass's four collectives, and the two inputs that backward gathers again, move half of their bytes."""

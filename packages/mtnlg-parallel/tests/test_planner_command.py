@@ -365,3 +365,21 @@ def test_cluster_with_unknown_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('like = "dgx-h100"\nsoftware = "nosuch"\n', encoding="utf-8")
     assert f"{path}: software = 'nosuch': unknown; use " in refusal("mt-nlg-530b", "--cluster", str(path))
+
+
+def test_a_recipe_is_planned_with_its_context_parallelism(tmp_path: Path) -> None:
+    recipe = tmp_path / "train.toml"
+    model = '[model]\npreset = "llama-3.1-8b"\nsequence = 65_536\n[layout]\ncp = 8\n'
+    recipe.write_text(model + "[train]\nsamples = 800\nbatch = 8\nlr = 3e-4\n")
+    words = ("--cluster", "dgx-h100", "--json")
+    planned = json.loads(plan(recipe, *words))
+    assert (planned["cp"], planned["gpus"]) == (8, 8)
+    assert json.loads(plan(recipe, *words, "--layout", "cp=4,dp=2"))["cp"] == 4
+    assert json.loads(plan(recipe, *words, "--cp", "4"))["cp"] == 4
+
+
+def test_64k_tokens_of_an_8b_fit_a_node() -> None:
+    words = ("llama-3.1-8b", "--set", "model.sequence=65536", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "8")
+    planned = json.loads(plan(*words, "--layout", "cp=8", "--json"))
+    assert planned["fits"]
+    assert not json.loads(plan(*words, "--layout", "dp=8", "--recompute", "selective", "--json"))["fits"]

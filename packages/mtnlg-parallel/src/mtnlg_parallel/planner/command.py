@@ -152,7 +152,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     given = {name: value for name, value in options.items() if value is not None}
     template = _run_template(target, recipe, given, overrides or ())
     before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
-    template = template._replace(layout=Layout(**(before.model_dump() | (parse_layout(layout) if layout else {}))))
+    axes = {"cp": template.cp} | before.model_dump() | (parse_layout(layout) if layout else {})
+    shared = axes.pop("cp")
+    template = template._replace(layout=Layout(**axes), cp=shared if cp == 1 else cp)
     searches = search or (layout is None and recipe is None and target not in LAID_OUT)
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)

@@ -19,6 +19,7 @@ from mtnlg_parallel.layout import head_chunk
 from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
 from .costs.activations import layer_bytes
+from .costs.attention import ring_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
 from .step import chunks, stage_parameters
@@ -121,6 +122,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
     recomputed = _recomputed_bytes(shape, software)
+    recomputed += ring_bytes(shape) if software.is_ours and run.cp > 1 else 0.0
     if (
         run.pipeline_schedule.splits_backward and run.recompute == "full"
     ):  # the last layer's factors wait in place of all that it keeps at work

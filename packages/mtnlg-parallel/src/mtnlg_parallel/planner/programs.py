@@ -107,7 +107,8 @@ SOFTWARE: Final = _programs(
     # sends its whole activation, and any schedule runs; DeepSpeed's engine runs the default schedule.
     (
         ENGINES["pipeline"],
-        _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule",
+        _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule "
+        "slices_context",
         {"scatter_pipeline": False},
     ),
     (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),

@@ -205,7 +205,8 @@ def train_run(recipe: Recipe) -> Run:
         raise UsageFailure(reason)
     return Run(
         model=recipe.model,
-        layout=recipe.layout,
+        layout=recipe.layout.model_copy(update={"cp": 1}),
+        cp=recipe.layout.cp,
         batch=train.batch,
         micro_batch=train.micro_batch,
         recompute=train.recompute,
@@ -256,7 +257,8 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
         return f"{gpu.name} has no products of 8 bits; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no products of bfloat16; use --precision {half}"
-    return eight_bit_error(run.layout, run.model, run.micro_batch) if run.precision == "fp8" and ours else None
+    cut = run.layout.model_copy(update={"cp": run.cp})
+    return eight_bit_error(cut, run.model, run.micro_batch) if run.precision == "fp8" and ours else None
 
 
 def _decoder_error(run: Run) -> str | None:
@@ -296,7 +298,9 @@ def _schedule_error(run: Run, software: Software) -> str | None:
     if software.is_ours and run.recompute not in RECOMPUTE:
         return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.is_ours:
-        return schedule_error(run.layout, run.model, run.schedule, v)
+        cut = run.layout.model_copy(update={"cp": run.cp})
+        reason = layout_error(cut, run.model, run.sequence_parallel)
+        return reason or schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         fitting = [n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0]
         nearest = sorted(sorted(fitting, key=lambda n: abs(n - pp))[:2])

@@ -10,7 +10,8 @@ FlashAttention-2 on an H200 264 to 329 (268 to 328); cuDNN 9.1 on the same 468 t
 GB200, up to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
 
 With context parallelism a rank has s / cp queries of every sequence, and keys and values pass around the ring during
-attention: once in forward, and once more with their gradients in backward.
+attention: once in forward, and once more with their gradients in backward. This package sends the gradients in fp32,
+merges blocks as PyTorch's operations do, and has flash attention of no kernel made for the GPU's generation there.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     row = s / shape.cp
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
     operations *= shape.attended
-    peak_share = measured.native_flash if software.native_attention and d <= NATIVE_HEAD else measured.flash
+    ring_of_ours = software.is_ours and shape.cp > 1
+    native = software.native_attention and d <= NATIVE_HEAD and not ring_of_ours
+    peak_share = measured.native_flash if native else measured.flash
     rate = (
         cluster.gpu.flops(shape.width)
         * measured.clock
@@ -96,9 +99,18 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
     ring = network.ring(cluster, shape.cp, shape.tp)
     heads = model.heads if software.eager else model.kv_heads
     keys_and_values = 2 * shape.width * shape.micro_batch * s * max(heads / shape.tp, 1) * d
-    sent = (2 if backward else 1) * ring.gather(keys_and_values)
-    merged = _merge_seconds(shape, cluster, backward) if software.eager else 0.0
+    gradients = 4 / shape.width if ring_of_ours else 1
+    sent = (1 + gradients if backward else 1) * ring.gather(keys_and_values)
+    merged = _merge_seconds(shape, cluster, backward) if software.eager or ring_of_ours else 0.0
     return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * shape.cp))
+
+
+def ring_bytes(shape: Shape) -> float:
+    """Bytes of this package's ring at work: two blocks of keys and values, three of their gradients, q's and a part."""
+    model = shape.model
+    queries = shape.tokens * model.heads * model.head_size / shape.tp
+    keys_and_values = 2 * shape.tokens * max(model.kv_heads / shape.tp, 1) * model.head_size
+    return (2 * shape.width + 12) * keys_and_values + 8 * queries
 
 
 def _merge_seconds(shape: Shape, cluster: Cluster, backward: bool) -> float:
