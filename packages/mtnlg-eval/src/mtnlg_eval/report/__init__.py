@@ -111,5 +111,6 @@ def _summary(run: Run) -> Iterator[str]:
         entropy = run.curation.unigram_entropy_nats if run.curation else None
         unigram = "" if entropy is None else f" (unigram entropy {entropy:.2f})"
         yield f"training:   loss {decimal(training.loss, 2)} nats per token{unigram}"
-        shape, speed = training.layout, short(training.tokens_per_second)
-        yield f"layout:     tp {shape.tp} x pp {shape.pp} x dp {shape.dp}, {speed} tokens/s"
+        axes = training.layout.model_dump(exclude_none=True).items()
+        shape, speed = " x ".join(f"{axis} {degree}" for axis, degree in axes), short(training.tokens_per_second)
+        yield f"layout:     {shape}, {speed} tokens/s"

@@ -150,9 +150,10 @@ class Change(NamedTuple):
 
 
 class Layout(Record):
-    """Degrees of tensor, pipeline and data parallelism."""
+    """Degrees of tensor, context, pipeline and data parallelism; no cp if that is 1."""
 
     tp: int
+    cp: int | None = None
     pp: int
     dp: int
 
