@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEADS, KV_HEADS, WIDTH, BATCH = 4, 2, 8, 2
+CPU = torch.device("cpu")
 
 
 class Group(NamedTuple):
@@ -75,7 +77,7 @@ def ring(whole: Whole, ranks: int, positions: Tensor | None, options: dict[str, 
 
     def of_rank(rank: int) -> tuple[Tensor, ...]:
         context = Context(Group(rank, links), whole.q.shape[2])
-        attend = context.attention(torch.device("cpu"), positions)[1]
+        attend = context.attention(CPU, positions)[1]
         own = Whole(*(cut(x, rank, ranks) for x in whole))
         return run(own, lambda q, k, v: functional.attention(q, k, v, attend, 0.3, 0.0, **options))
 
@@ -103,12 +105,11 @@ def test_equals_whole_attention(options: dict[str, Any], isolated: bool, monkeyp
     monkeypatch.setattr(ring_attention, "TILE_ELEMENTS", 1 << 8)
     for ranks, chunk in product((1, 2, 3, 4), (1, 4, 5)):
         sequence = 2 * ranks * chunk
-        whole, lengths, positions = drawn(sequence, torch.float32), (), None
+        whole, mask, positions = drawn(sequence, torch.float32), None, None
         if isolated:  # a document of a row's first token, then two others
-            lengths = tuple(n for n in (1, sequence // 2, sequence - sequence // 2 - 1) * BATCH if n)
-            positions = torch.cat([torch.arange(n) for n in lengths]).view(BATCH, sequence)
-        mask = Documents(lengths) if isolated else None
-        expected = run(whole, lambda q, k, v, mask=mask: functional.attention(q, k, v, mask, 0.3, 0.0, **options))
+            mask = Documents(tuple(n for n in (1, sequence // 2, sequence - sequence // 2 - 1) * BATCH if n))
+            positions = torch.cat([torch.arange(n) for n in mask.lengths]).view(BATCH, sequence)
+        expected = run(whole, partial(functional.attention, mask=mask, scale=0.3, rate=0.0, **options))
         for rank, found in enumerate(ring(whole, ranks, positions, options)):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, cut(other, rank, ranks), atol=1e-5, rtol=1e-5)
@@ -126,11 +127,9 @@ def test_half_precision_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_causal_work_is_balanced() -> None:
-    work = {
-        sum((part.rows[:, None] >= part.columns).sum().item() for other in range(4) if (part := pair(rank, other)))
-        for rank in range(4)
-    }
-    assert len(work) == 1
+    places = [[pair(rank, other).places(CPU) for other in range(4)] for rank in range(4)]  # type: ignore[union-attr]
+    work = [sum(int((rows[:, None] >= columns).sum()) for rows, columns in each) for each in places]
+    assert [*work] == [64 * 65 // 8] * 4
 
 
 def pair(rank: int, other: int, window: int | None = None) -> ring_attention.Part | None:
@@ -149,8 +148,9 @@ def test_flash_shapes(rank: int) -> None:
     """PyTorch's flash attention takes a part's queries and keys, and shared heads, on a GPU."""
     part = part_of(rank, 1, 2, 64, Rule(0.3))
     assert part is not None
-    q, do = (torch.empty(2, 8, len(part.rows), 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    k, v = (torch.empty(2, 2, len(part.columns), 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    rows, columns = map(len, part.places(CPU))
+    q, do = (torch.empty(2, 8, rows, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    k, v = (torch.empty(2, 2, columns, 64, dtype=torch.bfloat16, device="meta") for _ in range(2))
     out, lse = flash(q, k, v, part)
     assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
     assert [x.shape for x in flash_backward(do, q, out, lse, k, v, part)] == [q.shape, k.shape, v.shape]

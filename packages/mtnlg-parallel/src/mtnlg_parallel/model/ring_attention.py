@@ -109,17 +109,21 @@ class Rule(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Queries and keys of a part of attention, as slices of a rank's tokens and of another's, and its rule.
+    """Queries and keys of a part of attention, as slices of a rank's tokens and of another's, and its rule."""
 
-    ``rows`` and ``columns`` are the places of these tokens in the sequence, [S] and [T] on the CPU.
-    """
-
+    rank: int
+    other: int
+    ranks: int
+    sequence: int
     queries: slice
     keys: slice
-    rows: Tensor
-    columns: Tensor
-    diagonal: bool  # queries and keys are of the same tokens
     rule: Rule
+
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Places of queries and keys in the sequence, [S] and [T]."""
+        whole_1S = torch.arange(self.sequence, device=device)[None]
+        rows, columns = (own_chunks(whole_1S, each, self.ranks)[0] for each in (self.rank, self.other))
+        return rows[self.queries], columns[self.keys]
 
     @property
     def is_plain(self) -> bool:
@@ -135,11 +139,9 @@ def part_of(rank: int, other: int, ranks: int, sequence: int, rule: Rule) -> Par
             return None
         if rule.window >= sequence - (rank + other) * chunk:  # the greatest distance, and 1
             rule = rule._replace(window=None)
-    places = torch.arange(sequence)
-    rows, columns = (own_chunks(places[None], each, ranks)[0] for each in (rank, other))
     queries, keys = slice(chunk, None) if rank < other else whole, slice(chunk) if rank > other else whole
     begins = None if rule.begins is None else rule.begins[:, queries]
-    return Part(queries, keys, rows[queries], columns[keys], rank == other, rule._replace(begins=begins))
+    return Part(rank, other, ranks, sequence, queries, keys, rule._replace(begins=begins))
 
 
 class _RingAttention(Function):
@@ -237,7 +239,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, part: Part) -> tuple[Tensor, Tensor]:
     sizes = None, None, q.shape[2], k.shape[2]
     # No public function of PyTorch returns the log-sum-exp. The flags: causal, return no mask.
     kernel = torch.ops.aten._flash_attention_forward  # noqa: SLF001
-    out, lse, *_ = kernel(*rows, *sizes, 0.0, part.diagonal, False, scale=part.rule.scale)
+    out, lse, *_ = kernel(*rows, *sizes, 0.0, part.rank == part.other, False, scale=part.rule.scale)
     return out.transpose(1, 2), lse
 
 
@@ -248,7 +250,7 @@ def flash_backward(  # noqa: PLR0917  (as `attend_backward`)
     rows = (x.transpose(1, 2) for x in (do, q, k, v, out))
     sizes, seed = (None, None, q.shape[2], k.shape[2]), torch.empty(2, dtype=torch.uint64, device=q.device)
     kernel = torch.ops.aten._flash_attention_backward  # noqa: SLF001  (as above)
-    options = 0.0, part.diagonal, seed, seed[0]
+    options = 0.0, part.rank == part.other, seed, seed[0]
     found = kernel(*rows, lse.contiguous(), *sizes, *options, scale=part.rule.scale)
     dq, dk, dv = (x.transpose(1, 2) for x in found)
     return dq, dk, dv
@@ -309,8 +311,8 @@ def _scores(q: Tensor, keys_BG1TD: Tensor, part: Part, rows: slice) -> tuple[Ten
     if rule.cap is not None:
         scores = (scores / rule.cap).tanh_()
         slope, scores = 1 - scores.square(), scores * rule.cap
-    columns_T = part.columns.to(q.device)
-    distance_ST = part.rows[rows, None].to(q.device) - columns_T
+    rows_S, columns_T = part.places(q.device)
+    distance_ST = rows_S[rows, None] - columns_T
     if rule.slopes is not None:
         slopes_N = torch.tensor(rule.slopes, device=q.device)
         scores -= slopes_N.view(scores.shape[1], -1, 1, 1) * distance_ST
