@@ -217,11 +217,12 @@ def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
 def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
     """Case ``number`` of a seed; redraws until the recipe is valid and not ``unsupported`` by the engine."""
     chance = random.Random(f"{seed}/{number}")
-    cp = random.Random(f"{seed}/{number}/context").choice((1, 1, 1, 2, 3, 4))
+    context_chance = random.Random(f"{seed}/{number}/context")
     while True:
         layout, train = _draw_layout(chance)
         documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
-        model, sharing = _draw_model(chance, layout, train), cp if layout.world * cp <= MOST_RANKS else 1
+        model, cp = _draw_model(chance, layout, train), context_chance.choice((1, 1, 1, 2, 3, 4))
+        sharing = cp if layout.world * cp <= MOST_RANKS else 1
         if sharing > 1:
             unit = 2 * sharing * math.lcm(layout.tp, 16 if train["precision"] == "fp8" else 1)
             model |= {"attention_dropout": 0.0, "sequence": -(-model["sequence"] // unit) * unit}
