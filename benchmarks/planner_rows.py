@@ -28,7 +28,7 @@ from mtnlg_parallel.planner.cluster import Cluster, cluster_with, load_cluster
 from mtnlg_parallel.planner.interval import interval_of
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.programs import Software, load_software
-from mtnlg_parallel.planner.run import Run, hardware_flops, run_error
+from mtnlg_parallel.planner.run import Run, run_error
 from mtnlg_parallel.planner.step import predict
 
 Patterns = tuple[tuple[str, Any], ...]
@@ -73,8 +73,12 @@ UNPADDED: Final = ("torchtitan", "llm-foundry")
 """Programs that do not pad the vocabulary to a multiple of 128 tp, as Megatron does."""
 
 GPT2_TOKENS: Final = 50257
-A100_SITES: Final = ((r"Selene", "selene"), (r"Omni-Path", "jean-zay"))
-"""Words of a network, and the cluster whose network it is."""
+SITES: Final = (
+    ("dgx-a100", r"Selene", "selene"),
+    ("dgx-a100", r"Omni-Path", "jean-zay"),
+    ("dgx-h100", r"RoCE", "hgx-h100-roce"),
+)
+"""A GPU's cluster, words of a network, and the cluster that has both."""
 
 RACKS: Final = ("gb200-nvl72",)
 """Clusters whose NVLink domain is a rack of servers: ``gpus_per_node`` is then a server's."""
@@ -253,8 +257,7 @@ def _cluster(cells: dict[str, str]) -> Cluster:
     name, network = cluster_with(cells["hardware"]), cells.get("network") or ""
     if name is None:
         raise ValueError(f"hardware {cells['hardware']!r} is not known to the planner")
-    site = next((site for words, site in A100_SITES if re.search(words, network)), name)
-    cluster = load_cluster(site if name == "dgx-a100" else name)
+    cluster = load_cluster(next((site for gpu, words, site in SITES if gpu == name and re.search(words, network)), name))
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
     share = (network_bandwidth(network, gpus) or cluster.network_share * gpus) / gpus
     domain = cluster.node.gpus if cluster.name in RACKS else gpus
@@ -297,7 +300,7 @@ def predict_row(row: Row) -> dict[str, Any]:
 def counted_flops(row: Row, run: Run) -> float:
     """Return operations of a step as the row's source counts them: with what is recomputed, or of the model alone."""
     kind = row.cells.get("tflops_kind") or ""
-    return hardware_flops(run) if kind.startswith("hardware") else run.model.model_flops(run.batch)
+    return run.hardware_flops if kind.startswith("hardware") else run.model_flops
 
 
 def measured_seconds(row: Row) -> float | None:

@@ -88,7 +88,9 @@ def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
         ("Tesla V100-SXM2-32GB", "dgx1-v100"),
         ("NVIDIA H100 PCIe", "dgx-a100"),
         ("NVIDIA H100 NVL", "dgx-a100"),
-        ("NVIDIA GH200 480GB", "dgx-a100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI355X", "mi355x"),
         ("NVIDIA L40S", "dgx-a100"),
     ],
 )

@@ -117,3 +117,12 @@ def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None
     narrow, plain = (layer_cost.layer(each.shape, H100, program) for each in (run, run._replace(precision="bf16")))
     assert narrow.forward.collectives / plain.forward.collectives == pytest.approx(1.5 / 2)
     assert narrow.backward.collectives / plain.backward.collectives == pytest.approx(2 / 3)
+
+
+def test_documents_shorten_the_rows_of_attention() -> None:
+    """Half as long: half of the pairs, at the lower rate of a shorter row; with a window, the pairs inside it."""
+    whole = Run(SMALL, Layout(), 1)
+    halves = whole._replace(document=SMALL.sequence / 2)
+    full, half = (attention(run.shape, H100, CORE, False).products for run in (whole, halves))
+    assert half / full == pytest.approx(0.5 * (1024 + 1000) / 1024 * 2048 / (2048 + 1000))
+    assert whole._replace(document=1e9).shape == whole.shape

@@ -4,16 +4,19 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plan_command import PAPER, plan, refusal
 from typer.testing import CliRunner
 
 from mtnlg_data.console import Failure as DataFailure
+from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.run import train_run
 from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -196,9 +199,11 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     [
         (("--software", "megatron-lm", "--zero", "3"), "megatron-lm has not got FSDP; use --software megatron-core"),
         (("--software", "llm-foundry", "--cp", "2"), "llm-foundry has not got context parallelism"),
-        (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got FP8"),
+        (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got products of 8 bits"),
         (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
         (("--precision", "fp8"), "A100-SXM4-80GB has no products of 8 bits"),
+        (("--precision", "nvfp4", "--cluster", "mi355x"), "MI355X-288GB has no products of 4 bits"),
+        (("--data", "tokens"), "is for a recipe with data.documents"),
         (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no products of 8 bits"),
         (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no products of bfloat16; use --precision fp32"),
         (("--software", "torchtitan", "--zero", "3", "--shards", "4"), "shards 4 does not divide dp x cp = 2 ranks"),
@@ -291,7 +296,6 @@ def test_eight_bit_recipe_is_planned_as_trained() -> None:
         ),
         (("--layout", "dp=8", "--scaling", "1,2", "--tokens", "1T"), "--tokens is of one plan, not of --scaling"),
         (("--layout", "dp=8", "--top", "3"), "--top is of --search"),
-        (("--layout", "dp=8", "--timeline", "plan.json", "--html", "plan.html"), "--timeline and --html both write"),
     ],
 )
 def test_options_that_would_be_dropped_are_refused(words: tuple[str, ...], line: str) -> None:
@@ -383,3 +387,47 @@ def test_64k_tokens_of_an_8b_fit_a_node() -> None:
     planned = json.loads(plan(*words, "--layout", "cp=8", "--json"))
     assert planned["fits"]
     assert not json.loads(plan(*words, "--layout", "dp=8", "--json"))["fits"]
+
+
+def test_nvfp4_is_planned_and_said_not_to_train() -> None:
+    words = ("llama-3.1-405b", "--cluster", "gb300-nvl72", "--layout", "tp=4,pp=8,dp=8", "--batch", "128", "--json")
+    results = {
+        (software, precision): CliRunner().invoke(
+            app, ["plan", *words, "--software", software, "--precision", precision], catch_exceptions=False
+        )
+        for software in ("mtnlg-parallel", "megatron-core")
+        for precision in ("fp8", "nvfp4")
+    }
+    for software in ("mtnlg-parallel", "megatron-core"):
+        eight, four = (json.loads(results[software, precision].stdout) for precision in ("fp8", "nvfp4"))
+        assert 0.4 < four["step_seconds"] / eight["step_seconds"] < 0.9
+        assert four["interval"].startswith("221 runs of programs that were held out")
+    said = [key for key, result in results.items() if "does not train in nvfp4" in result.stderr]
+    assert said == [("mtnlg-parallel", "nvfp4")]
+
+
+def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None:
+    """Of 100 tokens each, or what a sample has of one: attention's rows are those, not the 1,024 of a sample."""
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    with writing_store(tokens / "a", 1024) as store:
+        for _ in range(200):
+            store.add(np.arange(100))
+    source = {"name": "a", "prefix": "a", "weight": 1.0, "documents": 200, "tokens": 20_000}
+    source["sha256"] = TokenStore(tokens / "a").checksum()
+    blend = {"seed": 0, "vocabulary": 1024, "eod": 0, "validation": 0.0, "sources": [source]}
+    (tokens / "blend.json").write_text(json.dumps(blend))
+    path = write_recipe(tmp_path, "[data]", 'documents = "isolated"')
+    assumed, counted = (
+        CliRunner().invoke(app, ["plan", str(path), "--cluster", "dgx-h100", "--json", *more], catch_exceptions=False)
+        for more in ((), ("--data", str(tmp_path)))
+    )
+    assert "fill their samples" in assumed.stderr
+    assert f"lengths in {tmp_path}" in counted.stderr
+    most, told = (json.loads(each.stdout) for each in (assumed, counted))
+    assert 90 < told["document"] <= 100
+    assert told["step_seconds"] < most["step_seconds"]
+    run = train_run(load_recipe(path), tmp_path)
+    assert told["document"] == run.document
+    flops = {each: run._replace(document=each).model_flops for each in (run.document, 100.0, 1024.0, None)}
+    assert flops[run.document] < flops[100.0] < flops[1024.0] == flops[None]

@@ -15,9 +15,8 @@ from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
-from mtnlg_parallel.planner.report import plan
-from mtnlg_parallel.planner.run import Run, hardware_flops, train_software
-from mtnlg_parallel.planner.scaling import PUBLISHED
+from mtnlg_parallel.planner.report import PUBLISHED, plan
+from mtnlg_parallel.planner.run import Run, train_software
 from mtnlg_parallel.planner.step import chunks, lower_bound, predict
 from mtnlg_parallel.recipe import Train
 
@@ -110,8 +109,8 @@ def test_less_recomputation_saves_time() -> None:
 
 def test_hardware_operations_are_the_papers() -> None:
     run = Run(MT_NLG, Layout(tp=8, pp=35, dp=8), batch=1920)
-    assert hardware_flops(run) == pytest.approx(1.69264e19, rel=1e-4)
-    assert hardware_flops(run._replace(recompute="none")) == pytest.approx(1.27010e19, rel=1e-4)
+    assert run.hardware_flops == pytest.approx(1.69264e19, rel=1e-4)
+    assert run._replace(recompute="none").hardware_flops == pytest.approx(1.27010e19, rel=1e-4)
 
 
 def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_data.engine.machine import cores, memory_bytes
@@ -15,8 +16,6 @@ from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Recipe
 
@@ -46,13 +45,21 @@ class Forecast(NamedTuple):
         return f"{self.seconds:.3g} s{' (rough on CPUs)' if self.rough else ''}"
 
 
-def forecast(recipe: Recipe, cluster: str | None, force: bool, device: Literal["auto", "cpu"] = "auto") -> Forecast:
+def forecast(  # noqa: PLR0917  (the run, and where)
+    recipe: Recipe,
+    cluster: str | None,
+    force: bool,
+    device: Literal["auto", "cpu"] = "auto",
+    data: object = None,
+) -> Forecast:
     """Forecast the run on the named cluster; if ``cluster`` is None, on this machine's GPUs or CPU.
+
+    ``data``: a folder of tokens, for the lengths of isolated documents; anything else tells nothing of them.
 
     Raises ``UsageFailure`` if the run cannot fit, unless ``force``.
     """
     train = recipe.train
-    run = train_run(recipe)
+    run = train_run(recipe, Path(data) if isinstance(data, str | Path) else None)
     software = train_software(train)
     target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
     stage_memory = memory(run, software)

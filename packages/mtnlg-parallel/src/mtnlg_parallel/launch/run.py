@@ -97,7 +97,7 @@ def train(
     fit = partial(_fit, recipe, options.device if elastic else None)
     recipe = fit()
     check_ranks(recipe.layout, options.device)
-    expected = forecast(recipe, cluster, force, options.device)
+    expected = forecast(recipe, cluster, force, options.device, data)
     fingerprint = _fingerprint(data, recipe)
     with lock_folder(out):
         state = _prepare(recipe, fingerprint, out, resume, expected)
@@ -169,7 +169,7 @@ def submit(  # noqa: PLR0917  (as train)
     other files to change.
     """
     out = job.out
-    expected = forecast(recipe, cluster, force) if cluster is not None else None
+    expected = forecast(recipe, cluster, force, data=data) if cluster is not None else None
     fingerprint = _fingerprint(data, recipe)
     try:
         with lock_folder(out):
@@ -351,7 +351,8 @@ def prepare(  # noqa: PLR0917  (as train)
     cannot work (`supervise.check_torchrun`).
     """
     supervise.check_torchrun(out, resume)
-    return _prepare(recipe, _fingerprint(data, recipe), out, resume, forecast(recipe, cluster, force, options.device))
+    expected = forecast(recipe, cluster, force, options.device, data)
+    return _prepare(recipe, _fingerprint(data, recipe), out, resume, expected)
 
 
 def _fingerprint(data: Path | str | Data, recipe: Recipe) -> DataFingerprint:

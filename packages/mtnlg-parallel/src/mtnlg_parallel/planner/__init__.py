@@ -9,6 +9,5 @@ step           seconds per step from all of these, with a breakdown
 memory         bytes by kind and stage, and whether they fit
 interval       90 % interval of step times
 search         every legal layout, ranked by step time
-scaling        the run on several numbers of nodes
-report, timeline, command    tables, JSON, pictures, the CLI
+report, page, command        tables, JSON, pictures, the CLI
 """

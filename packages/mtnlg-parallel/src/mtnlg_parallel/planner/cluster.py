@@ -44,7 +44,8 @@ Count = Annotated[int, Field(gt=0)]
 
 
 HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None: a GPU without one
-    (r"PCI-?e|\bNVL\b|GH200|V100.*16 ?GB", None),
+    (r"GH200", "gh200"),
+    (r"PCI-?e|\bNVL\b|V100.*16 ?GB", None),
     (r"GB300", "gb300-nvl72"),
     (r"B300", "dgx-b300"),
     (r"GB200", "gb200-nvl72"),
@@ -55,6 +56,8 @@ HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None:
     (r"A100.*40 ?GB", "dgx-a100-40gb"),
     (r"A100", "dgx-a100"),
     (r"V100", "dgx1-v100"),
+    (r"MI300X", "mi300x"),
+    (r"MI355X", "mi355x"),
 )
 
 
@@ -65,14 +68,19 @@ class Gpu(Settings):
     peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second; of a CPU, fp32 ones")
     fp32_flops: Positive | None = setting(None, "fp32 operations a second without tensor cores")
     fp8_flops: Positive | None = setting(None, "dense 8-bit tensor-core operations a second, if it has them")
+    nvfp4_flops: Positive | None = setting(None, "dense NVFP4 tensor-core operations a second, if it has them")
     bf16: bool = setting(True, "has products of bfloat16")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
     memory_bandwidth: Positive = Field(description="bytes a second")
 
-    def flops(self, width: int) -> float:
+    def narrow_flops(self, width: float) -> float | None:
+        """Peak operations per second for factors of 1 or 1/2 byte; None if it has no such products."""
+        return {1: self.fp8_flops, 0.5: self.nvfp4_flops}.get(width)
+
+    def flops(self, width: float) -> float:
         """Peak operations per second for factors of ``width`` bytes. TF32 is off, as is PyTorch's default."""
-        return {4: self.fp32_flops, 1: self.fp8_flops}.get(width) or self.peak_flops
+        return self.narrow_flops(width) or (width == 4 and self.fp32_flops) or self.peak_flops
 
 
 class Node(Settings):

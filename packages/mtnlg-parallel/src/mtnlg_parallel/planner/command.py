@@ -69,22 +69,24 @@ class PlanRequest(NamedTuple):
         return result
 
 
+def _count(text: str) -> Any:  # noqa: ANN401  (typer's own return type)
+    return typer.Option(min=1, max=MOST, help=text)
+
+
 def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
     ],
     cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
-    nodes: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="How many nodes; all that --layout needs if not given.")
-    ] = None,
+    nodes: Annotated[int | None, _count("How many nodes; all that --layout needs if not given.")] = None,
     layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, max=MOST, help="Sequences a step.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, max=MOST, help="Sequences of a micro-batch.")] = None,
+    batch: Annotated[int | None, _count("Sequences a step.")] = None,
+    micro_batch: Annotated[int | None, _count("Sequences of a micro-batch.")] = None,
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[int | None, typer.Option(min=1, max=MOST, help="Model chunks on each stage.")] = None,
+    interleave: Annotated[int | None, _count("Model chunks on each stage.")] = None,
     schedule: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"{', '.join(OURS)}, an entry point, package.module:name or file.py:name."),
@@ -93,7 +95,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
     ] = None,
     precision: Annotated[
-        Literal["bf16", "fp16", "fp32", "fp8"] | None, typer.Option(help="Of weights and products.")
+        Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"] | None, typer.Option(help="Of weights and products.")
     ] = None,
     zero: Annotated[
         int,
@@ -101,9 +103,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     ] = 1,
     shards: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, help="With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
+        _count("With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
     ] = None,
-    cp: Annotated[int, typer.Option(min=1, max=MOST, help="Ranks that share each sequence (context parallel).")] = 1,
+    cp: Annotated[int, _count("Ranks that share each sequence (context parallel).")] = 1,
     software: Annotated[
         str | None,
         typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
@@ -117,14 +119,17 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     search: Annotated[
         bool, typer.Option("--search", help="Rank every layout of --nodes; say why not --layout, if given.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, max=MOST, help="How many --search shows.")] = 10,
+    top: Annotated[int, _count("How many --search shows.")] = 10,
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write a Chrome trace and, beside it, an HTML picture.")
+        Path | None, typer.Option(dir_okay=False, help="Write the pipeline of a step as a Chrome trace.")
     ] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the plan as one page to hand on.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Token folder: the lengths of its isolated documents.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
@@ -133,8 +138,6 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
     _refuse_together(context)
-    if html and timeline and timeline.with_suffix(".html") == html:
-        raise UsageFailure(f"--timeline and --html both write {html}; give one of them another name")
     place = load_cluster(cluster)
     recipe = None if target in PRESETS else _recipe(target, overrides or ())
     options = {
@@ -150,7 +153,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         "cp": cp,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    template = _run_template(target, recipe, given, overrides or ())
+    template = _run_template(target, recipe, given, overrides or (), data)
     before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
     axes = {"cp": template.cp} | before.model_dump() | (parse_layout(layout) if layout else {})
     shared = axes.pop("cp")
@@ -162,6 +165,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     ours = train_software(recipe.train) if recipe else load_software(ENGINES["pipeline"])
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
+    if template.precision == "nvfp4" and program.is_ours:
+        say(f"{program.name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
@@ -209,10 +214,18 @@ def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
     return load_recipe(Path(target), overrides)
 
 
-def _run_template(target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str]) -> Run:
+def _run_template(
+    target: str, recipe: Recipe | None, given: dict[str, Any], overrides: Sequence[str], data: Path | None
+) -> Run:
     """The recipe's or preset's run, with the fields given on the command line replaced."""
+    isolated = recipe is not None and recipe.data.isolated
+    if data and not isolated:
+        raise UsageFailure(f'--data {data} is for a recipe with data.documents = "isolated"')
+    if isolated:
+        assumed = "are taken to fill their samples; --data counts their lengths"
+        say(f"isolated documents {f'have their lengths in {data}' if data else assumed}")
     if recipe:
-        return _with_options(train_run(recipe), given)
+        return _with_options(train_run(recipe, data), given)
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
@@ -280,7 +293,7 @@ def _fastest_layout(request: PlanRequest) -> PlanRequest:
     """Take the fastest layout, for a preset without a published one. Raises ``UsageFailure`` if none fits."""
     result = request.search(1)
     say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
-    return request._replace(run=result.best[0].run, software=result.best[0].software)
+    return request._replace(run=result.best[0].run)
 
 
 def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
@@ -312,10 +325,9 @@ def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, a
         write_page(html, planned, run, cluster, software)
         say(f"{html}: the plan as a page")
     if timeline:
-        from .step import predict  # noqa: PLC0415  (as above)
-        from .timeline import write_timeline  # noqa: PLC0415  (as above)
+        from .page import write_timeline  # noqa: PLC0415  (as above)
 
-        write_timeline(timeline, run, predict(run, cluster, software))
+        write_timeline(timeline, run, cluster, software)
         say(f"{timeline}: the pipeline of one step")
     if as_json:
         print_json(planned)
@@ -342,14 +354,14 @@ def _print_search(
     behind = second and reason_against(second, request.cluster, request.software, result.best[0])
     if as_json:
         days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
-        plans = [plan(one.run, request.cluster, one.software) for one in result.best]
+        plans = [plan(one.run, request.cluster, request.software) for one in result.best]
         best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
         against = {"asked": {"run": str(asked.run), "reason": reason}} if asked else {}
         against |= {"second": {"run": str(second), "reason": behind}} if second else {}
         print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
     else:
-        print_search(result, request.cluster, request.gpus, tokens)
+        print_search(result, request.cluster, request.software, request.gpus, tokens)
         if second:
             typer.echo(f"the second, {second}: {behind}")
         if asked:
@@ -357,7 +369,7 @@ def _print_search(
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
-    from .scaling import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
+    from .report import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
 
     numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
     if len(numbers) <= scaling.count(","):

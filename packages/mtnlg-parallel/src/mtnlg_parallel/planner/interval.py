@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .cluster import cluster_with, load_cluster
+from .run import PRODUCT_BYTES
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -42,7 +43,7 @@ def _intervals() -> dict[str, dict[str, Any]]:
 
 def kind_of(run: Run, software: Software) -> str:
     """Error class used for this run's interval."""
-    return software.name + (" fp8" if run.precision == "fp8" else "")
+    return software.name + (f" {run.precision}" if run.precision in PRODUCT_BYTES else "")
 
 
 def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:

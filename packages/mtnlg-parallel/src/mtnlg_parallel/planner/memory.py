@@ -126,15 +126,15 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     if (
         run.pipeline_schedule.splits_backward and run.recompute == "full"
     ):  # the last layer's factors wait in place of all that it keeps at work
-        last = _factor_bytes(run, software) + (_table_bytes(run) if layout.pp == 1 else 0.0)
+        last = _factor_bytes(run, software) + (run.width * run.shape.table if layout.pp == 1 else 0.0)
         waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
     embedding = _end_activations(run, stage)
     if software.fused_accumulation and software.is_ours and stage in {0, layout.pp - 1}:
-        embedding += _table_bytes(run)
+        embedding += run.width * run.shape.table
     logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
     messages = 0.0
     if software.name == ENGINES["deepspeed"]:
-        table = _table_bytes(run) if stage == layout.pp - 1 else 0.0
+        table = run.width * run.shape.table if stage == layout.pp - 1 else 0.0
         waits = layout.pp == 1 and run.model.tied  # for the embedding's part of the same gradient
         recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
         logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
@@ -173,7 +173,7 @@ def _cast_bytes(run: Run, software: Software, stage: int) -> float:
     if not software.casts_8_bits_once(run.shape.product_width):
         return 0.0
     layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
-    return 2.0 * layers * sum(columns * depth for columns, depth in run.shape.linears)
+    return 2.0 * layers * run.shape.parameters
 
 
 def _gradient_bytes(run: Run, software: Software) -> int:
@@ -203,8 +203,7 @@ def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
     if run.zero < 2:
         return 0.0
     shape = run.shape
-    layer = sum(columns * depth for columns, depth in shape.linears)
-    table = shape.model.vocabulary * shape.model.hidden / shape.tp
+    layer, table = shape.parameters, shape.table
     width = software.reduced_bytes(shape.gradient_bytes)
     if run.layout.pp > 1:
         return (2.0 + width) * parameters + 2 * max(layer, table)
@@ -309,11 +308,6 @@ def _factor_bytes(run: Run, software: Software) -> float:
     shape = run.shape
     width = 1 if software.casts_8_bits_once(shape.product_width) else shape.width
     return float(width * sum(shape.tokens * (columns + depth) for columns, depth in shape.linears))
-
-
-def _table_bytes(run: Run) -> float:
-    """Bytes of a rank's part of the token table's gradient, in the weights' dtype."""
-    return run.width * run.model.vocabulary * run.model.hidden / run.layout.tp
 
 
 def _end_activations(run: Run, stage: int) -> float:

@@ -86,9 +86,9 @@ class Software(Settings):
         """
         return self.name in ENGINES.values()
 
-    def casts_8_bits_once(self, product_width: int) -> bool:
-        """Whether factors are 8-bit, a cast writes a factor and its transpose, and weights are cast once per step."""
-        return self.is_ours and product_width == 1
+    def casts_8_bits_once(self, product_width: float) -> bool:
+        """Whether factors are narrow, a cast writes a factor and its transpose, and weights are cast once per step."""
+        return self.is_ours and product_width <= 1
 
     def reduced_bytes(self, accumulated: int) -> int:
         """Bytes per gradient element when reduced over ranks, given the bytes in which it is ``accumulated``."""
@@ -160,16 +160,6 @@ def load_software(name: str) -> Software:
         raise UsageFailure(f"--software {name}: unknown; use {', '.join(SOFTWARE)}")
     return SOFTWARE[name]
 
-
-CAPABILITIES: Final = {
-    "interleaves",
-    "any_schedule",
-    "slices_sequence",
-    "slices_context",
-    "shards_weights",
-    "multiplies_fp8",
-}
-"""Switches that allow layouts, or change the model; their value shows in the best layouts, not in a single run."""
 
 SWITCHES: Final = tuple(name for name, field in Software.model_fields.items() if field.annotation is bool)
 

@@ -1,4 +1,4 @@
-"""A plan in figures: the JSON of ``plan --json`` and its tables.
+"""A plan in figures: the JSON of ``plan --json`` and its tables, and the run on several numbers of nodes.
 
     tflops_per_gpu        operations run, recomputation included (HFU x peak), as the paper counts them
     model_tflops_per_gpu  operations of the model (MFU x peak)
@@ -8,7 +8,7 @@ The length of a whole run follows its batch ramp; step times are interpolated li
 
 from __future__ import annotations
 
-from math import floor, isfinite, log10
+from math import floor, log10
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,16 +16,20 @@ from rich.table import Table
 
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.families import PRESETS
+from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.layout_report import console
 
 from .cluster import load_cluster
 from .interval import interval_of
 from .memory import MARGIN, fullest_stage, memory, memory_error
 from .programs import Software, load_software
-from .run import hardware_flops, run_error
+from .run import PRODUCT_BYTES, nearest, run_error
 from .step import predict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mtnlg_parallel.training.schedule import BatchSize
 
     from .cluster import Cluster
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 DAY: Final = 86_400
 OF_THE_RUN: Final = (
     *("cp", "batch", "micro_batch", "micro_batches", "recompute", "schedule", "interleave", "sequence_parallel"),
-    *("precision", "zero", "shards", "offload_activations"),
+    *("precision", "zero", "shards", "offload_activations", "document"),
 )
 """Keys of a plan that are copied from the run's fields."""
 KNOTS: Final = 6
@@ -55,8 +59,7 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         raise UsageFailure(f"plan: {reason}")
     prediction = predict(run, cluster, software)
     seconds, gpus, peak = prediction.seconds, run.gpus, cluster.gpu.peak_flops
-    model = run.model.model_flops(run.batch)
-    hardware = hardware_flops(run)
+    model, hardware = (flops / gpus / seconds for flops in (run.model_flops, run.hardware_flops))
     stages = memory(run, software)
     fullest = fullest_stage(stages)
     interval = interval_of(run, cluster, software)
@@ -74,10 +77,10 @@ def plan(run: Run, cluster: Cluster | str, software: Software | str | None = Non
         "high_step_seconds": seconds * interval.high,
         "interval": interval.kind,
         "step_seconds_by": prediction.breakdown._asdict(),
-        "tflops_per_gpu": hardware / gpus / seconds / 1e12,
-        "model_tflops_per_gpu": model / gpus / seconds / 1e12,
-        "mfu": model / gpus / seconds / peak,
-        "hfu": hardware / gpus / seconds / peak,
+        "tflops_per_gpu": hardware / 1e12,
+        "model_tflops_per_gpu": model / 1e12,
+        "mfu": model / peak,
+        "hfu": hardware / peak,
         "tokens_per_second": run.batch * run.model.sequence / seconds,
         "memory_bytes": stages[fullest].total,
         "memory_bytes_by": stages[fullest]._asdict(),
@@ -124,7 +127,7 @@ def _with_batch(run: Run, batch: int, software: Software, cluster: Cluster) -> R
 
 def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
     """Days to train on ``tokens`` tokens in steps of the full batch."""
-    run, prediction, *_ = fitting
+    run, prediction, _ = fitting
     return -(-tokens // (run.batch * run.model.sequence)) * prediction.seconds / DAY
 
 
@@ -153,14 +156,20 @@ def gpus_of(gpus: int, cluster: str) -> str:
     return f"{gpus:,} GPUs of {cluster}" if gpus > 1 else f"one GPU of {cluster}"
 
 
+def _table(left: Sequence[str], *right: str) -> Table:
+    """A table without a frame, with columns to the left and columns of figures."""
+    table = Table(*left, box=None, padding=(0, 2, 0, 0))
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
 def print_plan(run: Run, planned: dict[str, Any]) -> None:
     """Print a plan as tables."""
     out = console()
     out.print(f"{_heading(run, planned['cluster'], planned['gpus'])}: {run}; program {planned['program']}")
     seconds = planned["step_seconds"]
-    table = Table("a step", box=None, padding=(0, 2, 0, 0))
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
+    table = _table(["a step"], "seconds", "share")
     for name, part in planned["step_seconds_by"].items():
         shown = max(part, 0.0)  # sums of floats may end a little below it
         table.add_row(name.replace("_", " "), f"{shown:.3f}", f"{shown / seconds:.1%}")
@@ -169,7 +178,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     between = f"90 % of such steps take {three_digits(low, high)} to {three_digits(high)} s"
     out.print(table)
     rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
-    peak = " of the 16-bit peak" if planned["precision"] == "fp8" else ""
+    peak = " of the 16-bit peak" if planned["precision"] in PRODUCT_BYTES else ""
     rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%}{peak})"
     out.print(f"{between}, by the errors on {planned['interval']}")
     out.print(f"{rates}; {planned['tokens_per_second']:,.0f} tokens/s")
@@ -181,8 +190,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
         length = f"{time} and {three_digits(whole['gpu_hours'])} GPU-hours in {whole['steps']:,.0f} steps"
         ramp = f", {whole['ramp_days']:.1f} days of it the ramp" if whole["ramp_days"] else ""
         out.print(f"{in_words(whole['tokens'])} tokens: {length}{ramp}")
-    table = Table(f"stage {planned['fullest_stage']}, the fullest", box=None, padding=(0, 2, 0, 0))
-    table.add_column("GB", justify="right")
+    table = _table([f"stage {planned['fullest_stage']}, the fullest"], "GB")
     for name, size in planned["memory_bytes_by"].items():
         table.add_row(name, f"{size / 1e9:.2f}")
     table.add_row("together", f"{planned['memory_bytes'] / 1e9:.2f}")
@@ -194,7 +202,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
         out.print(f"this is {CLOSELY}")
 
 
-def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int | None) -> None:
+def print_search(result: SearchResult, cluster: Cluster, software: Software, gpus: int, tokens: int | None) -> None:
     """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
     table = Table("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel", box=None)
@@ -202,9 +210,9 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         table.add_column(name, justify="right")
     closely = False
     for fitting in result.best:
-        run, prediction, size, _ = fitting
+        run, prediction, size = fitting
         layout = run.layout
-        mfu = run.model.model_flops(run.batch) / run.gpus / prediction.seconds / cluster.gpu.peak_flops
+        mfu = run.model_flops / run.gpus / prediction.seconds / cluster.gpu.peak_flops
         is_close = _spare(size, cluster) < CLOSE
         closely |= is_close
         choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
@@ -212,8 +220,7 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
         size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
         table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
-    programs = " and ".join(sorted({fitting.software.name for fitting in result.best}))
-    out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {programs}")
+    out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {software.name}")
     if tokens:
         out.print(f"days: {in_words(tokens)} tokens in steps of the full batch")
     out.print(
@@ -224,10 +231,58 @@ def print_search(result: SearchResult, cluster: Cluster, gpus: int, tokens: int 
         out.print(f"* {CLOSELY}")
     if (used := result.best[0].run.gpus) < gpus:
         out.print(f"the fastest takes {used:,} of the {gpus:,} GPUs; no layout of all of them is faster")
-    low, high, kind = interval_of(result.best[0].run, cluster, result.best[0].software)
+    low, high, kind = interval_of(result.best[0].run, cluster, software)
     out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
-    for kind, number in result.reasons.most_common():
-        closest = min(
-            (run for run in result.rejected if isfinite(run.bytes) == (kind == "memory")), key=lambda run: run.bytes
-        )
-        out.print(f"rejected for {kind}: {number:,}, such as {closest.run}: {closest.reason}")
+    for kind, (closest, *others) in sorted(result.rejected_for.items(), key=lambda item: -len(item[1])):
+        out.print(f"rejected for {kind}: {1 + len(others):,}, such as {closest.run}: {closest.reason}")
+
+
+PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
+"""MT-NLG's (seconds per step, TFLOP/s per GPU) by number of DGX A100 nodes (Smith et al. 2022, section 2.4)."""
+
+
+def _on_nodes(run: Run, cluster: Cluster, nodes: int) -> Run | None:
+    """The run on this many nodes, by its number of replicas; None if no whole number divides the batch."""
+    layout = run.layout
+    dp, over = divmod(nodes * cluster.node.gpus, layout.tp * layout.pp * run.cp)
+    if over or not dp or run.batch % (dp * run.micro_batch):
+        return None
+    return run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp))
+
+
+def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:
+    """Plan the run on each number of nodes by scaling dp. Raises ``UsageFailure`` if replicas do not fit."""
+    plans, layout = [], run.layout
+    measured = software.name == "megatron-deepspeed-2021" and run.model == PRESETS["mt-nlg-530b"]
+    measured &= (run.batch, layout.tp, layout.pp) == (1920, 8, 35)
+    for number in nodes:
+        if (scaled := _on_nodes(run, cluster, number)) is None:
+            choices = nearest(number, (n for n in range(1, 4 * number) if _on_nodes(run, cluster, n)), 3, ", ")
+            replica = layout.tp * layout.pp * run.cp
+            place = f"--scaling {number}: {number} nodes are no whole number of replicas of {replica} GPUs"
+            raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
+        published = PUBLISHED.get(number, (None, None)) if measured else (None, None)
+        planned = plan(scaled, cluster, software)
+        plans.append(planned | {"published_seconds": published[0], "published_tflops_per_gpu": published[1]})
+    return plans
+
+
+def print_scaling(plans: list[dict[str, Any]]) -> None:
+    """Print one row per number of nodes, with published figures if there are any."""
+    compared = any(planned["published_seconds"] for planned in plans)
+    names = ["seconds", *(["published", "error"] if compared else []), "TFLOP/s a GPU (HFU)"]
+    table = _table(["nodes", "GPUs", "dp"], *names, *(["published"] if compared else []), "tokens/s", "GB", "")
+    for planned in plans:
+        seconds, published = planned["step_seconds"], planned["published_seconds"]
+        row = [str(planned["nodes"]), f"{planned['gpus']:,}", str(planned["layout"]["dp"]), three_digits(seconds)]
+        row += [f"{published:.1f}", f"{seconds / published - 1:+.1%}"] if published else ["", ""] if compared else []
+        row += [f"{planned['tflops_per_gpu']:.0f}"]
+        row += [str(planned["published_tflops_per_gpu"] or "")] if compared else []
+        row += [f"{planned['tokens_per_second']:,.0f}", f"{planned['memory_bytes'] / 1e9:.1f}"]
+        table.add_row(*row, "" if planned["fits"] else "does NOT fit")
+    console().print(f"program {plans[0]['program']}, on {plans[0]['cluster']}")
+    console().print(table)
+    low, high = (plans[0][f"{side}_step_seconds"] / plans[0]["step_seconds"] for side in ("low", "high"))
+    console().print(
+        f"90 % of steps take {low:.2f} to {high:.2f} times the seconds, by errors on {plans[0]['interval']}"
+    )

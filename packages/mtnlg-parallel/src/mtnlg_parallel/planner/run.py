@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from mtnlg_model.config import ModelConfig  # noqa: TC001  (a field of a NamedTuple)
+from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error
 from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, schedule_of
@@ -12,13 +15,19 @@ from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, sch
 from .programs import ENGINES, load_software
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
     from mtnlg_parallel.recipe import Recipe, Train
     from mtnlg_parallel.schedules import Order, Schedule
 
     from .cluster import Cluster
     from .programs import Software
 
-Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"]
+
+PRODUCT_BYTES: Final = {"fp8": 1.0, "nvfp4": 0.5}
+"""Bytes per factor element of products that are narrower than the weights."""
 
 Recomputed = Recompute | Literal["operators", "alternate"]
 """What is recomputed: as in `train`; all operations but attention and every other product; or every other layer."""
@@ -36,7 +45,8 @@ class Shape(NamedTuple):
     """The part of a run that a layer's cost depends on: all but the numbers of layers and micro-batches.
 
     With FSDP and no pipeline, ``shards`` ranks together hold a layer's weights, in ``replicas`` copies, and gather them
-    in each pass; ``gathers_again``: also for backward.
+    in each pass; ``gathers_again``: also for backward. ``row``: tokens that attention's rows have: the sequence, or a
+    token's document.
     """
 
     model: ModelConfig
@@ -46,12 +56,13 @@ class Shape(NamedTuple):
     recompute: Recomputed
     sequence_parallel: bool
     width: int
-    product_width: int
+    product_width: float
     gradient_bytes: int
     splits_backward: bool
     shards: int
     replicas: int
     gathers_again: bool
+    row: float
 
     @property
     def tokens(self) -> int:
@@ -78,9 +89,19 @@ class Shape(NamedTuple):
         return (qkv // t, h), (h, attention // t), (up // t, h), (h, model.ffn // t)
 
     @property
+    def parameters(self) -> int:
+        """Elements of these four matrices."""
+        return sum(columns * depth for columns, depth in self.linears)
+
+    @property
+    def table(self) -> float:
+        """Elements of a rank's part of the token table."""
+        return self.model.vocabulary * self.model.hidden / self.tp
+
+    @property
     def attended(self) -> float:
-        """Share of causal attention's work that remains with windows, averaged over the layers."""
-        return self.model.mean_of_layers(lambda layer: _attended(self.model.sequence, layer.window))
+        """Share of a causal row's work that remains with windows, averaged over the layers."""
+        return self.model.mean_of_layers(lambda layer: _attended(self.row, layer.window))
 
     @property
     def added_bytes(self) -> int:
@@ -95,7 +116,8 @@ class Run(NamedTuple):
     optimizer's state over data-parallel ranks, 2 also gradients, 3 also weights, gathered one layer at a time (FSDP);
     over ``shards`` ranks if not over all (HSDP). In a pipeline weights are gathered once per step, since nothing is
     freed or reduced before a stage's last backward pass. ``cp`` ranks share a sequence. Under bf16 gradients are
-    accumulated in fp32, under fp16 in fp16.
+    accumulated in fp32, under fp16 in fp16. If documents are isolated, ``document`` is the mean length of the one that
+    a token is in, within its sample: the mean square length over the mean.
     """
 
     model: ModelConfig
@@ -111,6 +133,7 @@ class Run(NamedTuple):
     offload_activations: bool = False
     cp: int = 1
     shards: int | None = None
+    document: float | None = None
 
     @property
     def gpus(self) -> int:
@@ -152,6 +175,31 @@ class Run(NamedTuple):
         return 2 if self.precision == "fp16" else 4
 
     @property
+    def row(self) -> float:
+        """Tokens that a token attends to or is attended by: its sample's, or its document's."""
+        return min(self.document or inf, self.model.sequence)
+
+    @property
+    def model_flops(self) -> float:
+        """Operations of a step without recomputation: MFU counts these."""
+        return self._per_step(ModelConfig.model_flops)
+
+    @property
+    def hardware_flops(self) -> float:
+        """Operations of a step with recomputation: HFU counts these."""
+        model, again = self.model, RECOMPUTED_SHARE[self.recompute]
+        if self.recompute == "selective":
+            core = 4.0 * self.batch * model.layers * model.sequence * self.row * model.heads * model.head_size
+            return self.model_flops + core
+        return self.model_flops + again * (self._per_step(ModelConfig.hardware_flops) - self.model_flops)
+
+    def _per_step(self, flops: Callable[[ModelConfig, int], float]) -> float:
+        if self.document is None:
+            return flops(self.model, self.batch)
+        row = max(round(self.row), 1)  # as many tokens, in sequences as long as a document
+        return flops(self.model.model_copy(update={"sequence": row}), self.batch) * self.model.sequence / row
+
+    @property
     def shape(self) -> Shape:
         """The part of the run that a layer's cost depends on."""
         each_pass = self.layout.pp == 1
@@ -164,12 +212,13 @@ class Run(NamedTuple):
             self.recompute,
             self.sequence_parallel,
             self.width,
-            1 if self.precision == "fp8" else self.width,
+            PRODUCT_BYTES.get(self.precision, float(self.width)),
             self.gradient_bytes,
             self.pipeline_schedule.splits_backward,
             shards,
             self.layout.dp * self.cp // shards,
             self.zero > SHARED_GRADIENTS and each_pass,
+            self.row,
         )
 
     def __str__(self) -> str:
@@ -182,6 +231,7 @@ class Run(NamedTuple):
         words += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         words += ["sequence parallel"] if self.sequence_parallel else []
         words += ["activations offloaded"] if self.offload_activations else []
+        words += [f"documents of {self.document:,.0f} tokens"] if self.document else []
         return ", ".join(words)
 
 
@@ -189,17 +239,11 @@ RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alt
 """Share of the layers' forward operations that is recomputed, not counting the attention core alone."""
 
 
-def hardware_flops(run: Run) -> float:
-    """Floating-point operations of a step, recomputation included."""
-    model = run.model
-    forward = model.hardware_flops(run.batch) - model.model_flops(run.batch)
-    core = 4.0 * run.batch * model.layers * model.sequence**2 * model.heads * model.head_size
-    again = RECOMPUTED_SHARE[run.recompute] * forward
-    return model.model_flops(run.batch) + again + (core if run.recompute == "selective" else 0.0)
+def train_run(recipe: Recipe, data: Path | None = None) -> Run:
+    """The run that ``train`` makes of a recipe; isolated documents have the lengths of ``data``, a token folder.
 
-
-def train_run(recipe: Recipe) -> Run:
-    """The run that ``train`` makes of a recipe. Raises ``UsageFailure`` if its schedule is unknown or does not fit."""
+    Without it they are taken to fill their samples. Raises ``UsageFailure`` if the schedule is unknown or does not fit.
+    """
     train = recipe.train
     if reason := schedule_error(recipe.layout, recipe.model, train.schedule, train.chunks):
         raise UsageFailure(reason)
@@ -215,7 +259,24 @@ def train_run(recipe: Recipe) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         offload_activations=train.offload_activations,
+        document=document_length(data, recipe.model.sequence) if data and recipe.data.isolated else None,
     )
+
+
+SAMPLES: Final = 512
+"""Samples whose documents are measured, evenly spread over a data folder's."""
+
+
+def document_length(data: Path, sequence: int) -> float:
+    """Mean length of the document that a token is in, within its sample, over samples of a data folder."""
+    from mtnlg_data.stream import open_stream  # noqa: PLC0415  (numpy, which --help does not need)
+
+    stream, lengths = open_stream(data / "tokens", sequence), Counter[int]()
+    for number in range(0, len(stream), -(-len(stream) // SAMPLES)):
+        begins = stream.sample(number).begins
+        starts = [0] if begins is None else [0, *(at for at in begins[:-1].nonzero()[0].tolist() if at)]
+        lengths.update(end - start for start, end in pairwise([*starts, sequence]))
+    return sum(n * length**2 for length, n in lengths.items()) / sum(n * length for length, n in lengths.items())
 
 
 def train_software(train: Train) -> Software:
@@ -253,12 +314,17 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
     half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
     if run.precision == "fp16" and ours:
         return f"{software.name} has not got fp16; use --precision {half}"
-    if run.precision == "fp8" and gpu.fp8_flops is None:
-        return f"{gpu.name} has no products of 8 bits; use --precision {half}"
+    if run.precision in PRODUCT_BYTES and not gpu.narrow_flops(run.shape.product_width):
+        return f"{gpu.name} has no products of {8 * run.shape.product_width:.0f} bits; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no products of bfloat16; use --precision {half}"
-    cut = run.layout.model_copy(update={"cp": run.cp})
-    return eight_bit_error(cut, run.model, run.micro_batch) if run.precision == "fp8" and ours else None
+    narrow, cut = run.precision in PRODUCT_BYTES and ours, run.layout.model_copy(update={"cp": run.cp})
+    return eight_bit_error(cut, run.model, run.micro_batch) if narrow else None
+
+
+def nearest(number: int, choices: Iterable[int], count: int = 2, between: str = " or ") -> str:
+    """The ``count`` choices nearest to a number, in ascending order, as text."""
+    return between.join(map(str, sorted(sorted(choices, key=lambda choice: abs(choice - number))[:count])))
 
 
 def _decoder_error(run: Run) -> str | None:
@@ -271,9 +337,8 @@ def _decoder_error(run: Run) -> str | None:
     if run.shards and layout.dp * run.cp % run.shards:
         return f"shards {run.shards} does not divide dp x cp = {layout.dp * run.cp} ranks"
     if model.sequence % run.cp:
-        near = [cp for cp in range(1, 2 * run.cp) if model.sequence % cp == 0]
-        closest = sorted(sorted(near, key=lambda cp: abs(cp - run.cp))[:2])
-        return f"cp {run.cp} does not divide model.sequence = {model.sequence}; use cp {' or '.join(map(str, closest))}"
+        near = nearest(run.cp, (cp for cp in range(1, 2 * run.cp) if model.sequence % cp == 0))
+        return f"cp {run.cp} does not divide model.sequence = {model.sequence}; use cp {near}"
     return None
 
 
@@ -285,7 +350,7 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         "any_schedule": (f"the schedule {run.schedule}", not run.pipeline_schedule.widespread),
         "slices_context": ("context parallelism", run.cp > 1),
         "shards_weights": ("FSDP", run.zero > 1),
-        "multiplies_fp8": ("FP8", run.precision == "fp8"),
+        "multiplies_fp8": ("products of 8 bits", run.precision in PRODUCT_BYTES),
     }
     needed = [name for name, (_, asked) in abilities.items() if asked]
     if lacking := next((name for name in needed if not getattr(software, name)), None):
@@ -302,12 +367,9 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         reason = layout_error(cut, run.model, run.sequence_parallel)
         return reason or schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
-        fitting = [n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0]
-        nearest = sorted(sorted(fitting, key=lambda n: abs(n - pp))[:2])
-        return (
-            f"{software.name} needs as many layers on every stage, and pp {pp} does not divide the {run.model.layers}; "
-            f"use pp {' or '.join(map(str, nearest))}"
-        )
+        near = nearest(pp, (n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0))
+        needs = f"{software.name} needs as many layers on every stage"
+        return f"{needs}, and pp {pp} does not divide the {run.model.layers}; use pp {near}"
     return _interleave_error(run, software) if v > 1 else None
 
 
@@ -333,7 +395,7 @@ def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
     return f"use --nodes {needed}"
 
 
-def _attended(sequence: int, window: int | None) -> float:
-    """Share of the (query, key) pairs of a causal mask that are within a window."""
-    width = min(window or sequence, sequence)
-    return width * (2 * sequence - width + 1) / (sequence * (sequence + 1))
+def _attended(row: float, window: int | None) -> float:
+    """Share of the (query, key) pairs of a causal row that are within a window."""
+    width = min(window or row, row)
+    return width * (2 * row - width + 1) / (row * (row + 1))

@@ -5,7 +5,6 @@ Candidates are simulated in the order of a lower bound on their step time, until
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import product
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .programs import Software
     from .step import Prediction
 
+KINDS = ("memory", "layout")
 MOST_MICRO_BATCH = 16
 MOST_CHUNKS = 6
 MOST_LAYERS_UNEVEN = 48
@@ -33,12 +33,11 @@ MOST_LAYERS_UNEVEN = 48
 
 
 class FittingRun(NamedTuple):
-    """A run that fits: its prediction, the bytes of its fullest stage, and the program that runs it."""
+    """A run that fits: its prediction, and the bytes of its fullest stage."""
 
     run: Run
     prediction: Prediction
     bytes: float
-    software: Software
 
 
 class RejectedRun(NamedTuple):
@@ -57,9 +56,11 @@ class SearchResult(NamedTuple):
     fitting: int
 
     @property
-    def reasons(self) -> Counter[str]:
-        """Number of runs rejected for memory and as impossible layouts."""
-        return Counter("memory" if isfinite(rejected.bytes) else "layout" for rejected in self.rejected)
+    def rejected_for(self) -> dict[str, list[RejectedRun]]:
+        """Runs rejected for memory and as impossible layouts, each with the nearest to fitting first."""
+        ordered = sorted(self.rejected, key=lambda rejected: rejected.bytes)
+        kinds = {kind: [run for run in ordered if isfinite(run.bytes) == (kind == "memory")] for kind in KINDS}
+        return {kind: runs for kind, runs in kinds.items() if runs}
 
 
 def search(
@@ -94,7 +95,7 @@ def search(
     for bound, run, size in fitting:
         if len(best) == count and bound > best[-1].prediction.seconds:
             break
-        best.append(FittingRun(run, predict(run, cluster, software), size, software))
+        best.append(FittingRun(run, predict(run, cluster, software), size))
         best.sort(key=lambda fitting_run: fitting_run.prediction.seconds)
         del best[count:]
     return SearchResult(tuple(best), tuple(rejected), len(fitting))

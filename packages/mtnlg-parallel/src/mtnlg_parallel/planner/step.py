@@ -222,7 +222,7 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
     tied = _tied_seconds(run, cluster)
     if software.overlap_gradients and run.model.tied:  # the table's, once first and last stage have summed theirs
-        tied += ring.gather(_table_bytes(run))
+        tied += ring.gather(shape.gradient_bytes * shape.table)
     norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
     share = run.state_shards
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
@@ -337,9 +337,4 @@ def _tied_seconds(run: Run, cluster: Cluster) -> float:
     if layout.pp == 1 or not run.model.tied:
         return 0.0
     pair = network.ring(cluster, 2, run.gpus - layout.tp * layout.dp * run.cp)
-    return pair.all_reduce(_table_bytes(run))
-
-
-def _table_bytes(run: Run) -> float:
-    """Bytes per rank of the token table's gradient."""
-    return run.shape.gradient_bytes * run.model.vocabulary * run.model.hidden / run.layout.tp
+    return pair.all_reduce(run.shape.gradient_bytes * run.shape.table)

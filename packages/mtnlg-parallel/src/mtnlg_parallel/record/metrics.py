@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from mtnlg_model.files import atomic_open, file_lines, open_regular
 from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
-from mtnlg_parallel.planner.run import hardware_flops, train_run
+from mtnlg_parallel.planner.run import train_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -158,7 +158,7 @@ def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None) -
     """The throughput keys of a step that took ``seconds``; includes MFU and HFU if the GPU's ``peak`` is known."""
     ranks = recipe.layout.world
     run = train_run(recipe)._replace(batch=batch)
-    model, hardware = (flops / seconds / ranks for flops in (run.model.model_flops(batch), hardware_flops(run)))
+    model, hardware = (flops / seconds / ranks for flops in (run.model_flops, run.hardware_flops))
     figures: Step = {
         "seconds": seconds,
         "tokens_per_second": batch * recipe.model.sequence / seconds,

@@ -34,7 +34,7 @@ def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
     kept = 8 * repeated + (2 * repeated if model.dropout else 0)
     # q, k, v and the projection's input; the MLP's inner values before and after its activation.
     sliced = 4 * attention + 4 * keys + (6 if model.gated else 4) * model.ffn
-    if shape.product_width == 1 and not software.eager:  # what a product reads; of attention, unless recomputed, also
+    if shape.product_width <= 1 and not software.eager:  # what a product reads; of attention, unless recomputed, also
         kept -= 2 * repeated  # its own result
         sliced += (-attention if recompute == "selective" else attention) - model.ffn
     core = 0.0

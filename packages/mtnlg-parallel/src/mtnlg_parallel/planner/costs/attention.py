@@ -76,7 +76,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
 def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
     model, measured = shape.model, cluster.measured
     s, d = model.sequence, model.core_head_size
-    row = s / shape.cp
+    row = shape.row / shape.cp
     operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
     operations *= shape.attended
     ring_of_ours = software.is_ours and shape.cp > 1

@@ -97,7 +97,7 @@ def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
     weights = Cost(_weight_seconds(shape, cluster, software), launches=WEIGHT_LAUNCHES)
     recompute = _recomputed(shape, cluster, software, forward, core)
     if shape.shards > 1:
-        gather, reduce = shard_seconds(shape, cluster, software, sum(n * k for n, k in shape.linears))
+        gather, reduce = shard_seconds(shape, cluster, software, shape.parameters)
         again = 1 if shape.gathers_again else 0
         forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
         busy = backward.busy + weights.busy + recompute.busy
@@ -145,11 +145,10 @@ def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
         for columns, depth in shape.linears
     )
     kernels = _kernels(software)
-    parameters = sum(columns * depth for columns, depth in shape.linears)
     # FSDP reduces the gradients of every micro-batch first, and adds only the reduced shards.
-    added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * parameters
+    added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * shape.parameters
     if sums_apart(shape, software):
-        added = APART_SUM * software.reduced_bytes(shape.gradient_bytes) * parameters
+        added = APART_SUM * software.reduced_bytes(shape.gradient_bytes) * shape.parameters
     memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
     collectives = _exposed_collectives(shape, cluster, software, inputs)
     cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
@@ -216,7 +215,7 @@ def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Co
         return Cost(memory=memory_seconds(cluster, moved, number), launches=number)
     moved = columns if phase else depths
     if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
-        moved += sum(columns * depth for columns, depth in shape.linears)
+        moved += shape.parameters
     cast = SCALED_CAST_BYTES if software.eager else CAST_BYTES
     return Cost(memory=memory_seconds(cluster, cast * moved * shape.width / 2, 0))
 
@@ -225,8 +224,7 @@ def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> f
     """Seconds per layer and step to cast weights to 8 bits and transpose them; 0 unless that is done once per step."""
     if not software.casts_8_bits_once(shape.product_width):
         return 0.0
-    parameters = sum(columns * depth for columns, depth in shape.linears)
-    return memory_seconds(cluster, ONE_CAST_BYTES * parameters, ONE_CAST_KERNELS * len(shape.linears))
+    return memory_seconds(cluster, ONE_CAST_BYTES * shape.parameters, ONE_CAST_KERNELS * len(shape.linears))
 
 
 def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
@@ -264,7 +262,7 @@ def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inp
 
 def _saved_by_8_bits(shape: Shape, software: Software) -> float:
     """All-reduces that a pass saves if its two gathers move 8 bits instead of 16: each half of half an all-reduce."""
-    return 0.5 if not software.is_ours and shape.product_width == 1 and shape.sequence_parallel else 0.0
+    return 0.5 if not software.is_ours and shape.product_width <= 1 and shape.sequence_parallel else 0.0
 
 
 def tensor_collectives(shape: Shape, cluster: Cluster, number: float) -> Cost:

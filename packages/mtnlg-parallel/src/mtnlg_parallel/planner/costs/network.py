@@ -6,16 +6,27 @@ In a ring over n ranks, each rank's link carries this many bytes of a tensor of 
 
 A group of m nodes with k ranks each communicates in two levels, pipelined in chunks, so the slower level counts: rings
 over the links inside each node; between nodes (m - 1) / m of each rank's S / k bytes over its share of the node's
-network, since all groups of a kind communicate at once.
+network, since all groups of a kind communicate at once; less of it the more nodes there are (`CONGESTION`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from math import log
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from mtnlg_parallel.planner.cluster import Cluster
     from mtnlg_parallel.planner.run import Run
+
+
+LEAF_NODES: Final = 32
+"""Nodes whose GPUs of one rail share a leaf switch (a scalable unit of NVIDIA's DGX SuperPOD H100)."""
+
+CONGESTION: Final = 0.18
+"""What a ring that leaves the leaf switches loses: time per byte, as a share and per factor e in nodes beyond those.
+
+The slowest of its links through the spine sets its pace. Fitted: an MLPerf run of 11,616 H100s (docs/decisions/0189).
+"""
 
 
 class Ring(NamedTuple):
@@ -44,7 +55,7 @@ def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
     inside = ranks if (ranks - 1) * stride < node.gpus else max(1, node.gpus // stride)
     nodes = -(-ranks // inside)
     latency = (inside - 1) * measured.link_seconds + (nodes - 1) * measured.network_seconds
-    network = cluster.network_share * measured.network * inside
+    network = cluster.network_share * measured.network * inside / (1 + CONGESTION * log(max(nodes / LEAF_NODES, 1)))
     return Ring(inside, nodes, node.link_bandwidth * measured.link, network, latency)
 
 

@@ -49,7 +49,7 @@ def _sustained(height: int, width: int) -> float:
 
 
 def gemm_seconds(
-    cluster: Cluster, m: int, n: int, k: int, *, batch: int = 1, extra_bytes: int = 0, width: int = 2
+    cluster: Cluster, m: int, n: int, k: int, *, batch: int = 1, extra_bytes: int = 0, width: float = 2
 ) -> float:
     """Seconds of ``batch`` products [m, k] x [k, n] with ``width`` bytes per factor element.
 
@@ -57,7 +57,7 @@ def gemm_seconds(
     """
     gpu, measured = cluster.gpu, cluster.measured
     rate = gpu.flops(width) / gpu.processors * measured.gemm * measured.clock
-    if width == 1:
+    if width <= 1:
         rate *= measured.fp8
     if width < SINGLE and (n % ALIGNED or k % ALIGNED):
         rate *= MISALIGNED
