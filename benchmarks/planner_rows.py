@@ -257,7 +257,9 @@ def _cluster(cells: dict[str, str]) -> Cluster:
     name, network = cluster_with(cells["hardware"]), cells.get("network") or ""
     if name is None:
         raise ValueError(f"hardware {cells['hardware']!r} is not known to the planner")
-    cluster = load_cluster(next((site for gpu, words, site in SITES if gpu == name and re.search(words, network)), name))
+    cluster = load_cluster(
+        next((site for gpu, words, site in SITES if gpu == name and re.search(words, network)), name)
+    )
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
     share = (network_bandwidth(network, gpus) or cluster.network_share * gpus) / gpus
     domain = cluster.node.gpus if cluster.name in RACKS else gpus

@@ -45,7 +45,7 @@ class Forecast(NamedTuple):
         return f"{self.seconds:.3g} s{' (rough on CPUs)' if self.rough else ''}"
 
 
-def forecast(  # noqa: PLR0917  (the run, and where)
+def forecast(
     recipe: Recipe,
     cluster: str | None,
     force: bool,
