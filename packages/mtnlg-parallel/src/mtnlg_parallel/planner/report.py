@@ -109,13 +109,14 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     ramp = min(batches.ramp.samples if batches.ramp else 0, samples)
     ramped = [batch for _, batch in batches.steps(ramp)]
     rest = max(0, -(-(samples - sum(ramped)) // batches.size))
-    seconds = float(np.interp(ramped, sizes, knots).sum()) + rest * knots[-1]
+    ramping = float(np.interp(ramped, sizes, knots).sum())
+    seconds = ramping + rest * knots[-1]
     return {
         "tokens": float(tokens),
         "steps": float(len(ramped) + rest),
         "days": seconds / DAY,
         "gpu_hours": seconds / 3600 * run.gpus,
-        "ramp_days": float(np.interp(ramped, sizes, knots).sum()) / DAY,
+        "ramp_days": ramping / DAY,
     }
 
 
@@ -205,21 +206,20 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
 def print_search(result: SearchResult, cluster: Cluster, software: Software, gpus: int, tokens: int | None) -> None:
     """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
-    table = Table("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel", box=None)
-    for name in ("seconds", "MFU", "GB", *(["days"] if tokens else [])):
-        table.add_column(name, justify="right")
+    choices = ("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
+    table = _table(choices, "seconds", "MFU", "GB", *(["days"] if tokens else []))
     closely = False
     for fitting in result.best:
         run, prediction, size = fitting
-        layout = run.layout
         mfu = run.model_flops / run.gpus / prediction.seconds / cluster.gpu.peak_flops
         is_close = _spare(size, cluster) < CLOSE
         closely |= is_close
-        choices = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
-        chosen = [str(choice) for choice in choices] + ["yes" if run.sequence_parallel else "no"]
+        layout = run.layout
+        chosen = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
         size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
-        table.add_row(*chosen, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
+        sliced = "yes" if run.sequence_parallel else "no"
+        table.add_row(*map(str, chosen), sliced, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
     out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {software.name}")
     if tokens:
         out.print(f"days: {in_words(tokens)} tokens in steps of the full batch")

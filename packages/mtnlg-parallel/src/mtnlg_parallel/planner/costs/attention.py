@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from mtnlg_parallel.planner.run import Shape
 
 
-SOFTMAX_ROW: Final = 2048
-"""Longest row that Megatron's fused softmax keeps in registers."""
-
-SOFTMAX_WARPS: Final = 4
-"""The fused softmax is used only if batch x heads on a rank is a multiple of this (rows per block)."""
-
 LONG_ROW: Final = 1024
 """Above this row length the fused softmax runs half the warps (registers) and takes twice the time per element."""
 
@@ -61,7 +55,7 @@ def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool
     s, d, batch = model.sequence, model.core_head_size, shape.micro_batch * model.heads // shape.tp
     shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
     products = sum(gemm_seconds(cluster, *each, batch=batch, width=shape.width) for each in shapes)
-    fused = software.fused_kernels and s <= SOFTMAX_ROW and batch % SOFTMAX_WARPS == 0
+    fused = software.fused_kernels
     long = 2 if s > LONG_ROW else 1
     scores = batch * s * s * shape.width / 2
     dropout = 5 if model.attention_dropout else 0
