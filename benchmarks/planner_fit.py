@@ -1,5 +1,7 @@
 """The planner's fitted constants: which they are, their fit to published rows, and to all rows but a group's.
 
+Two more are fitted to one MLPerf run each (docs/decisions/0189): `network.CONGESTION`, and the network of hgx-h100-roce.
+
 With other constants a row's lower bound is computed again; what its simulated pipeline takes over it stays as shipped.
 """
 
