@@ -126,3 +126,4 @@ def test_documents_shorten_the_rows_of_attention() -> None:
     full, half = (attention(run.shape, H100, CORE, False).products for run in (whole, halves))
     assert half / full == pytest.approx(0.5 * (1024 + 1000) / 1024 * 2048 / (2048 + 1000))
     assert whole._replace(document=1e9).shape == whole.shape
+    assert halves.model_flops < halves._replace(document=2048.0).model_flops == whole.model_flops

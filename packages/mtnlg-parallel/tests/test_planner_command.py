@@ -16,7 +16,6 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.run import train_run
 from mtnlg_parallel.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -389,21 +388,14 @@ def test_64k_tokens_of_an_8b_fit_a_node() -> None:
     assert not json.loads(plan(*words, "--layout", "dp=8", "--json"))["fits"]
 
 
-def test_nvfp4_is_planned_and_said_not_to_train() -> None:
-    words = ("llama-3.1-405b", "--cluster", "gb300-nvl72", "--layout", "tp=4,pp=8,dp=8", "--batch", "128", "--json")
-    results = {
-        (software, precision): CliRunner().invoke(
-            app, ["plan", *words, "--software", software, "--precision", precision], catch_exceptions=False
-        )
-        for software in ("mtnlg-parallel", "megatron-core")
-        for precision in ("fp8", "nvfp4")
-    }
-    for software in ("mtnlg-parallel", "megatron-core"):
-        eight, four = (json.loads(results[software, precision].stdout) for precision in ("fp8", "nvfp4"))
-        assert 0.4 < four["step_seconds"] / eight["step_seconds"] < 0.9
-        assert four["interval"].startswith("221 runs of programs that were held out")
-    said = [key for key, result in results.items() if "does not train in nvfp4" in result.stderr]
-    assert said == [("mtnlg-parallel", "nvfp4")]
+@pytest.mark.parametrize("program", ["mtnlg-parallel", "megatron-core"])
+def test_nvfp4_is_planned_and_said_not_to_train(program: str) -> None:
+    words = ["plan", "llama-3.1-405b", "--cluster", "gb300-nvl72", "--layout", "tp=4,pp=8,dp=8", "--batch", "128"]
+    words += ["--json", "--software", program, "--precision"]
+    results = [CliRunner().invoke(app, [*words, precision], catch_exceptions=False) for precision in ("fp8", "nvfp4")]
+    eight, four = (json.loads(each.stdout)["step_seconds"] for each in results)
+    assert 0.4 < four / eight < 0.9
+    assert ("does not train in nvfp4" in results[1].stderr) == (program == "mtnlg-parallel")
 
 
 def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None:
@@ -426,8 +418,5 @@ def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None
     assert f"lengths in {tmp_path}" in counted.stderr
     most, told = (json.loads(each.stdout) for each in (assumed, counted))
     assert 90 < told["document"] <= 100
-    assert told["step_seconds"] < most["step_seconds"]
-    run = train_run(load_recipe(path), tmp_path)
-    assert told["document"] == run.document
-    flops = {each: run._replace(document=each).model_flops for each in (run.document, 100.0, 1024.0, None)}
-    assert flops[run.document] < flops[100.0] < flops[1024.0] == flops[None]
+    for figure in ("step_seconds", "model_tflops_per_gpu"):
+        assert told[figure] < most[figure]

@@ -176,7 +176,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise Failure(f"{path}: no such cluster") from None
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageFailure(f"{path}: not TOML: {error}") from None
     like = content.pop("like", None)
     if like is None:
