@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import shutil
-from collections import Counter
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
@@ -46,68 +45,83 @@ def sample(pairs: list[tuple[str, str]], scores: list[float], **parts: Any) -> s
     )
 
 
-def unpacked(one: samples.Sample) -> tuple[str, list[list[Any]], dict[str, Any]]:
-    """Prompt, choices with texts for numbers, and the row's other parts by name."""
-    texts = samples.Texts()
-    *others, prompt, choices = samples._row(one, False, texts, Counter())
-    words = list(texts)
-    names = ("key", "id", "right", "answer", "chosen", "shots", "cut")
-    return (
-        "\n\n".join(words[n] for n in prompt),
-        [[words[lead], words[text], *figures] for lead, text, *figures in choices],
-        dict(zip(names, others, strict=True)),
-    )
+def browsed(folder: Path, *lines: samples.Sample) -> dict[str, Any]:
+    """The page's data of these rows."""
+    (folder / "n.jsonl").write_text("".join(f"{line.model_dump_json()}\n" for line in lines))
+    samples.write_samples(folder, {"n": folder / "n.jsonl"})
+    return data_of(folder / "report/samples/n.js")
 
 
-def test_choices_of_one_prompt() -> None:
-    one = sample([("A.\n\nB.\nAnswer:", " no"), ("A.\n\nB.\nAnswer:", " yes")], [-1.0, -2.0], gold=1, shots=1)
-    prompt, choices, row = unpacked(one)
-    assert prompt == "A.\n\nB.\nAnswer:"
-    assert choices == [["", " no", -1.0, -10.0, None], ["", " yes", -2.0, -11.0, None]]
-    assert (row["answer"], row["chosen"], row["right"], row["shots"]) == (1, 0, 0, 1)
+def on_paper(context: str, *texts: str) -> list[tuple[str, str]]:
+    return [(context, text) for text in texts]
 
 
-def test_contexts_that_differ_begin_the_choices_at_a_whole_word() -> None:
-    one = sample([("Shot.\n\nIt fell: the jar", " broke."), ("Shot.\n\nIt fell: the jam", " broke.")], [-2.0, -1.0])
-    prompt, choices, _ = unpacked(one)
-    assert prompt == "Shot.\n\nIt fell: the "
-    assert [choice[:2] for choice in choices] == [["jar", " broke."], ["jam", " broke."]]
+ANSWER = "A.\n\nB.\nAnswer:"
+GENERATED = {"filtered_resps": ["six"], "target": "seven", "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": {}}}}
 
 
-def test_what_a_choice_has_without_the_prompt_stands_beside_it() -> None:
-    pairs = [("Q", " a"), ("Q", " b"), ("Answer:", " a"), ("Answer:", " b")]
-    _, choices, _ = unpacked(sample(pairs, [2.0, 1.0]))
-    assert choices == [["", " a", 2.0, -10.0, -12.0], ["", " b", 1.0, -11.0, -13.0]]
-    mutual = [("Q", " a"), ("Q", " b"), ("", " a"), ("", " b")]
-    _, choices, _ = unpacked(sample(mutual, [-1.0, -2.0, -3.0, -4.0]))
-    assert [choice[4] for choice in choices] == [-12.0, -13.0]
-    prompt, choices, _ = unpacked(sample([("", "They go."), ("", "They goes.")], [-1.0, -2.0]))  # as in BLiMP
-    assert (prompt, [choice[1] for choice in choices]) == ("", ["They go.", "They goes."])
-
-
-def test_a_generated_text_stands_beside_the_right_one() -> None:
-    arguments = {"gen_args_0": {"arg_0": "Q:", "arg_1": {"until": []}}}
-    one = sample([], [], arguments=arguments, filtered_resps=["six"], target="seven")
-    prompt, choices, row = unpacked(one)
-    assert (prompt, [choice[1] for choice in choices]) == ("Q:", ["seven", "six"])
-    assert (row["answer"], row["chosen"]) == (0, 1)
+@pytest.mark.parametrize(
+    ("one", "prompt", "choices", "answer", "chosen"),
+    [
+        (
+            sample(on_paper(ANSWER, " no", " yes"), [-1.0, -2.0], gold=1),
+            ANSWER,
+            [["", " no", -1.0, -10.0, None], ["", " yes", -2.0, -11.0, None]],
+            1,
+            0,
+        ),
+        (  # contexts that differ: from a whole word on
+            sample([("Shot.\n\nIt fell: the jar", " broke."), ("Shot.\n\nIt fell: the jam", " broke.")], [-2.0, -1.0]),
+            "Shot.\n\nIt fell: the ",
+            [["jar", " broke.", -2.0, -10.0, None], ["jam", " broke.", -1.0, -11.0, None]],
+            -1,
+            1,
+        ),
+        (
+            sample([*on_paper("Q", " a", " b"), *on_paper("Answer:", " a", " b")], [2.0, 1.0]),
+            "Q",
+            [["", " a", 2.0, -10.0, -12.0], ["", " b", 1.0, -11.0, -13.0]],
+            -1,
+            0,
+        ),
+        (
+            sample([*on_paper("Q", " a", " b"), *on_paper("", " a", " b")], [-1.0, -2.0, -3.0, -4.0]),
+            "Q",
+            [["", " a", -1.0, -10.0, -12.0], ["", " b", -2.0, -11.0, -13.0]],
+            -1,
+            0,
+        ),
+        (
+            sample(on_paper("", "They go.", "They goes."), [-1.0, -2.0]),
+            "",
+            [["", "They go.", -1.0, -10.0, None], ["", "They goes.", -2.0, -11.0, None]],
+            -1,
+            0,
+        ),
+        (sample([], [], **GENERATED), "Q", [["", text, None, None, None] for text in ("seven", "six")], 0, 1),
+    ],
+    ids=["one prompt", "two contexts", "without the prompt", "mutual", "no prompt, as in BLiMP", "generated"],
+)
+def test_prompt_and_choices_of_a_row(  # noqa: PLR0917
+    one: samples.Sample, prompt: str, choices: list[list[Any]], answer: int, chosen: int, tmp_path: Path
+) -> None:
+    data = browsed(tmp_path, one)
+    ((*_, shown, found),) = data["rows"]
+    words = data["texts"]
+    assert "\n\n".join(words[n] for n in shown) == prompt
+    assert [[words[lead], words[text], *figures] for lead, text, *figures in found] == choices
+    assert data["rows"][0][3:5] == [answer, chosen]
 
 
 def test_shared_prompt_text_is_stored_once(tmp_path: Path) -> None:
-    line = sample([("Shot.\n\nQ", " a"), ("Shot.\n\nQ", " b")], [-1.0, -2.0]).model_dump_json()
-    (tmp_path / "n.jsonl").write_text(f"{line}\n{line}\n")
-    samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
-    data = data_of(tmp_path / "report/samples/n.js")
+    data = browsed(tmp_path, *[sample(on_paper("Shot.\n\nQ", " a", " b"), [-1.0, -2.0])] * 2)
     assert sorted(data["texts"]) == ["", " a", " b", "Q", "Shot."]
     assert [row[0] for row in data["rows"]] == ["d", "d#2"]
 
 
 def test_rows_beyond_the_bound_are_counted_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "MAX_CHARACTERS", 200)
-    rows = [sample([(f"{n:0100}", " a")], [-1.0]).model_dump_json() for n in range(5)]
-    (tmp_path / "n.jsonl").write_text("\n".join(rows) + "\n")
-    samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
-    data = data_of(tmp_path / "report/samples/n.js")
+    data = browsed(tmp_path, *(sample([(f"{n:0100}", " a")], [-1.0]) for n in range(5)))
     assert (data["total"], len(data["rows"])) == (5, 2)
 
 

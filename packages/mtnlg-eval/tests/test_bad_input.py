@@ -44,25 +44,27 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
     append(scenes, changed(scenes, endings=["a", "b", " ", "d"]))
     append(ways, changed(ways, sol1="word " * 400))
     append(data / "piqa/valid-labels.lst", "0")
+    (data / "lambada/lambada_test.jsonl").write_text(json.dumps({"text": f"a {'word' * 400}"}))
     rows = {
         "boolq": f"row 2 is left out: {boolq}:3: not JSON: ",
         "anli_r2": f'row 3 is left out: {anli}:4: label = "perhaps": unknown label; use one of ',
         "hellaswag": f"row 2 is left out: {scenes}:3: endings.2 is empty",
         "piqa 0": "tokens to score; a continuation has from 1 to 256",
+        "lambada": "not run: no row of 1 can be scored; row 0: ",
     }
-    words = ("--data", data, "--tasks", "boolq,anli_r2,hellaswag,hans,piqa,wic", "--shots", "0")
+    words = ("--data", data, "--tasks", "boolq,anli_r2,hellaswag,hans,lambada,piqa,wic", "--shots", "0")
     assert run("run", checkpoint.directory, *words, "--out", tmp_path / "eval") == 1
     lines = capsys.readouterr().err.splitlines()
     for task, why in rows.items():
         assert any(line.startswith(f"{task}: ") and why in line for line in lines), (task, lines)
     assert f"hans: not run: {data / 'hans'}: no such folder" in "\n".join(lines)
-    assert lines[-1] == "mtnlg-eval: 1 of 6 tasks are missing: hans"
+    assert lines[-1] == "mtnlg-eval: 2 of 7 tasks are missing: hans, lambada"
     results = json.loads((tmp_path / "eval" / "results.json").read_bytes())
     scores = {score["task"]: score["rows"] for score in results["scores"].values()}
     assert {name: (len(each["failed"]), each["count"]) for name, each in scores.items()} == {
         "boolq": (1, 2), "anli_r2": (1, 3), "hellaswag": (1, 2), "piqa": (1, 2), "wic": (0, 2)
     }  # fmt: skip
-    assert [gap["task"] for gap in results["not_run"]] == ["hans"]
+    assert [gap["task"] for gap in results["not_run"]] == ["hans", "lambada"]
 
 
 def test_a_result_that_is_cut_short_is_written_again(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
 
-from mtnlg_eval import cli
 from mtnlg_eval.results.checkpoint_table import print_checkpoints
 from mtnlg_eval.results.compare import Cell
 from mtnlg_eval.tasks.examples import EXAMPLES
@@ -19,6 +17,7 @@ from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import open_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 README = Path(__file__).parents[1] / "README.md"
@@ -37,12 +36,8 @@ def test_an_example_row_is_read_and_every_key_of_it_is_needed(task: str, tmp_pat
     assert f"| `{task}` | `{EXAMPLES[task]}` |" in README.read_text(encoding="utf-8")
 
 
-def test_the_help_shows_every_example_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["mtnlg-eval", "run", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
+def test_the_help_shows_every_example_whole(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    run("run", "--help")
     text = "".join(capsys.readouterr().out.split())
     assert all("".join(f"{task}:{row}".split()) in text for task, row in EXAMPLES.items())
 

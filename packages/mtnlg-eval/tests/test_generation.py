@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
-from mtnlg_eval.scoring.generation import PROMPTS_PER_BATCH, Options, Prompt, PromptBatch, batch_prompts
+from mtnlg_eval.scoring.generation import Options, Prompt, PromptBatch
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.generate import generate
 from mtnlg_model.generation.sampling import GREEDY, Sampling
@@ -21,28 +18,8 @@ from mtnlg_model.generation.sampling import GREEDY, Sampling
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-    from random import Random
 
     from mtnlg_model.checkpoint.reader import Checkpoint
-
-CONTEXTS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple)
-OPTIONS = st.sampled_from(
-    [Options(("\n",), 4, GREEDY), Options((), 4, GREEDY), Options((), 4, Sampling(temperature=1))]
-)
-
-
-@given(st.lists(st.builds(Prompt, CONTEXTS, OPTIONS), max_size=60), st.randoms())
-def test_batch_order_changes_no_text(prompts: list[Prompt], order: Random) -> None:
-    planned = list(batch_prompts(dict(enumerate(prompts))))
-    assert sorted(n for numbers, _ in planned for n in numbers) == list(range(len(prompts)))
-    for numbers, batch in planned:
-        assert batch.contexts == tuple(prompts[n].context for n in numbers)
-        assert {prompts[n].options for n in numbers} == {batch.options}
-        assert len(numbers) <= PROMPTS_PER_BATCH
-    shuffled = order.sample(prompts, len(prompts))
-    assert Counter(batch for _, batch in batch_prompts(dict(enumerate(shuffled)))) == Counter(
-        batch for _, batch in planned
-    )
 
 
 class Recording:

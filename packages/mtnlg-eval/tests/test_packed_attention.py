@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from mtnlg_eval.scoring.packed_attention import AttentionPlan, Span
-from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
@@ -96,25 +94,3 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
         assert all(map(torch.equal, hidden(decoder, texts), first))
     finally:
         torch.set_num_threads(threads)
-
-
-def test_depths_count_along_paths() -> None:
-    plan = AttentionPlan.build(
-        [Span(0, 3, -1), Span(3, 2, 0), Span(5, 1, 0), Span(6, 2, 1), Span(8, 1, -1)], 10, torch.tensor([8]), CPU
-    )
-    assert plan.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 5, 6, 0, 0]
-
-
-def test_any_attention_of_the_signature_goes_along_the_paths() -> None:
-    q, k, v = torch.randn(3, 1, 2, 32, 8).unbind(0)
-    plan = AttentionPlan.build([Span(0, 20, -1), Span(20, 4, 0)], 32, torch.tensor([23, 2, 23]), CPU)
-    scales: list[float] = []
-
-    def scaled(*arguments: Any, **options: Any) -> Tensor:  # noqa: ANN401  (its signature)
-        scales.append(arguments[4])
-        return functional.attention(*arguments, **options)
-
-    expected = functional.attention(q[:, :, :24], k[:, :, :24], v[:, :, :24], None, 0.3, 0.0)
-    assert torch.allclose(plan.all_tokens(scaled, q, k, v, 0.3, 0.0)[:, :, :24], expected, atol=1e-6)
-    assert torch.allclose(plan.scored_tokens(scaled, q, k, v, 0.3, 0.0), expected[:, :, [23, 2, 23]], atol=1e-6)
-    assert set(scales) == {0.3}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from lm_eval.api.model import TemplateLM
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from mtnlg_eval.scoring.prompt_encoder import PromptEncoder, cuts_before_blanks
+from mtnlg_eval.scoring.prompt_encoder import PromptEncoder
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ LLAMA = (
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-def kind(pre: Any = BYTES, *, normalizer: Any = None, added: tuple[Any, ...] = (), cuts: bool = False) -> Any:  # noqa: ANN401
-    return pre, normalizer, added, cuts
+def kind(pre: Any = BYTES, *, normalizer: Any = None, added: tuple[Any, ...] = ()) -> Any:  # noqa: ANN401
+    return pre, normalizer, added
 
 
 KINDS = {
-    "gpt2": kind(cuts=True),
-    "gpt2_with_words": kind(added=(AddedToken("?!"), AddedToken("<a>", normalized=False)), cuts=True),
+    "gpt2": kind(),
+    "gpt2_with_words": kind(added=(AddedToken("?!"), AddedToken("<a>", normalized=False))),
     "llama": kind(
         pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(LLAMA), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -69,9 +68,9 @@ TEXT = st.lists(st.sampled_from(TEXTS), max_size=14).map("".join)
 
 
 @cache
-def written(name: str) -> tuple[Path, bool]:
-    """A trained tokenizer.json of a kind, and whether it may be cut."""
-    pre, normalizer, added, cuts = KINDS[name]
+def written(name: str) -> Path:
+    """A trained tokenizer.json of a kind."""
+    pre, normalizer, added = KINDS[name]
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre
     if normalizer:
@@ -86,7 +85,7 @@ def written(name: str) -> tuple[Path, bool]:
     tokenizer.add_special_tokens([EOD])
     path = Path(tempfile.mkdtemp()) / "tokenizer.json"
     tokenizer.save(str(path))
-    return path, cuts
+    return path
 
 
 class Plain(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
@@ -108,8 +107,7 @@ class Plain(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 @settings(max_examples=40)
 @given(st.data())
 def test_tokens_and_split_match_lm_eval(name: str, data: st.DataObject) -> None:
-    path, _ = written(name)
-    tokenizer = Tokenizer(path)
+    tokenizer = Tokenizer(written(name))
     encoder = PromptEncoder(tokenizer)
     for _ in range(3):
         context, continuation = data.draw(TEXT), data.draw(TEXT)
@@ -120,24 +118,14 @@ def test_tokens_and_split_match_lm_eval(name: str, data: st.DataObject) -> None:
 
 
 def test_nothing_is_cut_before_what_is_a_blank_to_python_alone() -> None:
-    tokenizer = Tokenizer(written("gpt2")[0])
+    tokenizer = Tokenizer(written("gpt2"))
     assert len(tokenizer.encode("?\x1c")) == 1 < len(tokenizer.encode("?\x1c b"))
     pair = "?\x1c b", "a"
     assert tuple(map(list, PromptEncoder(tokenizer).encode_pair(*pair))) == Plain(tokenizer.encode)._encode_pair(*pair)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_prompt_is_cut_only_where_pieces_are_independent(name: str) -> None:
-    path, cuts = written(name)
-    assert cuts_before_blanks(Tokenizer(path).definition) == cuts
-    if cuts:
-        definition = json.loads(path.read_text())
-        definition["model"]["dropout"] = 0.1
-        assert not cuts_before_blanks(definition)
-
-
 def test_shared_shots_and_contexts_are_encoded_once() -> None:
-    tokenizer, seen = Tokenizer(written("gpt2")[0]), list[str]()
+    tokenizer, seen = Tokenizer(written("gpt2")), list[str]()
     encode = tokenizer.encode
     tokenizer.encode = lambda text: seen.append(text) or encode(text)  # type: ignore[method-assign,func-returns-value]
     encoder = PromptEncoder(tokenizer)

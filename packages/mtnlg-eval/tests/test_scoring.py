@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
-from mtnlg_eval.scoring.packing import Request, Row, pack_rows, plan_rows, take_batch
+from mtnlg_eval.scoring.packing import Request, Row, plan_rows, take_batch
 from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -192,14 +192,6 @@ def test_common_prefixes_share_a_row() -> None:
     assert {request for row in batch for request in row.requests} == set(requests)
     (apart,) = plan_batches(requests, 26, 1000)
     assert max(row.length for row in apart) == 20 + 2 + 2
-
-
-def test_one_token_choices_share_a_row() -> None:
-    (batch,) = plan_batches([Request((1, 2, 3), (token,)) for token in (4, 5, 6)], 96, 1000)
-    read = pack_rows(batch)
-    assert read.tokens.tolist() == [1, 2, 3]
-    assert read.spans == ((0, 3, -1),)
-    assert read.scored.tolist() == [2, 2, 2]
 
 
 def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, checkpoint: Checkpoint) -> None:

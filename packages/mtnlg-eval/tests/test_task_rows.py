@@ -32,13 +32,6 @@ def written(folder: Path, name: str, *lines: object) -> Path:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_published_files_are_read(name: str) -> None:
-    ours = open_rows(name, OURS).rows()
-    assert ours.scored
-    assert not ours.left_out
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_the_quickstart_rows_are_read(name: str) -> None:
     if not QUICKSTART.is_dir():
         pytest.skip("the package is tested outside its repository")
