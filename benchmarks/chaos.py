@@ -1,6 +1,6 @@
 """A run under random faults, restarted without a person: are its samples and losses those of an untouched run?
 
-    python benchmarks/chaos.py --minutes 60 --seed 1 [--nodes 2] [--layout dp=2] [--faults KIND,…] [--out FILE]
+    python benchmarks/chaos.py --minutes 60 --seed 1 [--layout dp=2] [--faults KIND …] [--out FILE]
 
 A small decoder trains on the CPU. When it has made a drawn number of new steps, a drawn fault strikes, and the next one
 when it has made a new step again. Every kind comes up before any comes twice.
@@ -14,11 +14,8 @@ when it has made a new step again. Every kind comes up before any comes twice.
     signal-launcher         SIGTERM to the launcher; its command is run again
     change                  the recipe gets a drawn change (learning rate, batch, clip, weight decay, samples to skip,
                             another token folder) at a sample to come, and the launcher SIGTERM or SIGKILL
-    partition               with --nodes: a node is cut off until the ranks elsewhere have ended
-    lose-node               with --nodes: a node crashes
 
-On one machine the launcher is ``mtnlg-parallel train``. With --nodes (network namespaces, as root) it is torchrun on
-each node, started again whenever it ends, as a cluster's scheduler does.
+The launcher is ``mtnlg-parallel train``.
 
 At the end every step must be in metrics.jsonl once, its samples beginning where those of the step before ended, and
 every loss and gradient norm must equal that of an untouched run of the same recipe within 1e-5 (fp32). The result has
@@ -42,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -54,16 +50,11 @@ from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.recipe import Recipe, load_recipe
 from mtnlg_parallel.record.history import goodput, read_events
 from mtnlg_parallel.record.metrics import last_step, read_steps
-from record import conditions, write_result
+from record import run
 from training_engine import make_data
-
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from training.nodes import missing, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from training.nodes import Node
 
 FP32 = 1e-5
 BATCH = 8
@@ -71,8 +62,9 @@ LIMIT_SECONDS = 180.0
 """Longest wait for anything, after which the run counts as lost."""
 
 POLL_SECONDS = 0.02
+BALLAST, LOG = "ballast", "launcher.log"
 RANK_KINDS = ("kill-rank", "kill-ranks", "kill-starting", "stop-rank", "signal-rank", "full-disk")
-LAUNCHER_KINDS, NODE_KINDS = ("kill-launcher", "signal-launcher", "change"), ("partition", "lose-node")
+LAUNCHER_KINDS = ("kill-launcher", "signal-launcher", "change")
 ENDLESS = 1 << 24
 """Samples of the run until it is told where to end."""
 
@@ -108,58 +100,43 @@ def make_recipe(layout: Layout, patience: float) -> Recipe:
     return Recipe.model_validate(sections, strict=False)
 
 
-class Local:
-    """The run by the launcher of this machine."""
+class Job:
+    """The run by the launcher of this machine, which is started at once."""
 
-    def __init__(self, folder: Path, out: Path) -> None:
+    def __init__(self, folder: Path, out: Path, *words: str) -> None:
         self.folder, self.out = folder, out
-        self.kinds: tuple[str, ...] = LAUNCHER_KINDS
-        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
         self.commands_run = 0
+        self.launcher = self.start(*words)
 
-    def command(self, *words: str) -> list[str]:
-        """The words of the train command."""
-        folders = ("--data", str(self.folder / "data"), "--out", str(self.out))
-        recipe = str(self.folder / "train.toml")
-        return ["-m", "mtnlg_parallel.cli", "train", recipe, *folders, "--device", "cpu", *words]
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a launcher, whose output is appended to the log."""
+        folders = ("--data", str(self.folder / "data"), "--out", str(self.out), "--device", "cpu")
+        command = ["-m", "mtnlg_parallel.cli", "train", str(self.folder / "train.toml"), *folders]
+        command += ["--max-restarts", str(1 << 20), *words]
+        self.commands_run += 1
+        with (self.folder / LOG).open("ab") as log:
+            self.launcher = subprocess.Popen(
+                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
+        return self.launcher
 
-    def start(self, *words: str) -> None:
-        """Start the launcher, or each that has ended."""
-        for name in self.names():
-            if name not in self.launchers or self.launchers[name].poll() is not None:
-                self.launchers[name] = self.launch(name, words)
-                self.commands_run += 1
-
-    def names(self) -> list[str]:
-        """One launcher here."""
-        return ["launcher"]
-
-    def launch(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start one launcher, whose output is appended to its log."""
-        line = [sys.executable, *self.command("--max-restarts", str(1 << 20), *words)]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
-
-    def ended(self) -> bool:
-        """Whether a launcher has ended."""
-        return any(launcher.poll() is not None for launcher in self.launchers.values())
-
-    def may_end(self, kind: str) -> bool:
-        """Whether a fault of this kind ends the launcher too."""
-        return kind in LAUNCHER_KINDS
+    @property
+    def has_ended(self) -> bool:
+        """Whether the launcher has ended."""
+        return self.launcher.poll() is not None
 
     def ranks(self) -> list[int]:
         """The process ids of the run's ranks."""
         return [int(entry.name) for entry in Path("/proc").iterdir() if is_rank_of(entry, self.out)]
 
     def strike(self, kind: str, draw: random.Random) -> list[int]:
-        """Let a fault happen to launchers or nodes; returns the ranks that will end for it."""
+        """Let a fault happen to the launcher; returns the ranks that will end for it."""
         ranks = self.ranks()
         numbers = {"kill-launcher": signal.SIGKILL, "signal-launcher": signal.SIGTERM}
         number = numbers[draw.choice([*numbers]) if kind == "change" else kind]
         if kind == "change":
             self.change(draw)
-        os.kill(draw.choice(list(self.launchers.values())).pid, number)
+        self.launcher.send_signal(number)
         return ranks
 
     def change(self, draw: random.Random) -> None:
@@ -184,65 +161,10 @@ class Local:
         content = recipe.model_dump(mode="json") | {"train": train}
         write_text(path, dump(Recipe.model_validate(content, strict=False)))
 
-    def repair(self) -> None:
-        """Undo what `strike` did and does not pass by itself."""
-
     def stop(self, number: int) -> None:
-        """Signal the launchers, and wait for their end."""
-        for launcher in self.launchers.values():
-            if launcher.poll() is None:
-                launcher.send_signal(number)
-        for launcher in self.launchers.values():
-            launcher.wait(LIMIT_SECONDS)
-
-    def logs(self) -> str:
-        """The last lines of the launchers."""
-        tails = {name: (self.folder / f"{name}.log").read_text(errors="replace")[-3000:] for name in self.names()}
-        return "\n".join(f"--- {name}\n{tail}" for name, tail in tails.items())
-
-
-class OverNodes(Local):
-    """The run over several nodes, by torchrun on each."""
-
-    def __init__(self, folder: Path, out: Path, machines: Sequence[Node], world: int) -> None:
-        super().__init__(folder, out)
-        self.kinds = NODE_KINDS
-        self._nodes = {node.name: node for node in machines}
-        self._ranks_a_node = world // len(machines)
-        self._cut: Node | None = None
-
-    def names(self) -> list[str]:
-        """A launcher a node."""
-        return list(self._nodes)
-
-    def launch(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a node's torchrun."""
-        torchrun = ["-m", "torch.distributed.run", f"--nnodes={len(self._nodes)}", "--rdzv-backend=c10d"]
-        torchrun += ["--rdzv-endpoint=node-1:29400", "--rdzv-id=chaos", f"--max-restarts={1 << 20}"]
-        torchrun += ["--rdzv-conf=join_timeout=60", f"--nproc-per-node={self._ranks_a_node}", *self.command(*words)]
-        variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return self._nodes[name].start([sys.executable, *torchrun], self.folder / f"{name}.log", variables)
-
-    def may_end(self, kind: str) -> bool:
-        """A scheduler starts again whatever has ended."""
-        return bool(kind)
-
-    def strike(self, kind: str, draw: random.Random) -> list[int]:
-        """Cut a node off, or crash it."""
-        node, ranks = draw.choice(list(self._nodes.values())), self.ranks()
-        if kind == "lose-node":
-            node.fail()
-            return ranks
-        self._cut = node
-        there = set(node.processes())
-        node.cut_off()
-        return [rank for rank in ranks if rank not in there]
-
-    def repair(self) -> None:
-        """Connect the node again."""
-        if self._cut:
-            self._cut.reconnect()
-            self._cut = None
+        """Signal the launcher, and wait for its end."""
+        self.launcher.send_signal(number)
+        self.launcher.wait(LIMIT_SECONDS)
 
 
 def is_rank_of(process: Path, out: Path) -> bool:
@@ -254,25 +176,15 @@ def is_rank_of(process: Path, out: Path) -> bool:
         return False
 
 
-class Disk:
-    """A small file system that can be full."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ballast = folder / "ballast"
-
-    def fill(self) -> None:
-        """Leave no room."""
-        with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(64 << 10)):
-                pass
-
-    def make_room(self) -> None:
-        """Undo `fill`."""
-        self._ballast.unlink(missing_ok=True)
+def fill(disk: Path) -> None:
+    """Leave no room."""
+    with (disk / BALLAST).open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(64 << 10)):
+            pass
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Disk | None]:
+def small_disk(folder: Path) -> Iterator[Path | None]:
     """Mount a tmpfs of a few checkpoints at ``folder``; None where this process may not mount."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
@@ -280,7 +192,7 @@ def small_disk(folder: Path) -> Iterator[Disk | None]:
         yield None
         return
     try:
-        yield Disk(folder)
+        yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=True)  # noqa: S607
 
@@ -288,7 +200,7 @@ def small_disk(folder: Path) -> Iterator[Disk | None]:
 class Chaos:
     """Lets faults happen to a run, one at a time, and waits until it has recovered."""
 
-    def __init__(self, job: Local, disk: Disk | None, kinds: Sequence[str], seed: int, most_steps: int) -> None:
+    def __init__(self, job: Job, disk: Path | None, kinds: Sequence[str], seed: int, most_steps: int) -> None:
         self.job, self.disk, self.most_steps = job, disk, most_steps
         self.draw, self.kinds = random.Random(seed), list(kinds)
         self._pending: list[str] = []
@@ -297,7 +209,6 @@ class Chaos:
     def run(self, seconds: float) -> None:
         """Let faults happen until the time is over and each kind has come up."""
         deadline = time.monotonic() + seconds
-        self.job.start()
         self.until(lambda: self.step() > 0, "")
         while time.monotonic() < deadline or len(self.recoveries) < len(self.kinds):
             target = self.step() + self.draw.randint(1, self.most_steps)
@@ -326,9 +237,8 @@ class Chaos:
         ending = self.strike(kind)
         self.until(lambda: self.have_ended(ending, kind), kind)
         ended = time.time()
-        self.job.repair()
         if kind == "full-disk" and self.disk:
-            self.disk.make_room()
+            (self.disk / BALLAST).unlink()
             struck = ended  # nobody knows when it was noticed
         if kind == "kill-starting":
             early = self.draw.random() < 0.5
@@ -348,12 +258,12 @@ class Chaos:
     def have_ended(self, ranks: Sequence[int], kind: str) -> bool:
         """Whether these ranks have ended; until then a full disk stays full, though the run removes a checkpoint."""
         if kind == "full-disk" and self.disk:
-            self.disk.fill()
+            fill(self.disk)
         return not set(ranks) & set(self.job.ranks())
 
     def strike(self, kind: str) -> list[int]:
         """Let a fault happen; returns the ranks that will end for it."""
-        if kind in {*LAUNCHER_KINDS, *NODE_KINDS}:
+        if kind in LAUNCHER_KINDS:
             return self.job.strike(kind, self.draw)
         ranks = self.job.ranks()
         if kind == "full-disk":  # `have_ended` fills it
@@ -368,29 +278,26 @@ class Chaos:
         """Wait for the condition, and start again the launchers that a fault of this kind has ended."""
         deadline = time.monotonic() + LIMIT_SECONDS
         while not condition():
-            if self.job.ended():
-                if not self.job.may_end(kind):
-                    raise Lost(
-                        f"the launcher ended at step {self.step()}, after {kind or 'no fault'}\n{self.job.logs()}"
-                    )
+            if self.job.has_ended:
+                if kind not in LAUNCHER_KINDS:
+                    raise Lost(f"the launcher ended at step {self.step()}, after {kind or 'no fault'}")
                 self.job.start()
             if time.monotonic() > deadline:
-                raise Lost(f"no recovery at step {self.step()} from {kind or 'no fault'}\n{self.job.logs()}")
+                raise Lost(f"no recovery at step {self.step()} from {kind or 'no fault'}")
             time.sleep(POLL_SECONDS)
 
 
-def finish(job: Local, samples: int) -> None:
+def finish(job: Job, samples: int) -> None:
     """Run the command to its end at ``samples``."""
     job.stop(signal.SIGTERM)
-    words = ("--set", f"train.samples={samples}")
     deadline = time.monotonic() + LIMIT_SECONDS + samples / BATCH
     while not (job.out / "summary.json").exists():
         if time.monotonic() > deadline:
-            raise Lost(f"the last run did not end\n{job.logs()}")
-        job.start(*words)
+            raise Lost("the last run did not end")
+        if job.has_ended:
+            job.start("--set", f"train.samples={samples}")
         time.sleep(POLL_SECONDS)
-    for launcher in job.launchers.values():
-        launcher.wait(LIMIT_SECONDS)
+    job.launcher.wait(LIMIT_SECONDS)
 
 
 def check(out: Path, untouched: Path) -> dict[str, Any]:
@@ -412,11 +319,6 @@ def check(out: Path, untouched: Path) -> dict[str, Any]:
             if not difference <= FP32:
                 raise Lost(f"{out}: step {step['step']}: {key} {ours!r}, untouched {theirs!r}")
     return {"steps": len(steps), "samples_each_once": samples, "worst_relative_difference": worst}
-
-
-def typical_step(out: Path) -> float:
-    """The median step of a run, in milliseconds."""
-    return round(1e3 * statistics.median(step["seconds"] for step in read_steps(out)), 1)
 
 
 def summarize(chaos: Chaos, found: dict[str, Any]) -> dict[str, Any]:
@@ -447,71 +349,51 @@ def summarize(chaos: Chaos, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def options() -> Namespace:
-    """The command line."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=2.0, help="of faults; the untouched run comes after")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--most-steps", type=int, default=30, help="new steps between two faults, drawn from 1 to this")
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--layout", default="dp=2")
-    parser.add_argument("--patience", type=float, default=3.0, help="seconds of a step, after which a rank hangs")
-    parser.add_argument("--faults", help="comma-separated; default all that this machine can have, but change")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    return parser.parse_args()
+def measure(
+    *,
+    minutes: float = 2.0,
+    seed: int = 1,
+    most_steps: int = 30,
+    layout: str = "dp=2",
+    patience: float = 3.0,
+    faults: tuple[str, ...] = ("",),
+) -> dict[str, Any]:
+    """Let faults happen for so many minutes, each after up to ``most_steps`` new steps; then train untouched.
 
-
-def main() -> int:
-    """Run it; returns the exit status."""
-    chosen = options()
-    if chosen.nodes > 1 and (why := missing()):
-        print(why, file=sys.stderr)
-        return 1
-    result = conditions("mtnlg-parallel", "torch")
-    layout = Layout.model_validate(parse_layout(chosen.layout))
-    recipe = make_recipe(layout, chosen.patience)
+    Without ``faults`` all kinds that this machine can have, but change. A rank hangs whose step takes longer than
+    ``patience``, in seconds.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    chosen = Layout.model_validate(parse_layout(layout))
+    recipe, out = make_recipe(chosen, patience), folder / "chaos"
+    for name in ("data", "other"):
+        make_data(folder / name, recipe.model.vocabulary - (name == "other"), 1 << 20)
+    (folder / "train.toml").write_text(dump(recipe), encoding="utf-8")
+    os.environ["OMP_NUM_THREADS"] = "1"
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        out = folder / "chaos"
-        for name in ("data", "other"):
-            make_data(folder / name, recipe.model.vocabulary - (name == "other"), 1 << 20)
-        (folder / "train.toml").write_text(dump(recipe), encoding="utf-8")
         disk = stack.enter_context(small_disk(out / "checkpoints"))
-        os.environ["OMP_NUM_THREADS"] = "1"
-        if chosen.nodes > 1:
-            job: Local = OverNodes(folder, out, stack.enter_context(nodes(chosen.nodes, folder)), layout.world)
-        else:
-            job = Local(folder, out)
+        job = Job(folder, out)
         stack.callback(job.stop, signal.SIGKILL)
         left_out = {"change", *([] if disk else ["full-disk"])}  # changes of the recipe are asked for by --faults
-        kinds = [kind for kind in (*RANK_KINDS, *job.kinds) if kind not in left_out]
-        if chosen.faults:
-            kinds = chosen.faults.split(",")
-        chaos = Chaos(job, disk, kinds, chosen.seed, chosen.most_steps)
+        kinds = [*filter(None, faults)] or [kind for kind in (*RANK_KINDS, *LAUNCHER_KINDS) if kind not in left_out]
+        chaos = Chaos(job, disk, kinds, seed, most_steps)
         try:
-            chaos.run(60 * chosen.minutes)
+            chaos.run(60 * minutes)
             last = last_step(out)
             samples = (last["samples"] if last else 0) + 3 * BATCH
             finish(job, samples)
-            untouched = Local(folder, folder / "untouched")
+            untouched = Job(folder, folder / "untouched", "--set", f"train.samples={samples}")
             stack.callback(untouched.stop, signal.SIGKILL)
-            untouched.start("--set", f"train.samples={samples}")
-            untouched.launchers["launcher"].wait()
+            untouched.launcher.wait()
             found = check(out, untouched.out)
         except Lost as lost:
-            print(f"{lost}; both runs are kept in {folder}", file=sys.stderr)
-            return 1
-        about = {
-            "patience": recipe.guard.patience,
-            "seed": chosen.seed,
-            "minutes": chosen.minutes,
-            "nodes": chosen.nodes,
-            "layout": str(layout),
-        }
-        write_result({**result, **about, **summarize(chaos, found)}, chosen.out)
+            log = (folder / LOG).read_text(errors="replace")[-3000:]
+            sys.exit(f"{lost}; both runs are kept in {folder}\n{log}")
+        about = {"patience": patience, "seed": seed, "minutes": minutes, "layout": str(chosen)}
+        result = {**about, **summarize(chaos, found)}
     shutil.rmtree(folder)
-    return 0
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(measure, __doc__, "mtnlg-parallel", "torch")
