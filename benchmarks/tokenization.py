@@ -10,9 +10,8 @@ GPT2_FOLDER holds GPT-2's two files; TEXTS is a file of JSON lines with "text", 
 All sides get the same Python strings and run on one thread; ours return arrays, ``tokenizers`` lists of ids.
 ``tokenizers``, alone and under ours, gets only the first megabytes of the texts: it is slow, and its rate does not fall
 on more. Ratios are of megabytes a second. First, the ids of those texts, and of 20,000 strings of random Unicode, are
-compared one by one. gigatoken caches words: *cold* opens a new encoder in every round and counts its loading, as the
-tokenize stage does for every unit of 64 MB; *warm* has seen the texts before. *stage* is a whole unit of the stage with
-gigatoken, from Parquet to rows by key, against ``encode_batch`` alone.
+compared one by one. gigatoken caches words, so every round opens a new encoder and counts its loading (*cold*), as the
+tokenize stage does for every unit of 64 MB.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
-from mtnlg_data.job import Done
-from mtnlg_data.schema import Document
 from mtnlg_data.tokens.encoder import Encoder, batch_slices, open_encoder
-from mtnlg_data.tokens.encoding import Encoding, encode_groups
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -80,37 +75,29 @@ def check(path: Path, texts: list[str]) -> dict[str, int]:
     return {**compared, "ids": ids}
 
 
-def sides(path: Path, texts: list[str], part: list[str], shard: Path) -> dict[str, Callable[[], object]]:
+def sides(path: Path, texts: list[str], part: list[str]) -> dict[str, Callable[[], object]]:
     """Return the timed calls: ``part`` of the texts by ``tokenizers``, all by gigatoken."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
-    plain, warm = open_encoder(path, "tokenizers"), open_encoder(path, "gigatoken")
-    encode_all(warm, texts)
-    (numbered,) = number_shards([shard])
-    groups = tuple(range(len(text_bytes(shard))))
-    eod = tokenizer.get_vocab_size() - 1
-    how, encoded = Encoding(Done(path, ""), eod + 1, [eod], SEED, "gigatoken"), shard.with_suffix(".encoded")
+    plain = open_encoder(path, "tokenizers")
     return {
         "tokenizers encode_batch": lambda: [
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)
         ],
         "ours by tokenizers": lambda: encode_all(plain, part),
         "ours by gigatoken, cold": lambda: encode_all(open_encoder(path, "gigatoken"), texts),
-        "ours by gigatoken, warm": lambda: encode_all(warm, texts),
-        "stage by gigatoken": lambda: encode_groups((numbered, groups), encoded, how),
     }
 
 
 def compare(gpt2: Path, texts: list[str], rounds: int, folder: Path) -> dict[str, object]:
     """Check the ids, time all sides in rounds, and return all figures."""
-    path, shard = folder / "tokenizer.json", folder / "texts-00000.parquet"
+    path = folder / "tokenizer.json"
     read_tokenizer([gpt2 / "encoder.json", gpt2 / "vocab.bpe"]).save(str(path))
-    write_documents(shard, batch_documents(Document(str(n), "texts", text) for n, text in enumerate(texts)))
     sizes = np.cumsum([len(text.encode()) for text in texts])
     part = texts[: int(np.searchsorted(sizes, PART_BYTES)) + 1]
     shutil.copy(path, folder / "checked.json")  # another path, so that no timed encoder is cached by it
     compared = check(folder / "checked.json", part)
-    ways = sides(path, texts, part, shard)
+    ways = sides(path, texts, part)
     megabytes = {way: float(sizes[len(part if "tokenizers" in way else texts) - 1]) / 1e6 for way in ways}
     seconds = time_rounds(ways, rounds)
     speeds = {way: [megabytes[way] / each for each in of_way] for way, of_way in seconds.items()}

@@ -14,8 +14,8 @@ Everything else (norms, GeLU, sums of two tensors, look-ups) computes each row, 
 makes whole tiles: batches have a multiple of `TILE` tokens and of `TILE` scored positions.
 
 It is not documented that a row has the same bits at any position in its tile. This holds unless a kernel divides
-the tiles of one product unevenly along K (stream-K); benchmarks/evaluation.py compares scores bit by bit if there is a
-GPU, and measures the cost. Keys and values that several heads share (GQA) with a mask have no such attention kernel, so
+the tiles of one product unevenly along K (stream-K); tests/test_fixed_order.py compares scores bit by bit if there is a
+GPU. Keys and values that several heads share (GQA) with a mask have no such attention kernel, so
 this guarantee does not cover them. On a CPU packing alone is enough (docs/decisions/0085).
 """
 
