@@ -93,7 +93,7 @@ SHORTS = {
     "checkpoint_io": Short("--short --rounds 3", {"loading": ("load_against_safetensors",)}),
     "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0)}),
     "training_engine": Short(
-        "--model cpu --rounds 5 --steps 2",
+        "--rounds 5 --steps 2",
         {"a training step": ("ratios of processor seconds", "ours / plain")},
     ),
     "planner_published": Short(

@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
-def option_parser(doc: str | None, rounds: int = 5) -> ArgumentParser:
-    """Return a parser with ``--rounds`` and ``--out``."""
-    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--out", type=Path, help="file for the result")
-    return parser
-
-
 def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str, name: str = "") -> None:
     """Run a benchmark as a command: print what ``measure`` returns, with the conditions, and write it to ``--out``.
 

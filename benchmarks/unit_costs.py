@@ -3,9 +3,9 @@
     python benchmarks/unit_costs.py [--pages 8000] [--documents 4000] [--rounds 3] [--out FILE]
 
 Steps are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filter and exact on real
-news (``news``). A curation runs in one process, over all and over a few; a step's cost is what lies between. Real web
-pages, with much more HTML to their text than those of the crawl, tell the two parts of a page's cost apart, for each
-method of ``extract``; ``exact`` runs with each kind alone, and with all.
+news, recombined from the sentences of articles. A curation runs in one process, over all and over a few; a step's cost
+is what lies between. Real web pages, with much more HTML to their text than those of the crawl, tell the two parts of a
+page's cost apart, for each method of ``extract``; ``exact`` runs with each kind alone, and with all.
 
 The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compares those that they hold now.
 """
@@ -17,8 +17,9 @@ The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compar
 
 from __future__ import annotations
 
-import os
-import statistics
+import gzip
+import json
+import random
 import tempfile
 import time
 from collections import defaultdict
@@ -27,14 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from curation_scale import read_paragraphs
 from curation_scale import write_corpus as write_crawl
+from known_crawl import warc_record
 from mtnlg_data import Exact, Local, curate, load_recipe, run_step
 from mtnlg_data.document import shard_source
 from mtnlg_data.engine import listed_shards
 from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
 from mtnlg_data.planning.plan import plan
-from news import FEW, sentences
-from news import write_corpus as write_news
-from record import conditions, default_out, option_parser, write_result
+from record import articles, run, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from mtnlg_data import Recipe
 
 FILES, FEW_PAGES = 8, 400
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+CHARACTERS = 4600
+FEW = 60
 WEB = {"crawl", "web"}  # sources of pages
 RULES = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
 NEWS = f"""
@@ -67,6 +70,35 @@ KINDS = ("documents", "lines", "substrings")
 METHODS = ("justext", "main", "resiliparse", "trafilatura")
 #: Tasks whose cost does not follow the text that their step reads.
 CONSTANT = {"train_classifier", "write_ngrams", "choose_rare", "write_tokenizer", "write_blend"}
+
+
+def sentences() -> list[str]:
+    """Return the sentences of a thousand real articles."""
+    texts = articles(SHARED / "near_duplicates" / "articles_1000.train")
+    return [sentence.strip() + "." for text in texts for sentence in text.split(". ")]
+
+
+def write_news(folder: Path, documents: int, pool: list[str]) -> None:
+    """Write documents of `CHARACTERS`, task texts and pages."""
+    rng = random.Random(documents)
+    folder.mkdir(parents=True)
+    texts = []
+    for _ in range(documents):
+        parts: list[str] = []
+        while sum(map(len, parts)) < CHARACTERS:
+            parts.append(rng.choice(pool))
+        texts.append({"text": " ".join(parts)})
+    tasks = [
+        {"task": "boolq", "id": str(number), "text": " ".join(rng.sample(pool, 2))}
+        for number in range(min(documents, 2000))
+    ]
+    for name, rows in (("news", texts), ("texts", tasks)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pages = sorted((SHARED / "extraction" / "html").glob("*.html.gz"))
+    with (folder / "pages.warc.gz").open("wb") as file:
+        for number in range(max(2, documents // 40)):
+            page = gzip.decompress(pages[number % len(pages)].read_bytes())
+            file.write(warc_record(page, number, "text/html"))
 
 
 class Costs(Local):
@@ -174,7 +206,7 @@ def compare(recipe: Recipe, curated: Curation) -> dict[str, float]:
     return {step: round(planned[step] / took[step], 3) for step in planned}
 
 
-def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
+def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[str, Any]:
     """Return the costs of every step."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -199,30 +231,15 @@ def measure(pages: int, documents: int, rounds: int) -> dict[str, Any]:
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)
         compared = compare(load_recipe(base / names[1]), some)
-    spread = {
-        step: {"median": round(statistics.median(own), 5), "least": round(min(own), 5), "most": round(max(own), 5)}
-        for step, own in slopes.items()
-    }
     return {
-        "seconds_per_million": spread,
+        "seconds_per_million": {step: spread(own, 5) for step, own in slopes.items()},
         "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
+        "rounds": rounds,
     }
 
 
-def main() -> None:
-    """Measure; print the result and write it to ``--out``."""
-    parser = option_parser(__doc__, rounds=3)
-    parser.add_argument("--pages", type=int, default=8000, help="of the crawl")
-    parser.add_argument("--documents", type=int, default=4000, help="of news")
-    parser.set_defaults(out=default_out("unit-costs"))
-    options = parser.parse_args()
-    machine = conditions("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
-    result = measure(options.pages, options.documents, options.rounds)
-    result |= {"rounds": options.rounds, "machine": machine | {"load_average_after": round(os.getloadavg()[0], 1)}}
-    write_result(result, options.out)
-
-
 if __name__ == "__main__":
-    main()
+    libraries = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
+    run(measure, __doc__, *libraries, name="unit-costs")
