@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from .markup import render
+from .markup import render, short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,11 @@ class Axis(NamedTuple):
 PERCENT = Axis(0, 100, ((0, "0"), (50, "50"), (100, "100")))
 
 
+def tokens_axis(most: float) -> Axis:
+    """An axis of tokens from 0 to ``most``."""
+    return Axis(0, most, ((0, "0"), (most / 2, short(most / 2)), (most, short(most))))
+
+
 def steps(labels: Sequence[str], margin: float = 0.4) -> Axis:
     """An axis with a tick for each label, at 0, 1, 2 and so on."""
     return Axis(-margin, len(labels) - 1 + margin, tuple(enumerate(labels)))
@@ -44,7 +49,7 @@ class Line(NamedTuple):
 
     points: Sequence[tuple[float, float]]
     look: str
-    width: float = 1.2
+    width: float
 
 
 class Dot(NamedTuple):
@@ -83,10 +88,19 @@ class Chart:
         """Position of ``y`` in points from the top."""
         return round(24 + (self.height - 24 - (34 if self.note else 20)) * (1 - self.y.share(y)), 1)
 
+    def line(self, look: str, *points: tuple[float, float], width: float = 1.2) -> None:
+        """Add a line through points."""
+        self.lines.append(Line(points, look, width))
+
+    def dot(self, x: float, y: float, look: str, tip: str) -> None:
+        """Add a mark with its tooltip."""
+        self.dots.append(Dot(x, y, look, tip))
+
     def plot(self, points: Sequence[tuple[float, float]], look: str, tips: Sequence[str] = ()) -> None:
         """Add a line through points, and a dot with its tip at each."""
-        self.lines.append(Line(points, look))
-        self.dots += [Dot(x, y, look, tip) for (x, y), tip in zip(points, tips, strict=False)]
+        self.line(look, *points)
+        for (x, y), tip in zip(points, tips, strict=False):
+            self.dot(x, y, look, tip)
 
     def __html__(self) -> Markup:
         """The chart as an ``<svg>`` element."""

@@ -127,7 +127,9 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     setup: Annotated[
         list[str] | None, typer.Option(metavar="LINE", help="Line of bash that the job begins with: module load cuda.")
     ] = None,
-    ranks_a_node: Annotated[int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")] = 8,
+    ranks_a_node: Annotated[  # noqa: ARG001  (`submit` reads it)
+        int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")
+    ] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's script.")] = False,
 ) -> None:
     """Score a model on the paper's nine tasks at 0, 1 and few shots, or on any of lm-eval's.
@@ -141,10 +143,9 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         say("--task-file: goes in 0.5; write --tasks FILE")
     if launcher == "slurm":
         check_parallel("--launcher slurm")
-        from mtnlg_eval.sharded.job import Site, submit  # noqa: PLC0415  (an extra)
+        from mtnlg_eval.sharded.job import submit  # noqa: PLC0415  (an extra)
 
-        site = Site(slurm, sbatch or (), srun or (), setup or (), ranks_a_node)
-        submit(context, out, layout, site, dry_run=dry_run)
+        submit(context)
         return
     if slurm or sbatch or srun or setup or dry_run:
         raise UsageFailure("--slurm, --sbatch, --srun, --setup and --dry-run go with --launcher slurm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_eval.chart import Axis, Chart, Dot, Line
+from mtnlg_eval.chart import Axis, Chart, tokens_axis
 from mtnlg_eval.markup import short
 
 if TYPE_CHECKING:
@@ -75,24 +75,21 @@ def _chart(run: Run, title: str, about: str, series: Sequence[Series], level: fl
     values += [] if level is None else [level]
     low, high, end = min(values) if is_loss else 0.0, max(values), run.steps[-1].tokens
     room = 0.05 * (high - low) if low else 0.0
-    x = Axis(0, end, ((0, "0"), (end / 2, short(end / 2)), (end, short(end))))
     y = Axis(low - room, high + room, tuple((value, short(value)) for value in (low, (low + high) / 2, high)))
     width, height = (410, 260) if is_loss else (300, 176)
-    chart = Chart(title, about, x, y, width, height, left=44, note="tokens")
+    chart = Chart(title, about, tokens_axis(end), y, width, height, left=44, note="tokens")
     for change in run.changes:
         if change.tokens <= end:
-            chart.lines.append(Line([(change.tokens, y.low), (change.tokens, y.high)], "muted dashed", 0.8))
-            chart.dots.append(
-                Dot(change.tokens, y.high, "muted bar", f"from {short(change.tokens)} on: {change.words}")
-            )
+            chart.line("muted dashed", (change.tokens, y.low), (change.tokens, y.high), width=0.8)
+            chart.dot(change.tokens, y.high, "muted bar", f"from {short(change.tokens)} on: {change.words}")
     for (look, words, _), own in zip(series, points, strict=True):
-        chart.lines.append(Line([(tokens, value) for tokens, value, _ in _downsampled(own)], look))
+        chart.line(look, *[(tokens, value) for tokens, value, _ in _downsampled(own)])
         for tokens, value, step in own[:: -(-len(own) // MAX_DOTS) or 1]:
-            chart.dots.append(Dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}"))
+            chart.dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}")
         if is_loss and own:
             chart.legend.append((look, words))
     if level is not None:
-        chart.lines.append(Line([(0, level), (end, level)], "muted dashed"))
+        chart.line("muted dashed", (0, level), (end, level))
         chart.labels.append((end, "muted", f"dashed: unigram entropy {level:.2f}"))
     return chart
 

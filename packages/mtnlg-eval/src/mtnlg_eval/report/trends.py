@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_eval.chart import PERCENT, Axis, Chart, Dot, Line, steps
+from mtnlg_eval.chart import PERCENT, Chart, steps, tokens_axis
 from mtnlg_eval.markup import interval, short
 from mtnlg_eval.tasks.published import SHOTS, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mtnlg_eval.chart import Axis
     from mtnlg_eval.results.compare import Cell, Run
     from mtnlg_eval.tasks.published import Task
 
@@ -37,19 +38,19 @@ def _by_shots(run: Run, task: Task) -> Chart:
     for x, (asked, cell) in enumerate(cells.items()):
         _add(chart, x, cell, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
         if asked in SHOTS and (mtnlg := task.figures["MT-NLG"].at(asked)) is not None:
-            chart.dots.append(Dot(x, mtnlg, "second diamond", f"MT-NLG, {asked}-shot: {mtnlg:.1f}"))
+            chart.dot(x, mtnlg, "second diamond", f"MT-NLG, {asked}-shot: {mtnlg:.1f}")
     return chart
 
 
 def _by_tokens(history: Sequence[Run], task: Task) -> Chart:
     """Accuracy with its interval over the training tokens of each scored checkpoint at 0, 1 and few shots."""
     most = max(run.model.tokens for run in history)
-    chart = _chart(task, Axis(0, most, ((0, "0"), (most / 2, short(most / 2)), (most, short(most)))), "training tokens")
+    chart = _chart(task, tokens_axis(most), "training tokens")
     for shots, look in LOOKS.items():
         points = [(run.model, run.cells[task.name, shots]) for run in history if (task.name, shots) in run.cells]
         for model, cell in points:
             _add(chart, model.tokens, cell, look, f"{model.name}, {short(model.tokens)} tokens, {shots}-shot")
-        chart.lines.append(Line([(model.tokens, 100 * cell.value) for model, cell in points], look))
+        chart.line(look, *[(model.tokens, 100 * cell.value) for model, cell in points])
     return chart
 
 
@@ -57,11 +58,11 @@ def _chart(task: Task, x: Axis, against: str) -> Chart:
     """An empty chart from 0 to 100 % with the task's chance as a dashed line."""
     chart = Chart(task.title, f"{task.title}: accuracy against {against}", x, PERCENT, 220, 130)
     if task.chance is not None:
-        chart.lines.append(Line([(x.low, task.chance), (x.high, task.chance)], "muted dashed"))
+        chart.line("muted dashed", (x.low, task.chance), (x.high, task.chance))
     return chart
 
 
 def _add(chart: Chart, x: float, cell: Cell, look: str, what: str) -> None:
     (score, low, high), color = (100 * number for number in cell.estimate), look.partition(" ")[0]
-    chart.lines.append(Line([(x, low), (x, high)], color))
-    chart.dots.append(Dot(x, score, color, f"{what}: {score:.1f} ({interval(cell.estimate, True)})"))
+    chart.line(color, (x, low), (x, high))
+    chart.dot(x, score, color, f"{what}: {score:.1f} ({interval(cell.estimate, True)})")

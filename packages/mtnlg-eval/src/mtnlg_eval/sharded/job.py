@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,45 +15,37 @@ from mtnlg_parallel.layout import Layout, evaluation_error, parse_layout
 from mtnlg_parallel.recipe import FILE, Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_a_node", "dry_run")
 """Parameters of the command that are for the launcher and not passed to the ranks."""
 
 
-class Site(NamedTuple):
-    """Slurm settings of a site: the ``[slurm]`` table of a recipe, and options that add to or replace its own."""
-
-    recipe: Path | None = None
-    sbatch: Sequence[str] = ()
-    srun: Sequence[str] = ()
-    setup: Sequence[str] = ()
-    ranks_per_node: int = 8
-
-
-def submit(context: typer.Context, out: Path, layout: str | None, site: Site, *, dry_run: bool) -> None:
+def submit(context: typer.Context) -> None:
     """Submit this command as a job of the layout's ranks, or print its script. Raises ``Failure`` without sbatch.
 
-    A layout that does not fit a model that is here raises ``UsageFailure``.
+    The table of settings is that of a recipe; options of sbatch and srun, and setup lines, are added to it. A layout
+    that does not fit a model that is here raises ``UsageFailure``.
     """
-    table = Slurm()
-    if site.recipe:  # of which the rest may need what a training has, such as its data
-        path, content = read_toml(site.recipe, FILE)
+    given, table = context.params, Slurm()
+    layout, recipe = given["layout"], given["slurm"]
+    if recipe:  # of which the rest may need what a training has, such as its data
+        path, content = read_toml(recipe, FILE)
         table = validate(content.get("slurm", {}), Slurm, f"{path}: slurm")
     job = slurm.Job(
         "mtnlg-eval run",
-        out,
+        given["out"],
         Layout(**parse_layout(layout)) if layout else Layout(),
-        table.model_copy(update={"setup": (*table.setup, *site.setup)}),
-        site.sbatch,
-        site.srun,
-        site.ranks_per_node,
+        table.model_copy(update={"setup": (*table.setup, *(given["setup"] or ()))}),
+        given["sbatch"] or (),
+        given["srun"] or (),
+        given["ranks_a_node"],
     )
-    checkpoint = Path(context.params["checkpoint"])  # of the hub unless there is one
+    checkpoint = Path(given["checkpoint"])  # of the hub unless there is one
     if layout and checkpoint.is_dir() and (error := evaluation_error(job.layout, read_initial(checkpoint, 1).config)):
         raise UsageFailure(f"--layout {layout}: {error}")
     script = slurm.script_of_ranks(job, "mtnlg_eval.cli", ["run", *_words(context)])
-    if dry_run:
+    if given["dry_run"]:
         typer.echo(script, nl=False)
     else:
         slurm.submit(job, script)

@@ -23,7 +23,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from pydantic import Field, ValidationError
 
-from mtnlg_eval.chart import Axis, Chart, Dot, Line, lines_of
+from mtnlg_eval.chart import Axis, Chart, lines_of
 from mtnlg_eval.markup import DASH, MINUS, decimal
 from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
@@ -210,11 +210,11 @@ def _histogram(summary: Occupation) -> Chart:
     for n, start, end in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:], strict=False):
         if n:
             middle, words = (start + end) / 2, f"{n} occupations from {start:.2f} to {end:.2f}"
-            chart.lines.append(Line([(middle, 0), (middle, n)], "soft bar", chart.px(end) - chart.px(start)))
-            chart.dots.append(Dot(middle, n, "soft bar", words))
+            chart.line("soft bar", (middle, 0), (middle, n), width=chart.px(end) - chart.px(start))
+            chart.dot(middle, n, "soft bar", words)
     means = ((summary.mean_log_ratio, "accent", "mean"), (MTNLG_RATIO, "second", "MT-NLG"))
     for place, look, name in ((0.0, "muted dashed", ""), *means):
-        chart.lines.append(Line([(place, 0), (place, most)], look))
+        chart.line(look, (place, 0), (place, most))
         chart.labels += [(place, look, f"{name} {decimal(place, 2)}")] if name else []
     return chart
 
@@ -233,9 +233,9 @@ def _sentiments(kind: str, adjectives: Adjectives) -> Chart:
     for line, (name, part) in enumerate(parts.items()):
         for sign, look in (("negative", "second bar"), ("positive", "accent bar")):
             share = getattr(part, sign)
-            chart.lines.append(Line([(0, line), (share, line)], look, 10))
-            chart.dots.append(Dot(share, line, look, f"{name}, {sign}: {share:.1f}"))
-    chart.lines.append(Line([(0, axis.low), (0, axis.high)], "muted"))
+            chart.line(look, (0, line), (share, line), width=10)
+            chart.dot(share, line, look, f"{name}, {sign}: {share:.1f}")
+    chart.line("muted", (0, axis.low), (0, axis.high))
     return chart
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from mtnlg_eval.chart import PERCENT, Chart, Dot, Line, lines_of, steps
+from mtnlg_eval.chart import PERCENT, Chart, lines_of, steps
 from mtnlg_eval.markup import count
 from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.results.compare import group_runs, labels
@@ -204,12 +204,12 @@ class Hans(Study):
         about = f"HANS: accuracy by subcase with {asked} examples in the prompt"
         axis, height = lines_of([case for case, _ in cases]), 50 + 14 * len(cases)
         chart = Chart(f"accuracy by subcase with {asked} examples, %", about, PERCENT, axis, 420, height, left=165)
-        chart.lines.append(Line([(50, axis.low), (50, axis.high)], "muted dashed"))
+        chart.line("muted dashed", (50, axis.low), (50, axis.high))
         for line, (case, score) in enumerate(cases):
             words = f"{case}, {score.rows} rows: {_text(score)}"
-            chart.lines.append(Line([(100 * score.low, line), (100 * score.high, line)], "soft"))
-            chart.dots.append(Dot(100 * score.accuracy, line, "accent", words))
-            chart.dots.append(Dot(100 * score.shifted, line, "accent ring", words))
+            chart.line("soft", (100 * score.low, line), (100 * score.high, line))
+            chart.dot(100 * score.accuracy, line, "accent", words)
+            chart.dot(100 * score.shifted, line, "accent ring", words)
         return chart
 
 
