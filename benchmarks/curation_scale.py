@@ -9,9 +9,9 @@
 The crawl is made of the documentation installed here, with duplicates of known truth (``known_crawl``); gigabytes are
 those of its HTML. ``mtnlg-data run`` curates it beside a small curated source, with every stage that is on by default
 and the quality classifier, which scores but drops next to nothing. Shards are small (of 100 MB of HTML), so that there
-are enough of them for the exchange by key range to merge. Seconds, memory, disk and file opens are measured from
-outside, stage by stage (``run_watch``); recall and precision by ``found_duplicates``. A stage's seconds begin where the
-one before ended; the first has the start of Python. A crawl that is in ``--scratch`` is not made again.
+are enough of them for the exchange by key range to merge. Seconds and memory are measured stage by stage
+(``run_watch``); recall and precision by ``found_duplicates``. A stage's seconds begin where the one before ended; the
+first has the imports. A crawl that is in ``--scratch`` is not made again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import run
-from run_watch import RunWatch, folder_bytes
+from run_watch import RunCost, folder_bytes, watch_run
 
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "tokenizers", "zstandard")
@@ -88,16 +88,10 @@ def write_corpus(folder: Path, pool: list[str], files: int, pages: int, workers:
     return corpus
 
 
-def curate(corpus: Corpus, out: Path, options: list[str]) -> RunWatch:
+def curate(corpus: Corpus, out: Path, options: list[str]) -> RunCost:
     """Run the command into an empty ``out``; return what it took."""
     shutil.rmtree(out, ignore_errors=True)
-    watch = RunWatch(corpus.folder, out)
-    command = [COMMAND, "--quiet", "run", str(corpus.recipe), "--out", str(out), *options]
-    status = watch.start(command).wait()
-    watch.stop()
-    if status:
-        sys.exit(f"{' '.join(command)} ended with status {status}")
-    return watch
+    return watch_run([COMMAND, "--quiet", "run", str(corpus.recipe), "--out", str(out), *options], out)
 
 
 def digest(out: Path) -> str:
@@ -134,8 +128,6 @@ def measure_size(gigabytes: float, workers: int, scratch: Path) -> dict[str, Any
         "html_megabytes_a_second_and_core": round(corpus.html_bytes / 1e6 / cpu, 3),
         "peak_driver_bytes": max(stage["driver_bytes"] for stage in stages.values()),
         "peak_worker_bytes": max(stage["worker_bytes"] for stage in stages.values()),
-        "opens": sum(stage["opens"] for stage in stages.values()),
-        "opens_were_lost": watch.lost,
         "peak_disk_bytes": watch.disk_bytes,
         "planned": {key: planned[key] for key in ("documents", "characters_per_document", "disk", "memory")},
         "stages": stages,
@@ -147,7 +139,7 @@ def measure_size(gigabytes: float, workers: int, scratch: Path) -> dict[str, Any
     return row
 
 
-def stage_row(name: str, watch: RunWatch, out: Path, planned: dict[str, Any]) -> dict[str, Any]:
+def stage_row(name: str, watch: RunCost, out: Path, planned: dict[str, Any]) -> dict[str, Any]:
     """What a stage took, and what was planned of it."""
     cost = watch.stages[name]
     folders = [out / "tokens"] if name == "tokenize" else []
@@ -161,7 +153,6 @@ def stage_row(name: str, watch: RunWatch, out: Path, planned: dict[str, Any]) ->
         "planned_bytes": plan.get("memory_per_worker" if cost.worker_bytes else "memory"),
         "disk_bytes": sum(map(folder_bytes, [*out.glob(f"*-{name}"), *folders])),
         "planned_disk_bytes": plan.get("disk"),
-        "opens": cost.opens,
     }
 
 
