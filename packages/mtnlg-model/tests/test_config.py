@@ -111,7 +111,7 @@ def test_widths_that_follow_from_others_follow_in_a_copy() -> None:
     [
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
         ({"positions": "rotary", "rotary_fraction": 0.05}, "rotary positions turn pairs; 0 of 16 values are none"),
-        ({"positions": "table"}, "Input should be 'learned', 'rotary' or 'alibi'"),
+        ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
         ({"head_bias": True}, "head_bias needs a head of its own: tied = false"),
         ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),

@@ -128,7 +128,8 @@ def outcome(seed: int, number: int, root: Path) -> tuple[str, str]:
         except Failure:
             return "refused", described
         try:
-            options: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
+            attention = "sdpa" if content.get("alibi") else "eager"  # as in `foreign_model`
+            options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
             theirs, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
             if loading["missing_keys"]:
                 return "not loaded by transformers", described

@@ -88,13 +88,19 @@ class YarnScaling(Settings):
     truncate: bool = setting(True, "the blended range ends at whole pairs")
 
 
-class LongRopeScaling(Settings):
-    """LongRoPE: each wavelength has its own factor; ``attention_factor`` multiplies q and k (Ding et al. 2024)."""
+Factors = Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)]
 
-    factors: Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)] = Field(
-        description="by which each wavelength is stretched"
-    )
+
+class LongRopeScaling(Settings):
+    """LongRoPE: each wavelength has its own factor; ``attention_factor`` multiplies q and k (Ding et al. 2024).
+
+    A text of more than ``original_sequence`` tokens has the ``long_factors`` at all of its positions, if there are any.
+    """
+
+    factors: Factors = Field(description="by which each wavelength is stretched")
     attention_factor: Positive = setting(1.0, "of turned q and k")
+    long_factors: Factors = setting((), "instead of factors, in texts longer than original_sequence")
+    original_sequence: Count = setting(1, "tokens of the samples of the first training")
 
 
 RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
@@ -146,8 +152,8 @@ class ModelConfig(Settings):
     head_size: Count = setting(None, "width of an attention head; hidden / heads unless given")
     kv_heads: Count = setting(None, "heads of keys and values, each for heads / kv_heads queries")
     ffn: Count = setting(None, "width of the feed-forward layer; 4 hidden unless given")
-    positions: Literal["learned", "rotary", "alibi"] = setting(
-        "learned", "a table of positions, turned q and k, or scores that fall with the distance"
+    positions: Literal["learned", "rotary", "alibi", "alibi-bf16"] = setting(
+        "learned", "a table of positions, turned q and k, or scores that fall with the distance (rounded, as Falcon's)"
     )
     rotary_base: Positive = setting(10_000.0, "wavelengths of rotary positions: 2π base^(2i / size)")
     rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0, "part of a head that is turned")
@@ -211,21 +217,30 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
-        if self.positions == "rotary" and (self.rotary_size % 2 or not self.rotary_size):
-            raise ValueError(f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none")
-        if self.sandwich_norm and any(layer.norm_after for layer in self.by_layer):
-            raise ValueError("sandwich_norm has norms of the results already; by_layer.norm_after must be false")
-        if self.shared_norm and not self.parallel_residual:
-            raise ValueError("shared_norm needs parallel_residual")
-        if self.head_bias and self.tied:
-            raise ValueError("head_bias needs a head of its own: tied = false")
-        factors = getattr(self.rotary_scaling, "factors", ())
-        if factors and len(factors) != self.rotary_size // 2:
-            raise ValueError(f"rotary_scaling.factors: {len(factors)} for {self.rotary_size // 2} pairs of values")
-        if self.vocabulary_padding >= self.vocabulary:
-            raise ValueError(f"vocabulary_padding = {self.vocabulary_padding} leaves none of {self.vocabulary} tokens")
+        scaling, pairs, of_each = self.rotary_scaling, self.rotary_size / 2, self.kv_heads == self.heads
+        factors = {len(getattr(scaling, name, ())) for name in ("factors", "long_factors")} - {0, pairs}
+        after = any(layer.norm_after for layer in self.by_layer)
+        for is_wrong, problem in (
+            (self.heads % self.kv_heads, f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}"),
+            (
+                self.positions == "rotary" and (pairs % 1 or not pairs),
+                f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none",
+            ),
+            (
+                self.sandwich_norm and after,
+                "sandwich_norm has norms of the results already; by_layer.norm_after must be false",
+            ),
+            (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
+            (self.head_bias and self.tied, "head_bias needs a head of its own: tied = false"),
+            (factors, f"rotary_scaling: {factors} factors for {pairs:g} pairs of values"),
+            (self.positions == "alibi-bf16" and not of_each, "positions = alibi-bf16 needs kv_heads = heads"),
+            (
+                self.vocabulary_padding >= self.vocabulary,
+                f"vocabulary_padding = {self.vocabulary_padding} leaves none of {self.vocabulary} tokens",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(problem)
         return self
 
     @model_serializer(mode="wrap", when_used="json")
@@ -253,7 +268,13 @@ class ModelConfig(Settings):
     @property
     def core_head_size(self) -> int:
         """Head size of the attention core: with ALiBi larger than ``head_size`` (`alibi`)."""
-        return self.head_size + ALIBI_COLUMNS * (self.positions == "alibi")
+        return self.head_size + ALIBI_COLUMNS * self.positions.startswith("alibi")
+
+    @property
+    def longest_short_text(self) -> int | None:
+        """Tokens beyond which a text has other rotary positions throughout (`LongRopeScaling`); None if never."""
+        scaling = self.rotary_scaling
+        return scaling.original_sequence if isinstance(scaling, LongRopeScaling) and scaling.long_factors else None
 
     @property
     def tokens(self) -> int:

@@ -146,7 +146,8 @@ class Attention(nn.Module):
         layer = config.layer(number)
         self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
         self.options: dict[str, Any] = {"window": layer.window, "cap": config.attention_softcap}
-        self.options["slopes"] = alibi.slopes(config.heads) if config.positions == "alibi" else None
+        kind = alibi.KINDS.get(config.positions)
+        self.options["slopes"] = alibi.slopes(config.heads, kind) if kind else None
         self.clip = config.qkv_clip
         self.scale = config.attention_scale or functional.attention_scale(config.head_size)
         self.base = layer.rotary_base

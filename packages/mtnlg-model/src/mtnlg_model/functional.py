@@ -150,7 +150,7 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     if isinstance(mask, Documents):
         return mask.attention(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap, slopes)
     if slopes is not None:
-        with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale)
+        with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale, mask)
         return attention(*with_positions, mask, scale, rate, window, cap)[..., : v_BGTD.shape[-1]]
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     is_causal = False

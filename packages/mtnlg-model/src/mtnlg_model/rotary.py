@@ -5,7 +5,8 @@ Value i of the first half of a head and value i of its second half are a pair, w
     x_i' = x_i cos(p / λ_i) - y_i sin(p / λ_i)        λ_i = base^(2i / R),  i < R/2
     y_i' = y_i cos(p / λ_i) + x_i sin(p / λ_i)
 
-Only the first R = `ModelConfig.rotary_size` values of a head are rotated. `ModelConfig.rotary_scaling` changes λ_i, and
+Only the first R = `ModelConfig.rotary_size` values of a head are rotated. `ModelConfig.rotary_scaling` changes λ_i (in
+LongRoPE by the length of the text, which is where positions count from 0 to the next 0), and
 `LayerConfig.rotary_base` gives a layer its own, so a decoder may have several rotations: `rotations`, by that base.
 
 S sequence, B batch, R rotated values of a head.
@@ -14,10 +15,11 @@ S sequence, B batch, R rotated values of a head.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .config import LinearScaling, LongRopeScaling, YarnScaling
@@ -31,10 +33,15 @@ if TYPE_CHECKING:
 
 
 class Frequencies(NamedTuple):
-    """1 / λ_i in fp32, and a factor of the result; Python numbers, so a compiled decoder has them as constants."""
+    """1 / λ_i in fp32, and a factor of the result; Python numbers, so a compiled decoder has them as constants.
+
+    Texts of more than ``reach`` tokens have the values ``long``, if there are any.
+    """
 
     values: tuple[float, ...]
     magnitude: float = 1.0
+    long: tuple[float, ...] = ()
+    reach: int = 0
 
 
 class Rotation(NamedTuple):
@@ -53,12 +60,15 @@ def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
     """The frequencies of a decoder's layers; with ``base``, of the layers that have it as their ``rotary_base``."""
     size, scaling = config.rotary_size, config.rotary_scaling if base is None else None
     with _disable_current_modes():  # real numbers for a decoder of fake tensors too
+        long: tuple[float, ...] = ()
         wavelengths_R = (base or config.rotary_base) ** (torch.arange(0, size, 2, device="cpu").float() / size)
         frequencies_R = 1.0 / wavelengths_R
         if isinstance(scaling, LinearScaling):
             frequencies_R /= scaling.factor
         elif isinstance(scaling, LongRopeScaling):
-            frequencies_R = 1.0 / (torch.tensor(scaling.factors, device="cpu") * wavelengths_R)
+            each = (scaling.factors, scaling.long_factors or scaling.factors)
+            frequencies_R, long_R = (1.0 / (torch.tensor(factors, device="cpu") * wavelengths_R) for factors in each)
+            long = tuple(long_R.tolist()) if scaling.long_factors else ()
         elif isinstance(scaling, YarnScaling):
             low, high = (_pair_of(config, scaling, turns) for turns in (scaling.beta_fast, scaling.beta_slow))
             if scaling.truncate:
@@ -73,7 +83,8 @@ def frequencies(config: ModelConfig, base: float | None = None) -> Frequencies:
             low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
             kept_R = ((turns_R - low) / (high - low)).clamp(0, 1)
             frequencies_R = frequencies_R * (kept_R + (1 - kept_R) / scaling.factor)
-        return Frequencies(tuple(frequencies_R.tolist()), getattr(scaling, "attention_factor", 1.0))
+        magnitude = getattr(scaling, "attention_factor", 1.0)
+        return Frequencies(tuple(frequencies_R.tolist()), magnitude, long, config.longest_short_text or 0)
 
 
 def _pair_of(config: ModelConfig, scaling: YarnScaling, turns: float) -> float:
@@ -106,12 +117,13 @@ def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | Non
 
 
 def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
-    device = positions_BS.device
-    if torch.compiler.is_compiling():
-        frequencies_R = _on_device(frequencies.values, device)
-    else:
-        frequencies_R = _kept_on_device(frequencies.values, device, torch.is_inference_mode_enabled())
-    angles_SBR = positions_BS.t()[..., None].float() * frequencies_R
+    device, compiles = positions_BS.device, torch.compiler.is_compiling()
+    on_device = _on_device if compiles else partial(_kept_on_device, inference=torch.is_inference_mode_enabled())
+    frequencies_SBR = on_device(frequencies.values, device)
+    if frequencies.long:
+        is_long_SB1 = (_lengths(positions_BS) > frequencies.reach).t()[..., None]
+        frequencies_SBR = torch.where(is_long_SB1, on_device(frequencies.long, device), frequencies_SBR)
+    angles_SBR = positions_BS.t()[..., None].float() * frequencies_SBR
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
     if frequencies.magnitude != 1:
         cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
@@ -119,11 +131,19 @@ def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) 
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
 
+def _lengths(positions_BS: Tensor) -> Tensor:
+    """Length of the text of each position: 1 + the greatest of a row's positions from one 0 to the next."""
+    text_BS = (positions_BS == 0).cumsum(1)
+    last_BT = torch.zeros_like(F.pad(text_BS, (0, 1))).scatter_reduce(1, text_BS, positions_BS, "amax")
+    return last_BT.gather(1, text_BS) + 1
+
+
 def _from_start(frequencies: Frequencies, length: int, dtype: torch.dtype, device: torch.device, *_: bool) -> Rotation:
     return _angles(frequencies, torch.arange(length, device=device)[None], dtype)
 
 
-def _on_device(frequencies: tuple[float, ...], device: torch.device, *_: bool) -> Tensor:
+def _on_device(frequencies: tuple[float, ...], device: torch.device, inference: bool = False) -> Tensor:
+    del inference  # a key of the cache
     return torch.tensor(frequencies, device=device)
 
 

@@ -45,7 +45,6 @@ FOREIGN: Final = {
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
-    "alibi": "ALiBi positions",
 }
 """Unsupported feature, by the config.json field that shows it."""
 
@@ -67,7 +66,11 @@ SCALINGS: Final[Mapping[str, tuple[type[Settings], Mapping[str, str]]]] = {
         {ORIGINAL: "original_sequence"}
         | {name: name for name in ("factor", "attention_factor", "beta_fast", "beta_slow", "truncate")},
     ),
-    "longrope": (LongRopeScaling, {"short_factor": "factors", "attention_factor": "attention_factor"}),
+    "longrope": (
+        LongRopeScaling,
+        {"short_factor": "factors", "attention_factor": "attention_factor"}
+        | {"long_factor": "long_factors", ORIGINAL: "original_sequence"},
+    ),
 }
 """Scaling class per rope_type, and our name of each setting by its name in config.json's table."""
 
@@ -178,7 +181,9 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
         if isinstance(config.rotary_scaling, scaling):
             table = {theirs: getattr(config.rotary_scaling, ours) for theirs, ours in names.items()}
             if kind == "longrope":
-                table |= {"factor": 1.0, "long_factor": table["short_factor"], ORIGINAL: config.sequence}
+                content[ORIGINAL] = config.longest_short_text or config.sequence
+                long = table["long_factor"] or table["short_factor"]
+                table |= {"factor": 1.0, "long_factor": long, ORIGINAL: content[ORIGINAL]}
             content["rope_scaling"] = {**table, "rope_type": kind}
             if ROTARY_TABLES[1] in content:
                 content[ROTARY_TABLES[1]][FULL] |= content["rope_scaling"]
@@ -200,7 +205,8 @@ def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> d
     for name, value in renamed.items():
         if content.get(name) not in (None, value):
             raise _ambiguous(place, name, content[name], value)
-    return {**content, **renamed}
+    defaults = {ORIGINAL: family.fields[ORIGINAL].default} if ORIGINAL in family.fields else {}
+    return {**defaults, **content, **renamed}
 
 
 def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> Any:  # noqa: ANN401  (of the field's kind)
@@ -320,6 +326,8 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
         return found
     if kind not in SCALINGS:
         raise Failure(f"{place}: rope_type = {kind!s:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
+    if (original := content.get(ORIGINAL)) not in (None, table.get(ORIGINAL, original)):
+        raise _ambiguous(place, ORIGINAL, original, table[ORIGINAL])
     model, names = SCALINGS[kind]
     required = (theirs for theirs, ours in names.items() if model.model_fields[ours].is_required())
     for missing in (theirs for theirs in required if theirs not in table):
@@ -342,12 +350,11 @@ def _derived(kind: str, table: Mapping[str, Any], content: Mapping[str, Any], se
     if kind != "longrope":
         return {}
     reach = content["max_position_embeddings"]
-    original = table.get(ORIGINAL, content.get(ORIGINAL, reach))
-    if table["short_factor"] != table["long_factor"] and (sequence or reach) > original:
-        raise ValueError(
-            f"other positions beyond {original} tokens; mtnlg-model import --sequence {original} limits it"
-        )
+    original = content.get(ORIGINAL, table.get(ORIGINAL, reach))
     factor = table.get("factor", reach / original)
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    factors = [float(each) for each in table["short_factor"]]
-    return {"short_factor": factors, "attention_factor": table.get("attention_factor", scale)}
+    short, long = ([float(each) for each in table[name]] for name in ("short_factor", "long_factor"))
+    changes = {"long_factor": long, ORIGINAL: original}
+    if short == long or (sequence or reach) <= original:
+        changes = {"long_factor": [], ORIGINAL: 1}
+    return {"short_factor": short, "attention_factor": table.get("attention_factor", scale), **changes}

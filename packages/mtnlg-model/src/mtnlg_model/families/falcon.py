@@ -1,6 +1,7 @@
 """Falcon: attention and MLP in parallel, rotary positions, few heads of keys and values (Almazrouei et al. 2023).
 
-The first models have one head of keys and values and one norm, later ones more heads and mostly two norms.
+The first models have one head of keys and values and one norm, later ones more heads and mostly two norms. Those of
+RefinedWeb are in sequence, with ALiBi.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .bloom import FAMILY as BLOOM
-from .family import EXACT_GELU, SIZES, Field, only
+from .family import EXACT_GELU, SIZES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,14 +20,23 @@ def _kv_heads(fields: Mapping[str, Any]) -> int:
     return 1 if single else fields["num_kv_heads"] or fields["heads"]
 
 
+def _is_parallel(fields: Mapping[str, Any]) -> bool:
+    return bool(fields["parallel_attn"] or fields["new_decoder_architecture"])
+
+
+def _shares_norm(fields: Mapping[str, Any]) -> bool:
+    newer = fields["new_decoder_architecture"]
+    return fields["num_ln_in_parallel_attn"] == 1 if newer else bool(fields["parallel_attn"])
+
+
 FAMILY = BLOOM.like(
     "FalconForCausalLM",
     kind={
-        "positions": "rotary",
+        "positions": lambda fields: "alibi-bf16" if fields["alibi"] else "rotary",
         "embedding_norm": None,
-        "parallel_residual": True,
+        "parallel_residual": _is_parallel,
         "kv_heads": _kv_heads,
-        "shared_norm": lambda fields: not fields["new_decoder_architecture"] or fields["num_ln_in_parallel_attn"] == 1,
+        "shared_norm": _shares_norm,
     },
     fields={
         **dict.fromkeys(("n_layer", "n_head", "seq_length", "slow_but_exact")),
@@ -42,12 +52,18 @@ FAMILY = BLOOM.like(
         "new_decoder_architecture": Field(
             kind=bool,
             default=False,
-            write=lambda config: not config.shared_norm or 1 < config.kv_heads < config.heads,
+            write=lambda config: (
+                config.parallel_residual and (not config.shared_norm or 1 < config.kv_heads < config.heads)
+            ),
         ),
         "num_ln_in_parallel_attn": Field(default=None, write=lambda config: 1 if config.shared_norm else 2),
-        "alibi": only(False),
-        "parallel_attn": only(True),
+        "alibi": Field(kind=bool, default=False, write=lambda config: config.positions == "alibi-bf16"),
+        "parallel_attn": Field(kind=bool, default=True, write=lambda config: config.parallel_residual),
     },
     aliases={"n_embed": "hidden_size"},
-    variant=lambda config: {} if config.shared_norm else {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"},
+    variant=lambda config: (
+        {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+        if config.parallel_residual and not config.shared_norm
+        else {}
+    ),
 )

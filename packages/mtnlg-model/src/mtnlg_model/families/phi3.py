@@ -13,6 +13,7 @@ FAMILY = LIKE.like(
         "num_key_value_heads": Field("kv_heads", default=None),
         "partial_rotary_factor": Field("rotary_fraction", float, 1.0),
         "resid_pdrop": Field("dropout", float, 0.0),
+        "original_max_position_embeddings": Field(default=4096),
     },
     modules={
         "attention.qkv": "self_attn.qkv_proj",

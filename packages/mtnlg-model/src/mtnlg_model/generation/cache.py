@@ -73,6 +73,7 @@ class Cache:
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
         self.layers = [LayerCache(capacity, config.layer(number).window) for number in range(config.layers)]
+        self._short = config.longest_short_text
 
     @property
     def length(self) -> int:
@@ -84,7 +85,9 @@ class Cache:
         return [CachedAttention(layer, mask) for layer in self.layers]
 
     def positions(self, tokens_BS: Tensor) -> Tensor:
-        """Positions [1, S] of tokens that continue the cached ones."""
+        """Positions [1, S] of tokens that continue the cached ones. Raises ``ValueError`` if those would change."""
+        if 0 < self.length <= (self._short or 0) < self.length + tokens_BS.shape[1]:
+            raise ValueError(f"beyond {self._short} tokens the keys of all tokens are others; begin a new cache")
         return torch.arange(self.length, self.length + tokens_BS.shape[1], device=tokens_BS.device)[None]
 
     def keep(self, rows: Tensor) -> None:

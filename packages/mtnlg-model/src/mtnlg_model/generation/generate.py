@@ -44,8 +44,9 @@ def stream_tokens(
 
     A row finishes with the token that makes ``stop_condition`` of its new tokens true; that token is yielded too. Only
     the first ``vocabulary`` entries are drawn from, which excludes padding of the vocabulary. ``seeds`` seed the rows'
-    random generators; by default they derive from the sampling's seed (`row_generators`). Raises ``Failure`` for an
-    empty or too long prompt.
+    random generators; by default they derive from the sampling's seed (`row_generators`). Where rotary positions depend
+    on the length of the text, each token is that of a pass over its whole text. Raises ``Failure`` for an empty or too
+    long prompt.
     """
     if not prompts:
         return
@@ -86,6 +87,10 @@ def stream_tokens(
         tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
         if seen_BV is not None:
             seen_BV.scatter_(1, tokens_BS, value=True)
+        if cache.length - (decoder.config.longest_short_text or -1) in padding:  # now long: all its keys change
+            cache = decoder.cache(longest + max(limits) - 1)
+            texts = ([0] * n + [*prompts[row], *new[row]] for n, row in zip(padding, rows, strict=True))
+            tokens_BS = to_device(torch.tensor([*texts]), device)
 
 
 def use_column_major_weights(decoder: Decoder) -> None:
