@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
@@ -21,7 +24,6 @@ from mtnlg_data.tokens.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from mtnlg_data.summary import Summary
 
@@ -57,13 +59,15 @@ def model_folder(folder: Path, template: str | None = PLAIN) -> Path:
 
 
 def tokenize(
-    folder: Path, rows: Sequence[object], model: Path, options: dict[str, str] | None = None
+    folder: Path, rows: Sequence[object] | Path, model: Path, options: dict[str, str] | None = None
 ) -> tuple[Path, Summary]:
-    """Rows of JSON lines, extracted and tokenized as a source of chats; their tokens, and the step's summary."""
+    """Rows of JSON lines, or a table, extracted and tokenized as a source of chats: tokens, and the step's summary."""
     folder.mkdir(exist_ok=True)
-    path = folder / "chat.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    file = SourceFile("chat", path, path.name, "jsonl", {"field": "messages", "message": "json", **(options or {})})
+    path = rows if isinstance(rows, Path) else folder / "chat.jsonl"
+    if not isinstance(rows, Path):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    keys = {"field": "messages", "message": "json", **(options or {})}
+    file = SourceFile("chat", path, path.name, path.suffix[1:], keys)
     run_step(Extract(), [file], folder / "documents", Local(1))
     shards = sorted((folder / "documents").glob("*.parquet"))
     step = Tokenize(tokenizer=str(model), validation=0.0, sources={"chat": {"weight": 1.0, "chat": True}})
@@ -121,6 +125,50 @@ def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
     tokens, _ = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"), options)
     found = {learned(tokens, n)[1][0].partition("<")[0] for n in range(3)}
     assert found == {"It is 0.", "It is 1.", "It is 2."}
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["plain", "marked"])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({1: {"weight": 0}, 3: {"weight": 1}}, [1]),
+        ({1: {"train": True}, 3: {"train": False}}, [0]),
+        ({0: {"train": False}, 1: {"weight": 0, "train": True}, 3: {"weight": None}}, [0, 1]),
+        ({1: {"weight": 0}, 3: {"train": False}}, "no_answer"),
+        ({1: {"weight": 0.5}}, "unknown_weight"),
+        ({0: {"train": True}}, "unknown_weight"),
+    ],
+)
+def test_weights_say_which_answers_are_learned(
+    tmp_path: Path, template: str, weights: dict[int, dict[str, Any]], expected: list[int] | str
+) -> None:
+    model = model_folder(tmp_path / "model", template)
+    chat = [each | weights.get(n, {}) for n, each in enumerate(CHAT[1:])]
+    if isinstance(expected, str):
+        with pytest.raises(UnusableChat, match=expected):
+            encoder(model)(json.dumps(chat))
+        return
+    tokens, _ = tokenize(tmp_path / "run", [{"messages": chat}], model)
+    assert [answer.partition("<")[0] for answer in learned(tokens)[1]] == [ANSWERS[n] for n in expected]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("large", [False, True])
+def test_chats_of_tables_are_those_of_json_lines(tmp_path: Path, kind: str, large: bool) -> None:
+    chats = [CHAT, [CHAT[1], CHAT[2] | {"weight": 1}, CHAT[3], CHAT[4] | {"weight": 0}]]
+    rows = pa.table({"messages": chats})
+    if large:
+        rows = rows.cast(pa.schema([("messages", pa.large_list(rows.schema.field(0).type.value_type))]))
+    table = tmp_path / f"chat.{kind}"
+    if kind == "parquet":
+        pq.write_table(rows, table)
+    else:
+        with pa.OSFile(str(table), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_table(rows)
+    model = model_folder(tmp_path / "model")
+    expected, _ = tokenize(tmp_path / "lines", [{"messages": chat} for chat in chats], model)
+    tokens, _ = tokenize(tmp_path / "table", table, model)
+    assert sorted(learned(tokens, n) for n in range(2)) == sorted(learned(expected, n) for n in range(2))
 
 
 def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def test_the_corpus_is_the_papers() -> None:
     assert sum(dataset.subset is not None for dataset in CORPUS) == 11
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"), [("", ""), ("message = 'json'", "messages of books"), ("message = 'json'\nchat = true", "")]
+)
+def test_messages_that_become_text_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, said: str
+) -> None:
+    load_recipe(write(tmp_path, GOOD.replace("curated = true", f"curated = true\n{keys}")))
+    assert ("chat = true learn answers only" in (err := capsys.readouterr().err)) == bool(said)
+    assert said in err
+
+
 def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
     for dataset, epochs in zip(CORPUS, EPOCHS, strict=True):
         # Tokens and epochs are printed with one decimal, and for a plan of 270 to 285 B tokens (paper.md 4.1).

@@ -312,7 +312,16 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
         except ValueError as error:
             raise UsageFailure(f"{place}: {error}") from None
         steps.append(step)
+    _say_if_text(place, tables.sources)
     return Recipe(start, tables, tuple(steps))
+
+
+def _say_if_text(place: str, sources: Mapping[str, Any]) -> None:
+    """Say of which sources the messages are tokenized as text."""
+    texts = [name for name, said in sources.items() if getattr(said, "message", None) and not getattr(said, "chat", 1)]
+    if texts:
+        learned = "tokenized as text, all of it learned; message = 'json' and chat = true learn answers only"
+        say(f"{place}: messages of {', '.join(texts)} are {learned}")
 
 
 def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: Mapping[str, Any]) -> None:

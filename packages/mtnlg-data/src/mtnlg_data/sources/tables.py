@@ -44,14 +44,15 @@ NOT_DATA = {STATE, "dataset_info.json", "dataset_dict.json"}
 class Table(Rows):
     """Files of rows with columns."""
 
-    version = 1
+    version = 2
     is_table = True
 
     def view(self, schema: pa.Schema) -> pa.Schema:
         """The columns that documents are made of: a nested text or id has one of its own, and a chat is a string."""
         seen = self.flatten(schema.empty_table()).schema if self.is_nested else schema
         place = seen.get_field_index(self.field)
-        if self.message is not None and place >= 0 and pa.types.is_list(seen.field(place).type):
+        kind = seen.field(place).type if place >= 0 else None
+        if self.message is not None and kind and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             seen = seen.set(place, pa.field(self.field, pa.string()))
         return schema if seen is schema else seen.remove_metadata()
 
@@ -97,7 +98,10 @@ class Table(Rows):
     def _content(self, value: Any) -> memoryview | bytes | None:  # noqa: ANN401  (pyarrow has no types)
         """The bytes of a string or dictionary scalar, without a copy, or of a chat; None for null."""
         if isinstance(value, pa.ListScalar):
-            text = self.text_of(value.as_py())
+            rows = value.as_py()
+            if self.message == "json" and rows:  # a key that a message lacks is null in its column
+                rows = [{key: each for key, each in (row or {}).items() if each is not None} for row in rows]
+            text = self.text_of(rows)
             return None if text is None else text.encode()
         if isinstance(value, pa.DictionaryScalar):
             value = value.value

@@ -5,6 +5,8 @@
     mask      1 for the tokens of answers: those within the template's ``{% generation %}``, or else what an assistant's
               message adds to the prompt of the messages before it
 
+An answer with ``weight: 0`` or ``train: false`` is not learned.
+
 A prompt's tokens must be a prefix of the whole chat's, as the model will see them. A chat for which this does not hold
 is dropped, as are chats that the template refuses and chats whose messages spell a special token. Nothing is guessed.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mtnlg_data.steps.tokenize import TokenizeSettings
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+VERSION = 2
 
 
 class Chat(NamedTuple):
@@ -46,8 +49,8 @@ class Chat(NamedTuple):
     date: str | None = None
 
     def fingerprint(self) -> object:
-        """What tokens and masks depend on."""
-        return [self.template, self.tokens, *([self.date] if self.date else [])]
+        """What tokens and masks depend on, this module's version included."""
+        return [VERSION, self.template, self.tokens, *([self.date] if self.date else [])]
 
 
 def read_chat(settings: TokenizeSettings, sources: tuple[str, ...]) -> Chat:
@@ -103,7 +106,11 @@ class ChatEncoder:
         spans = self._marked(pieces) if self._marks_answers else self._added(messages, whole)
         ids = self._encode(whole)
         learned = [0] * len(ids)
-        for begin, end in spans:
+        weights = [_weight(message) for message in messages]
+        answers = [weight for weight, message in zip(weights, messages, strict=True) if message["role"] == "assistant"]
+        if not all(answers) and len(answers) != len(spans):
+            raise UnusableChat("unstable_template")
+        for begin, end in compress(spans, answers) if not all(answers) else spans:
             first, last = (self._count(whole[:place], ids) for place in (begin, end))
             learned[first:last] = [1] * (last - first)
         if not any(learned):
@@ -162,6 +169,14 @@ class ChatEncoder:
         if list(ids[: len(beginning)]) != beginning:
             raise UnusableChat("unstable_tokens")
         return len(beginning)
+
+
+def _weight(message: dict[str, Any]) -> bool:
+    """Whether a message is learned if it is an answer: its ``train`` or else its ``weight``, 0, 1 or a bool."""
+    weight = message.get("train", message.get("weight"))
+    if weight not in (None, 0, 1) or (weight and message["role"] != "assistant"):
+        raise UnusableChat("unknown_weight")
+    return weight is None or bool(weight)
 
 
 def _texts(value: object) -> Iterator[str]:
