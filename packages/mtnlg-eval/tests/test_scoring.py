@@ -102,8 +102,8 @@ def test_bos_tokenizer_begins_prompts_as_in_lm_eval(checkpoint: Checkpoint, tmp_
     assert [lm.generate_until([text]) for text in texts] == [exported.generate_until([text]) for text in texts]
 
 
-def save_llama(checkpoint: Checkpoint, folder: Path, tokenizer: Path) -> Checkpoint:
-    config = ModelConfig.model_validate({**checkpoint.config.model_dump(), **LLAMA, "kv_heads": 1})
+def save_llama(checkpoint: Checkpoint, folder: Path, tokenizer: Path, **settings: object) -> Checkpoint:
+    config = ModelConfig.model_validate({**checkpoint.config.model_dump(), **LLAMA, "kv_heads": 1, **settings})
     progressed = checkpoint.progress
     return Checkpoint.open(save(Decoder(config, seed=3), folder, progressed.step, progressed, tokenizer))
 
@@ -214,6 +214,16 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
         fresh = DecoderLM.open(checkpoint)
         fresh.batch_tokens = budget
         assert fresh.loglikelihood(part) == [whole[request.args] for request in part]
+
+
+def test_packed_texts_have_the_positions_of_their_own_length(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    pairs = checkpoint.config.head_size // 2
+    scaling = {"factors": [1.0] * pairs, "long_factors": [3.0] * pairs, "original_sequence": 24}
+    lm = DecoderLM.open(save_llama(checkpoint, tmp_path, checkpoint.tokenizer_path, rotary_scaling=scaling))
+    ranges = [(range(10, 30 + more), range(50, 50 + size)) for more in (0, 5) for size in (1, 5, 6, 12)]
+    requests = [Request(tuple(context), tuple(answer)) for context, answer in ranges]
+    expected = [plain(lm, *request)[0] for request in requests]
+    assert [logp for logp, _ in lm.score(requests)] == pytest.approx(expected, abs=CLOSE)
 
 
 def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:

@@ -161,10 +161,11 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         *,
         batch_tokens: int = TOKENS_PER_BATCH,
         chat: Chat | None = None,
+        longest_short_text: int | None = None,
     ) -> None:
         super().__init__()
         self.engine, self.store, self.batch_tokens, self.chat = engine, store, batch_tokens, chat or Chat()
-        self.max_length = max_length
+        self.max_length, self._longest_short_text = max_length, longest_short_text
         self.on_scored: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[Instance, Failure], None] | None = None
         self.cut: set[int] = set()
@@ -185,6 +186,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
             engine,
             tokenizer,
             AnswerStore(" ".join(map(str, (checkpoint.digest, dtype, *ends))), store),
+            longest_short_text=checkpoint.config.longest_short_text,
         )
 
     @property
@@ -280,7 +282,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
                 last = Counter(own[-1] for own in chunk if own) & Counter(dict.fromkeys(missing, len(chunk)))
                 completes.update(last)
                 self.on_scored(len(chunk) - last.total())
-                yield plan_rows(missing, self.max_length)
+                yield plan_rows(missing, self.max_length, self._longest_short_text)
 
         for rows, logps, greedy in self.engine.score(self._batches(ahead(plan()))):
             new = _scores_of_rows(rows, logps, greedy)

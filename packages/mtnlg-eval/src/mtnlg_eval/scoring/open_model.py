@@ -220,7 +220,8 @@ def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = T
     identity = answers_identity(model)
     engine, answers = LocalEngine(model.decoder(), model.tokenizer), AnswerStore(identity, store)
     with closing(answers):
-        yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=batch_tokens, chat=model.chat)
+        options: Any = {"chat": model.chat, "longest_short_text": model.config.longest_short_text}
+        yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=batch_tokens, **options)
 
 
 def answers_identity(model: OpenedModel) -> str:

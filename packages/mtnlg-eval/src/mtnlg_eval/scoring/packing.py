@@ -94,15 +94,19 @@ class Batch:
         return AttentionPlan.build(self.spans, len(self.tokens), self.scored, device)
 
 
-def plan_rows(requests: Iterable[Request], max_length: int) -> list[Row]:
+def plan_rows(requests: Iterable[Request], max_length: int, longest_short_text: int | None = None) -> list[Row]:
     """Plan rows of at most ``max_length`` tokens that answer these requests, longest rows first.
 
+    A request that reads more than ``longest_short_text`` tokens shares no row with one that does not, since a decoder
+    with this setting has other rotary positions for it (`ModelConfig.longest_short_text`).
     Every request must fit by itself: len(context) + len(answer) - 1 <= max_length.
     """
-    answers_by_context: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
+    alike: tuple[defaultdict[Tokens, set[Tokens]], ...] = (defaultdict(set), defaultdict(set))
     for context, answer in requests:
-        answers_by_context[context].add(answer)
-    rows = [row for group in _group_by_prefix(answers_by_context, max_length) for row in _rows(group, max_length)]
+        is_long = len(context) + len(answer) - 1 > (longest_short_text or max_length)
+        alike[is_long][context].add(answer)
+    groups = (group for by_context in alike for group in _group_by_prefix(by_context, max_length))
+    rows = [row for group in groups for row in _rows(group, max_length)]
     return sorted(rows, key=lambda row: (-row.length, row.prefix, row.branches))
 
 
