@@ -190,8 +190,8 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine, tokens = ShardedEngine(shard, model.tokenizer, hosts), options.batch_tokens
         with closing(SharedStore(answers_identity(model), store, lookups)) as answers:
-            options: Any = {"chat": model.chat, "longest_short_text": model.config.longest_short_text}
-            yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=tokens, **options)
+            more: Any = {"chat": model.chat, "longest_short_text": model.config.longest_short_text}
+            yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=tokens, **more)
             distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
