@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
+from mtnlg_model.convert import huggingface  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
@@ -42,6 +43,7 @@ from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
 from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training import watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
+from mtnlg_parallel.training.resume import weights_of_folder  # noqa: E402
 from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from mtnlg_data.stream import TokenStream
+    from mtnlg_model.config import ModelConfig
+    from mtnlg_model.families.family import Family
     from mtnlg_parallel.record.metrics import Step
     from mtnlg_parallel.training.samples import Prefetch
 
@@ -293,6 +297,22 @@ def restored_bytes(request: dict[str, Any], _rank: int) -> dict[str, Any]:
     }
 
 
+def conversions(request: dict[str, Any], _rank: int) -> dict[str, Any]:
+    """Start from a Hugging Face folder; return how often each of its tensors was converted."""
+    recipe = validate(request["recipes"][0], Recipe, "request")
+    engine = build_engine(recipe, process.init_distributed(recipe.layout))
+    module: Any = huggingface
+    names, convert = list[str](), module.from_theirs
+
+    def counting(family: Family, config: ModelConfig, name: str, tensors: list[torch.Tensor]) -> Any:  # noqa: ANN401
+        names.append(name)
+        return convert(family, config, name, tensors)
+
+    module.from_theirs = counting
+    zero.restore(engine, weights_of_folder(Path(request["out"]), recipe.model.vocabulary))
+    return {"times": {name: names.count(name) for name in names}}
+
+
 def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Draw hidden, attention and hidden dropout in turn, as a layer does; return the three masks."""
     recipe = validate(request["recipes"][0], Recipe, "request")
@@ -340,6 +360,7 @@ SCENARIOS = {
     "started": started,
     "checked_health": checked_health,
     "restored_bytes": restored_bytes,
+    "conversions": conversions,
     **resume_runs.SCENARIOS,
 }
 

@@ -89,6 +89,7 @@ def test_losses_of_sources_are_means_over_learned_tokens(run_ranks: RunRanks, ma
     losses = {name: source["loss"] for name, source in step["sources"].items()}
     mean = sum(losses[name] * learned[name] for name in learned) / sum(learned.values())
     assert step["loss"] == pytest.approx(mean, rel=FP32)
+    assert step["learned_tokens"] == sum(learned.values())
 
 
 def test_epochs_are_passes_over_the_data(data: Path, tmp_path: Path) -> None:

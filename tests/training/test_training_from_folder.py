@@ -103,6 +103,12 @@ def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two ar
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.vocab_size == TOKENS
 
 
+def test_each_tensor_is_converted_once(run_ranks: RunRanks, folder: Path) -> None:
+    for engine in ("pipeline", "deepspeed"):
+        for rank in run_ranks("conversions", [recipe_from(folder, f"train.engine={engine}")], out=folder):
+            assert set(rank["times"].values()) == {1}
+
+
 def test_recipe_over_the_model_of_a_folder(data: Path, folder: Path, tmp_path: Path) -> None:
     """Dropout and the reach of rotary positions are the recipe's; everything else is compared."""
     assert recipe_from(folder, "model.dropout=0.1").model.dropout == 0.1

@@ -98,12 +98,12 @@ class CheckpointWeights(CheckpointState):
 def restore(engine: Engine, initial: InitialState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
-        for local in engine.local_parameters():
+        fragments = list(engine.fragments())
+        for local in engine.local_parameters():  # each with its fragments: a tensor may be costly to make
             local.parameter.copy_(initial.weight(local.name, local.box, local.parameter.dtype))
-        for fragment in engine.fragments():
-            for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
-                local = fragment.local
-                tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
+            for fragment in (each for each in fragments if each.local.parameter is local.parameter):
+                for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
+                    tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
     engine.optimizer_steps = initial.optimizer_steps
 
 

@@ -35,7 +35,8 @@ class Step(TypedDict, total=False):
 
     ``seconds``: wall time from the end of the previous step to the end of this one, including ``data_seconds`` waiting
     for samples, ``checkpoint_seconds`` delayed by a checkpoint and ``validation_seconds`` validating. FLOP/s are per
-    rank, over wall time. ``goodput``: of the run so far. ``skipped``: why the guard skipped the step;
+    rank, over wall time. ``goodput``: of the run so far. ``learned_tokens``: targets of the step that the loss counts,
+    where a mask leaves some out. ``skipped``: why the guard skipped the step;
     ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
 
     Every ``watch.every`` steps also: ``sources``, by name, with the tokens read so far, the passes over the source, and
@@ -51,6 +52,7 @@ class Step(TypedDict, total=False):
     loss: float | None
     lr: float
     grad_norm: float | None
+    learned_tokens: int
     batch_size: int
     seconds: float
     tokens_per_second: float

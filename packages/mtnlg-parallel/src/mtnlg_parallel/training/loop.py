@@ -38,7 +38,7 @@ from .checkpointing import BackgroundCheckpoint, StateCopier
 from .collectives import all_gather_json, broadcast_from_rank0
 from .guard import Guard
 from .resume import resume
-from .samples import Prefetch, RunData, micro_batches, validation_samples
+from .samples import Prefetch, RunData, is_masked, micro_batches, validation_samples
 from .watch import Watch
 from .watchdog import Watchdog
 
@@ -153,7 +153,8 @@ class Training:
         now = recipe.train.at(before.samples)
         settings = StepSettings(now.learning_rate.at(samples), now.weight_decay, now.clip)
         torch.manual_seed(self._dropout_seed(before.samples))
-        waited, micro_batches = batches.waited if batches else 0.0, batch // recipe.batch_size.multiple
+        waited, counted = (batches.waited, batches.counted) if batches else (0.0, 0)
+        micro_batches = batch // recipe.batch_size.multiple
         self.watch.begin(before.step + 1)
         judge = self.watch.judging(self.guard.skip_reason)
         loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, settings, judge)
@@ -179,6 +180,10 @@ class Training:
         }
         if skip_reason is not None:
             step["skipped"] = skip_reason
+        if is_masked(self.data.train):
+            is_first = self.coordinates.tp == self.coordinates.pp == 0  # of the ranks that read the same
+            own = batches.counted - counted if batches and is_first else 0
+            step["learned_tokens"] = sum(all_gather_json(own, self.device))
         self.watch.end(step, settings)
         return step
 

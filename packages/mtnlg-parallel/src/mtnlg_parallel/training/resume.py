@@ -6,6 +6,7 @@ its manifest and the guard's history to all. So stale directory listings cannot 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -79,10 +80,7 @@ def resume(  # noqa: PLR0917  (as Training)
                 zero.restore(engine, zero.CheckpointWeights(checkpoint))
                 checkpoint.verify_share(*place, {"weight", "master"})
         elif choice["folder"]:
-            from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
-
-            weights = HuggingFaceWeights(Path(choice["folder"]), recipe.model.vocabulary)
-            zero.restore(engine, zero.InitialWeights(lambda name, box: weights.tensor(name)[box]))
+            zero.restore(engine, weights_of_folder(Path(choice["folder"]), recipe.model.vocabulary))
         else:
             model, seed = recipe.model, recipe.train.seed
             zero.restore(engine, zero.InitialWeights(lambda name, box: initial_value(model, name, seed, box)))
@@ -91,6 +89,14 @@ def resume(  # noqa: PLR0917  (as Training)
         lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
         history.append(out, "resumed", step=progress.step, source=source, corpus=data.corpus, **lost)
     return Resumed(progress, steps, source)
+
+
+def weights_of_folder(folder: Path, vocabulary: int) -> zero.InitialWeights:
+    """The weights of a Hugging Face folder, each converted once: `zero.restore` asks for one's values in turn."""
+    from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
+
+    tensor = lru_cache(maxsize=1)(HuggingFaceWeights(folder, vocabulary).tensor)
+    return zero.InitialWeights(lambda name, box: tensor(name)[box])
 
 
 def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class RunStream:
         self._parts, self._begins, self._samples = parts, [part.at for part, _ in parts], samples
         self.seq_length = parts[0][1].seq_length
         self.vocab_size = max(stream.vocab_size for _, stream in parts)
-        self.masked = any(_is_masked(stream) for _, stream in parts)
+        self.masked = any(is_masked(stream) for _, stream in parts)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -109,7 +109,8 @@ class RunStream:
         return blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
-def _is_masked(stream: TokenStream) -> bool:
+def is_masked(stream: TokenStream) -> bool:
+    """Whether the loss does not count all targets of a stream."""
     return bool(getattr(stream, "masked", False))
 
 
@@ -246,7 +247,7 @@ def micro_batches(  # noqa: PLR0917  (which samples, whose share)
 
     for start in samples[dp_rank * micro_batch :: dp * micro_batch]:
         numbers = range(start, start + micro_batch)
-        if isolated or _is_masked(stream):
+        if isolated or is_masked(stream):
             yield _of_documents([_sample(stream, number) for number in numbers], isolated)
             continue
         tokens_BS = torch.from_numpy(np.stack([stream[number] for number in numbers])).long()
@@ -280,11 +281,12 @@ class Prefetch:
     """Iterates over one data-parallel rank's micro-batches until the recipe's end; a thread reads ahead.
 
     ``pinned``: use pinned memory, from which a GPU copies asynchronously. ``next`` raises an error of the thread, such
-    as a truncated token store. ``waited`` is the total seconds for which ``next`` has blocked.
+    as a truncated token store. ``waited`` is the total seconds for which ``next`` has blocked, ``counted`` the number
+    of targets that the loss counts, as far as micro-batches say it.
     """
 
     def __init__(self, stream: TokenStream, recipe: Recipe, begin: int, dp_rank: int, pinned: bool = False) -> None:
-        self.waited, self._pinned = 0.0, pinned
+        self.waited, self.counted, self._pinned = 0.0, 0, pinned
         self._queue: queue.Queue[MicroBatch | BaseException] = queue.Queue(PREFETCH_DEPTH)
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -303,6 +305,7 @@ class Prefetch:
         self.waited += time.perf_counter() - began
         if isinstance(micro_batch, BaseException):
             raise micro_batch
+        self.counted += micro_batch.counted or 0
         return micro_batch
 
     def close(self) -> None:
