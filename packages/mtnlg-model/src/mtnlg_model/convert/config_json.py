@@ -41,12 +41,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS: Final = 1025
 """Layers listed to read settings by layer: one more than the longest ``by_layer`` pattern."""
 QUANTIZED: Final = "quantization_config"
-FOREIGN: Final = {
-    "num_local_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
-}
-"""Unsupported feature, by the config.json field that shows it."""
+EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Fields that show a mixture of experts."""
 
 LOCAL_BASE: Final = "rope_local_base_freq"
 ORIGINAL: Final = "original_max_position_embeddings"
@@ -117,7 +113,7 @@ def from_config_json(
     """
     model_type = content.get("model_type")
     if family is None and str(model_type) not in (names := references()):
-        kinds = (f" ({name}: {kind})" for name, kind in FOREIGN.items() if content.get(name))
+        kinds = (f" ({name}: a mixture of experts)" for name in EXPERTS if content.get(name))
         raise Failure(
             f"{place}: model_type = {model_type!s:.100}{next(kinds, '')}: not supported; {', '.join(names)} are"
         )
