@@ -24,7 +24,6 @@ import torch  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -50,8 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mtnlg_parallel.shared_memory import SharedMemoryGroup  # noqa: E402
 from training import resume_runs  # noqa: E402
-from training.host_reads import HostReads  # noqa: E402
-from training.injected_faults import DamagedStream, inject_faults, raise_full, write_no_file_before  # noqa: E402
+from training.injected_faults import DamagedStream, inject_faults, raise_full  # noqa: E402
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -79,8 +77,6 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         distributed.barrier()
         training = Training(recipe, data, Path(out), rank, device)
         inject_faults(request.get("faults", {}), training, rank)
-        if "slow_disk" in request:
-            write_no_file_before(request["slow_disk"], training)
         steps: list[Any] = []
         training.run(steps.append)
         distributed.barrier()
@@ -154,38 +150,6 @@ class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return frame.f_code
 
 
-def host_reads(request: dict[str, Any], rank: int) -> list[dict[str, int]]:
-    """Train; return for each recipe what has made the host wait in the engine's last step, by function."""
-    reads: dict[Training, dict[str, int]] = {}
-    train_step = Training.step
-
-    def recording(training: Training, batches: Prefetch | None) -> Step:
-        with HostReads() as step_reads:
-            step = train_step(training, batches)
-        reads[training] = dict(step_reads.found)
-        return step
-
-    Training.step = recording  # type: ignore[assignment, method-assign]
-    train(request, rank)
-    return list(reads.values())
-
-
-def stream_synchronizations(request: dict[str, Any], rank: int) -> int:
-    """Train on a GPU; return how often the last step has waited for a stream or an event."""
-    counts, train_step = [], Training.step
-
-    def recording(training: Training, batches: Prefetch | None) -> Step:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-            step = train_step(training, batches)
-        waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
-        counts.append(sum(event.name in waits for event in trace.events()))
-        return step
-
-    Training.step = recording  # type: ignore[assignment, method-assign]
-    train(request, rank)
-    return counts[-1]
-
-
 def reduced_dtypes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train; return the dtypes that ranks summed."""
     reduce = SharedMemoryGroup._reduce
@@ -254,6 +218,12 @@ def started(request: dict[str, Any], _rank: int) -> dict[str, Any]:
     return asked
 
 
+def add_to_one_element(product: torch.Tensor) -> torch.Tensor:
+    """A product that is wrong in one element."""
+    product[17, 42] += 1
+    return product
+
+
 def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Check each rank as a node of its own, rank 1 with a fault; return what it says, or the failure."""
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", SLURMD_NODENAME=f"node-{rank}")
@@ -265,7 +235,7 @@ def checked_health(request: dict[str, Any], rank: int) -> dict[str, Any]:
         match request["fault"]:
             case "product":
                 mm = torch.mm
-                vars(torch)["mm"] = lambda *factors: mm(*factors).index_fill(0, torch.tensor(7), 0.0)
+                vars(torch)["mm"] = lambda *factors: add_to_one_element(mm(*factors))
             case "full":
                 vars(os)["fsync"] = raise_full
             case "unshared":
@@ -352,8 +322,6 @@ SCENARIOS = {
     "state_bytes": state_bytes,
     "head_losses": head_losses,
     "reduced_dtypes": reduced_dtypes,
-    "host_reads": host_reads,
-    "stream_synchronizations": stream_synchronizations,
     "dropout_seeds": dropout_seeds,
     "group_timeouts": group_timeouts,
     "groups_made": groups_made,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from mtnlg_data.console import Failure as DataFailure
-from mtnlg_model.checkpoint import tensor_file
 from mtnlg_parallel import waiting
 from mtnlg_parallel.training import loop
 
@@ -105,24 +104,6 @@ class DamagedStream:
     def __getitem__(self, sample: int) -> NoReturn:
         """Raise what a damaged store raises."""
         raise DataFailure("prose.bin: damaged")
-
-
-def write_no_file_before(last: int, training: Training) -> None:
-    """Let the disk take nothing before step ``last`` has ended."""
-    step, write, ended = training.step, tensor_file._write_hashed, threading.Event()
-
-    def delayed(*arguments: Any) -> None:  # noqa: ANN401  (as the function that it wraps)
-        ended.wait()
-        write(*arguments)
-
-    def step_and_write(batches: Any) -> Any:  # noqa: ANN401  (as above)
-        taken = step(batches)
-        if training.progress.step == last:
-            ended.set()
-        return taken
-
-    tensor_file._write_hashed = delayed  # type: ignore[assignment]
-    training.step = step_and_write  # type: ignore[method-assign]
 
 
 def slow_clock(training: Training, seconds: float) -> None:

@@ -81,14 +81,6 @@ def test_missing_data_and_a_missing_recipe_are_named(command: Command, recipe: P
     assert (result.status, result.err) == (2, "mtnlg-parallel: train needs --data and --out, or --dry-run\n")
 
 
-def test_the_run_of_another_recipe_is_not_resumed(command: Command, recipe: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "recipe.toml").write_text(dump(recipe_of((1, 2, 1), lr=2e-2)))
-    result = command("train", recipe, "--data", data, "--out", out)
-    assert (result.status, "train.lr was 0.02 and is 0.01 now" in result.err) == (2, True), result.err
-
-
 def test_layout_prints_a_table_or_json(command: Command, recipe: Path) -> None:
     table = command("layout", recipe, "--layout", "tp=2,dp=2").out
     assert "tp=2,pp=2,dp=2: 8 ranks, 2 replicas of 4" in table

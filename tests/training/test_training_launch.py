@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import mtnlg_parallel
-from mtnlg_data.console import Failure as DataFailure
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import agent, calibration, supervise
@@ -74,11 +73,6 @@ def failures_of(out: Path) -> list[tuple[int, int, int]]:
     """Status, steps reached and new ones of the failures recorded."""
     failed = [event for event in read_events(out) if event["event"] == "failed"]
     return [(event["status"], event["step"], event["new_steps"]) for event in failed]
-
-
-def test_a_rank_that_is_killed_ends_the_job_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"^rank 1 on .* was killed by SIGKILL; its log is .*rank-1.log"):
-        launch(tmp_path, "wait()", "kill()", "wait()")
 
 
 def test_the_culprit_is_named_not_a_rank_that_only_lost_it(tmp_path: Path) -> None:
@@ -149,28 +143,6 @@ def test_too_many_ranks_are_not_started(
     with pytest.raises(UsageFailure, match=rf"layout tp=1,pp=1,dp=4096 needs 4,096 \w+ and this machine.* {most};"):
         mtnlg_parallel.train(recipe, data, tmp_path, resume=False, options=RunOptions(device=device), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from mtnlg_data.engine.folder_lock import lock_folder
-with lock_folder(Path(sys.argv[1])):
-    print(flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_second_run_in_a_folder_is_refused(data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdout
-        first.stdout.readline()
-        with pytest.raises(DataFailure, match="another run is working here; wait for it, or give another --out"):
-            mtnlg_parallel.train(recipe_of(), data, tmp_path)
-    assert (tmp_path / "checkpoints" / "step-9.tmp").exists(), "what the first is writing stays"
-    assert not (tmp_path / "recipe.toml").exists()
 
 
 def test_checkpoint_needs_are_checked_first(data: Path, tmp_path: Path) -> None:

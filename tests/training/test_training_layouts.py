@@ -6,7 +6,6 @@ That every layout, schedule and precision trains like one plain loop, `test_conf
 from pathlib import Path
 
 import pytest
-import torch
 
 from mtnlg_model.checkpoint.manifest import latest
 from mtnlg_model.checkpoint.reader import Checkpoint
@@ -64,27 +63,6 @@ def test_a_run_goes_from_one_engine_and_schedule_to_another(
     assert_holds(latest(tmp_path / "checkpoints"), four_layers[1])
     progress = Checkpoint.open(tmp_path / "checkpoints" / f"step-{len(steps)}").progress
     assert (progress.samples, progress.layout.model_dump()) == (84, {"tp": 1, "pp": 2, "dp": 2})
-
-
-def test_step_syncs_only_for_loss_and_norm(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
-    changes: list[Json] = [{"schedule": "zero-bubble", "chunks": 2, "offload_activations": True, "recompute": "none"}]
-    changes += [
-        {"engine": "deepspeed", "recompute": "none"},
-        {"schedule": "interleaved", "chunks": 2, "recompute": "full"},
-    ]
-    recipes = [recipe_of((2, 2, 1), FOUR_LAYERS, samples=24, **change) for change in changes]
-    outs = [tmp_path / str(number) for number in range(len(recipes))]
-    answers = run_ranks("host_reads", recipes, data=data, outs=outs)
-    for zero_bubble, deepspeeds, interleaved in answers:
-        assert zero_bubble == interleaved == {"pipeline_engine.train_batch": 1}
-        assert deepspeeds.keys() <= {"deepspeed._loss_and_grad_norm", "utils.is_invalid_grad_norm"}
-        assert sum(deepspeeds.values()) <= 5
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_step_on_a_gpu_waits_for_a_stream_once(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(schedule="zero-bubble", precision="bf16", recompute="none", samples=24)
-    assert run_ranks("stream_synchronizations", [recipe], data=data, outs=[tmp_path]) == [1]
 
 
 def test_activations_kept_on_the_host_change_no_bit(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:

@@ -46,16 +46,6 @@ def counted(stream: RunStream, samples: int) -> Counter[str]:
     return Counter(stream.source(sample) for sample in range(samples))
 
 
-def test_samples_by_source_are_counted_without_reading_them(data: Path, changes: list[Json]) -> None:
-    recipe = watched((1, 1, 1), skip=[[4, 8], [20, 30], [60, 64]], start_sample=2, change=changes)
-    stream = open_data(data, recipe).train
-    for samples in range(1, 84):
-        read = stream.read(samples)
-        assert {name: count for name, (count, _) in read.items() if count} == counted(stream, samples)
-    assert {*read} == {"prose", "code", "anneal/prose", "anneal/code"}
-    assert stream.read(0) == {}
-
-
 LAYOUTS: list[tuple[tuple[int, int, int], Json]] = [
     ((1, 1, 1), {}),
     ((2, 1, 2), {}),

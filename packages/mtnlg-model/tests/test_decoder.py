@@ -1,4 +1,4 @@
-"""The decoder's parts: attention passed in, a cache, sliced heads, dropout, kernels; families are in test_families."""
+"""The decoder's parts: attention passed in, a cache, dropout; families are in test_families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtnlg_model import functional, initialization
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.decoder import Attention, Decoder
+from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
-from mtnlg_model.functional import AttentionOp, Ops
+from mtnlg_model.functional import AttentionOp
 from mtnlg_model.generation.cache import Cache
 
 Build = Callable[[ModelConfig], Decoder]
@@ -50,16 +49,14 @@ def test_query_key_layer_scaling_changes_no_logit(biased: Build) -> None:
 
 @dataclass
 class Masked:
-    """Attention under a mask, limited to ``places`` if given."""
+    """Attention under a mask."""
 
     mask: Tensor
-    places: Tensor | None = None
 
     def __call__(  # noqa: PLR0917  (the signature of Attend)
         self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float
     ) -> Tensor:
-        x_BNSD = attention(q, k, v, self.mask, scale, rate)
-        return x_BNSD if self.places is None else x_BNSD[:, :, self.places]
+        return attention(q, k, v, self.mask, scale, rate)
 
 
 def test_attention_that_the_caller_passes_is_the_whole_rule(biased: Build) -> None:
@@ -71,13 +68,6 @@ def test_attention_that_the_caller_passes_is_the_whole_rule(biased: Build) -> No
     assert distance(decoder(tokens_BS, attend=[Masked(everything.tril())] * 2), causal_BSV) < 1e-5
 
 
-def test_the_last_layer_can_be_limited_to_some_places(biased: Build) -> None:
-    decoder = biased(model())
-    tokens_BS, places, causal = tokens_of(decoder.config), torch.tensor([23, 4, 4]), torch.ones(24, 24).bool().tril()
-    some_BNV = decoder(tokens_BS, attend=[Masked(causal), Masked(causal, places)])
-    assert distance(some_BNV, decoder(tokens_BS)[:, places]) < 1e-5
-
-
 @pytest.mark.parametrize("cuts", [[24], [1] * 24, [10, 1, 1, 12], [5, 7, 12]])
 def test_cached_logits_match_full_forward(biased: Build, cuts: list[int]) -> None:
     decoder = biased(model())
@@ -85,23 +75,6 @@ def test_cached_logits_match_full_forward(biased: Build, cuts: list[int]) -> Non
     split = torch.split(tokens_BS, cuts, dim=1)
     pieces = [decoder(piece_BS, cache.positions(piece_BS), cache.attend()) for piece_BS in split]
     assert distance(torch.cat(pieces, dim=1), decoder(tokens_BS)) < 1e-5
-
-
-def test_a_layer_with_half_the_rows_is_half_the_heads() -> None:
-    """What tensor parallelism relies on: widths come from the tensors."""
-    config, x_SBH = model(), torch.randn(6, 2, 32)
-    whole = Attention(config, 0)
-    assert whole.qkv.bias is not None
-    initialization.initialize(whole, config, 0, "layers.0.attention.")
-    whole_SBH = whole(x_SBH)
-    halves = []
-    for rows, columns in ((slice(0, 48), slice(0, 16)), (slice(48, 96), slice(16, 32))):
-        half = Attention(config, 0)
-        assert half.qkv.bias is not None
-        half.qkv.weight.data, half.qkv.bias.data = whole.qkv.weight[rows], whole.qkv.bias[rows]
-        half.out.weight.data = whole.out.weight[:, columns]
-        halves.append(half(x_SBH))
-    assert distance(halves[0] + halves[1], whole_SBH) < 1e-5
 
 
 def test_dropout_at_zero_is_exact() -> None:
@@ -115,18 +88,6 @@ def test_dropout_at_zero_is_exact() -> None:
         dropping = Decoder(config.model_copy(update={field: 0.5})).train()
         assert not torch.equal(dropping(tokens_of(config)), dropping(tokens_of(config)))
         assert torch.equal(dropping.eval()(tokens_of(config)), first)
-
-
-def test_kernels_come_in_by_the_ops_table() -> None:
-    config, called = model(), []
-
-    def gelu(x: Tensor, bias: Tensor) -> Tensor:
-        called.append(bias.shape)
-        return functional.bias_gelu(x, bias)
-
-    decoder = Decoder(config, ops=Ops(bias_gelu=gelu))
-    assert torch.equal(decoder(tokens_of(config)), Decoder(config)(tokens_of(config)))
-    assert called == [(128,)] * config.layers
 
 
 def test_meta_device_allocates_nothing_for_largest_preset() -> None:

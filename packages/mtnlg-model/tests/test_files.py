@@ -11,7 +11,7 @@ import pytest
 
 from mtnlg_model.checkpoint.tensor_file import TensorFile
 from mtnlg_model.console import Failure
-from mtnlg_model.files import atomic_open, atomic_path, open_regular, read_small, sha256, write_json, write_text
+from mtnlg_model.files import atomic_open, open_regular, read_small, write_text
 
 
 def write_half(path: Path) -> None:
@@ -27,36 +27,6 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_half(path)
     assert path.read_text(encoding="utf-8") == "old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_what_is_written_aside_appears_whole_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    with atomic_path(path) as partial:
-        partial.write_text("{}", encoding="utf-8")
-        assert not path.exists()
-    assert path.read_text(encoding="utf-8") == "{}"
-
-
-def test_json_ends_with_a_newline_and_keeps_its_letters(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"k": "é"})
-    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "k": "é"\n}\n'
-
-
-def test_sha256_is_the_one_of_the_standard(tmp_path: Path) -> None:
-    write_text(tmp_path / "x", "abc")
-    assert sha256(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_what_is_written_is_not_for_others_to_read(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        write_text(tmp_path / "open", "x")
-        os.umask(0o077)
-        write_text(tmp_path / "strict", "x")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o640
-    assert (tmp_path / "strict").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_small_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -86,11 +56,6 @@ def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path, monkeypatch: 
                 listener.bind("x.json")
     with pytest.raises(Failure, match="not a regular file"):
         read_small(path)
-
-
-def test_a_missing_small_file_raises_what_a_missing_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_small(tmp_path / "x.json")
 
 
 def test_a_short_read_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,23 +169,6 @@ def test_a_document_ends_with_the_tokenizers_own_end_token(
         Tokenizer(path)
 
 
-def test_a_tokenizer_gives_back_any_text(tokenizer_path: Path) -> None:
-    tokenizer = Tokenizer(tokenizer_path)
-    text = "the dög\n\tjumps 🦊 over\x00"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.eod == tokenizer.vocabulary - 1
-    fox = tokenizer.encode("a🦊")
-    assert [tokenizer.decode_complete(fox[:n]) for n in range(1, len(fox) + 1)] == ["a"] * (len(fox) - 1) + ["a🦊"]
-
-
-def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="No such file"):
-        Tokenizer(tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(Failure, match=r"tokenizer.json: not a tokenizer.json: "):
-        Tokenizer(tmp_path / "tokenizer.json")
-
-
 def test_stream_never_shows_text_that_stop_removes(
     monkeypatch: pytest.MonkeyPatch, biased: Build, tokenizer_path: Path
 ) -> None:

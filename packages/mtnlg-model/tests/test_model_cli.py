@@ -177,13 +177,6 @@ def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path
     assert "layers.1.mlp.up.weight [128, 32]: weight F32 in 1\n" in out
 
 
-def test_export_and_import_are_each_others_reverse(mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path) -> None:
-    assert mtnlg_model("export", checkpoint_path, tmp_path / "gpt2")[0] == 0
-    assert mtnlg_model("import", tmp_path / "gpt2", tmp_path / "back")[0] == 0
-    for name in (first := Checkpoint.open(checkpoint_path)).names:
-        assert first.tensor(name).equal(Checkpoint.open(tmp_path / "back").tensor(name))
-
-
 def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
     mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_model.settings import Settings, dump, load, validate
+from mtnlg_model.settings import Settings, load, validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,23 +32,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "train.toml"
     path.write_text('[train]\nlr = 1\n[[sources]]\nname = "code"\nweight = 0.5\n', encoding="utf-8")
     return path
-
-
-def test_a_recipe_reads_from_its_file_or_its_folder(recipe: Path) -> None:
-    assert load(recipe, "train.toml", Recipe) == load(recipe.parent, "train.toml", Recipe)
-    assert load(recipe, "train.toml", Recipe).train.lr == 1.0
-
-
-def test_an_override_reads_as_toml_and_falls_back_to_text(recipe: Path) -> None:
-    changed = load(recipe, "train.toml", Recipe, ["train.lr=1e-4", "train.precision=bf16", "train.betas=[0.5, 0.6]"])
-    assert changed.train == Train(lr=1e-4, precision="bf16", betas=(0.5, 0.6))
-
-
-def test_what_is_dumped_reads_back_equal(recipe: Path) -> None:
-    whole = load(recipe, "train.toml", Recipe)
-    again = recipe.with_name("again.toml")
-    again.write_text(dump(whole), encoding="utf-8")
-    assert load(again, "train.toml", Recipe) == whole
 
 
 @pytest.mark.parametrize(

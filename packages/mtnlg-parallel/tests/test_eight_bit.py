@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from mtnlg_model.families import preset
@@ -110,20 +109,6 @@ def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("product", [products.column, products.row])
-def test_input_is_kept_in_8_bits_for_its_gradient(product: Any) -> None:  # noqa: ANN401  (as above)
-    x, layer = noise(4, 8, 64).requires_grad_(), SlicedWeight(torch.nn.Parameter(noise(48, 64)), ONE_RANK)
-    kept: list[Tensor] = []
-
-    def keep(saved: Tensor) -> Tensor:
-        kept.append(saved)
-        return saved
-
-    with saved_tensors_hooks(keep, lambda saved: saved):
-        product(x, layer)
-    assert [(saved.dtype, saved.shape) for saved in kept] == [(FORWARD, (64, 32)), (torch.float32, ())]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sequence_parallel_rank_gathers_8_bit_rows(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The factors are those of the whole input: a rank's rows have the scale of all."""
@@ -173,23 +158,3 @@ def test_shared_input_is_rounded_once_for_all_products(bits: int) -> None:
     assert roundings.count((torch.Size([32, 64]), FORWARD)) == (bits == 8)
     apart = gradients(lambda input_SBH: [products.column(input_SBH, layer) for layer in layers])
     assert all(map(torch.equal, together, apart))
-
-
-def test_sums_of_fewer_bits_in_forward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast: list[bool] = []
-    eager = eight_bit.product
-
-    def product(*factors: Any, fast_sums: list[bool] = fast, **options: Any) -> Tensor:  # noqa: ANN401  (its factors)
-        fast_sums.append(options.get("fast", False))
-        return eager(*factors, **options)
-
-    monkeypatch.setattr(eight_bit, "product", product)
-    layer = SlicedWeight(torch.nn.Parameter(noise(16, 32)), ONE_RANK)
-    torch.autograd.backward(products.column(noise(4, 1, 32).requires_grad_(), layer).sum())
-    assert fast == [True, False, False]
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **options: asked.append(options["use_fast_accum"]))
-    values: Any = SimpleNamespace(is_cuda=True, t=lambda: None)
-    for is_fast in (True, False):
-        eager(Factor(values, noise(1)), Factor(values, noise(1)), torch.bfloat16, is_fast)
-    assert asked == [True, False]

@@ -1,8 +1,12 @@
-"""Activations in host memory: nothing that a pass saves stays on the device, and the gradients are the same bits."""
+"""Activations in host memory: nothing that a pass saves stays on the device, and the gradients are the same bits.
+
+That copies wait for what they read, and memory for its copies, `tests/training/test_stub_gpu_copies.py` shows.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -118,90 +122,18 @@ def test_views_return_unchanged_and_parameters_stay() -> None:
     assert saved[3].shape == (0,)
 
 
-class Stream:
-    """Stands for a stream of CUDA, and notes what it waits for."""
-
-    def __init__(self, name: str, noted: list[str]) -> None:
-        self._name, self._noted, self._events = name, noted, 0
-
-    def wait_stream(self, other: "Stream") -> None:
-        """As `torch.cuda.Stream.wait_stream`."""
-        self._noted.append(f"{self._name} after {other._name}")
-
-    def record_event(self) -> str:
-        """As `torch.cuda.Stream.record_event`."""
-        self._events += 1
-        return f"{self._name} {self._events}"
-
-    def wait_event(self, event: str) -> None:
-        """As `torch.cuda.Stream.wait_event`."""
-        self._noted.append(f"{self._name} waits for {event}")
-
-
-@pytest.fixture
-def streamed(monkeypatch: pytest.MonkeyPatch) -> tuple[HostActivations, list[str]]:
-    """One that copies in streams, and what these wait for."""
-    noted: list[str] = []
-    host, computing = HostActivations(CPU, []), Stream("computing", noted)
-    host.streams = Streams(*(cast("Any", Stream(name, noted)) for name in ("out", "back")))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: computing)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    return host, noted
-
-
-def test_pass_waits_for_the_right_copies(
-    streamed: tuple[HostActivations, list[str]],
-) -> None:
-    host, noted = streamed
-    x = torch.randn(4, requires_grad=True)
-    sums = {}
-    for number in range(4):
-        with host.moved_out((number, 0)):
-            noted.append(f"forward {number}")
-            sums[number] = x.sin().sum()
-    assert noted == [
-        *("forward 0", "out after computing", "forward 1", "out after computing", "computing waits for out 1"),
-        *("forward 2", "out after computing", "computing waits for out 2", "forward 3", "out after computing"),
-    ]
-    noted.clear()
-    for number in (0, 1):
-        host.bring_back((number, 0))
-    assert noted == ["back after computing"] * 2, "the next one comes while this one runs"
-    for number in (0, 1):
-        noted.append(f"backward {number}")
-        sums[number].backward()  # type: ignore[no-untyped-call]
-        noted.append("its end")
-        host.drop((number, 0))
-    assert noted[2:] == [
-        *("backward 0", "computing waits for back 1", "its end"),
-        *("backward 1", "computing waits for back 2", "its end"),
-    ]
-
-
-def test_a_pass_that_is_needed_before_it_is_let_go_stays(streamed: tuple[HostActivations, list[str]]) -> None:
-    host, noted = streamed
-    x = torch.randn(4, requires_grad=True)
-    sums = []
-    for number in range(2):
-        with host.moved_out((number, 0)):
-            sums.append(x.sin().sum())
-    noted.clear()
-    host.bring_back((0, 0))
-    with host.moved_out((2, 0)):
-        x.sin()
-    sums[0].backward()  # type: ignore[no-untyped-call]
-    assert noted == ["out after computing"], "that of the last pass; nothing comes back or is waited for"
-    host.drop((0, 0))
-    assert noted[1:] == ["computing waits for out 1"], "before its memory is used again"
-
-
 @pytest.mark.parametrize(
     ("ranks", "chunks", "schedule"), [(4, 1, "zero-bubble"), (4, 2, "interleaved"), (3, 2, "zero-bubble")]
 )
 def test_passes_on_the_device_are_bounded(
-    ranks: int, chunks: int, schedule: str, streamed: tuple[HostActivations, list[str]]
+    ranks: int, chunks: int, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, _ = streamed
+    """Where copies take their time, as in streams."""
+    stream: Any = SimpleNamespace(wait_stream=lambda _: None, record_event=lambda: None, wait_event=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    host = HostActivations(CPU, [])
+    host.streams = Streams(stream, stream)
     x, sums, most = torch.randn(4, requires_grad=True), dict[tuple[int, int], Tensor](), 0
     order = orders(schedule, ranks, chunks, 4 * ranks)[0]
     next_backward = dict(pairwise(action[1:] for action in order if action.kind == "backward"))

@@ -15,8 +15,6 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import Documents, attention
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.model.head import EAGER, mean_loss
-from mtnlg_parallel.model.slicing import fake_process_group
 from mtnlg_parallel.recipe import DataSettings, Recipe
 from mtnlg_parallel.training.samples import Data, micro_batches, open_data
 
@@ -85,19 +83,6 @@ def test_documents_need_a_stream_that_knows_them(tmp_path: Path) -> None:
         open_data(Data(Unsaid(), tokenizer), joined)
 
 
-def test_every_stage_reads_where_documents_begin() -> None:
-    model = {"layers": 3, "hidden": 8, "heads": 1, "sequence": 6, "vocabulary": 100}
-    sections = {"model": model, "train": {"samples": 8, "batch": 4, "lr": 1.0}, "layout": {"pp": 3}}
-    readers = {
-        documents: [
-            Recipe.model_validate(sections | {"data": {"documents": documents}}, strict=False).reads_samples(pp)
-            for pp in range(3)
-        ]
-        for documents in ("joined", "isolated")
-    }
-    assert readers == {"joined": [True, False, True], "isolated": [True, True, True]}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "options", [{}, {"window": 4}, {"cap": 3.0}, {"slopes": slopes(4)}], ids=["plain", "window", "cap", "alibi"]
@@ -144,23 +129,3 @@ def test_flash_attention_is_that_of_each_document_alone(window: int | None) -> N
         results.append((out, *torch.autograd.grad(out.float().square().sum(), inputs)))
     for flash, exact in zip(*results, strict=True):
         assert torch.allclose(flash, exact, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_masked_targets_have_no_loss_and_no_gradient(dtype: torch.dtype) -> None:
-    torch.manual_seed(5)
-    x, table = torch.randn(6, 2, 16).to(dtype).requires_grad_(), torch.randn(32, 16).to(dtype).requires_grad_()
-    targets = torch.randint(32, (2, 6))
-    masked = targets.masked_fill(torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0]], dtype=torch.bool), -1)
-    counts = (masked >= 0).t()
-    with fake_process_group(0, 1, CONFIG, sequence_parallel=False) as slicing:
-        loss = mean_loss(x, table, masked, slicing, EAGER, masked=True)
-        gradients = torch.autograd.grad(loss, (x, table))
-        every = torch.nn.functional.cross_entropy(
-            (x.float() @ table.float().t())[counts], targets.t()[counts], reduction="sum"
-        )
-    bound = 1e-5 if dtype == torch.float32 else 2e-2
-    assert loss.item() == pytest.approx(every.item() / targets.numel(), rel=bound)
-    assert not gradients[0][~counts].any()
-    for found, expected in zip(gradients, torch.autograd.grad(every / targets.numel(), (x, table)), strict=True):
-        assert torch.allclose(found, expected, rtol=bound, atol=bound * float(expected.abs().max()))

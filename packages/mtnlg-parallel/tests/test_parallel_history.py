@@ -41,88 +41,75 @@ def steps(count: int, seconds: float = 1.0) -> StepSeconds:
 
 
 def booked(figures: Goodput) -> dict[str, float]:
-    return {name: getattr(figures, name) for name in ("lost", "restart", "startup", "other", "waiting")}
+    """The seconds that were no steps, and were some."""
+    names = ("lost", "restart", "startup", "other", "waiting")
+    return {name: seconds for name in names if (seconds := getattr(figures, name))}
 
 
-def test_an_untouched_run_is_its_steps_start_up_and_end() -> None:
-    run = [event("start", 100.0), event("resumed", 110.0, step=0), event("stopped", 237.0, step=100)]
-    figures = account(run, steps(100))
-    assert (figures.useful, figures.checkpoint, figures.validation) == (100.0, 20.0, 5.0)
-    assert booked(figures) == {"lost": 0, "restart": 0, "startup": 10, "other": 2, "waiting": 0}
-    assert figures.wall == 137.0
-    assert figures.share == pytest.approx(100 / 137)
-    assert not figures.restarts
+CRASHED = [
+    event("start", 0.0),
+    event("resumed", 10.0, step=0, source="initial"),
+    event("failed", 40.0, reason="rank 3 was killed by signal 9", node="n7"),  # 25 steps took 27 + 2 s
+    event("start", 45.0),
+    event("resumed", 60.0, step=20, source="memory", lost_steps=5, lost_seconds=5.0),
+    event("stopped", 170.0, step=100),  # 80 steps took 100 s
+]
+KILLED = [
+    event("start", 0.0),
+    event("resumed", 0.0, step=0),
+    event("start", 5000.0),  # 12 steps of 1 s and a checkpoint of 2, then a night
+    event("resumed", 5010.0, step=10, lost_steps=2, lost_seconds=2.0),
+]
+STOPPED = [
+    event("start", 0.0),
+    event("resumed", 0.0, step=0),
+    event("stopped", 12.0, step=10, signal=15),
+    event("start", 9000.0),
+    event("failed", 9001.0, reason="no space left on device"),
+    event("start", 9002.0),
+    event("resumed", 9010.0, step=10),
+]
+DOWN = [event("start", 0.0), event("resumed", 0.0, step=0), event("failed", 30.0, reason="hang"), event("start", 50.0)]
+UNTOUCHED = [event("start", 100.0), event("resumed", 110.0, step=0), event("stopped", 237.0, step=100)]
+WITHOUT_STOP = [event("start", 0.0), event("resumed", 0.0, step=0), event("resumed", 20.0, step=5)]
 
 
-def test_failure_costs_repeated_steps_and_downtime() -> None:
-    run = [
-        event("start", 0.0),
-        event("resumed", 10.0, step=0, source="initial"),
-        event("failed", 40.0, reason="rank 3 was killed by signal 9", node="n7"),  # 25 steps took 27 + 2 s
-        event("start", 45.0),
-        event("resumed", 60.0, step=20, source="memory", lost_steps=5, lost_seconds=5.0),
-        event("stopped", 170.0, step=100),  # 80 steps took 100 s
-    ]
-    figures = account(run, steps(100))
-    assert booked(figures) == {"lost": 5, "restart": 60 - (10 + 25 + 5), "startup": 10, "other": 10, "waiting": 0}
-    assert figures.wall == 170.0
-    (restart,) = figures.restarts
-    assert (restart.reason, restart.node, restart.source) == ("rank 3 was killed by signal 9", "n7", "memory")
-    assert (restart.step, restart.lost_steps, restart.seconds) == (20, 5, 20.0)
+@pytest.mark.parametrize(
+    ("run", "taken", "seconds", "wall", "reasons"),
+    [
+        (UNTOUCHED, 100, {"startup": 10, "other": 2}, 137, []),
+        (
+            CRASHED,
+            100,
+            {"lost": 5, "restart": 60 - (10 + 25 + 5), "startup": 10, "other": 10},
+            170,
+            [CRASHED[2]["reason"]],
+        ),
+        (KILLED, 15, {"lost": 2, "restart": 5010 - 14}, 5010 + 5, ["it ended without a word"]),
+        (WITHOUT_STOP, 8, {"restart": 15}, 8 + 15, [""]),  # ranks that waited for a lost one
+        (STOPPED, 10, {"restart": 10, "waiting": 9000 - 12}, 9010, ["no space left on device"]),
+        ([*STOPPED[:4], STOPPED[-1]], 10, {"startup": 10, "waiting": 9000 - 12}, 9010, []),
+        (DOWN, 5, {"restart": 45}, 50, []),  # down until its last event
+        (DOWN[:3], 5, {"restart": 25}, 30, []),
+        (DOWN[:1], 0, {}, 0, []),
+        ([], 5, {}, 5, []),  # a run from before there was a history
+    ],
+    ids=["untouched", "failure", "kill", "no stop", "stop", "clean stop", "down", "failed", "begun", "no history"],
+)
+def test_every_second_of_a_run_is_booked(
+    run: list[Event], taken: int, seconds: dict[str, float], wall: float, reasons: list[str]
+) -> None:
+    figures = account(run, steps(taken))
+    assert booked(figures) == seconds
+    assert figures.wall == wall
+    assert figures.share == (taken / (wall - seconds.get("waiting", 0)) if taken else None)
+    assert [restart.reason for restart in figures.restarts] == reasons
 
 
-def test_killed_run_ends_after_its_last_step() -> None:
-    run = [
-        event("start", 0.0),
-        event("resumed", 0.0, step=0),
-        event("start", 5000.0),  # 12 steps of 1 s and a checkpoint of 2, then a night
-        event("resumed", 5010.0, step=10, lost_steps=2, lost_seconds=2.0),
-    ]
-    figures = account(run, steps(15))
-    assert booked(figures) == {"lost": 2, "restart": 5010 - 14, "startup": 0, "other": 0, "waiting": 0}
-    assert figures.wall == 5010 + 5
-    assert figures.restarts[0].reason == "it ended without a word"
-
-
-def test_resume_without_a_stop_is_a_restart() -> None:
-    """As of ranks that wait for a lost one and go on."""
-    run = [event("start", 0.0), event("resumed", 0.0, step=0), event("resumed", 20.0, step=5)]
-    figures = account(run, steps(8))
-    assert booked(figures) == {"lost": 0, "restart": 15, "startup": 0, "other": 0, "waiting": 0}
-    assert [restart.step for restart in figures.restarts] == [5]
-
-
-def test_time_after_a_clean_stop_is_not_counted() -> None:
-    run = [
-        event("start", 0.0),
-        event("resumed", 0.0, step=0),
-        event("stopped", 12.0, step=10, signal=15),
-        event("start", 9000.0),
-        event("failed", 9001.0, reason="no space left on device"),
-        event("start", 9002.0),
-        event("resumed", 9010.0, step=10),
-    ]
-    figures = account(run, steps(10))
-    assert booked(figures) == {"lost": 0, "restart": 10, "startup": 0, "other": 0, "waiting": 9000 - 12}
-    assert figures.share == pytest.approx(10 / 22)
-    assert figures.restarts[0].reason == "no space left on device"
-    clean = account([entry for entry in run if entry["time"] not in {9001.0, 9002.0}], steps(10))
-    assert booked(clean) == {"lost": 0, "restart": 0, "startup": 10, "other": 0, "waiting": 9000 - 12}
-    assert not clean.restarts
-
-
-def test_a_run_that_is_down_has_been_down_until_its_last_event() -> None:
-    run = [
-        event("start", 0.0),
-        event("resumed", 0.0, step=0),
-        event("failed", 30.0, reason="hang"),
-        event("start", 50.0),
-    ]
-    assert booked(account(run, steps(5)))["restart"] == 45.0
-    assert booked(account(run[:3], steps(5)))["restart"] == 25.0
-    assert booked(account(run[:1], steps(0)))["startup"] == 0.0
-    assert account(run[:1], steps(0)).share is None
-    assert account([], steps(5)).share == 1.0  # a run from before there was a history
+def test_a_restart_says_what_it_cost() -> None:
+    (restart,) = account(CRASHED, steps(100)).restarts
+    assert (restart.node, restart.source, restart.step) == ("n7", "memory", 20)
+    assert (restart.lost_steps, restart.seconds) == (5, 20.0)
 
 
 def test_a_clock_that_steps_back_is_told_and_takes_nothing_away() -> None:
@@ -136,7 +123,7 @@ def test_a_clock_that_steps_back_is_told_and_takes_nothing_away() -> None:
     ]
     figures = account(run, steps(20))
     assert figures.clock_stepped_back
-    assert booked(figures) == {"lost": 0, "restart": 0, "startup": 10, "other": 2, "waiting": 0}
+    assert booked(figures) == {"startup": 10, "other": 2}
     assert not account([event("start", 1.0), event("resumed", 1.0)], steps(0)).clock_stepped_back
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtnlg_model.compare import differences
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER
@@ -305,12 +305,6 @@ def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words
     warnings = load_recipe(small, changed).warnings
     assert len(warnings) == len(words)
     assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
-
-
-def test_a_missing_recipe_is_a_failure_not_a_usage_failure(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no such recipe") as caught:
-        load_recipe(tmp_path)
-    assert caught.value.exit_status == 1
 
 
 def test_preset_overrides_and_resolved_recipe_round_trip(small: Path, tmp_path: Path) -> None:

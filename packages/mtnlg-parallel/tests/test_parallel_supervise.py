@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from mtnlg_parallel import statuses
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch import run as launch
 from mtnlg_parallel.launch import supervise
-from mtnlg_parallel.launch.agent import Signals, record_signals
+from mtnlg_parallel.launch.agent import Signals
 from mtnlg_parallel.launch.supervise import (
     DAY,
     PAUSES,
@@ -375,13 +374,6 @@ def test_elastic_agents_start_the_ranks_of_a_smaller_layout(
     assert launch.run_node(recipe, tmp_path, tmp_path, RunOptions(), 4, resume=True, elastic=True)
     logs = {int(path.stem.removeprefix("rank-")): path.read_text().strip() for path in (tmp_path / LOGS).iterdir()}
     assert logs == dict.fromkeys(ranks, "6 --layout=tp=1,pp=1,dp=6")
-
-
-def test_a_signal_ends_a_pause() -> None:
-    with record_signals(signal.SIGUSR1) as signals:
-        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
-        signals.wait(3600)
-        assert signals == [signal.SIGUSR1]
 
 
 def test_signal_ends_the_pause_before_a_restart(

@@ -259,21 +259,6 @@ def test_flight_recorder_names_the_rank_of_equal_stacks(two: Job, tmp_path: Path
     assert {failed.node for failed in take_failures(tmp_path)} == {""}
 
 
-def test_unrecorded_wait_is_not_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a pipeline over gloo: rank 0 waits for 1 in a recorded collective, rank 1 for 3 in a receive."""
-    job = Job(monkeypatch, Layout(pp=2, dp=2), tmp_path)
-    job.beat(1)
-    job.stacks[3] = "forward"
-    job.traces = {
-        rank: Trace({f"{1 + rank // 2}": (5 - rank % 2, 5 * (1 - rank % 2), "all_reduce")}, []) for rank in range(4)
-    }
-    (line,) = set(job.run(PATIENCE + 5))
-    assert line.startswith(
-        "step 2 has not ended within 60 s: rank 3 (tp 0, pp 1, dp 1) is in forward and has not entered"
-    )
-    assert "rank 1 (" not in line
-
-
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
     """The lines with which watchdogs of this process would exit."""
