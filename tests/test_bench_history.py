@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from history import HISTORY, SHORTS, Figure, bound, entry, figure, machine, missing
+from history import HISTORY, SHORTS, Figure, bound, entry, figure, machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,10 +56,6 @@ def test_a_median_below_what_noise_has_done_is_a_loss(ratio: float, lost: bool) 
     assert entry("some", Figure(ratio, ratio, ratio), runs(2.0, 1.5, 9.0))["lost"] is lost
 
 
-def test_the_first_runs_are_never_a_loss() -> None:
-    assert entry("some", Figure(0.1, 0.1, 0.1), runs(2.0, 2.0))["lost"] is False
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -86,17 +82,3 @@ def test_every_line_of_the_history_is_still_measured() -> None:
 def test_every_short_form_is_of_a_benchmark() -> None:
     folder = Path(__file__).parents[1] / "benchmarks"
     assert not [script for script in SHORTS if not (folder / f"{script}.py").exists()]
-
-
-@pytest.mark.parametrize(
-    ("script", "data", "peers", "needed"),
-    [
-        ("blend", None, None, ""),
-        ("signatures", None, None, "--data"),
-        ("exact", None, None, "--data and --peers"),
-        ("exact", Path(), None, "--peers"),
-        ("exact", Path(), "python", ""),
-    ],
-)
-def test_a_short_form_says_what_it_needs(script: str, data: Path | None, peers: str | None, needed: str) -> None:
-    assert missing(SHORTS[script], data, peers) == needed

@@ -10,8 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lxml.html
-import pyarrow.parquet as pq
 import pytest
 
 from mtnlg_data.engine import Local
@@ -19,7 +17,6 @@ from mtnlg_data.pipeline import curate
 from mtnlg_data.planning.corpus_size import estimate_corpus
 from mtnlg_data.planning.plan import plan
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,54 +59,6 @@ def benchmark(name: str) -> ModuleType:
 def pool() -> list[str]:
     found: list[str] = benchmark("known_crawl").paragraphs(FOLDERS)
     return found
-
-
-def main_text(page: bytes) -> str:
-    """The text of a page's main block, without the package's extraction."""
-    (block,) = lxml.html.fromstring(page.decode()).find_class("main")
-    return "\n".join(str(paragraph.text_content()) for paragraph in block.iter("p"))
-
-
-def similarity(one: str, other: str) -> float:
-    """Jaccard similarity of 5-word shingles, by the definition."""
-    sets = []
-    for text in (one, other):
-        words = "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text.lower()).split()
-        sets.append({" ".join(words[start : start + 5]) for start in range(len(words) - 4)})
-    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
-
-
-def test_each_page_is_what_its_truth_says(pool: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known_crawl = benchmark("known_crawl")
-    monkeypatch.setattr(known_crawl, "MEASURED_EVERY", 1)
-    for number in range(4):
-        known_crawl.write_file(tmp_path, known_crawl.KnownCrawl(pool), number, 100)
-    texts: list[str] = []
-    rows: list[dict[str, Any]] = []
-    for number in range(4):
-        records = read_records(SourceFile("crawl", tmp_path / "crawl" / f"{number:06d}.warc.gz", "file", "warc"))
-        texts += [
-            main_text(record.content)
-            for record in records
-            if isinstance(record, Record) and isinstance(record.content, bytes)
-        ]
-        rows += pq.read_table(tmp_path / "truth" / f"{number:06d}.parquet").to_pylist()
-    assert [row["page"] for row in rows] == list(range(400))
-    assert len(texts) == 400
-    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("original", "exact", "near", "template")}
-    assert all(len(of_kind) > 5 for of_kind in kinds.values())
-    assert all(row["family"] == row["page"] for row in kinds["original"])
-    for row in kinds["exact"]:
-        assert rows[row["family"]]["kind"] == "original"
-        assert texts[row["page"]] == texts[row["family"]]
-    for row in kinds["near"]:
-        assert rows[row["family"]]["kind"] == "original"
-        assert row["jaccard"] == pytest.approx(similarity(texts[row["page"]], texts[row["family"]]), abs=1e-6)
-        assert 0.4 < row["jaccard"] < 1, "a word is replaced"
-    one, *others = [texts[row["page"]] for row in kinds["template"]]
-    assert all(0.2 < similarity(one, other) <= 1 for other in others)
-    originals = [texts[row["page"]] for row in kinds["original"][:40]]
-    assert all(similarity(a, b) < 0.5 for n, a in enumerate(originals) for b in originals[:n])
 
 
 class Curated(NamedTuple):

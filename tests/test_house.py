@@ -128,6 +128,8 @@ def test_a_package_has_what_a_package_needs(package: str) -> None:
     assert f"## {project['version']}\n" in changes
     assert (folder / "README.md").read_text(encoding="utf-8").startswith(f"# {folder.name}\n")
     assert (source_of(package) / "py.typed").exists()
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert not [d for d in project["dependencies"] if d.startswith("mtnlg-") and "==" in d], "siblings go by range"
 
 
@@ -216,16 +218,6 @@ def test_requirements_are_bounded_and_met(package: str) -> None:
         )
         with suppress(PackageNotFoundError):  # an extra that the tests do without
             assert requirement.specifier.contains(version(requirement.name), prereleases=True), requirement
-
-
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_a_package_names_its_licence_and_carries_it(package: str) -> None:
-    folder = source_of(package).parents[1]
-    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
-    assert project["authors"] == [{"name": "MT-NLG contributors"}]
-    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert (source_of(package) / "py.typed").exists()
 
 
 def test_ci_runs_the_nox_that_the_types_are_checked_with() -> None:

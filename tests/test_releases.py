@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -55,13 +52,6 @@ def test_a_release_that_does_not_agree_with_itself_is_refused(
 def test_unreleased_changes_are_allowed_after_a_tag(tmp_path: Path) -> None:
     changes = CHANGES.replace("## 0.2.0", "## Unreleased\n\n- Next.\n\n## 0.2.0")
     check_release(package(tmp_path, changes), ["mtnlg-some-v0.2.0"], final=False)
-
-
-def test_versions_are_ordered_as_numbers(tmp_path: Path) -> None:
-    changes = CHANGES.replace("0.1.0", "0.9.0").replace("0.2.0", "0.10.0")
-    folder = package(tmp_path, changes)
-    (folder / "pyproject.toml").write_text(PROJECT.replace("0.2.0", "0.10.0"))
-    check_release(folder, ["mtnlg-some-v0.9.0"], final=True)
 
 
 def test_every_package_agrees_with_its_changelog() -> None:
@@ -148,35 +138,12 @@ def test_stamp_covers_every_file_of_the_packages(tmp_path: Path, monkeypatch: py
     assert noxfile.state_of_packages() not in {state, changed}
 
 
-def test_what_a_session_starts_keeps_what_python_compiles() -> None:
-    """Else each process compiles all that it imports, as nothing was when installed: 10 s a rank, of 14."""
-    start = "import noxfile, subprocess, sys; subprocess.run([sys.executable, '-c', {!r}], check=True)"
-    code = start.format("import sys; sys.exit(sys.dont_write_bytecode)")
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
-
-
 class Session:
     """What the sessions under test use of nox's."""
 
     posargs: tuple[str, ...] = ()
 
     def log(self, text: str) -> None: ...
-
-
-def test_a_package_is_checked_without_an_environment_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CI checks a package on Pythons for which others have no wheels, on machines with room for one torch."""
-    monkeypatch.chdir(tmp_path)
-    ran: list[str] = []
-    monkeypatch.setattr(Session, "run", lambda _, *words: ran.extend(words), raising=False)
-    monkeypatch.setattr(noxfile, "install_wheel", lambda _, package, *__: ran.append(f".nox/bare-{package}"))
-    Path(".nox/bare-model").mkdir(parents=True)
-    monkeypatch.setattr(noxfile, "state_of_packages", lambda: "state")
-    noxfile.alone(Session(), "model")
-    assert {word.split("/")[1] for word in ran if word.startswith(".nox/")} == {"bare-model"}
-    assert noxfile.alone.requires == ["build"]
 
 
 def test_packages_tested_alone_are_not_tested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

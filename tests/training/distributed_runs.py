@@ -95,29 +95,25 @@ def train(request: dict[str, Any], rank: int) -> list[dict[str, Any]]:
 
 def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train; return the bytes of this rank's parameters, gradients and moments when an update begins."""
-    recipe, out = validate(request["recipes"][0], Recipe, "request"), Path(request["outs"][0])
-    device = process.init_distributed(recipe.layout)
-    data = open_data(Path(request["data"]), recipe)
-    if rank == 0:
-        prepare_run_dir(out, recipe, data.fingerprint, resume=True)
-    distributed.barrier()
-    training = Training(recipe, data, out, rank, device)
-    engine: Any = training.engine
-    parameters: list[Any] = [local.parameter for local in engine.local_parameters()]
-    gradient_bytes = [0] * len(parameters)
+    found, run = dict[str, int](), Training.run
 
     def record(number: int, gradient: torch.Tensor) -> None:
-        gradient_bytes[number] = gradient.nbytes
+        found[f"gradient {number}"] = gradient.nbytes
 
-    for number, parameter in enumerate(parameters):
-        parameter.register_hook(partial(record, number))
-    training.run(lambda _: None)
-    optimizer = engine._engine.optimizer
-    states = getattr(optimizer, "optimizer", optimizer).state.values()
-    moments = [state[name].nbytes for state in states for name in ("exp_avg", "exp_avg_sq")]
-    distributed.barrier()
-    weights = sum(parameter.nbytes for parameter in parameters)
-    return {"parameters": weights, "gradients": sum(gradient_bytes), "moments": sum(moments)}
+    def recording(training: Training, *words: Any) -> None:  # noqa: ANN401  (as the method that it wraps)
+        engine: Any = training.engine
+        for number, local in enumerate(engine.local_parameters()):
+            found[f"parameter {number}"] = local.parameter.nbytes
+            local.parameter.register_hook(partial(record, number))
+        run(training, *words)
+        optimizer = engine._engine.optimizer
+        for number, state in enumerate(getattr(optimizer, "optimizer", optimizer).state.values()):
+            found[f"moment {number}"] = state["exp_avg"].nbytes + state["exp_avg_sq"].nbytes
+
+    Training.run = recording  # type: ignore[method-assign]
+    train(request, rank)
+    kinds = ("parameter", "gradient", "moment")
+    return {f"{kind}s": sum(size for name, size in found.items() if name.startswith(kind)) for kind in kinds}
 
 
 class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -63,14 +63,6 @@ def test_chat_files_are_carried_through_training(runs: Runs, tmp_path: Path) -> 
     assert all("step-4: trained with another tokenizer" in error for error in errors)
 
 
-def test_other_tokenizer_needs_an_option(runs: Runs, tmp_path: Path) -> None:
-    assert all("--new-tokenizer" in error for error in runs(NAMES[::-1], 16, fails=True))
-    runs(NAMES[::-1], 16, new_tokenizer=True)
-    runs(NAMES[::-1], 32)
-    other = Checkpoint.open(tmp_path / "out" / "checkpoints" / "step-4")
-    assert Tokenizer(other.tokenizer_path).ends == {63}, "numbers of other tokens are not carried on"
-
-
 def test_documents_end_as_in_their_data(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     data = shutil.copytree(data, tmp_path / "data")
     write_tokenizer(data / "tokens" / "tokenizer.json", "<|document|>")

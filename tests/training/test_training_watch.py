@@ -14,12 +14,10 @@ import torch
 
 from mtnlg_parallel import waiting
 from mtnlg_parallel.conformance.reference import PlainLoop
-from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.status import status
 from mtnlg_parallel.training.samples import RunStream, open_data
-from mtnlg_parallel.training.watch import corrupt_ranks
 from mtnlg_parallel.waiting import Stopwatch, wait_for
 from training.conftest import make_data
 from training.reference_loop import FP32, Json, RunRanks, recipe_of
@@ -164,24 +162,6 @@ def test_time_within_waits_is_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stopwatch.stop() == 3.5
     wait_for(work)
     assert clock[0] == 403.5
-
-
-@pytest.mark.parametrize(
-    ("dp", "sums", "exact", "ranks"),
-    [
-        (3, [(2, 7), (2, 7), (3, 7)], False, []),
-        (3, [(2, 7), (2, 8), (3, 7)], False, [1]),
-        (4, [(2, 7), (2, 8), (3, 9), (0, 7)], False, [1, 2]),
-        (2, [(3, 8), (4, 7)], False, [0]),
-        (2, [(3, 8), (4, 7)], True, [0, 1]),
-        (2, [(3, 8), (4, 9)], False, [0, 1]),
-        (2, [(), ()], False, []),
-    ],
-)
-def test_corrupt_ranks_by_majority_then_by_master_weights(
-    dp: int, sums: list[tuple[int, ...]], exact: bool, ranks: list[int]
-) -> None:
-    assert corrupt_ranks(Layout(dp=dp), sums, exact) == ranks
 
 
 def test_openmetrics_file_has_the_newest_figures(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:

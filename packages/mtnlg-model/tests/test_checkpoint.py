@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -112,19 +111,6 @@ def test_any_box_is_read_from_any_cut(data: st.DataObject, dtype: torch.dtype) -
         for name, slot in cut:
             box = data.draw(sub_boxes(checkpoint.shape(name)))
             assert torch.equal(checkpoint.tensor(name, index(box), slot), tensors[name, slot][index(box)])
-
-
-@given(data=st.data())
-def test_a_flat_range_splits_into_consecutive_boxes(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-    first, last = sorted((data.draw(st.integers(0, math.prod(shape))), data.draw(st.integers(0, math.prod(shape)))))
-    numbers = torch.arange(math.prod(shape)).reshape(shape)
-    parts = list(boxes.split_flat_range(tuple((0, size) for size in shape), first, last))
-    for box, offset in parts:
-        start = first + offset
-        assert torch.equal(numbers[index(box)].flatten(), torch.arange(start, start + boxes.volume(box)))
-    assert sum(boxes.volume(box) for box, _ in parts) == last - first
-    assert len(parts) <= 2 * len(shape) - 1
 
 
 def test_a_whole_model_with_its_optimizer_comes_back(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
         ("n_inner", 100, r"transformer.h.0.mlp.c_fc.weight: F32 \[48, 192\] where config.json says \[48, 100\]"),
         ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True: only False is supported"),
         ("tie_word_embeddings", False, "lm_head.weight: no such tensor"),
-        ("quantization_config", {"bits": 4}, "quantization_config = .*: quantized weights"),
         ("n_head", 5, "heads = 5 does not divide hidden = 48"),
         ("n_layer", "many", "n_layer = many: not of type int"),
         ("n_embd", 96, "bytes of weights where 2\\d{5} parameters are claimed"),

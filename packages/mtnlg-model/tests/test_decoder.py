@@ -1,9 +1,8 @@
-"""The decoder's parts: attention passed in, a cache, dropout; families are in test_families."""
+"""The decoder's parts: attention passed in, and dropout; families are in test_families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -11,7 +10,6 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
 from mtnlg_model.functional import AttentionOp
-from mtnlg_model.generation.cache import Cache
 
 Build = Callable[[ModelConfig], Decoder]
 
@@ -49,14 +47,16 @@ def test_query_key_layer_scaling_changes_no_logit(biased: Build) -> None:
 
 @dataclass
 class Masked:
-    """Attention under a mask."""
+    """Attention under a mask, limited to ``places`` if given."""
 
     mask: Tensor
+    places: Tensor | None = None
 
     def __call__(  # noqa: PLR0917  (the signature of Attend)
         self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float
     ) -> Tensor:
-        return attention(q, k, v, self.mask, scale, rate)
+        x_BNSD = attention(q, k, v, self.mask, scale, rate)
+        return x_BNSD if self.places is None else x_BNSD[:, :, self.places]
 
 
 def test_attention_that_the_caller_passes_is_the_whole_rule(biased: Build) -> None:
@@ -68,13 +68,11 @@ def test_attention_that_the_caller_passes_is_the_whole_rule(biased: Build) -> No
     assert distance(decoder(tokens_BS, attend=[Masked(everything.tril())] * 2), causal_BSV) < 1e-5
 
 
-@pytest.mark.parametrize("cuts", [[24], [1] * 24, [10, 1, 1, 12], [5, 7, 12]])
-def test_cached_logits_match_full_forward(biased: Build, cuts: list[int]) -> None:
+def test_the_last_layer_can_be_limited_to_some_places(biased: Build) -> None:
     decoder = biased(model())
-    tokens_BS, cache = tokens_of(decoder.config), Cache(decoder.config, 24)
-    split = torch.split(tokens_BS, cuts, dim=1)
-    pieces = [decoder(piece_BS, cache.positions(piece_BS), cache.attend()) for piece_BS in split]
-    assert distance(torch.cat(pieces, dim=1), decoder(tokens_BS)) < 1e-5
+    tokens_BS, places, causal = tokens_of(decoder.config), torch.tensor([23, 4, 4]), torch.ones(24, 24).bool().tril()
+    some_BNV = decoder(tokens_BS, attend=[Masked(causal), Masked(causal, places)])
+    assert distance(some_BNV, decoder(tokens_BS)[:, places]) < 1e-5
 
 
 def test_dropout_at_zero_is_exact() -> None:

@@ -12,16 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtnlg_model.config import ModelConfig
 from mtnlg_parallel import layout
 from mtnlg_parallel.engine import sharded_optimizer
 from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
-from mtnlg_parallel.layout import Stage
 from mtnlg_parallel.model import products
 from mtnlg_parallel.model.products import SlicedWeight
-from mtnlg_parallel.model.slicing import fake_process_group
-from mtnlg_parallel.model.stage_modules import StageModules
 from mtnlg_parallel.recipe import Train
 
 Events = list[str]
@@ -121,22 +117,6 @@ def test_a_product_waits_for_a_collective(events: Events) -> None:
     assert events == ["reduce_scatter_tensor"]
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_swiglus_products_share_what_crosses_the_ranks(sequence_parallel: bool, events: Events) -> None:
-    config = ModelConfig(layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, mlp="swiglu")
-    with fake_process_group(0, 2, config, sequence_parallel) as slicing:
-        stage = Stage(0, range(1), ("layers.0",), 0, 0.0)
-        mlp: Any = StageModules(stage, config, slicing, "none", torch.device("cpu")).layers["0"].mlp
-        y = mlp(torch.randn(4 // (2 if sequence_parallel else 1), 1, 8, requires_grad=True))
-        begun = ["all_gather_into_tensor", "reduce_scatter_tensor"] if sequence_parallel else ["all_reduce"]
-        assert [event for event in events if not event.startswith("waited")] == begun
-        events.clear()
-        y.backward(torch.ones_like(y))
-    # Of dy, of x for both weights' gradients, and the sum of both products' dx.
-    begun = [*2 * ["all_gather_into_tensor"], "reduce_scatter_tensor"] if sequence_parallel else ["all_reduce"]
-    assert [event for event in events if not event.startswith("waited")] == begun
-
-
 def bucketed(
     chunks: Sequence[int], events: Events, at_most: int = 0, train: Train = TRAIN
 ) -> tuple[list[SlicedWeight], ShardedOptimizer]:
@@ -206,27 +186,3 @@ def test_each_layer_waits_for_its_own_weights(events: Events, monkeypatch: pytes
     gathered = "all_gather_into_tensor"
     ran = [event for number in range(3) for event in (f"waited for {gathered}", f"layer {number}")]
     assert events == [gathered] * 3 + ran
-
-
-def test_bf16_sums_are_reduced_in_bf16_and_updated_in_fp32(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
-    (layer,), optimizer = bucketed([0], events, train=TRAIN.model_copy(update={"gradients": "bf16"}))
-    reduced: list[torch.dtype] = []
-    fake: Any = vars(sharded_optimizer)["distributed"]
-    begin = fake.reduce_scatter_tensor
-
-    def reduce_scatter(share: Tensor, *rest: Any, **options: Any) -> Any:  # noqa: ANN401  (a collective)
-        reduced.append(share.dtype)
-        return begin(share, *rest, **options)
-
-    monkeypatch.setattr(fake, "reduce_scatter_tensor", reduce_scatter)
-    (bucket,) = optimizer.buckets
-    for value in (1.0, 2**-8):  # of which bf16 has no sum
-        optimizer.begin_step(2)
-        assert bucket.master.grad is None
-        for factor in (1.0, value):
-            cast("Any", layer.sink).product(torch.full((4, 1), factor), torch.ones(4, 1))
-        optimizer.finish_gradients()
-        assert bucket.master.grad is not None
-        assert bucket.master.grad.dtype == torch.float32
-        assert bucket.master.grad.tolist() == [2.0 if value == 1 else 1.0] * 8
-    assert reduced == [torch.bfloat16] * 2

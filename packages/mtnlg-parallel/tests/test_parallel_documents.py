@@ -1,16 +1,13 @@
-"""Isolated documents and masks: what a micro-batch says of them, attention as if alone, targets that do not count."""
+"""Isolated documents and masks: what a micro-batch says of them; `test_conformance` shows training with them."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mtnlg_data.stream import Sample
-from mtnlg_model.alibi import slopes
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import Documents, attention
@@ -81,30 +78,6 @@ def test_documents_need_a_stream_that_knows_them(tmp_path: Path) -> None:
     joined = recipe.model_copy(update={"data": DataSettings()})
     with pytest.raises(UsageFailure, match=r"Unsaid\.sample may have masks: give it the attribute `masked`"):
         open_data(Data(Unsaid(), tokenizer), joined)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 4}, {"cap": 3.0}, {"slopes": slopes(4)}], ids=["plain", "window", "cap", "alibi"]
-)
-def test_attention_of_documents_is_that_of_each_alone(dtype: torch.dtype, options: dict[str, object]) -> None:
-    torch.manual_seed(3)
-    lengths = (5, 7, 1, 11)
-    inputs = [torch.randn(2, heads, 12, 8).to(dtype).requires_grad_() for heads in (4, 2, 2)]
-    q, k, v = inputs
-    out = Documents(lengths)(partial(attention, **options), q, k, v, 0.3, 0.0)  # type: ignore[arg-type]
-    weights = torch.randn_like(out)
-    together = torch.autograd.grad((out * weights).sum(), inputs)
-    begin = 0
-    for length in lengths:
-        row, place = begin // 12, slice(begin % 12, begin % 12 + length)
-        alone: list[Tensor] = [x.detach()[row : row + 1, :, place].requires_grad_() for x in inputs]
-        one = attention(alone[0], alone[1], alone[2], None, 0.3, 0.0, **options)  # type: ignore[arg-type]
-        assert torch.equal(one[0], out[row, :, place])
-        gradients = torch.autograd.grad((one * weights[row : row + 1, :, place]).sum(), alone)
-        for whole, part in zip(together, gradients, strict=True):
-            assert torch.equal(whole[row, :, place], part[0])
-        begin += length
 
 
 @pytest.mark.parametrize("window", [None, 7])

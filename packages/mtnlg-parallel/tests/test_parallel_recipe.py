@@ -269,11 +269,6 @@ def test_only_the_relevant_mistake_is_explained(small: Path) -> None:
     assert second.endswith("train.samples = '50k tokens': tokens need a valid model.sequence")
 
 
-def test_decay_covers_all_samples_and_checkpoints_default(small: Path) -> None:
-    train = load_recipe(small, ["train.samples=777"]).train
-    assert (train.decay, train.checkpoint_every, train.keep) == (777, 500, 5)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

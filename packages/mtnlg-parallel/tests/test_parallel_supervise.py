@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import mtnlg_parallel
 from mtnlg_data.console import Failure as DataFailure
 from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, error_status, run
@@ -80,10 +81,6 @@ def test_cause_decides_restart_and_blame(cause: str, statuses: list[int]) -> Non
         assert twice.excluded == (("n1",) if cause == "node" else ())
 
 
-def test_without_restarts_the_first_failure_ends_the_run() -> None:
-    assert decide(failures(5), 0)[:2] == ("end", "cause 0")
-
-
 def test_pauses_grow_and_third_fruitless_restart_ends() -> None:
     assert [decide(failures(*steps), 100).pause for steps in ((0,), (9, 0), (9, 0, 0), (9, 0, 0, 1))] == [*PAUSES, 0.0]
     assert decide(failures(0, 0, 0), 100).action == "restart", "the first attempt was no restart"
@@ -95,6 +92,7 @@ def test_pauses_grow_and_third_fruitless_restart_ends() -> None:
 
 
 def test_restarts_with_progress_are_bounded_by_their_number() -> None:
+    assert decide(failures(5), 0)[:2] == ("end", "cause 0")
     assert decide(failures(*[1] * 100), 100).action == "restart"
     end = decide(failures(*[1] * 101), 100)
     assert (end.action, end.reason) == ("end", "cause 100; all 100 restarts of --max-restarts are used up")
@@ -245,13 +243,17 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[st
 def test_second_run_is_refused_at_once(
     at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
 ) -> None:
-    be_rank(**TORCHRUN)
     (tmp_path / LOGS).mkdir()
     (tmp_path / LOGS / "rank-1.failure").touch()
+    (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
     before = set(tmp_path.rglob("*"))
+    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
+    with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
+        mtnlg_parallel.train(RECIPE, tmp_path, tmp_path)
+    be_rank(**TORCHRUN)
     with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
         join(monkeypatch, tmp_path)
-    assert set(tmp_path.rglob("*")) == before, "no failure file of its own, and those of the run at work"
+    assert set(tmp_path.rglob("*")) == before, "no file of its own, and those of the run at work"
     at_work.communicate()
     assert join(monkeypatch, tmp_path) == ["trained"]
 
@@ -276,27 +278,17 @@ def test_when_failure_files_are_written(
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
-def test_a_restart_waits_for_the_lock_of_a_lost_node(
-    at_work: subprocess.Popen[bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    be_rank: BeRank,
-    variable: str,
+def test_a_restart_waits_for_the_lock_of_a_lost_node_but_not_for_ever(
+    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, variable: str
 ) -> None:
     be_rank(**{variable: 1})
+    times = iter([0.0, 0.0, launch.LOCK_PATIENCE])
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
+        with pytest.raises(FolderInUse):
+            join(monkeypatch, tmp_path)
     monkeypatch.setattr("mtnlg_parallel.launch.run.time.sleep", lambda _: at_work.communicate())
     assert join(monkeypatch, tmp_path) == ["trained"]
-
-
-def test_a_restart_does_not_wait_for_the_lock_of_a_run_for_ever(
-    at_work: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
-) -> None:
-    be_rank(restarts=1)
-    times = iter([0.0, 0.0, launch.LOCK_PATIENCE])
-    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
-    with pytest.raises(FolderInUse):
-        join(monkeypatch, tmp_path)
-    assert at_work.poll() is None
 
 
 def restart_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -346,17 +338,6 @@ def test_an_agent_that_starts_no_rank_says_why(
     with pytest.raises(type(error)):
         launch.run_node(RECIPE, tmp_path, tmp_path, RunOptions(), 1, resume=True)
     assert launch.restart(tmp_path, None, "", 100) == verdict
-
-
-def test_agent_with_stopped_ranks_has_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank
-) -> None:
-    be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
-    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
-    monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
-    monkeypatch.setattr(launch, "_rank_command", lambda *_: [sys.executable, "-c", "raise SystemExit(75)"])
-    assert launch.run_node(RECIPE, tmp_path, tmp_path, RunOptions(), 1, resume=True)
-    assert not list((tmp_path / LOGS).glob("*.failure"))
 
 
 @pytest.mark.parametrize(("node", "ranks"), [(0, [0, 1, 2, 3]), (1, [4, 5])])
