@@ -86,18 +86,6 @@ def test_the_loss_falls_well_below_the_unigram_entropy(main_job: Path) -> None:
     assert read_json(main_job / "train" / "summary.json")["validation_loss"] < entropy - 1.0
 
 
-def test_one_process_gives_the_loss_curve_of_four(main_job: Path, tmp_path: Path) -> None:
-    out = tmp_path / "train"
-    words = ("--data", str(main_job / "data"), "--out", str(out), "--layout", "tp=1,pp=1,dp=1")
-    done = run("mtnlg-parallel", "train", "recipes/quickstart", *words, "--set", "train.samples=160")
-    assert done.returncode == 0, done.stderr
-    alone, together = metrics_of(out), metrics_of(main_job / "train")
-    assert len(alone) >= 10
-    for one, four in zip(alone, together, strict=False):
-        assert one["samples"] == four["samples"]
-        assert one["loss"] == pytest.approx(four["loss"], rel=1e-4)
-
-
 def test_the_nine_tasks_are_scored_at_zero_one_and_few_shots(main_job: Path) -> None:
     results = read_json(main_job / "eval" / "results.json")
     scores = results["scores"].values()

@@ -70,23 +70,16 @@ def test_hang_up_ends_a_run_with_a_checkpoint(recipe: Recipe, data: Path, tmp_pa
     assert_undisturbed(out, recipe, data)
 
 
-def test_torchrun_restarts_after_a_kill_or_stop(recipe: Recipe, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with running(out, *TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out) as run:
-        run.until_trained(failures=0)
-        os.kill(run.rank(1), signal.SIGKILL)
-        run.until_trained(failures=1)
-        os.kill(run.rank(0), signal.SIGTERM)
-        run.end()
-        assert run.failures == [-signal.SIGKILL, Exit.STOPPED]
-    assert_undisturbed(out, recipe, data)
-
-
-def test_torchrun_stop_is_not_a_success(recipe: Recipe, data: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_ranks_and_its_stop_is_no_success(recipe: Recipe, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*TORCHRUN, *CLI, tmp_path / "train.toml", "--data", data, "--out", out]
     with running(out, *command) as run:
         run.until_trained(failures=0)
+        os.kill(run.rank(1), signal.SIGKILL)
+        run.until_trained(failures=1)
+        os.kill(run.rank(0), signal.SIGTERM)
+        run.until_trained(failures=2)
+        assert run.failures == [-signal.SIGKILL, Exit.STOPPED]
         run.process.terminate()
         run.process.communicate(timeout=240)
         assert run.process.returncode != 0

@@ -95,9 +95,9 @@ def test_recipes_that_agree_so_far_are_one_run(
 
 @pytest.fixture(scope="module")
 def stopped(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 16 samples, of a recipe with more."""
+    """A run of 16 samples, of a recipe with more, with a checkpoint of each of its two steps."""
     out = tmp_path_factory.mktemp("stopped")
-    run_ranks("train", [recipe_of((1, 1, 1), **{**BASE, "samples": 16})], data=data, outs=[out])
+    run_ranks("train", [recipe_of((1, 1, 1), **{**BASE, "samples": 16}, checkpoint_every=1)], data=data, outs=[out])
     (out / "summary.json").unlink(missing_ok=True)
     return out
 
@@ -134,9 +134,8 @@ def test_rollback_trains_on_without_the_samples_it_skips(
     ],
 )
 def test_rollback_refuses_what_the_run_does_not_have(
-    words: list[str], line: str, run_ranks: RunRanks, data: Path, tmp_path: Path
+    words: list[str], line: str, stopped: Path, tmp_path: Path
 ) -> None:
-    recipe = recipe_of((1, 1, 1), **{**BASE, "samples": 16}, checkpoint_every=1)
-    run_ranks("train", [recipe], data=data, outs=[tmp_path])
+    out = shutil.copytree(stopped, tmp_path / "out")
     with pytest.raises(UsageFailure, match=re.escape(line)):
-        CliRunner().invoke(app, ["rollback", str(tmp_path), *words], catch_exceptions=False)
+        CliRunner().invoke(app, ["rollback", str(out), *words], catch_exceptions=False)

@@ -169,22 +169,23 @@ def test_a_document_ends_with_the_tokenizers_own_end_token(
         Tokenizer(path)
 
 
+def scripted(tokens: Sequence[int]) -> Callable[..., Iterator[tuple[int, int]]]:
+    """A stream that draws these tokens until it is to stop."""
+
+    def stream(*_: object, stop_condition: Callable[[Sequence[int]], bool], **__: object) -> Iterator[tuple[int, int]]:
+        for number, token in enumerate(tokens, 1):
+            yield 0, token
+            if stop_condition(tokens[:number]):
+                return
+
+    return stream
+
+
 def test_stream_never_shows_text_that_stop_removes(
     monkeypatch: pytest.MonkeyPatch, biased: Build, tokenizer_path: Path
 ) -> None:
     tokenizer, decoder = Tokenizer(tokenizer_path), biased(CONFIG)
-
-    def scripted(
-        *_: object, stop_condition: Callable[[Sequence[int]], bool], **__: object
-    ) -> Iterator[tuple[int, int]]:
-        new = []
-        for token in tokenizer.encode("one 🦊 T THE END of it"):
-            new.append(token)
-            yield 0, token
-            if stop_condition(new):
-                return
-
-    monkeypatch.setattr(generation, "stream_tokens", scripted)
+    monkeypatch.setattr(generation, "stream_tokens", scripted(tokenizer.encode("one 🦊 T THE END of it")))
     shown = list(generation.stream_text(decoder, tokenizer, "", 99, stop=["THE END", "never"]))
     assert "".join(shown) == "one 🦊 T "
     assert "one" in "".join(shown[:5])
@@ -202,15 +203,8 @@ def test_streaming_decodes_a_number_of_tokens_that_is_linear(
         decoded.append(len(tokens))
         return decode(tokens)
 
-    def scripted(
-        *_: object, stop_condition: Callable[[Sequence[int]], bool], **__: object
-    ) -> Iterator[tuple[int, int]]:
-        for n, token in enumerate(tokens):
-            yield 0, token
-            assert not stop_condition(tokens[: n + 1])
-
     monkeypatch.setattr(tokenizer, "decode", counted)
-    monkeypatch.setattr(generation, "stream_tokens", scripted)
+    monkeypatch.setattr(generation, "stream_tokens", scripted(tokens))
     assert "".join(generation.stream_text(decoder, tokenizer, "", 99, stop=["never"])) == text
     assert sum(decoded) < 60 * len(tokens)
 

@@ -1,15 +1,14 @@
 """Two tokenizer.json are one tokenizer where they give the same text the same tokens, however they are written."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtnlg_model.checkpoint.manifest import CHAT_FILES, TOKENIZER
-from mtnlg_model.tokenizer import carried_chat_files, tokenizer_difference
+from mtnlg_model.checkpoint.manifest import TOKENIZER
+from mtnlg_model.tokenizer import tokenizer_difference
 
 Json = dict[str, Any]
 PADDING = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
@@ -67,20 +66,3 @@ def test_other_tokens_are_another_tokenizer(case: str, tokenizer_path: Path, tmp
         difference = tokenizer_difference(*pair)
         assert difference.startswith(reason)
         assert all(str(path) in difference for path in pair)
-
-
-def test_what_a_model_does_not_keep_is_noted(tokenizer_path: Path, tmp_path: Path) -> None:
-    start, data = tmp_path / "model", tmp_path / "data"
-    for folder in (start, data):
-        folder.mkdir()
-        shutil.copy(tokenizer_path, folder)
-    (start / CHAT_FILES[0]).write_text("template")
-    (start / CHAT_FILES[1]).write_text('{"eos_token_id": 7}')
-    files = {CHAT_FILES[0]: b"template", CHAT_FILES[1]: b'{"eos_token_id": 7}'}
-    assert carried_chat_files(start, data / TOKENIZER) == (files, ())
-    begins = rewritten(data / TOKENIZER, SAME["a token before every text"], data)
-    assert carried_chat_files(start, begins).files == files
-    assert len(carried_chat_files(start, begins).notes) == 1
-    swapped = carried_chat_files(start, rewritten(tokenizer_path, swap, data))
-    assert (swapped.files, len(swapped.notes)) == ({}, 2)
-    assert all(name in swapped.notes[1] for name in CHAT_FILES[:2])

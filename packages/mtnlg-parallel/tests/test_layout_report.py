@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout, Stage, stages
-from mtnlg_parallel.layout_report import print_rank, rank_shard
+from mtnlg_parallel.layout_report import rank_shard
 from mtnlg_parallel.model.slicing import fake_process_group
 from mtnlg_parallel.model.stage_modules import StageModules
-from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.recipe import Recipe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -65,26 +65,6 @@ def test_one_rank_counts_the_tied_head_once() -> None:
     shard = rank_shard(recipe, 0)
     assert shard.parameters == PRESETS["tiny"].parameters
     assert sum(shard.state.values()) == 16 * shard.parameters
-
-
-def test_a_rank_is_printed_with_its_parameters_and_groups(mt_nlg: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    print_rank(rank_shard(mt_nlg, 2239), mt_nlg)
-    printed = capsys.readouterr().out
-    assert "rank 2239 of 2,240 (tp 7, pp 34, dp 7)" in printed
-    assert "131,072,000" in printed
-    assert "dp: in the group [2183 2191 2199 2207 2215 2223 2231 2239]" in printed
-
-
-@pytest.mark.parametrize("name", ["mt-nlg-530b", "dense-6.7b", "dense-1.3b", "dense-350m"])
-def test_the_ranks_of_a_published_recipe_hold_its_decoder(name: str) -> None:
-    if not RECIPES.is_dir():
-        pytest.skip(f"{RECIPES}: the recipes are not beside this package")
-    recipe = load_recipe(RECIPES / name)
-    shards = [rank_shard(recipe, recipe.layout.rank(tp=0, pp=stage, dp=0)) for stage in range(recipe.layout.pp)]
-    head = recipe.model.vocabulary * recipe.model.hidden if recipe.layout.pp > 1 else 0
-    total = sum(shard.parameters for shard in shards) * recipe.layout.tp
-    replicated = recipe.model.hidden * (6 * recipe.model.layers + 2 + recipe.model.sequence)
-    assert total == recipe.model.parameters + head + (recipe.layout.tp - 1) * replicated
 
 
 def test_rank_with_chunks_holds_strided_stages(mt_nlg: Recipe) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,18 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtnlg_parallel.training.flight_recorder import Trace
-from mtnlg_parallel.training.watchdog import PHASES, Heartbeat, phase_of
-
-
-def test_a_heartbeat_comes_back_as_it_was_written() -> None:
-    heartbeat = Heartbeat(1, 2, "validation", 3.5, "data", "n1", Trace({"0": (5, 4, "all_reduce")}, [3]))
-    read = Heartbeat.parse(json.dumps(heartbeat).encode())
-    assert read
-    assert json.dumps(read) == json.dumps(heartbeat)
-    assert read.trace
-    assert read.trace.peers == [3]
-    assert Heartbeat.parse(b"") is None
+from mtnlg_parallel.training.watchdog import PHASES, phase_of
 
 
 @pytest.mark.parametrize(
