@@ -93,16 +93,6 @@ def test_the_seed_decides_and_rows_draw_apart(biased: Build) -> None:
     assert first[0] != first[1]
 
 
-def test_rows_end_apart_and_leave_the_others_as_they_were(biased: Build) -> None:
-    decoder = biased(CONFIG)
-    prompts = [[7], [8, 9, 10, 11, 12], [15, 16, 17]]
-    whole = generate(decoder, prompts, 20)
-    ended = generate(decoder, prompts, 20, stop_condition=lambda new: new[-1] in {whole[0][3], whole[2][9]})
-    for before, after in zip(whole, ended, strict=True):
-        ends = [n for n, token in enumerate(before) if token in {whole[0][3], whole[2][9]}]
-        assert after == before[: ends[0] + 1 if ends else 20]
-
-
 def test_a_padded_vocabulary_is_never_drawn_from(biased: Build) -> None:
     decoder = biased(CONFIG)
     assert max(generate(decoder, [[1]], 30)[0]) >= 20
