@@ -138,6 +138,20 @@ def torch_file(path: Path, pickled: bytes) -> Path:
     return path
 
 
+def pickled_tensor(folder: Path) -> bytes:
+    """What whole.pt, which this writes, holds of three ones."""
+    torch.save(torch.ones(3), folder / "whole.pt")
+    with zipfile.ZipFile(folder / "whole.pt") as archive:
+        return archive.read("whole/data.pkl").removeprefix(b"\x80\x02").removesuffix(b".")
+
+
+def megatron_folder(folder: Path) -> Path:
+    """A torch.distributed checkpoint of Megatron's embeddings, without the arguments of its run."""
+    names = ("embedding.word_embeddings.weight", "embedding.position_embeddings.weight")
+    save_distributed({name: torch.ones(8, 4) for name in names}, checkpoint_id=folder / "iter")
+    return folder / "iter"
+
+
 def test_recursive_pickle_class_name_is_refused(tmp_path: Path) -> None:
     storage = b"(" + unicode("storage") + b")" + DAG + unicode("x") + b"\x93" + unicode("0") + b"tQ"
     tensor = unicode("torch._utils") + unicode("_rebuild_tensor_v2") + b"\x93(" + storage + b"K\x00))tR"
@@ -147,9 +161,7 @@ def test_recursive_pickle_class_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_thousands_of_nested_parameters_are_unwrapped_one_by_one(tmp_path: Path) -> None:
-    torch.save(torch.ones(3), tmp_path / "whole.pt")
-    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
-        raw = archive.read("whole/data.pkl").removeprefix(b"\x80\x02").removesuffix(b".")
+    raw = pickled_tensor(tmp_path)
     parameter = unicode("torch._utils") + unicode("_rebuild_parameter") + b"\x93"
     wrapped = b"".join(parameter + b"(" for _ in range(3000)) + raw + b"tR" * 3000
     with zipfile.ZipFile(tmp_path / "whole.pt", "a") as archive, zipfile.ZipFile(tmp_path / "x.pt", "w") as nested:
@@ -162,13 +174,7 @@ def test_thousands_of_nested_parameters_are_unwrapped_one_by_one(tmp_path: Path)
 
 @pytest.mark.parametrize("argument", ["num_attention_heads", "layernorm_epsilon"])
 def test_recursive_pickle_argument_is_refused(tmp_path: Path, tokenizer_path: Path, argument: str) -> None:
-    folder = tmp_path / "iter"
-    tensors = {
-        "embedding.word_embeddings.weight": torch.ones(8, 4),
-        "embedding.position_embeddings.weight": torch.ones(8, 4),
-    }
-    save_distributed(tensors, checkpoint_id=folder)
-    (folder / "common.pt").unlink(missing_ok=True)
+    folder = megatron_folder(tmp_path)
     arguments = b"}(" + unicode("num_attention_heads") + b"K\x04" + unicode(argument) + b")" + DAG + b"u"
     record = unicode("argparse") + unicode("Namespace") + b"\x93)R" + arguments + b"b"
     torch_file(folder / "common.pt", b"}" + unicode("args") + record + b"s")
@@ -179,10 +185,7 @@ def test_recursive_pickle_argument_is_refused(tmp_path: Path, tokenizer_path: Pa
 def test_a_message_never_shows_a_structure_without_an_end(tmp_path: Path, tokenizer_path: Path) -> None:
     view = unicode("a") + unicode("b") + b"\x93)R"
     assert repr(pickle_reader.read(b"\x80\x04" + view + DAG[:0] + b")" + DAG + b"b.", tmp_path)).startswith("<")
-    torch.save(torch.ones(3), tmp_path / "whole.pt")
-    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
-        raw = archive.read("whole/data.pkl").removeprefix(b"\x80\x02").removesuffix(b".")
-    torch_file(tmp_path / "layer_00-model_states.pt", b"}" + view + raw + b"s")
+    torch_file(tmp_path / "layer_00-model_states.pt", b"}" + view + pickled_tensor(tmp_path) + b"s")
     with pytest.raises(Failure, match="the name of a tensor is no string"):
         import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4)
 
@@ -216,24 +219,18 @@ def test_a_tensor_of_many_axes_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_names_the_same_bytes_twice_is_refused(tmp_path: Path) -> None:
-    tensors = {"a.weight": torch.ones(8, 4), "b.weight": torch.ones(8, 4)}
-    save_distributed(tensors, checkpoint_id=tmp_path / "iter")
-    assert len(read_index(tmp_path / "iter")) == 2
-    index = pickle.loads((tmp_path / "iter" / ".metadata").read_bytes())  # noqa: S301  (what this test has written)
+    folder = megatron_folder(tmp_path)
+    assert len(read_index(folder)) == 2
+    index = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301  (what this test has written)
     index.storage_data = {key: replace_field(info, offset=info.offset // 2) for key, info in index.storage_data.items()}
-    (tmp_path / "iter" / ".metadata").write_bytes(pickle.dumps(index))
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
     with pytest.raises(Failure, match=r"\.metadata: damaged: chunks overlap at byte"):
-        read_index(tmp_path / "iter")
+        read_index(folder)
 
 
 @pytest.mark.parametrize("name", [".metadata", "common.pt"])
 def test_a_link_in_a_megatron_folder_is_not_followed(tmp_path: Path, tokenizer_path: Path, name: str) -> None:
-    folder = tmp_path / "iter"
-    tensors = {
-        "embedding.word_embeddings.weight": torch.ones(8, 4),
-        "embedding.position_embeddings.weight": torch.ones(8, 4),
-    }
-    save_distributed(tensors, checkpoint_id=folder)
+    folder = megatron_folder(tmp_path)
     torch.save({"args": argparse.Namespace(num_attention_heads=1)}, folder / "common.pt")
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
