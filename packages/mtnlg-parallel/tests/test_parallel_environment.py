@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import recipe_of
 
 import mtnlg_parallel
 from mtnlg_model.console import Failure
 from mtnlg_parallel.environment import Environment, EnvironmentFailure, read_environment, this_rank
-from mtnlg_parallel.recipe import Recipe
 
 Variables = dict[str, str]
 MASTER = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
@@ -133,7 +133,6 @@ def test_the_command_ends_with_the_line_and_starts_nothing(variables: Variables,
 def test_train_is_a_rank_of_the_launcher_that_started_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in PYTORCHJOB.items():
         monkeypatch.setenv(name, value)
-    recipe = Recipe.model_validate({"model": {"preset": "tiny"}, "train": {"samples": 32, "batch": 8, "lr": 1e-3}})
     with pytest.raises(Failure, match="layout tp=1,pp=1,dp=1 is 1 ranks, WORLD_SIZE = 4"):
-        mtnlg_parallel.train(recipe, tmp_path, tmp_path / "out")
+        mtnlg_parallel.train(recipe_of(), tmp_path, tmp_path / "out")
     assert not list(tmp_path.iterdir())

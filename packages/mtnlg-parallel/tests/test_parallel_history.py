@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import event, write_events, write_steps
 
 from mtnlg_parallel.record import history
 from mtnlg_parallel.record.history import Goodput, StepSeconds, account, append, goodput, read_events
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.metrics import Step
 
 Event = dict[str, object]
-
-
-def event(name: str, time: float, **facts: object) -> Event:
-    return {"event": name, "time": time, **facts}
 
 
 def steps(count: int, seconds: float = 1.0) -> StepSeconds:
@@ -162,7 +158,7 @@ def test_goodput_of_a_folder_is_read_from_its_files(tmp_path: Path) -> None:
     lines = [json.dumps({"step": n, "seconds": 2.0, "validation_seconds": 0.5}) + "\n" for n in range(1, 5)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 5')
     run = [event("start", 5.0), event("resumed", 7.0, step=0, lost_seconds="many"), event("stopped", 15.0, step=4)]
-    (tmp_path / history.FILE).write_text("".join(json.dumps(entry) + os.linesep for entry in run))
+    write_events(tmp_path, run)
     figures = goodput(tmp_path).facts()
     assert (figures["useful"], figures["validation"], figures["wall"]) == (6.0, 2.0, 10.0)
     assert figures["share"] == 0.6
@@ -172,15 +168,13 @@ def test_goodput_of_a_folder_is_read_from_its_files(tmp_path: Path) -> None:
 def test_goodput_while_training_is_what_the_files_then_tell(tmp_path: Path) -> None:
     events = [event("start", 0.0), event("resumed", 10.0, step=0), event("failed", 14.0), event("start", 18.0)]
     events.append(event("resumed", 20.0, step=2, lost_steps=1, lost_seconds=1.0))
-    (tmp_path / history.FILE).write_text("".join(json.dumps(each) + "\n" for each in events))
-    lines: list[Step] = [{"step": number, "seconds": 1.0} for number in (1, 2)]
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_events(tmp_path, events)
+    write_steps(tmp_path, [{"step": number, "seconds": 1.0} for number in (1, 2)])
     running = history.RunningGoodput(tmp_path)
     for number in (3, 4):
         step: Step = {"step": number, "seconds": 2.0, "validation_seconds": 0.5}
         share = running.after(step)
-        with metrics.open("a") as file:
+        with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(step) + "\n")
     assert share == pytest.approx(goodput(tmp_path).share)
     assert share == pytest.approx((2 + 2 * 1.5) / (20 + 2 * 2))

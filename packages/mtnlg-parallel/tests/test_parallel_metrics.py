@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any, Self
 
 import pytest
+from small_runs import recipe_of
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch.utils.tensorboard import SummaryWriter
 
@@ -48,7 +49,7 @@ STEP: Step = {
     "hardware_tflops": 160.0,
     "skipped": "grad_norm is not finite",
 }
-RECIPE = {"model": PRESETS["tiny"], "train": {"samples": 1, "batch": 1, "lr": 1.0, "decay": 1, "checkpoint_every": 0}}
+ONE_SAMPLE = recipe_of(samples=1, batch=1)
 
 
 class MemoryTracker(list[tuple[int, dict[str, object]]]):
@@ -64,7 +65,7 @@ class MemoryTracker(list[tuple[int, dict[str, object]]]):
 def test_step_is_written_once_and_found_at_the_end(tmp_path: Path) -> None:
     truncate_after(tmp_path, 0)
     tracker = MemoryTracker()
-    recorder = Recorder(tmp_path, Recipe.model_validate(RECIPE), [tracker])
+    recorder = Recorder(tmp_path, ONE_SAMPLE, [tracker])
     step: Step = {**STEP}
     recorder.record(step)
     assert step == {**STEP, "goodput": 1.0}
@@ -190,10 +191,9 @@ def test_a_tracker_never_stops_a_run(  # noqa: PLR0917  (four are what is expect
     monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2 if wandb.hangs else 600.0)
     monkeypatch.setattr(atexit, "register", lambda *words: exits.append(words))
-    recipe = Recipe.model_validate(RECIPE)
     truncate_after(tmp_path, 0)
-    board, ours = open_trackers(tmp_path, recipe, 0, "mt-nlg")
-    recorder = Recorder(tmp_path, recipe, [board, ours])
+    board, ours = open_trackers(tmp_path, ONE_SAMPLE, 0, "mt-nlg")
+    recorder = Recorder(tmp_path, ONE_SAMPLE, [board, ours])
     for number in (1, 2, 3):
         recorder.record({**STEP, "step": number})
     recorder.close(Progress(step=3, samples=1, tokens=64, loss=2.5, stream="", layout=Layout()))
@@ -214,7 +214,7 @@ def test_tensorboard_gets_each_step_once_the_disk_takes_it(tmp_path: Path, monke
 
     monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(SummaryWriter, "add_scalar", full_once)
-    (board,) = open_trackers(tmp_path, Recipe.model_validate(RECIPE), 4, None)
+    (board,) = open_trackers(tmp_path, ONE_SAMPLE, 4, None)
     for number in (5, 6, 7):
         board.log(number, {"loss": 1.0 / number})
     board.close()
@@ -229,9 +229,8 @@ def test_weights_and_biases_continues_the_run_of_the_same_folder(
 ) -> None:
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    recipe = Recipe.model_validate(RECIPE)
     for _ in range(2):
-        tracker = WeightsAndBiases("mt-nlg", tmp_path, recipe)
+        tracker = WeightsAndBiases("mt-nlg", tmp_path, ONE_SAMPLE)
         tracker.log(3, {"loss": 2.5})
         tracker.close()
     first, second = wandb.inits

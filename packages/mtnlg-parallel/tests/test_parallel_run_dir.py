@@ -8,17 +8,18 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from small_runs import event, recipe_of, write_events, write_steps
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.identity import DataFingerprint
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
-from mtnlg_parallel.recipe import Recipe, RunOptions
+from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, prepare_run_dir, summarize
@@ -27,17 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DATA = DataFingerprint(lambda _: "stream", Path("tokenizer.json"))
-
-
-def recipe_of(**train: object) -> Recipe:
-    content: dict[str, Any] = {"samples": 32, "batch": 8, "lr": 1e-3, **train}
-    return Recipe.model_validate({"model": {"preset": "tiny"}, "train": content})
-
-
-def write_steps(out: Path) -> None:
-    lines = [{"step": n, "seconds": 3.0, "validation_seconds": 0.5, "checkpoint_seconds": 0.25} for n in range(1, 5)]
-    lines[1] |= {"skipped": "loss leaps"}  # type: ignore[dict-item]
-    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_other_run_is_refused_with_the_from_command(tmp_path: Path) -> None:
@@ -134,9 +124,12 @@ def test_torchrun_without_attempt_number_cannot_start_over(
 
 
 def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:
-    write_steps(tmp_path)
-    events = [{"event": "start", "time": 0.0}, {"event": "resumed", "time": 6.0, "step": 0, "corpus": 64}]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    taken: list[dict[str, object]] = [
+        {"step": n, "seconds": 3.0, "validation_seconds": 0.5, "checkpoint_seconds": 0.25} for n in range(1, 5)
+    ]
+    taken[1]["skipped"] = "loss leaps"
+    write_steps(tmp_path, taken)
+    write_events(tmp_path, [event("start", 0.0), event("resumed", 6.0, step=0, corpus=64)])
     progress = Progress(step=4, samples=32, tokens=4096, loss=2.0, stream="stream", layout=Layout())
     summary = summarize(tmp_path, recipe_of(), progress)
     assert (summary["seconds"], summary["checkpoint_seconds"], summary["validation_seconds"]) == (12.0, 1.0, 2.0)
@@ -148,8 +141,7 @@ def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> No
 
 
 def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path) -> None:
-    lines = [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_steps(tmp_path, [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)])
     cpus, gpus = (Forecast("here", 0.25, 1e9, rough) for rough in (True, False))
     assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) a step and 1 GB a rank on here"
     assert compare_step_time(tmp_path, recipe_of(), cpus) == "a step of 8 took 0.5 s, predicted 0.25 s (rough on CPUs)"
@@ -158,10 +150,8 @@ def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path)
 
 
 def test_a_step_time_is_of_the_layout_that_trained_last(tmp_path: Path) -> None:
-    lines = [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    events = [{"event": "resumed", "time": 1.0, "step": 0}, {"event": "resumed", "time": 2.0, "step": 6}]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_steps(tmp_path, [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)])
+    write_events(tmp_path, [event("resumed", 1.0, step=0), event("resumed", 2.0, step=6)])
     line = compare_step_time(tmp_path, recipe_of(), Forecast("here", 0.25, 1e9, rough=False))
     assert line == "a step of 8 took 0.5 s, predicted 0.25 s"
 

@@ -9,13 +9,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import small_runs
 import typer
 from typer.testing import CliRunner
 
 from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
-from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.record.history import FILE as HISTORY
 from mtnlg_parallel.record.metrics import FILE as METRICS
 from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY
 from mtnlg_parallel.record.status import status, status_command, status_lines
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BEGAN = 1_750_000_000.0
-TRAIN = {"samples": 8000, "batch": 8, "lr": 1e-3}
 START = {"event": "start", "time": BEGAN, "layout": "tp=1,pp=1,dp=1", "host": "node-1", "job": "77"}
 RESUMED = {"event": "resumed", "time": BEGAN + 10, "step": 0, "source": "initial", "corpus": 800}
 
@@ -33,22 +31,22 @@ RESUMED = {"event": "resumed", "time": BEGAN + 10, "step": 0, "source": "initial
 def run_of(out: Path, events: Iterable[dict[str, Any]], steps: int, written: float) -> Path:
     """A run of 1,000 steps of 2 s; the file of its steps was last ``written`` so many seconds after it began."""
     out.mkdir(exist_ok=True)
-    (out / RECIPE).write_text(dump(Recipe.model_validate({"model": {"preset": "tiny"}, "train": TRAIN})))
-    (out / HISTORY).write_text("".join(json.dumps(event) + "\n" for event in events))
+    (out / RECIPE).write_text(dump(small_runs.recipe_of(samples=8000)))
+    small_runs.write_events(out, events)
     lines = [
         {"step": n, "samples": 8 * n, "tokens": 1024 * n, "loss": 5.0 - n / 1000, "batch_size": 8, "seconds": 2.0}
         | ({"validation_loss": 4.5} if n == 2 else {})
         | ({"skipped": "loss leaps"} if n == 3 else {})
         for n in range(1, steps + 1)
     ]
-    (out / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    small_runs.write_steps(out, lines)
     for name in (METRICS, RECIPE):
         os.utime(out / name, (BEGAN + written, BEGAN + written))
     return out
 
 
 def event(name: str, after: float, **facts: object) -> dict[str, Any]:
-    return {"event": name, "time": BEGAN + after, **facts}
+    return small_runs.event(name, BEGAN + after, **facts)
 
 
 def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from small_runs import recipe_of, write_steps
 
 import mtnlg_parallel
 from mtnlg_data.console import Failure as DataFailure
@@ -34,7 +34,7 @@ from mtnlg_parallel.launch.supervise import (
     recorded_failures,
     report_rank_failure,
 )
-from mtnlg_parallel.recipe import Recipe, RunOptions
+from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.history import append, read_events
 from mtnlg_parallel.record.run_dir import LOGS, RunState
 from mtnlg_parallel.statuses import ACTIONS, STOP_SIGNALS, Exit, Failed, cause_of, first_failure, write_failure
@@ -47,7 +47,6 @@ KILLED = -signal.SIGKILL
 TORCHRUN: dict[str, Any] = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RESTARTS": 3}
 WORKER = "mtnlg_parallel.launch.worker"
 """Runs a rank; its imports take seconds."""
-RECIPE = Recipe.model_validate({"model": {"preset": "tiny"}, "train": {"samples": 32, "batch": 8, "lr": 1e-3}})
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "exit-statuses.md"
 
 
@@ -119,18 +118,13 @@ def test_the_failure_that_explains_the_others_comes_first() -> None:
     assert first_failure(found[:3]).reason == "NCCL error"
 
 
-def write_metrics(out: Path, last: int) -> None:
-    lines = [json.dumps({"step": step}) + "\n" for step in range(1, last + 1)]
-    (out / "metrics.jsonl").write_text("".join(lines))
-
-
 def test_new_steps_are_those_that_no_attempt_had_reached(tmp_path: Path) -> None:
     failed = Failed("x", KILLED)
 
     def attempt(resumed: int, lost: int, reached: int) -> int:
         append(tmp_path, "start")
         append(tmp_path, "resumed", step=resumed, lost_steps=lost)
-        write_metrics(tmp_path, reached)
+        write_steps(tmp_path, [{"step": step} for step in range(1, reached + 1)])
         return record_failure(tmp_path, failed).new_steps
 
     assert attempt(0, 0, 50) == 50
@@ -140,7 +134,9 @@ def test_new_steps_are_those_that_no_attempt_had_reached(tmp_path: Path) -> None
     assert record_failure(tmp_path, failed).new_steps == 0, "it never resumed, so the steps are another's"
     append(tmp_path, "start")
     append(tmp_path, "resumed", step=40, lost_steps=11)
-    write_metrics(tmp_path, 60)  # and killed whole: no supervisor was left to record it
+    write_steps(
+        tmp_path, [{"step": step} for step in range(1, 61)]
+    )  # and killed whole: no supervisor was left to record it
     append(tmp_path, "start")
     assert attempt(40, 20, 61) == 1
     assert attempt(60, 1, 70) == 9
@@ -232,7 +228,7 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[st
         return 0
 
     monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
-    launch.join(RECIPE, out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
+    launch.join(recipe_of(), out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
     return done
 
 
@@ -245,7 +241,7 @@ def test_second_run_is_refused_at_once(
     before = set(tmp_path.rglob("*"))
     monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
     with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
-        mtnlg_parallel.train(RECIPE, tmp_path, tmp_path)
+        mtnlg_parallel.train(recipe_of(), tmp_path, tmp_path)
     be_rank(**TORCHRUN)
     with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
         join(monkeypatch, tmp_path)
@@ -332,7 +328,7 @@ def test_an_agent_that_starts_no_rank_says_why(
     be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
     monkeypatch.setattr(launch, "_fingerprint", fail)
     with pytest.raises(type(error)):
-        launch.run_node(RECIPE, tmp_path, tmp_path, RunOptions(), 1, resume=True)
+        launch.run_node(recipe_of(), tmp_path, tmp_path, RunOptions(), 1, resume=True)
     assert launch.restart(tmp_path, None, "", 100) == verdict
 
 
@@ -341,8 +337,7 @@ def test_elastic_agents_start_the_ranks_of_a_smaller_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: BeRank, node: int, ranks: list[int]
 ) -> None:
     """A batch of 12 over two of three nodes: six ranks of dp, each told the layout."""
-    train = {"samples": 36, "batch": 12, "lr": 1e-3, "validation_samples": 12}
-    recipe = Recipe.model_validate({"model": {"preset": "tiny"}, "layout": {"dp": 12}, "train": train}, strict=False)
+    recipe = recipe_of({"dp": 12}, samples=36, batch=12, validation_samples=12)
     be_rank(SLURM_NODEID=node, SLURM_STEP_NUM_NODES=2, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
     monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
     monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
