@@ -110,7 +110,7 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
         for number, state in enumerate(getattr(optimizer, "optimizer", optimizer).state.values()):
             found[f"moment {number}"] = state["exp_avg"].nbytes + state["exp_avg_sq"].nbytes
 
-    Training.run = recording  # type: ignore[method-assign]
+    Training.run = recording  # type: ignore[assignment, method-assign]
     train(request, rank)
     kinds = ("parameter", "gradient", "moment")
     return {f"{kind}s": sum(size for name, size in found.items() if name.startswith(kind)) for kind in kinds}
