@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import batch_documents, read_documents, write_documents
+from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 def write_shard(path: Path, documents: Iterable[Document]) -> Path:
     write_documents(path, batch_documents(documents))
     return path
+
+
+def write_shards(folder: Path, documents: Sequence[Document], shards: int = 1) -> list[Path]:
+    """Deal the documents of each source to ``shards`` files in turn."""
+    sources = dict.fromkeys(document.source for document in documents)
+    own = {source: [document for document in documents if document.source == source] for source in sources}
+    return [
+        write_shard(folder / shard_name(source, number), own[source][number::shards])
+        for source in sources
+        for number in range(shards)
+    ]
 
 
 def read_rows(*shards: Path) -> list[dict[str, Any]]:

@@ -6,22 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from mtnlg_data.document import batch_documents, write_documents
-from mtnlg_data.schema import Document
-
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def write_shards(folder: Path, shards: int, documents: int) -> list[Path]:
-    """Shards of so many documents each, every other one a copy of its neighbour."""
-    paths = []
-    for number in range(shards):
-        texts = [" ".join(f"w{number}-{document // 2}-{word}" for word in range(9)) for document in range(documents)]
-        paths.append(folder / f"web-{number:05d}.parquet")
-        names = [Document(f"{number}/{row}", "web", text) for row, text in enumerate(texts)]
-        write_documents(paths[-1], batch_documents(names))
-    return paths
 
 
 MEASURED = """

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtnlg_data import exchange
-from mtnlg_data.exchange import KEYS, Exchange, Numbering, Range, Rows, merge, run_digest, stable_order, write_rows
+from mtnlg_data.exchange import KEYS, Exchange, Numbering, Range, Rows, merge, run_digest, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ def rows_of(part: Range) -> list[tuple[int, int]]:
     return [row for table in part.tables() for row in zip(*table.to_pydict().values(), strict=True)]
 
 
-few_keys = st.integers(0, 6).map(lambda key: key << 61)
+few_keys = st.integers(0, 6).map(lambda key: key << 61) | st.integers(0, 9) | st.integers(KEYS - 10, KEYS - 1)
 
 
 @settings(max_examples=60)  # through files
@@ -72,7 +72,7 @@ def test_every_row_is_read_once_by_key_then_by_file(
         assert len({*table}) == 1 or all(keys.count(key) == table.count(key) for key in {*table})
 
 
-@pytest.mark.parametrize(("files", "levels"), [(100, 0), (128, 0), (1_000, 1), (16_000, 1), (32_000, 2)])
+@pytest.mark.parametrize(("files", "levels"), [(128, 0), (1_000, 1), (17_000, 2)])
 def test_opens_grow_as_files_do(files: int, levels: int) -> None:
     """At most ``FAN_OUT`` for each range and one for each file and level, where all by all would be files squared."""
     plan = Exchange(files, files)
@@ -81,19 +81,6 @@ def test_opens_grow_as_files_do(files: int, levels: int) -> None:
     assert len(list(plan.merges())) == levels
     assert sum(len(part.files) for part in merged) <= levels * (files + plan.ranges)
     assert max(len(part.files) for part in ranges) <= exchange.FAN_OUT
-
-
-@given(
-    st.lists(st.integers(0, 9), max_size=70),
-    st.sampled_from([(1, 0), (1 << 60, 0), ((1 << 60) + 1, 5), (1, KEYS - 10), ((KEYS - 1) // 9, 0)]),
-)
-@example([0, 9, 1], ((KEYS - 1) // 9, 0))
-@example([3, 2, 1, 0, *range(9, -1, -1)], (1, KEYS - 10))
-def test_stable_order_matches_numpy(numbers: list[int], scale: tuple[int, int]) -> None:
-    step, first = scale
-    keys = np.array([first + step * number for number in numbers], np.uint64)
-    for some in (keys, np.append(keys, np.array([0, KEYS - 1], np.uint64))):
-        assert stable_order(some).tolist() == np.argsort(some, kind="stable").tolist()
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 8, 1 << 33])

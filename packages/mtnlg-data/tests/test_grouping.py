@@ -67,15 +67,6 @@ def test_large_files_are_groups_of_their_own(tmp_path: Path, monkeypatch: pytest
     assert len({*numbers}) == 5
 
 
-def test_units_grow_with_the_text_and_not_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def units(files: int, size: int) -> int:
-        sizes = {f"{n:06d}.warc.gz": size for n in range(files)}
-        return len(group_files(sized_files(monkeypatch, sizes), SHARD))
-
-    assert 1.9 * units(1000, 400_000_000) <= units(2000, 400_000_000) <= 2.1 * units(1000, 400_000_000)
-    assert 0.8 <= units(4000, 100_000_000) / units(1000, 400_000_000) <= 1.25
-
-
 def test_little_text_still_makes_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {f"{n}.warc.gz": 40_000_000 for n in range(64)}
     assert 16 <= len(group_files(sized_files(monkeypatch, sizes), SHARD)) <= 48

@@ -133,19 +133,6 @@ def test_runs_hash_alike_exactly_where_they_are_alike(values: list[int], length:
     assert len(set(tuples)) == len(set(runs)) == len(set(zip(tuples, runs, strict=True)))
 
 
-greek = st.text(
-    alphabet="a\u0391\u03a3\u03c2\u03c3'.İI \u0307"
-)  # with every sigma, and what lower() looks at beside one
-
-
-@given(one=greek, other=greek)
-@example(one="a\u03a3", other="a")
-def test_folding_a_character_does_not_look_at_its_neighbours(one: str, other: str) -> None:
-    assert fold_case(one + other) == fold_case(one) + fold_case(other)
-    assert len(fold_case(one)) == len(one)
-    assert fold_case("ΟΔΟΣ") == fold_case("οδος")
-
-
 def test_beyond_the_lettered_planes_there_are_signs_alone() -> None:
     beyond = "".join(map(chr, range(LETTERED.stop, sys.maxunicode + 1)))
     assert not re.search(r"[\w\s]", beyond)
