@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import bad_input
 import pytest
 
 if TYPE_CHECKING:
-    from bad_input import Case, RemoteCase
+    from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-bad_input = importlib.import_module("bad_input")
+    from bad_input import Case, RemoteCase
 
 
 @pytest.mark.parametrize("case", bad_input.CASES, ids=lambda case: case.kind)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import get_origin
 
 import pytest
-import small_corpus as corpus
 from command_line import command
 
 from mtnlg_data.commands.setting_options import Leaf, leaves
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.recipe import load_recipe, own_factories, recipe_schema
-from mtnlg_data.sources import Record, read_records
 from mtnlg_data.sources.corpus import CORPUS, DATASETS
 from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 from mtnlg_data.transfer.snapshot import fetch_snapshot
@@ -44,10 +42,13 @@ def write(folder: Path, content: str = GOOD) -> Path:
     return folder
 
 
+def names(folder: Path, *patterns: str) -> list[str]:
+    """Files of a source with these paths."""
+    recipe = load_recipe(write(folder), [f"sources.books.paths={[*patterns]}"])
+    return [file.name for file in recipe.source_files("books")]
+
+
 # --- the corpus ------------------------------------------------------------------------------------------------------
-
-
-EPOCHS = [1.5, 3.2, 0.9, 1.8, 3.6, 1.8, 1.8, 0.2, 1.4, 0.2, 1.1, 0.5, 0.5, 0.5, 0.5]  # as the paper prints them
 
 
 def test_the_corpus_is_the_papers() -> None:
@@ -66,14 +67,6 @@ def test_messages_that_become_text_are_told(
     load_recipe(write(tmp_path, GOOD.replace("curated = true", f"curated = true\n{keys}")))
     assert ("chat = true learn answers only" in (err := capsys.readouterr().err)) == bool(said)
     assert said in err
-
-
-def test_weights_and_sizes_give_the_epochs_that_the_paper_prints() -> None:
-    for dataset, epochs in zip(CORPUS, EPOCHS, strict=True):
-        # Tokens and epochs are printed with one decimal, and for a plan of 270 to 285 B tokens (paper.md 4.1).
-        low = 270 * dataset.weight / (dataset.tokens + 0.05) - 0.05
-        high = 285 * dataset.weight / (dataset.tokens - 0.05) + 0.05
-        assert low <= epochs <= high, dataset
 
 
 def test_paper_dataset_name_sets_weight_and_subset(tmp_path: Path) -> None:
@@ -96,6 +89,8 @@ def test_defaults_by_kind_and_overrides(tmp_path: Path) -> None:
     assert recipe.sources["crawl"].rules == list(PAGE_RULES)
     assert recipe.sources["books"].rules == ["short"]
     assert load_recipe(write(tmp_path)).sources["books"].rules == list(TEXT_RULES)
+    with pytest.raises(UsageFailure, match="--set quality: expected key=value"):
+        load_recipe(write(tmp_path), ["quality"])
     assert (recipe.step("quality").filtered, recipe.step("quality").curated) == (["crawl"], ["books"])
 
 
@@ -111,11 +106,6 @@ def test_a_recipe_that_windows_wrote_is_read(tmp_path: Path) -> None:
     assert load_recipe(tmp_path).dump() == recipe.dump()
 
 
-def test_the_quickstarts_recipe_is_sound() -> None:
-    recipe = load_recipe(ROOT / "recipes" / "quickstart")
-    assert list(recipe.sources) == ["docstrings", "snapshot", "code"]
-
-
 def test_the_recipe_of_the_530b_run_names_all_fifteen() -> None:
     recipe = load_recipe(ROOT / "recipes" / "mt-nlg-530b")
     assert list(recipe.sources) == [dataset.name for dataset in CORPUS]
@@ -125,27 +115,6 @@ def test_the_recipe_of_the_530b_run_names_all_fifteen() -> None:
         keys = source.reader.model_dump()
         assert (keys.get("subset"), source.weight) == (dataset.subset, dataset.weight)
         assert str(keys.get("snapshot")).endswith(dataset.name[2:]) == dataset.name.startswith("CC-20")
-
-
-FIVE_LINES = """\
-tokenize.vocabulary = 400
-[sources.own]
-kind = "{kind}"
-paths = ["own/*.{suffix}"]
-weight = 1.0
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "suffix"),
-    [("jsonl", "jsonl"), ("jsonl", "jsonl.gz"), ("jsonl", "jsonl.zst"), ("pile", "jsonl.zst"), ("parquet", "parquet")],
-)
-def test_a_source_of_ones_own_takes_five_lines(tmp_path: Path, kind: str, suffix: str) -> None:
-    texts = [corpus.text(number) for number in range(3)]
-    corpus.write_texts(tmp_path / "own" / f"x.{suffix}", texts)
-    recipe = load_recipe(write(tmp_path, FIVE_LINES.format(kind=kind, suffix=suffix)))
-    (file,) = recipe.files()
-    assert [record.content for record in read_records(file) if isinstance(record, Record)] == texts
 
 
 def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
@@ -182,19 +151,6 @@ def test_paths_are_relative_to_the_recipe_by_default(tmp_path: Path, monkeypatch
     assert load_recipe(recipe, folder=Path("elsewhere")).input == tmp_path / "elsewhere"
 
 
-def test_input_files_are_named_relative_to_the_input(tmp_path: Path) -> None:
-    for name in ("crawl/b/1.warc.gz", "crawl/a/1.warc.gz", "crawl/c.warc.gz", "crawl/notes.txt", "books/x.jsonl"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    files = load_recipe(write(tmp_path)).files()
-    assert [(file.source, file.name) for file in files] == [
-        ("books", "x.jsonl"),
-        ("crawl", "a/1.warc.gz"),
-        ("crawl", "b/1.warc.gz"),
-        ("crawl", "c.warc.gz"),
-    ]
-
-
 @pytest.mark.parametrize("start", ["", "file://"])
 def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     served, folder = tmp_path / "served", tmp_path / ".cache"
@@ -204,15 +160,11 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     assert command("fetch", f"file://{served}", "--out", folder).exit_code == 0
     assert {path.name for path in folder.iterdir()} == {".lock", ".fetched.jsonl", "a.jsonl", "b.jsonl"}
 
-    def names(pattern: str) -> list[str]:
-        place = f"{start}{folder}" if start else ".cache"
-        recipe = load_recipe(write(tmp_path), [f"sources.books.paths=['{place}/{pattern}']"])
-        return [file.name for file in recipe.source_files("books")]
-
-    assert names("*") == names("**/*") == ["a.jsonl", "b.jsonl"]
-    assert names(".fetched.jsonl") == [".fetched.jsonl"]
+    place = f"{start}{folder}" if start else ".cache"
+    assert names(tmp_path, f"{place}/*") == names(tmp_path, f"{place}/**/*") == ["a.jsonl", "b.jsonl"]
+    assert names(tmp_path, f"{place}/.fetched.jsonl") == [".fetched.jsonl"]
     with pytest.raises(Failure, match=r"no such file|no file there but hidden ones"):
-        names("*.lock")
+        names(tmp_path, f"{place}/*.lock")
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -222,19 +174,12 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     ("old", "new", "words"),
     [
         ("weight = 0.6", "weight = 0.7", ["sum to 1.1, not to 1", "books 0.4", "crawl 0.7"]),
-        ("weight = 0.6", "weight = 0.602", ["sum to 1.002"]),
         ("weight = 0.6", "weight = '0.6'", ["sources.crawl.weight", "'0.6'", "number"]),
-        ("weight = 0.6", "weight = -1", ["sources.crawl.weight", "greater than 0"]),
         ("weight = 0.6", "weight = nan", ["sources.crawl.weight"]),
         ("weight = 0.6\n", "", ["sources.crawl.weight", "missing"]),
         ("weight = 0.6", "wieght = 0.6", ["sources.crawl: wieght", "unknown key", "did you mean weight?"]),
         ('kind = "warc"', 'kind = "arc"', ["sources.crawl: kind = 'arc'", "did you mean warc?", "warc, jsonl, pile"]),
         ('kind = "warc"', 'kind = "warc"\nsubset = "Books3"', ["subset = 'Books3': unknown key", "keys of kind warc"]),
-        (
-            'kind = "warc"',
-            'kind = "warc"\nfield = "body"',
-            ["field = 'body': unknown key"],
-        ),
         ('paths = ["books/*.jsonl"]', "paths = []", ["sources.books.paths"]),
         ('paths = ["books/*.jsonl"]\n', "", ["sources.books", "either paths or a snapshot"]),
         ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x': unknown key"]),
@@ -250,11 +195,6 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
             "[tokenize]",
             "[quality]\nseed = 4294967296\n[tokenize]",
             ["quality.seed = 4294967296", "less than 4294967296"],
-        ),
-        (
-            "[tokenize]",
-            "[quality]\npositives.books = -1\n[tokenize]",
-            ["positives.books = -1", "or equal to 0"],
         ),
         ("vocabulary = 400", "vocabulary = 2147483648", ["tokenize.vocabulary = 2147483648", "less than 2147483648"]),
         ("[tokenize]", "[extract]\nlargest = 1.5\n[tokenize]", ["extract.largest = 1.5"]),
@@ -323,15 +263,11 @@ def test_symlinked_folder_under_double_star_is_refused(tmp_path: Path) -> None:
     for link in ("own/a/linked", "own/.hidden"):
         (tmp_path / link).symlink_to(tmp_path / "else")
 
-    def names(*patterns: str) -> list[str]:
-        recipe = load_recipe(write(tmp_path), [f"sources.books.paths={[*patterns]}"])
-        return [file.name for file in recipe.source_files("books")]
-
     for pattern in ("own/**/*.jsonl", "own/**/b/*.jsonl", "o*/**/*.jsonl", "own/a/**"):
         with pytest.raises(Failure, match=r"own/a/linked: a link to a folder, .*\(source books\); name it and"):
-            names(pattern)
-    assert names("own/a/b/**/*.jsonl", "own/a/linked/**/*.jsonl") == ["x.jsonl", "y.jsonl"]
-    assert names("own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
+            names(tmp_path, pattern)
+    assert names(tmp_path, "own/a/b/**/*.jsonl", "own/a/linked/**/*.jsonl") == ["x.jsonl", "y.jsonl"]
+    assert names(tmp_path, "own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
 
 
 @pytest.mark.parametrize("start", ["", "file://{}/"])
@@ -340,21 +276,16 @@ def test_a_file_that_two_patterns_of_a_source_match_is_refused(tmp_path: Path, s
     (tmp_path / "own/a/x.jsonl").touch()
     (tmp_path / "own/y.jsonl").symlink_to("a/x.jsonl")
 
-    def names(*patterns: str) -> list[str]:
-        given = [f"{start.format(tmp_path)}{pattern}" for pattern in patterns]
-        return [
-            file.name for file in load_recipe(write(tmp_path), [f"sources.books.paths={given}"]).source_files("books")
-        ]
-
+    begin = start.format(tmp_path)
     with pytest.raises(
         Failure,
         match=r"own/a/x\.jsonl: source books reads it twice, as a/x\S* by \S*own/\*\*/x\S* and as x\S* by \S*own/a/",
     ):
-        names("own/**/x.jsonl", "own/a/*.jsonl")
+        names(tmp_path, f"{begin}own/**/x.jsonl", f"{begin}own/a/*.jsonl")
     if not start:
         with pytest.raises(Failure, match=r"reads it twice, as \S+ by own/\*\*/\S+ and as \S+ by own/\*\*/"):
-            names("own/**/*.jsonl")
-    assert names("own/a/*.jsonl", "own/a/x.jsonl") == ["x.jsonl"]
+            names(tmp_path, "own/**/*.jsonl")
+    assert names(tmp_path, f"{begin}own/a/*.jsonl", f"{begin}own/a/x.jsonl") == ["x.jsonl"]
 
 
 def test_the_folder_of_a_recipe_may_have_brackets_in_its_name(tmp_path: Path) -> None:

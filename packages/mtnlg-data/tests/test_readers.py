@@ -30,7 +30,6 @@ from mtnlg_data.job import run_step
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.matching import kinds_of_files
-from mtnlg_data.sources.reader import load_reader
 from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
@@ -82,25 +81,11 @@ def of_subset(text: str | None, subset: str) -> bytes:
 
 PILE = of_subset("a", "Books3") + of_subset("b", "Github") + of_subset(None, "Books3") + b'{"text": "c"}\n'
 CASES = {
-    "not JSON": Case(b'not json\n{"text": "one", "url": "u"}\n', [(1, "one")], [("not_json", "1")], url="u"),
-    "not a string": Case(b'{"text": 3}\n{"text": "one"}\n', [(1, "one")], [("no_text", "1")]),
+    "not a string": Case(b'{"text": 3}\n{"text": "one", "url": "u"}\n', [(1, "one")], [("no_text", "1")], url="u"),
     "not an object": Case(b'["text"]\n{"text": "one"}', [(1, "one")], [("not_json", "1")]),
-    "surrogate": Case(b'{"text": "lone \\ud800 surrogate"}\n', [], [("not_json", "1")]),
     "not UTF-8": Case(b'{"text": "\xff"}\n\n{"text": "zwei \xc3\xbc"}\n', [(2, "zwei ü")], [("not_json", "1")]),
     "long line": Case(
         b'{"text": "a"}\n' + b"x" * (1 << 21) + b'\n{"text": "b"}\n', [(0, "a"), (2, "b")], [("too_large", "2")]
-    ),
-    "deep": Case(
-        b"NaN" + b"[" * 100_000 + b'\n{"x": NaN, "y": ' + b"[" * 100_000 + b"\n",
-        [],
-        [("not_json", "1"), ("not_json", "2")],
-    ),
-    "byte order mark": Case(b'\xef\xbb\xbf{"text": "one"}\n', [(0, "one")], []),
-    "numbers of Python": Case(
-        b'{"text": "two", "x": NaN}\n{"text": "3", "x": [-Infinity]}\n', [(0, "two"), (1, "3")], []
-    ),
-    "NaN beside a large integer": Case(
-        b'{"text": "one", "x": NaN, "y": 123456789012345678901234567890, "z": 1e999}\n', [(0, "one")], []
     ),
     "nested key": Case(
         b'{"data": {"text": "in", "x": 1}}\n{"data.text": "named so"}\n{"data": "text"}\n{"data": {}}\n',
@@ -115,7 +100,6 @@ CASES = {
         [("no_text", "2"), ("no_text", "3")],
         {"field": "m", "message": "{role}: {content}\n"},
     ),
-    "another key": Case(b'{"content": "here", "text": "not here"}\n', [(0, "here")], [], {"field": "content"}),
     "one subset": Case(PILE, [(0, "a")], [("no_text", "3")], {"subset": "Books3"}, "pile"),
     "two subsets": Case(PILE, [(0, "a"), (1, "b")], [("no_text", "3")], {"subset": ["Github", "Books3"]}, "pile"),
     "all subsets": Case(PILE, [(0, "a"), (1, "b"), (3, "c")], [("no_text", "3")], {}, "pile"),
@@ -155,31 +139,12 @@ def test_a_stream_that_cannot_be_read_on_names_the_loss(  # noqa: PLR0917
     assert dropped[-1].ends_file
 
 
-@pytest.mark.parametrize("suffix", PACK)
-def test_files_of_several_streams_are_read_whole(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / f"a{suffix}").write_bytes(b"".join(PACK[suffix](b'{"text": "%d"}\n' % n) for n in range(3)))
-    assert [record.content for record in read(tmp_path / f"a{suffix}", "jsonl")[0]] == ["0", "1", "2"]
-
-
-@pytest.mark.parametrize("name", ["a.JSONL", "a.jsonl", "a.Jsonl.GZ", "a.ndjson.bz2"])
-@pytest.mark.parametrize("pack", PACK.values())
-def test_a_file_is_decompressed_by_what_it_begins_with(
-    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
-) -> None:
-    (tmp_path / name).write_bytes(pack(LINES[:1130]))
-    assert kinds_of_files([name]) == {name: "jsonl"}
-    assert [item for part in SourceFile("s", tmp_path / name, name, "jsonl").cut(3) for item in read_records(part)]
-    assert len(read(tmp_path / name, "jsonl")[0]) == 10
-
-
-@pytest.mark.parametrize("suffix", [suffix for suffix in PACK if suffix != ".jsonl"])
+@pytest.mark.parametrize("suffix", [*PACK][1:])
 def test_bytes_after_a_compressed_stream_are_reported(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "a").write_bytes(PACK[suffix](LINES) + b"not compressed")
     records, dropped = read(tmp_path / "a", "jsonl")
-    assert (len(records) > 19_000, [(drop.reason, drop.ends_file) for drop in dropped]) == (
-        True,
-        [("unreadable", True)],
-    )
+    assert len(records) > 19_000
+    assert [(drop.reason, drop.ends_file) for drop in dropped] == [("unreadable", True)]
 
 
 def test_a_zstd_file_may_begin_with_a_frame_to_be_skipped(tmp_path: Path) -> None:
@@ -468,16 +433,6 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
         (f"own/a.txt/{n}", TEXT, json.dumps({"letters": len(TEXT)}, separators=(",", ":"))) for n in (0, 2)
     ]
     assert summary["sources"]["own"]["dropped"] == {"too_short": 1}
-
-
-def test_the_code_of_a_reader_counts_for_what_it_has_read(folder: Path) -> None:
-    codes = []
-    for number, (old, new) in enumerate([("", ""), ("Texts of paragraphs", "Paragraphs"), ("< self", "<= self")]):
-        other = folder / str(number)
-        other.mkdir()
-        (other / "mine.py").write_text(MINE.replace(old, new))
-        codes.append(load_reader("mine.py:Paragraphs", other)().code())
-    assert codes[0] == codes[1] != codes[2], "its documentation does not"
 
 
 def test_what_a_readers_error_costs_is_named(folder: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtnlg_data.console import Failure
 from mtnlg_data.tokens import merge as merge_module
 from mtnlg_data.tokens.merge import merge
-from mtnlg_data.tokens.store import TokenStore, bin_path, idx_path, writing_store
+from mtnlg_data.tokens.store import TokenStore, writing_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,23 +47,6 @@ def test_merge_interleaves_by_relative_position(
         merged = merge(prefixes, folder / "merged")
     placed = [((j + 0.5) / len(own), document) for own in stores for j, document in enumerate(own)]
     assert contents(merged) == [document for _, document in sorted(placed, key=lambda pair: pair[0])]
-
-
-def test_merged_store_is_proportional_in_every_range(tmp_path: Path) -> None:
-    sizes = (5000, 300, 1700)
-    prefixes = [write(tmp_path / f"{k}", [[k]] * size) for k, size in enumerate(sizes)]
-    merged = merge(prefixes, tmp_path / "merged")
-    order = merged.read(0, merged.tokens)
-    for k, size in enumerate(sizes):
-        drift = np.cumsum(order == k) - np.arange(1, len(order) + 1) * size / sum(sizes)
-        assert np.abs(drift).max() <= 1.5  # half a place each way by rounding, and one sample itself
-
-
-def test_merging_one_store_copies_it_byte_for_byte(tmp_path: Path) -> None:
-    write(tmp_path / "one", [[1, 2], [], [3]], 65_536)
-    merge([tmp_path / "one"], tmp_path / "again")
-    for path in (bin_path, idx_path):
-        assert path(tmp_path / "one").read_bytes() == path(tmp_path / "again").read_bytes()
 
 
 def test_merge_refuses_other_tokenizers_and_its_own_output(tmp_path: Path) -> None:
