@@ -180,22 +180,35 @@ def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:
         {"messages": [{"role": "user"}]},
         {"messages": ["hello"]},
         {"messages": []},
+        {"messages": json.dumps(CHAT).replace("Be brief.", "\\ud800")},
     ]
     _, summary = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"))
     counts = summary["sources"]["chat"]
-    assert counts["dropped"] == {"no_answer": 2, "not_a_chat": 2, "spells_special_token": 1}
-    assert (counts["documents_in"], counts["documents_out"]) == (6, 1)
+    assert counts["dropped"] == {
+        "no_answer": 2,
+        "not_a_chat": 2,
+        "spells_special_token": 1,
+        "not_rendered": 1,
+    }
+    assert (counts["documents_in"], counts["documents_out"]) == (7, 1)
 
 
 @pytest.mark.parametrize(
-    ("template", "reason"),
-    [(COUNTING, "unstable_template"), ("{{ 'x' * 10**9 }}", "not_rendered"), ("{{ 1 / 0 }}", "not_rendered")],
-    ids=["counting", "hostile", "failing"],
+    ("template", "chats", "reason"),
+    [
+        (COUNTING, [CHAT, CHAT[1:3]], "unstable_template"),
+        ("{{ 'x' * 10**9 }}", [CHAT], "not_rendered"),
+        ("{{ 1 / 0 }}", [CHAT], "not_rendered"),
+        (PLAIN, [CHAT[:2]], "no_answer"),
+    ],
+    ids=["counting", "hostile", "failing", "no answer"],
 )
-def test_a_template_that_says_nothing_for_sure_is_never_guessed(tmp_path: Path, template: str, reason: str) -> None:
+def test_a_source_without_a_usable_chat_is_refused(
+    tmp_path: Path, template: str, chats: list[Any], reason: str
+) -> None:
     model = model_folder(tmp_path / "model", template)
     with pytest.raises(Failure, match=f"source chat: no chat becomes tokens: {reason};"):
-        tokenize(tmp_path / "run", [{"messages": CHAT}, {"messages": CHAT[1:3]}], model)
+        tokenize(tmp_path / "run", [{"messages": chat} for chat in chats], model)
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}"])
@@ -258,18 +271,6 @@ def test_nothing_in_a_message_spells_a_special_token(tmp_path: Path, message: di
     encode = encoder(model_folder(tmp_path / "model", MARKED))
     with pytest.raises(UnusableChat, match="spells_special_token"):
         encode(json.dumps([message, CHAT[2]]))
-
-
-def test_one_chat_that_is_no_text_costs_no_other(tmp_path: Path) -> None:
-    broken = json.dumps(CHAT).replace("Be brief.", "\\ud800")
-    rows = [{"messages": broken}, {"messages": CHAT}]
-    _, summary = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"))
-    assert summary["sources"]["chat"]["dropped"] == {"not_rendered": 1}
-
-
-def test_a_source_without_a_chat_that_can_be_learned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="source chat: no chat becomes tokens: no_answer; "):
-        tokenize(tmp_path / "run", [{"messages": CHAT[:2]}], model_folder(tmp_path / "model"))
 
 
 def test_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:

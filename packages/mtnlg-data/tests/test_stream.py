@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -111,17 +109,6 @@ def test_held_out_share_leaves_each_side_a_document(documents: int, validation: 
         assert held == 0
 
 
-def test_epochs_are_shuffled_differently_and_by_seed(tmp_path: Path) -> None:
-    folder = make_blend(tmp_path, [("one", 1.0, [1001])])
-    stream = open_stream(folder, 1, samples=2000)
-    orders = [[int(stream[n][0]) for n in range(e * 1000, (e + 1) * 1000)] for e in range(2)]
-    assert orders[0] != orders[1]
-    assert orders[0] != sorted(orders[0])
-    make_blend(tmp_path, [("one", 1.0, [1001])], seed=8)
-    other = open_stream(folder, 1)
-    assert orders[0] != [int(other[n][0]) for n in range(1000)]
-
-
 # --- the contract ----------------------------------------------------------------------------------------------------
 
 
@@ -150,22 +137,6 @@ def test_length_is_as_requested_or_one_pass(folder: Path) -> None:
     assert stream[np.int64(9)].tolist() == stream[9].tolist()
     with pytest.raises(ValueError, match="samples = -1"):
         open_stream(folder, 16, samples=-1)
-
-
-def test_two_processes_read_equal_samples_in_any_order(folder: Path) -> None:
-    numbers = [977, 0, 512, 3, 40, 976]
-    program = (
-        "import sys, json, pathlib; from mtnlg_data.stream import open_stream;"
-        "s = open_stream(pathlib.Path(sys.argv[1]), 16, samples=1000);"
-        "print(json.dumps([s.fingerprint, {n: s[n].tolist() for n in json.loads(sys.argv[2])}]))"
-    )
-    answers = []
-    for order in (numbers, sorted(numbers)):
-        command = [sys.executable, "-c", program, str(folder), json.dumps(order)]
-        answers.append(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
-    assert answers[0] == answers[1]
-    stream = open_stream(folder, 16, samples=1000)
-    assert answers[0] == [stream.fingerprint, {str(n): stream[n].tolist() for n in numbers}]
 
 
 def test_a_stream_pickles_for_loader_processes(folder: Path) -> None:
@@ -274,10 +245,6 @@ def test_source_too_short_to_validate_still_trains(tmp_path: Path) -> None:
     validation = open_stream(folder, 16, "validation", samples=100)
     assert [source.name for source in validation.sources] == ["a"]
     assert {int(validation[n][0]) // 100 for n in range(100)} == {49}
-
-
-def test_a_stream_is_what_open_stream_gives(folder: Path) -> None:
-    assert isinstance(open_stream(folder, 16), BlendedStream)
 
 
 def test_source_without_a_window_is_left_out_and_named(tmp_path: Path) -> None:
