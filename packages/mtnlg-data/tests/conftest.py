@@ -20,7 +20,6 @@ from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from object_store import Store
 
@@ -40,18 +39,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
 
 
-@pytest.fixture(scope="session", params=["ours", *(["published"] if PUBLISHED.is_dir() else [])])
-def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files in the published formats: written by us (``published.py``), and the published ones if here."""
-    if request.param == "published":
-        return PUBLISHED
-    return Path(importlib.import_module("published").write_samples(tmp_path_factory.mktemp("samples")))
+@pytest.fixture(scope="session")
+def samples() -> Path:
+    """The folder of published files."""
+    if not PUBLISHED.is_dir():
+        pytest.skip("the published files are not beside the repository")
+    return PUBLISHED
 
 
 @pytest.fixture(scope="session")
-def corpus() -> ModuleType:
-    """``small_corpus.py``."""
-    return importlib.import_module("small_corpus")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with GPT-2's two files, or with two files like them if those are not here."""
+    if PUBLISHED.is_dir():
+        return PUBLISHED / "gpt2"
+    return Path(importlib.import_module("tokenizer_kinds").write_gpt2(tmp_path_factory.mktemp("gpt2")))
 
 
 class Run(NamedTuple):
@@ -63,10 +64,10 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, corpus: ModuleType) -> Run:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """An uninterrupted curation of the small corpus; read-only."""
     folder = tmp_path_factory.mktemp("run")
-    recipe = corpus.write_run(folder)
+    recipe = importlib.import_module("small_corpus").write_run(folder)
     return Run(recipe, folder / "data", curate(load_recipe(recipe), folder / "data", Local(1)))
 
 
@@ -96,7 +97,7 @@ def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     options = {"config_kwargs": {"read_timeout": 0.5, "connect_timeout": 2}}
     with (
         object_store.running_moto() as port,
-        object_store.running_store(port) as store,
+        importlib.import_module("loopback").serving(object_store.Store(port)) as store,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

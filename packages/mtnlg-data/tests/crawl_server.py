@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+
+import loopback
 
 from mtnlg_data.transfer.snapshot import fetch_snapshot
 
@@ -26,33 +26,27 @@ def content(place: str) -> bytes:
     return hashlib.sha256(place.encode()).digest() * 5000  # 160 kB
 
 
-class Server(ThreadingHTTPServer):
+class Server(loopback.Server):
     """Serves files from memory; ``faults`` lists, by path, the faults of successive GET requests."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[Fault]] = {}
-        self.requests: list[tuple[str, str]] = []
         self.headers: dict[str, Callable[[bytes], str]] = {}
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/mirror"
+        self.url += "/mirror"
 
     def put(self, lines: list[str]) -> None:
         listing = gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
         self.files[f"/mirror/crawl-data/{NAME}/warc.paths.gz"] = listing
 
-    def asked(self, method: str, place: str = "") -> int:
-        return sum(one == method and path.endswith(place) for one, path in self.requests)
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """A plain file server with ranges and strong ETags, unless a fault is due."""
 
     server: Server
 
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         self.server.requests.append((self.command, self.path))
         data = self.server.files.get(self.path)
         due = self.server.faults.get(f"{self.command} {self.path}")
@@ -63,10 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(data)
 
-    do_HEAD = do_GET  # noqa: N815  (http.server's name)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
-        pass
+    do_GET = do_HEAD = respond  # noqa: N815  (http.server's names)
 
     def answer(self, data: bytes, cut: int = 0, **headers: Any) -> None:  # noqa: ANN401
         requested = self.headers.get("Range")
@@ -114,15 +105,11 @@ def md5(data: bytes) -> str:
 @contextmanager
 def running_server() -> Iterator[Server]:
     """The server with all files of the snapshot."""
-    with Server() as running:
+    with loopback.serving(Server()) as running:
         running.put([f"crawl-data/{NAME}/{place}" for place in PLACES])
         for place in PLACES:
             running.files[f"/mirror/crawl-data/{NAME}/{place}"] = content(place)
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def faulty(server: Server, *faults: Fault, method: str = "GET", number: int = 0) -> str:

@@ -5,29 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import loopback
 
 REPOSITORY = "/api/datasets/me/rows"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(loopback.Server):
     """Serves ``files``, by path, as the data set me/rows."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.files: dict[str, bytes] = {}
         self.revision = "main"
         self.wrong: list[bytes] = []  # sent in place of the next files, unlike what the entries say
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def entry(self, path: str) -> dict[str, Any]:
         if path in self.files:
@@ -53,7 +46,7 @@ class Hub(ThreadingHTTPServer):
         return [self.entry(path) for path in (inside if recursive else direct)]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """Answers of the Hub."""
 
     server: Hub
@@ -102,17 +95,3 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("X-Error-Code", "RepoNotFound")
         self.end_headers()
         self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
-        pass
-
-
-@contextmanager
-def running_hub() -> Iterator[Hub]:
-    """A Hub of its own thread."""
-    with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()

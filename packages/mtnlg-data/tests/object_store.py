@@ -6,15 +6,11 @@ import http.client
 import os
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from typer.testing import CliRunner
-
-from mtnlg_data.cli import app
-from mtnlg_data.console import error_line, error_status
+import loopback
+from command_line import outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,32 +47,23 @@ def running_moto() -> Iterator[int]:
         process.kill()
 
 
-class Store(ThreadingHTTPServer):
+class Store(loopback.Server):
     """Passes requests on to an S3 server, except those for which a fault is due.
 
     ``faults`` lists, by method and end of the path, the faults of successive requests; ``requests`` what was asked for.
     """
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.moto = port
         self.faults: dict[tuple[str, str], list[Fault]] = {}
-        self.requests: list[tuple[str, str]] = []
         self.bucket = ""
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def due(self, method: str, path: str) -> Fault | None:
         for (wanted, end), faults in self.faults.items():
             if method == wanted and path.partition("?")[0].endswith(end) and faults:
                 return faults.pop(0)
         return None
-
-    def asked(self, method: str, end: str = "") -> int:
-        """How many requests of this method came for paths with this end."""
-        return sum(one == method and path.partition("?")[0].endswith(end) for one, path in self.requests)
 
     def put(self, key: str, content: bytes) -> None:
         """Store an object, not through the proxy; of a new bucket if there is none."""
@@ -97,14 +84,11 @@ class Store(ThreadingHTTPServer):
         connection.close()
         return answer.status, content
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore connections that clients left."""
-
 
 AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """Forwards a request to moto, and its answer back."""
 
     server: Store
@@ -128,9 +112,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one  # noqa: N815  (http.server's names)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
-        pass
-
 
 def answer_with(
     handler: Handler, answer: http.client.HTTPResponse, content: bytes, promised: int | None = None
@@ -144,11 +125,6 @@ def answer_with(
     handler.send_header("Content-Length", length or str(len(content) if promised is None else promised))
     handler.end_headers()
     handler.wfile.write(content)
-
-
-def passed(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
-    """No fault."""
-    answer_with(handler, answer, content)
 
 
 def cut_short(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
@@ -195,25 +171,11 @@ def hanging(handler: Handler, answer: http.client.HTTPResponse, content: bytes) 
 FAULTS: list[Fault] = [cut_short, shortened, busy, hanging]
 
 
-@contextmanager
-def running_store(port: int) -> Iterator[Store]:
-    """A proxy before the server at this port."""
-    with Store(port) as store:
-        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield store
-        store.shutdown()
-        thread.join()
-
-
 def command(*words: object) -> tuple[int, str]:
     """Exit status and last line of a command that runs in this process."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    error = result.exception if isinstance(result.exception, Exception) else None
-    assert SECRET not in result.output
-    if error is None:
-        return result.exit_code, result.output
-    return error_status(error), error_line(error)
+    status, line = outcome(*words)
+    assert SECRET not in line
+    return status, line
 
 
 def upload(store: Store, folder: Path, prefix: str) -> None:

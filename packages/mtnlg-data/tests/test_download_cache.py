@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from object_store import command
 
 from mtnlg_data.engine import lock_folder
-
-if TYPE_CHECKING:
-    import pytest
 
 CONTENT = bytes(range(256)) * 300
 
@@ -50,19 +45,6 @@ def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path) -> No
 def _unlock(folder: Path) -> None:
     """Release this process's lock, as a process does that ends: it goes when any descriptor of the file is closed."""
     (folder / ".lock").open("rb").close()
-
-
-def test_who_waits_has_the_lock_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def lockf(_: object, how: int) -> None:
-        asked.append(how)
-        if how & fcntl.LOCK_NB:
-            raise BlockingIOError
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with lock_folder(tmp_path, wait=True):
-        assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
 
 
 def test_a_fetch_into_a_folder_where_another_works_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_kinds import KINDS, SPECIAL, differences, odd_text, train_kind
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from mtnlg_data.console import Failure
 from mtnlg_data.fingerprint import fingerprint
@@ -38,14 +36,14 @@ NEW_LETTERS = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
 
 
-def gpt2_files(samples: Path) -> list[Path]:
-    return [samples / "gpt2" / "encoder.json", samples / "gpt2" / "vocab.bpe"]
+def gpt2_files(gpt2: Path) -> list[Path]:
+    return [gpt2 / "encoder.json", gpt2 / "vocab.bpe"]
 
 
 @pytest.fixture(scope="module", params=["trained", "gpt2"])
-def path(request: pytest.FixtureRequest, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(request: pytest.FixtureRequest, gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = request.param == "trained"
-    tokenizer = train_tokenizer(iter(TEXTS), 400) if trained else read_tokenizer(gpt2_files(samples))
+    tokenizer = train_tokenizer(iter(TEXTS), 400) if trained else read_tokenizer(gpt2_files(gpt2))
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
@@ -74,14 +72,11 @@ def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode
     assert ids.tolist() == [one for each in expected for one in each]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_gpt2_ids_match_tokenizers_gpt2_class(samples: Path, library: Library, tmp_path: Path) -> None:
-    if library == "gigatoken":
-        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    theirs = ByteLevelBPETokenizer(*map(str, gpt2_files(samples)))
-    read_tokenizer(gpt2_files(samples)).save(str(tmp_path / "tokenizer.json"))
+def test_gpt2_ids_match_tokenizers_gpt2_class(gpt2: Path, tmp_path: Path) -> None:
+    theirs = ByteLevelBPETokenizer(*map(str, gpt2_files(gpt2)))
+    read_tokenizer(gpt2_files(gpt2)).save(str(tmp_path / "tokenizer.json"))
     texts = [*TEXTS, *AWKWARD, *NEW_LETTERS, Path(__file__).read_text(encoding="utf-8")]
-    ids, _ = open_encoder(tmp_path / "tokenizer.json", library)(texts)
+    ids, _ = open_encoder(tmp_path / "tokenizer.json", "auto")(texts)
     assert ids.tolist() == [one for text in texts for one in theirs.encode(text).ids]
 
 
@@ -190,17 +185,6 @@ def test_dropout_is_for_training_a_model_and_is_left_out(tmp_path: Path) -> None
 
 
 # --- gigatoken -------------------------------------------------------------------------------------------------------
-
-
-def test_a_tokenizer_that_gigatoken_does_not_support_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    words = Tokenizer(WordLevel({"quick": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106
-    words.pre_tokenizer = Whitespace()
-    words.save(str(tmp_path / "words.json"))
-    with pytest.raises(
-        Failure, match=r'words\.json: gigatoken does not support this tokenizer: .*take library = "tokenizers"'
-    ):
-        open_encoder(tmp_path / "words.json", "gigatoken")
 
 
 def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mtnlg_data.engine import Local
-from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import Method
 from mtnlg_data.extract.language import detect_language
@@ -25,7 +23,6 @@ from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
     from mtnlg_data.engine import Summary
 
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 GERMAN = "<p>Der alte Hafen war schon immer ein Ort, an dem sich die Leute der Stadt trafen und nichts taten.</p>"
 
 
-def test_language_is_detected_despite_control_characters(corpus: ModuleType) -> None:
+def test_language_is_detected_despite_control_characters() -> None:
     page = corpus.page(corpus.text(1))
     assert detect_language(page, html=True).code == "en"
     assert detect_language(page.replace(" ", " \x01\x80"), html=True).code == "en"
@@ -71,7 +68,7 @@ METHODS = get_args(Method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_boilerplate_is_removed_and_paragraphs_stay(corpus: ModuleType, method: str) -> None:
+def test_boilerplate_is_removed_and_paragraphs_stay(method: str) -> None:
     text = corpus.text(3)
     extracted, reason = fate(corpus.page(text, title="A title"), method=method)
     assert reason is None
@@ -81,7 +78,7 @@ def test_boilerplate_is_removed_and_paragraphs_stay(corpus: ModuleType, method: 
     assert kept == text.split()
 
 
-def test_language_is_detected_on_the_whole_page(corpus: ModuleType) -> None:
+def test_language_is_detected_on_the_whole_page() -> None:
     page = corpus.page(corpus.text(1))
     links = "".join(f'<li><a href="/{number}">{GERMAN[3:-4]}</a></li>' for number in range(40))
     mixed = page.replace("<ul>", f"<ul>{links}")
@@ -92,13 +89,8 @@ def test_language_is_detected_on_the_whole_page(corpus: ModuleType) -> None:
     assert (extracted.language and extracted.language.code, extracted.reason) == ("de", "other_language")
 
 
-def test_thresholds_of_justext_can_be_set(corpus: ModuleType) -> None:
-    page = corpus.page(corpus.text(3))
-    assert fate(page, justext=BoilerplateSettings(length_low=10_000)) == ("", "empty")
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_a_page_crafted_to_be_slow_is_dropped_for_its_own_reason(corpus: ModuleType, method: str) -> None:
+def test_a_page_crafted_to_be_slow_is_dropped_for_its_own_reason(method: str) -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page.replace("<p>", "<p>" + "<b>" * 300, 1), method=method) == ("", "too_deep")
     assert fate(page, method=method, largest_page=len(page) - 1) == ("", "page_too_large")
@@ -119,12 +111,12 @@ def test_missing_method_is_refused_with_its_extra(method: str, monkeypatch: pyte
         ExtractSettings.model_validate({"method": method})
 
 
-def test_a_library_failure_drops_only_the_page(corpus: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_failure_drops_only_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trafilatura.extract", lambda *_, **__: 1 // 0)
     assert fate(corpus.page(corpus.text(3)), method="trafilatura") == ("", "not_extracted")
 
 
-def test_nuls_and_lone_surrogates_do_no_harm(corpus: ModuleType) -> None:
+def test_nuls_and_lone_surrogates_do_no_harm() -> None:
     page = corpus.page(corpus.text(3))
     assert fate(page.replace(" ", "\0 ", 5)) == fate(page)
     surrogate = page.encode().replace(b"</p>", b"\xed\xa0\x80</p>", 1)  # invalid in UTF-8
@@ -141,7 +133,7 @@ def run(files: list[SourceFile], out: Path) -> tuple[Summary, list[dict[str, str
     return account, [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 
 
-def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path, corpus: ModuleType) -> None:
+def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path) -> None:
     records = [
         corpus.record(corpus.page(corpus.text(1)).encode(), "http://example.org/1"),
         corpus.record((GERMAN * 9).encode()),
@@ -171,50 +163,3 @@ def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path, corpus: Mod
     assert [error["where"].partition(":")[0] for error in account["errors"]] == ["c.warc.gz"] * 2
     assert account["languages"] == {"en": 3, "de": 1}
     assert account["languages_kept"] == {"en": 2, "de": 0}
-
-
-def test_hostile_pages_are_dropped_alone_and_counted(tmp_path: Path, corpus: ModuleType) -> None:
-    page = corpus.page(corpus.text(1))
-    coded = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip"
-    records = [
-        corpus.record(page.encode(), "http://example.org/1"),
-        corpus.record(page.replace("<p>", "<div>" * 10_000 + "<p>", 1).encode()),
-        corpus.record(
-            page.replace("<p>", "<p " + "a b c d " * 9_000 + ">", 1).encode(), "http://example.org/attributes"
-        ),
-        corpus.record(gzip.compress(bytes(1 << 25)), http=coded),
-        corpus.record(page.replace(" ", " \0").encode()),
-        corpus.record(page.encode().replace(b" the", b" \xed\xa0\x80", 3), "http://example.org/surrogates"),
-        corpus.record(b"x" * 150_000),
-        corpus.record(page.encode(), "http://example.org/2"),
-    ]
-    (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
-    account, rows = run([SourceFile("crawl", tmp_path / "c.warc.gz", "c.warc.gz", "warc")], tmp_path / "out")
-    assert [row["url"].rpartition("/")[2] for row in rows] == ["1", "attributes", "surrogates", "2"]
-    assert account["sources"]["crawl"]["dropped"] == {"not_text": 1, "too_deep": 1, "too_large": 2}
-
-
-def test_plain_texts_keep_ids_when_files_move(tmp_path: Path, corpus: ModuleType) -> None:
-    outs = []
-    for folder in ("a", "b"):
-        path = tmp_path / folder / "x.jsonl.zst"
-        corpus.write_jsonl(path, [{"text": corpus.text(1)}, {"text": " \n"}])
-        outs.append(run([SourceFile("books", path, "x.jsonl.zst", "jsonl")], tmp_path / f"out-{folder}"))
-    assert outs[0] == outs[1]
-    account, rows = outs[0]
-    assert [(row["id"], row["text"], row["language"]) for row in rows] == [
-        ("books/x.jsonl.zst/0", corpus.text(1), "en")
-    ]
-    assert account["sources"]["books"]["dropped"] == {"empty": 1}
-
-
-def test_crawl_files_are_extracted_without_errors(samples: Path, tmp_path: Path) -> None:
-    paths = sorted(path for path in (samples / "web").rglob("*warc*") if ".wet." not in path.name)
-    account, rows = run([SourceFile("web", path, path.name, "warc") for path in paths], tmp_path)
-    assert account["documents_in"] == sum(
-        count["documents_out"] + sum(count["dropped"].values()) for count in account["sources"].values()
-    )
-    assert {row["language"] for row in rows} == {"en"}
-    assert {"truncated", "bad_length", "other_language"} <= set(account["sources"]["web"]["dropped"])
-    assert len(rows) > 10
-    json.dumps(account)

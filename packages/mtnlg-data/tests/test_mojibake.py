@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import ftfy
@@ -17,7 +14,6 @@ from mtnlg_data.mojibake import MAX_PIECE_CHARACTERS, TRIGGERS, fix_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 
 PIECES = st.one_of(
@@ -78,14 +74,6 @@ def test_million_character_line_is_fixed_in_ftfys_pieces() -> None:
     assert fix_text(text) == ftfy.fix_text(text)
 
 
-def test_real_texts_are_fixed_as_ftfy_does(samples: Path) -> None:
-    path = samples / "web" / "cc_en_head-0091.jsonl.gz"
-    texts = [json.loads(line)["text"] for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert any(fix_text(text) != text for text in texts)
-    for text in texts:
-        assert fix_text(text) == ftfy.fix_text(text)
-
-
 def test_ftfy_matches_no_mojibake_without_a_trigger_character() -> None:
     """Every alternative of ``BADNESS_RE`` has a position that only characters of ``TRIGGERS`` match."""
     parser: Any = importlib.import_module("re._parser")
@@ -108,8 +96,3 @@ def _positions(alternative: Iterable[tuple[object, Any]]) -> list[list[str]]:
             ranges = [(value, value) if str(each) == "LITERAL" else value for each, value in what]
             positions.append([chr(code) for first, last in ranges for code in range(first, last + 1)])
     return positions
-
-
-def test_the_positions_of_an_expression_are_listed() -> None:
-    parser: Any = importlib.import_module("re._parser")
-    assert _positions(parser.parse("[a-c]x[^y].", re.VERBOSE)) == [["a", "b", "c"], ["x"]]

@@ -82,9 +82,9 @@ def test_vocabulary_has_the_requested_size_or_the_maximum(tmp_path: Path) -> Non
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
 
 
-def test_gpt2s_two_files_give_gpt2s_ids(samples: Path, tmp_path: Path) -> None:
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(samples / "gpt2")))
-    vocabulary = json.loads((samples / "gpt2" / "encoder.json").read_text(encoding="utf-8"))
+def test_gpt2s_two_files_give_gpt2s_ids(gpt2: Path, tmp_path: Path) -> None:
+    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(gpt2)))
+    vocabulary = json.loads((gpt2 / "encoder.json").read_text(encoding="utf-8"))
     assert account["vocabulary"] == len(vocabulary)
     assert read_blend(tmp_path / "out").eod == vocabulary[EOD] == len(vocabulary) - 1
     ids = plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?")
@@ -230,33 +230,6 @@ def test_a_run_says_once_that_an_end_token_is_added(tmp_path: Path, capsys: pyte
     (tmp_path / "data.toml").write_text(f'tokenize.tokenizer = "words.json"\n{source}\n')
     curate(load_recipe(tmp_path), tmp_path / "out", Local(1))
     assert capsys.readouterr().err.count("it is added as number 2") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none.json", r"none\.json: no tokenizer: expected a tokenizer\.json, gpt2, or a folder with one of: "),
-        ("bad.json", r"bad\.json: not a tokenizer\.json: "),
-        (".", r"one of: tokenizer\.json; encoder\.json and vocab\.bpe; vocab\.json and merges\.txt"),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(Failure, match=message):
-        tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path / name)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "either a vocabulary to train, such as 50257, or a tokenizer"),
-        ({"vocabulary": 300, "tokenizer": "."}, "either a vocabulary to train, such as 50257, or a tokenizer"),
-        ({"vocabulary": 256}, "greater than or equal to 257"),
-    ],
-)
-def test_a_vocabulary_and_a_tokenizer_exclude_one_another(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TokenizeSettings(**settings)
 
 
 # --- the sample ------------------------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fsspec
 import object_store
@@ -15,7 +14,6 @@ from object_store import FAULTS, command
 
 from mtnlg_data.console import Failure, IoFailure, UsageFailure
 from mtnlg_data.tokens.store import TokenStore
-from mtnlg_data.transfer import url_files
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import TransientError, Url, connect, driver_errors, location
@@ -38,14 +36,6 @@ def test_parts_of_a_url(text: str) -> None:
 @pytest.mark.parametrize("path", ["a", "/a/b", "./s3", "a:b", "x=s3", "s3:", "s3:/a", "a b://c", Path("s3://a")])
 def test_a_path_is_no_url(path: Path | str) -> None:
     assert location(path) == Path(path)
-
-
-def test_the_command_line_does_not_wait_for_fsspec() -> None:
-    code = (
-        "import sys; from mtnlg_data import cli; print([n for n in ('fsspec', 's3fs', 'aiohttp') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_files_are_listed_by_folder_by_pattern_and_by_name(store: Store) -> None:
@@ -80,23 +70,6 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(store: Store, tmp_pa
         fetch_files(files, tmp_path)
     fetch_files(list_files(f"s3://{store.bucket}/a.bin"), tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == other
-
-
-def test_a_file_that_changes_while_it_is_read_is_refused(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(url_files, "BLOCK_BYTES", len(CONTENT) // 2)
-    store.put(f"{store.bucket}/a.bin", CONTENT)
-    files = list_files(f"s3://{store.bucket}/a.bin")
-
-    def change(handler: Any, answer: Any, content: bytes) -> None:  # noqa: ANN401
-        store.put(f"{store.bucket}/a.bin", CONTENT[::-1])
-        object_store.passed(handler, answer, content)
-
-    store.faults["GET", "/a.bin"] = [change]
-    with pytest.raises(Failure, match="it changed"):
-        fetch_files(files, tmp_path)
-    assert not (tmp_path / "a.bin").exists()
 
 
 MISTAKES = [
@@ -228,17 +201,6 @@ def test_unwritable_target_is_refused_before_work(store: Store, tmp_path: Path) 
     store.faults["PUT", ""] = [object_store.denied] * 20
     with pytest.raises(Failure, match="access denied"):
         Place.of(location(f"s3://{store.bucket}/out"), tmp_path / "work")
-
-
-def test_a_data_set_is_exported_to_a_url(store: Store, tmp_path: Path, finished: Run) -> None:
-    url = f"s3://{store.bucket}/set"
-    status, line = command("export", finished.out, "--out", url, "--work", tmp_path / "work", "--json")
-    assert (status, json.loads(line[line.index("\n{") :])["path"]) == (0, url)
-    assert [*list_files(url)] == [
-        "README.md",
-        "data/books/train-00000-of-00001.parquet",
-        "data/crawl/train-00000-of-00001.parquet",
-    ]
 
 
 def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: Run) -> None:

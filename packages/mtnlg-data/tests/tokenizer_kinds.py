@@ -30,6 +30,7 @@ from tokenizers.pre_tokenizers import (
 from tokenizers.processors import TemplateProcessing
 
 from mtnlg_data.tokens.encoder import open_encoder
+from mtnlg_data.tokens.tokenizer import EOD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,6 +164,15 @@ def train_kind(name: str, *, keep_special: bool = False) -> Tokenizer:
     random = Random(1)
     texts = [*(odd_text(random, 2000) for _ in range(60)), *["the quick brown </s> jumps </s> over <s> dogs " * 20] * 3]
     return KINDS[name].train(texts if keep_special else [_without_special(text) for text in texts])
+
+
+def write_gpt2(folder: Path) -> Path:
+    """GPT-2's two files, of a trained tokenizer: the ids of tokens, the end token last, and the merges."""
+    ids, merges = map(Path, train_kind("gpt2").model.save(str(folder)))
+    vocabulary = json.loads(ids.read_text(encoding="utf-8"))
+    (folder / "encoder.json").write_text(json.dumps({**vocabulary, EOD: len(vocabulary)}), encoding="utf-8")
+    ids.unlink()
+    return merges.rename(folder / "vocab.bpe").parent
 
 
 def _without_special(text: str) -> str:

@@ -1,0 +1,51 @@
+"""HTTP servers on loopback, for modules that imitate others' servers."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Server(ThreadingHTTPServer):
+    """Notes the requests that its handler notes in ``requests``."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.requests: list[tuple[str, str]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def asked(self, method: str, end: str = "") -> int:
+        """How many requests of this method came for paths with this end."""
+        return sum(one == method and path.partition("?")[0].endswith(end) for one, path in self.requests)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore connections that clients left."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Prints nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
+        pass
+
+
+AServer = TypeVar("AServer", bound=Server)
+
+
+@contextmanager
+def serving(server: AServer) -> Iterator[AServer]:
+    """Serve in a thread until the block ends."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
