@@ -17,8 +17,6 @@ from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mtnlg_data.engine import Summary
 
 
@@ -102,15 +100,18 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, workers: int) -> None:
-    with closing(Local(workers)) as engine, pytest.raises(OSError, match=r"No space left on device: .*/0'$"):
-        run_tasks(engine, tasks.tasks_in(tmp_path, "a", "fill_the_disk"), "echo")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_panic_of_a_library_is_one_line_that_names_the_output(tmp_path: Path, workers: int) -> None:
-    with closing(Local(workers)) as engine, pytest.raises(Failure, match=r"/0: a library gave up on it: a$"):
-        run_tasks(engine, tasks.tasks_in(tmp_path, "a", "panic"), "echo")
+@pytest.mark.parametrize(
+    ("function", "error", "line"),
+    [
+        ("fill_the_disk", OSError, r"No space left on device: .*/0'$"),
+        ("panic", Failure, r"/0: a library gave up on it: a$"),
+    ],
+)
+def test_full_disk_or_panic_is_one_line_that_names_the_file(
+    tmp_path: Path, function: str, error: type[Exception], line: str, workers: int
+) -> None:
+    with closing(Local(workers)) as engine, pytest.raises(error, match=line):
+        run_tasks(engine, tasks.tasks_in(tmp_path, "a", function), "echo")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -158,13 +159,6 @@ def test_symlinked_lock_file_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert target.read_text() == "precious"
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / ".lock")
-    with pytest.raises(Failure, match=r"\.lock: not a regular file"), lock_folder(tmp_path):
-        pass
 
 
 def test_odd_manifest_is_a_one_line_error(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
+import lxml.html
 import pytest
 from command_line import command
 
@@ -54,41 +54,17 @@ def summary(finished: Any) -> dict[str, Any]:  # noqa: ANN401
     return content
 
 
-class Page(HTMLParser):
-    """A page taken apart: its elements, the rows of its tables as text, its text."""
+class Page:
+    """A page taken apart: its tree, its text with a mark before each heading, the rows of its tables."""
 
     def __init__(self, content: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.feed(content)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag != "meta":
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in {"td", "th"}:
-            self.rows[-1].append("")
-        self.text += "§" * (tag == "h2")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self.open:
-            return
-        self.text += data
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
+        self.tree = lxml.html.document_fromstring(content)
+        for style in self.tree.iter("style"):
+            style.text = ""
+        for heading in self.tree.iter("h2"):
+            heading.text = f"§{heading.text}"
+        self.text = str(self.tree.text_content())
+        self.rows = [[str(cell.text_content()) for cell in row.iter("td", "th")] for row in self.tree.iter("tr")]
 
     def row(self, head: str) -> list[str]:
         return next(row for row in self.rows if row and row[0] == head)
@@ -106,7 +82,7 @@ def test_every_part_of_the_summary_has_its_section(tmp_path: Path, summary: dict
     assert [part.partition("\n")[0] for part in parts] == list(SECTIONS)
     for part, words in zip(parts, SECTIONS.values(), strict=True):
         assert not [word for word in words if word not in part]
-    assert len([tag for tag, _ in page.elements if tag == "svg"]) == 2 + 2
+    assert len([*page.tree.iter("svg")]) == 2 + 2
     marked = re.findall(r"<mark>(.*?)</mark>", written, re.DOTALL)
     assert marked == ["firstReturn", "lastReturn", "items that\ncompare - EQUAL"]
     assert write_report(tmp_path).read_text(encoding="utf-8") == written
@@ -130,10 +106,10 @@ def test_ledger_adds_up_as_in_the_summary(tmp_path: Path, summary: dict[str, Any
 def test_the_page_loads_no_other_file(tmp_path: Path, summary: dict[str, Any]) -> None:
     page, content = write_page(tmp_path, summary)
     assert not re.search(r"https?:|@import|//[a-z]|url\(", content)
-    assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.elements}
-    anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert not [*page.tree.iter("script", "link", "img", "iframe", "object", "image")]
+    anchors = page.tree.xpath("//@id")
     assert len(anchors) == len(set(anchors))
-    assert {str(a[key]) for _, a in page.elements for key in ("href", "src") if key in a} == {f"#{a}" for a in anchors}
+    assert {*page.tree.xpath("//@href | //@src")} == {f"#{anchor}" for anchor in anchors}
 
 
 def test_the_command_writes_the_report_of_a_run_or_stage(tmp_path: Path, summary: dict[str, Any]) -> None:

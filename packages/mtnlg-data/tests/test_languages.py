@@ -14,7 +14,7 @@ import small_corpus as corpus
 from shards import read_rows, run_here, write_shard
 
 from mtnlg_data import Clean, Extract, Record, SourceFile, load_recipe
-from mtnlg_data.console import Failure, UsageFailure
+from mtnlg_data.console import Failure
 from mtnlg_data.document import shard_name
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
@@ -157,15 +157,6 @@ def test_clean_finds_the_language_where_none_is_recorded(
     assert [row["id"] for row in clean(tmp_path, documents, languages=("th_X",), language_model=model)[1]] == ["th"]
 
 
-def test_another_model_at_the_same_path_is_another_key(tmp_path: Path, texts: dict[str, list[str]]) -> None:
-    pytest.importorskip("fasttext", reason="fasttext-predict is not installed")
-    keys: list[str] = []
-    for number in (0, 1, 0):
-        path = language_models.train(tmp_path / "lid.bin", {"a": texts["en"][:1], "b": texts["de"][:number]})
-        keys.append(Extract(languages=("a",), language_model=path, sources={"web": {}}).run_key())
-    assert keys[0] == keys[2] != keys[1]
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 RECIPE = '[sources.own]\nkind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n[tokenize]\nvocabulary = 300\n[extract]\n'
@@ -179,12 +170,6 @@ def test_clean_wants_the_languages_of_extract_by_default(tmp_path: Path) -> None
     other = load_recipe(tmp_path, ['clean.languages=["th"]', "clean.min_language_score=0.5"])
     scores = [(s.settings.languages, s.settings.min_language_score) for s in map(other.step, ("clean", "extract"))]
     assert scores == [(("th",), 0.5), (("zh",), 0.0)]
-
-
-def test_a_code_that_cld2_does_not_have_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "data.toml").write_text(RECIPE + 'languages = ["english"]\n')
-    with pytest.raises(UsageFailure, match=r"data\.toml: extract: languages = 'english': CLD2 has no such language"):
-        load_recipe(tmp_path)
 
 
 @pytest.mark.parametrize("loss", ["SOFTMAX", "TREE"])

@@ -12,23 +12,20 @@ import tomllib
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
 from command_line import command
+from engines import NoWork
 from shards import stored_rows
 
 from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_recipe
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
-from mtnlg_data.report.why import explain
 from mtnlg_data.user_code import code_digest, open_step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILTERS = '''
 import pyarrow.compute as pc
@@ -184,19 +181,6 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
     assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
 
 
-def test_settings_differ_by_source_and_language(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path) -> None:
-    assert stage(run[1], "clean")["sources"]["web"]["dropped"] == {"short": 1}
-    changed = curate(load_recipe(recipe, ["clean.where.source.books.shortest=100000"]), tmp_path / "o", Local(1))
-    assert stage(changed, "clean")["sources"]["books"]["dropped"] == {"short": 30}
-
-
-def test_why_says_which_own_step_dropped_a_document(run: tuple[Path, dict[str, Any]]) -> None:
-    (document,) = explain(run[0], "web/web.jsonl/20")
-    assert [(one["stage"], one["fate"]) for one in document["stages"]][-1] == ("long", "dropped")
-    assert document["stages"][-1]["reason"] == "long"
-    assert "long" in (run[0].parent / "data" / "recipe.toml").read_text()
-
-
 def test_plan_says_that_their_cost_is_unknown(recipe: Path) -> None:
     resolved = load_recipe(recipe)
     planned = plan(resolved, assumed_corpus(resolved, 1000), 2)
@@ -209,12 +193,6 @@ def test_the_resolved_recipe_reads_back(recipe: Path, run: tuple[Path, dict[str,
 
 
 def test_finished_run_is_idle_and_a_setting_reruns_its_step(recipe: Path, run: tuple[Path, dict[str, Any]]) -> None:
-    class NoWork:
-        workers = 1
-
-        def imap(self, tasks: Any) -> Iterator[Any]:  # noqa: ANN401
-            raise AssertionError([task.output for task in tasks])
-
     assert curate(load_recipe(recipe), run[0], NoWork()) == run[1]
     with pytest.raises(AssertionError, match="03-long"):
         curate(load_recipe(recipe, ["long.least=61"]), run[0], NoWork())

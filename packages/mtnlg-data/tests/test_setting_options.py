@@ -9,7 +9,7 @@ import pytest
 from command_line import command, invoke
 
 from mtnlg_data.cli import app
-from mtnlg_data.commands.setting_options import leaves, parse_settings
+from mtnlg_data.commands.setting_options import leaves
 from mtnlg_data.commands.step_command import NAMES
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
@@ -97,13 +97,6 @@ def test_a_wrong_value_is_a_line_with_option_and_value(tmp_path: Path, words: li
         read(tmp_path, *words)
     assert str(failure.value).startswith(line)
     assert "\n" not in str(failure.value)
-
-
-def test_every_mistake_has_its_line() -> None:
-    by_name = {leaf.path[-1]: leaf for leaf in leaves(Every)}
-    with pytest.raises(UsageFailure) as failure:
-        parse_settings(Every, {by_name["count"]: "1", by_name["kind"]: "x"})
-    assert [line.split()[0] for line in str(failure.value).splitlines()] == ["--count", "--kind"]
 
 
 @pytest.mark.parametrize("step", STEPS)

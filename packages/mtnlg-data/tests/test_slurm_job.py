@@ -100,13 +100,16 @@ def test_head_port_is_outside_ray_and_ephemeral_ranges() -> None:
 
 @pytest.mark.parametrize("bad", ["a\n#SBATCH --uid=0", "a\rb", "\x1b[2J", "\u2028"])
 def test_a_control_character_never_enters_the_job(bad: str) -> None:
-    for arguments, sbatch, interface in (([bad], [], None), ([], [f"--comment={bad}"], None), ([], [], bad)):
+    places: list[dict[str, Any]] = [
+        {"arguments": [bad]},
+        {"sbatch": [f"--comment={bad}"]},
+        {"interface": bad},
+        {"setup": [bad]},
+        {"srun": [bad]},
+    ]
+    for place in places:
         with pytest.raises(UsageFailure, match="a control character or line break cannot"):
-            job_script(arguments, sbatch, interface, out="o")
-        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
-            job_script([], [], None, out="o", setup=[bad])
-        with pytest.raises(UsageFailure, match="a control character or line break cannot"):
-            job_script([], [], None, out="o", srun=[bad])
+            job_script(**{"arguments": [], "sbatch": [], "interface": None, **place}, out="o")
 
 
 def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)

@@ -139,11 +139,6 @@ def test_run_and_single_step_refuse_each_others_folders(finished: Run, two_files
     assert files_of(tmp_path / "alone") == before
 
 
-def test_extract_too_takes_the_folder_of_a_stage_by_its_list(shrunk: tuple[Path, Path]) -> None:
-    files = find_inputs([str(shrunk[0] / "04-deduplicate")], raw=True).files
-    assert {file.name for file in files} == {"books-00000.parquet", "crawl-00000.parquet"}
-
-
 def test_unfinished_or_incomplete_stage_is_refused(shrunk: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(shrunk[0] / "03-clean", tmp_path / "clean")
     (folder / "books-00000.parquet").unlink()

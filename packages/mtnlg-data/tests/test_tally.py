@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from mtnlg_data import tally
-from mtnlg_data.summary import SHOWN_PER_FATE, merge_summaries, passthrough_summary, say_summary, stage_summary
+from mtnlg_data.summary import SHOWN_PER_FATE, passthrough_summary, say_summary, stage_summary
 from mtnlg_data.tally import EXCERPT_CHARACTERS, Tallies, Tally, recorded_tallies
 
 if TYPE_CHECKING:
@@ -54,29 +54,13 @@ def test_lengths_are_counted_in_octaves_and_pass_through() -> None:
     assert after["characters_in"] == clean["characters_out"]
 
 
-def test_keys_of_a_step_go_to_the_top_and_its_shards_nowhere() -> None:
-    stage = {**stage_summary("x", [tally_of(range(4)).summary()], ["web"]), "shards": ["a"], "own": {"a": [None]}}
-    summary = merge_summaries([stage, {**stage, "name": "y", "details": {"own": 1}}])
-    assert [*summary] == ["version", "seconds", "stages", "own"]
-    assert [one.get("details") for one in summary["stages"]] == [None, {"own": 1}]
-    assert not any("shards" in one or "own" in one for one in summary["stages"])
-
-
-def test_drops_are_held_by_the_row_group_and_none_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drops_beyond_a_row_group_are_all_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally, "DROPS_PER_GROUP", 4)
-    with recorded_tallies(tmp_path / "none.parquet") as none:
-        none["web"].keep(3)
-    assert none.files == []
-    assert list(tmp_path.iterdir()) == []
     with recorded_tallies(tmp_path / "ten.parquet") as ten:
         for number in range(10):
             ten["web"].drop(5, "short", str(number), number / 2, f"web/{number}")
-    assert ten.files == ten.summary()["files"] == ["dropped/ten.parquet"]
-    with pq.ParquetFile(tmp_path / ten.files[0]) as file:
-        assert file.num_row_groups == 3
-        rows = file.read().to_pylist()
+    rows = pq.read_table(tmp_path / ten.files[0]).to_pylist()
+    assert [row["id"] for row in rows] == [str(number) for number in range(10)]
     assert rows[7] == {"id": "7", "key": "web/7", "source": "web", "reason": "short", "score": 3.5}
 
 
