@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
-import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
+from engines import NoWork
 
-from mtnlg_data.cli import main
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DamagedShard
 from mtnlg_data.engine import Local
@@ -23,8 +20,6 @@ from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Run
     from mtnlg_data.engine import Summary
 
@@ -79,29 +74,7 @@ def test_the_summary_is_what_the_report_reads(finished: Run) -> None:
     assert load_recipe(finished.out / "recipe.toml").dump() == load_recipe(finished.recipe).dump()
 
 
-def test_of_twins_one_stays(finished: Run) -> None:
-    texts = [
-        text
-        for path in (finished.out / "04-deduplicate").glob("crawl-*.parquet")
-        for text in pq.read_table(path)["text"].to_pylist()
-    ]
-    assert len(texts) == len(set(texts))
-
-
-def test_a_recipe_without_filtered_sources_has_no_quality_stage(tmp_path: Path) -> None:
-    recipe = corpus.write_run(tmp_path, pages=20)
-    summary = run(recipe, tmp_path / "data", "sources.crawl.filtered=false", "texts='texts.jsonl'")
-    assert [stage["name"] for stage in summary["stages"]] == [name for name in STAGES if name != "quality"]
-
-
 # --- nothing is done twice -------------------------------------------------------------------------------------------
-
-
-class NoWork:
-    """An engine that must not be asked for anything."""
-
-    def imap(self, tasks: object) -> Iterator[Any]:
-        raise AssertionError(f"{tasks} were to run")
 
 
 def test_the_second_run_does_no_work_and_says_the_same(finished: Run) -> None:
@@ -175,18 +148,6 @@ paths = ["past.jsonl"]
         assert stage["sources"]["past"]["documents_out"] == rows
 
 
-def test_shorter_input_removes_surplus_shards(finished: Run, tmp_path: Path) -> None:
-    def shards() -> list[str]:
-        return sorted(path.name for path in (tmp_path / "data" / "01-extract").glob("crawl*.parquet"))
-
-    many = run(finished.recipe, tmp_path / "data", "extract.shard_characters=20000")
-    assert len(shards()) > 6
-    assert many["stages"][0]["documents_out"] == finished.summary["stages"][0]["documents_out"]
-    fewer = run(finished.recipe, tmp_path / "data")
-    assert shards() == ["crawl-00000.parquet"]
-    assert fewer["tokens"] == finished.summary["tokens"]
-
-
 def test_another_input_file_is_noticed(finished: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
     corpus.write_jsonl(folder / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
@@ -195,36 +156,6 @@ def test_another_input_file_is_noticed(finished: Run, tmp_path: Path) -> None:
 
 
 # --- faults of the system and the user ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        (["--input", "/nowhere"], 1, "/nowhere/raw/books/*.jsonl.zst: no such file"),
-        (["--set", "texts=none.jsonl"], 1, "none.jsonl: no such file of task texts"),
-        (["--set", "sources.books.weight=0.5"], 2, "sum to 1.1, not to 1"),
-        (["--set", "sources.books.colour=1"], 2, "sources.books: colour = 1: unknown key"),
-        (["--workers", "0"], 2, ""),
-        (["--set", "quality"], 2, "expected key=value"),
-    ],
-)
-def test_what_cannot_work_ends_before_any_work(
-    finished: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    options: list[str],
-    status: int,
-    words: str,
-) -> None:
-    command_line = ["mtnlg-data", "run", str(finished.recipe), "--out", str(tmp_path / "data"), *options]
-    monkeypatch.setattr(sys, "argv", command_line)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == status
-    assert words in "".join(capsys.readouterr().err.splitlines()[:2])  # one may be what deduplicate says
-    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "report.html"])
@@ -255,26 +186,3 @@ def test_unreadable_input_ends_the_run_and_is_named(finished: Run, tmp_path: Pat
     (folder / "raw" / name).unlink()
     curate(recipe, folder / "data", engine)
     assert tokens(folder / "data") == tokens(finished.out)
-
-
-def test_bad_input_costs_its_records_and_nothing_else(finished: Run, tmp_path: Path) -> None:
-    recipe = corpus.write_run(tmp_path)
-    crawl = tmp_path / "raw" / "crawl"
-    good = corpus.member(corpus.record(corpus.page(corpus.text(5000)).encode()))
-    (crawl / "cut.warc.gz").write_bytes(good + corpus.member(corpus.record(b"<p>" + os.urandom(4000)))[:-900])
-    (crawl / "empty.warc.gz").write_bytes(b"")
-    (crawl / "lies.warc.gz").write_bytes(corpus.member(corpus.record(b"x" * 900, length=10**9)) + good)
-    (crawl / "noise.warc.gz").write_bytes(random.Random(0).randbytes(5000))
-    (crawl / "not-text.warc.gz").write_bytes(corpus.member(corpus.record(bytes(range(256)) * 20)))
-    (tmp_path / "raw" / "books" / "torn.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd torn")
-    extracted = run(recipe, tmp_path / "data")["stages"][0]
-    clean = finished.summary["stages"][0]
-    assert extracted["documents_out"] == clean["documents_out"] + 2
-    reasons = {reason for source in extracted["sources"].values() for reason in source["dropped"]}
-    assert reasons == {"truncated", "too_large", "unreadable", "not_text"}
-    assert {error["where"].partition(":")[0] for error in extracted["errors"]} == {
-        "cut.warc.gz",
-        "lies.warc.gz",
-        "noise.warc.gz",
-        "torn.jsonl.zst",
-    }
