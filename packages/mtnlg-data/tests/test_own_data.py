@@ -9,7 +9,6 @@ import random
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,12 +20,9 @@ from mtnlg_data import (
     Decontaminate,
     Deduplicate,
     Extract,
-    Local,
     Quality,
     Record,
     SourceFile,
-    Tokenize,
-    run_step,
 )
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
@@ -34,7 +30,6 @@ from mtnlg_data.document import CHARACTERS_PER_GROUP, DocumentFile
 from mtnlg_data.report.file_inspection import inspect_table
 from mtnlg_data.sources import read_records
 from mtnlg_data.sources.record import Metadata
-from mtnlg_data.sources.tables import row_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +102,20 @@ def same(stored: pa.Table, given: pa.Table) -> None:
         assert stored[name].to_pylist() == given[name].to_pylist(), name
 
 
+def to_the_end(folder: Path, *rules: str) -> Path:
+    """The extracted shard cleaned, deduplicated and decontaminated, which cuts the sixth text in two."""
+    texts = write_lines(folder / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    shard = folder / "documents" / "own-00000.parquet"
+    for name, step in (
+        ("clean", cleaned("own", *rules, shortest=1)),
+        ("unique", Deduplicate(alarm_share=1.0)),
+        ("pure", Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50)),
+    ):
+        run_here(step, [shard], folder / name)
+        shard = folder / name / shard.name
+    return shard
+
+
 def test_json_id_and_fields_reach_the_end(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
         {"id": "a-1", "text": TEXTS[0], "url": "http://a", "tags": ["x"], "n": 1.5},
@@ -120,18 +129,10 @@ def test_json_id_and_fields_reach_the_end(tmp_path: Path) -> None:
     ids = ["a-1", "17", "own/d.jsonl/2", "own/d.jsonl/3", "again", "again"]
     assert [row["id"] for row in documents] == ids
     assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
-    engine, shards = Local(1), [tmp_path / "documents" / "own-00000.parquet"]
-    run_step(cleaned("own", "unicode", "short", shortest=1), shards, tmp_path / "clean", engine)
-    shards = [tmp_path / "clean" / shards[0].name]
-    summary = run_step(Deduplicate(alarm_share=1.0), shards, tmp_path / "unique", engine)
-    (pair,) = summary["duplicates"]["samples"]
-    assert {pair["kept"], pair["dropped"]} == {"a-1", "again"}
-    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    shards = [tmp_path / "unique" / shards[0].name]
-    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), shards, tmp_path / "pure", engine)
-    cuts = pq.read_table(tmp_path / "pure" / "cuts" / shards[0].name).to_pylist()
+    last = to_the_end(tmp_path, "unicode", "short")
+    cuts = pq.read_table(last.parent / "cuts" / last.name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
-    left = rows(tmp_path / "pure" / shards[0].name)
+    left = rows(last)
     whole = [row for row in left if "#" not in row["key"]]
     metadata = {int(row["key"][-1]): row["metadata"] and json.loads(row["metadata"]) for row in whole}
     kept = 0 if 0 in metadata else 4
@@ -151,27 +152,20 @@ def test_parquet_columns_survive_every_stage(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "my.parquet", row_group_size=4)
     _, documents = extract(tmp_path, tmp_path / "my.parquet", "parquet", "body")
     assert [row["id"] for row in documents] == ["7", "7", "own/my.parquet/2", "9", "10", "11"]
-    shard = tmp_path / "documents" / "own-00000.parquet"
-    same(pq.read_table(shard), table)
-    engine = Local(1)
+    same(pq.read_table(tmp_path / "documents" / "own-00000.parquet"), table)
     languages = [row["language"] for row in documents]
-    run_step(cleaned("own", "whitespace"), [shard], tmp_path / "clean", engine)
-    run_step(Deduplicate(alarm_share=1.0), [tmp_path / "clean" / shard.name], tmp_path / "unique", engine)
-    unique = tmp_path / "unique" / shard.name
+    last = to_the_end(tmp_path, "whitespace")
+    unique = tmp_path / "unique" / last.name
     duplicates = pq.read_table(tmp_path / "unique" / "dropped" / "duplicates-00000.parquet").to_pylist()
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
     left = [n for n in range(6) if n not in removed]
     assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
     same(pq.read_table(unique), table.take(left))
-    texts = write_lines(tmp_path / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
-    run_step(Decontaminate(texts=texts, n=5, minimum=5, window=0, shortest=50), [unique], tmp_path / "pure", engine)
-    pieces = pq.read_table(tmp_path / "pure" / shard.name)
+    pieces = pq.read_table(last)
     same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
     assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
-    assert [row["key"] for row in rows(tmp_path / "pure" / shard.name)][-2:] == [
-        f"own/my.parquet/5#{n}" for n in (0, 1)
-    ]
+    assert [row["key"] for row in rows(last)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
 
 
 def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
@@ -200,30 +194,23 @@ def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
 
 
 def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:
-    engine, mine = Local(1), tmp_path / "mine.parquet"
+    mine = tmp_path / "mine.parquet"
     table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})
     pq.write_table(table, mine)
     names = [(row["id"], row["source"]) for row in rows(mine)]
     assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
     assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
-    summary = run_step(Deduplicate(alarm_share=1.0), [mine], tmp_path / "unique", engine)
+    summary = run_here(Deduplicate(alarm_share=1.0), [mine], tmp_path / "unique")
     assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
     assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
     kept = tmp_path / "clean" / mine.name
-    run_step(cleaned("mine", "short"), [mine], tmp_path / "clean", engine)
+    run_here(cleaned("mine", "short"), [mine], tmp_path / "clean")
     same(pq.read_table(kept), table.slice(0, 2))
-    english = pa.table({"text": ["The harbour was quiet that morning. " * 9, "Le port était calme ce matin-là. " * 9]})
-    pq.write_table(english, tmp_path / "two.parquet")
-    summary = run_step(cleaned("two", "language"), [tmp_path / "two.parquet"], tmp_path / "en", engine)
-    assert summary["sources"]["two"]["dropped"] == {"other_language": 1}
-    small = Tokenize(vocabulary=300, validation=0.0, sources={"mine": {"weight": 1.0}})
-    run_step(small, [kept], tmp_path / "tokens", engine)
-    assert (tmp_path / "tokens" / "mine.bin").stat().st_size > 0
     pq.write_table(table.rename_columns(["id", "body", "year"]), tmp_path / "none.parquet")
     with pytest.raises(Failure, match=r"none\.parquet: no column 'text' of strings; it has id, body, year"):
-        run_step(cleaned("none"), [tmp_path / "none.parquet"], tmp_path / "c", engine)
+        run_here(cleaned("none"), [tmp_path / "none.parquet"], tmp_path / "c")
     with pytest.raises(Failure, match=r"gone\.parquet: no such shard"):
-        run_step(cleaned("gone"), [tmp_path / "gone.parquet"], tmp_path / "c", engine)
+        run_here(cleaned("gone"), [tmp_path / "gone.parquet"], tmp_path / "c")
 
 
 def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
@@ -310,33 +297,6 @@ def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "parquet"):
         file = pq.read_metadata(folder / "documents" / "own-00000.parquet")
         assert max(file.row_group(group).num_rows for group in range(file.num_row_groups)) <= 4
-
-
-def test_only_repeating_columns_have_a_dictionary(tmp_path: Path) -> None:
-    extract(tmp_path, write_lines(tmp_path / "d.jsonl", [{"text": text} for text in TEXTS]))
-    pq.write_table(all_types(), tmp_path / "a.parquet")
-    extract(tmp_path / "parquet", tmp_path / "a.parquet", "parquet", "body")
-    with_one: list[set[str]] = []
-    for folder in (tmp_path, tmp_path / "parquet"):
-        group = pq.read_metadata(folder / "documents" / "own-00000.parquet").row_group(0)
-        columns = [group.column(number) for number in range(group.num_columns)]
-        with_one.append({column.path_in_schema for column in columns if column.has_dictionary_page})
-        assert all(column.is_stats_set for column in columns if column.path_in_schema in {"id", "mtnlg.key"})  # `why`
-    assert with_one[0] == {"source", "language"}
-    assert {"category", "tags.list.element", "nested.l.list.element.t", "mtnlg.source"} <= with_one[1]
-    assert not {"body", "mtnlg.id", "mtnlg.key", "mtnlg.url"} & with_one[1]
-
-
-def test_row_bytes_are_those_of_nested_values() -> None:
-    table = all_types()
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        whole = row_bytes(column)
-        assert len(whole) == len(column)
-        assert whole.tolist() == [int(row_bytes(column.slice(n, 1))[0]) for n in range(len(column))], name
-    text = pa.array([[{"a": "x" * 1000}], None, [{"a": "y"}, {"a": "z" * 500}]])
-    assert (np.diff(row_bytes(text)) // 100).tolist() == [-11, 5]
-    assert row_bytes(pa.array(["x" * 1000, "y"]).dictionary_encode()).tolist() == [1008, 9]
 
 
 def test_a_table_with_times_that_python_has_not_can_be_looked_at(tmp_path: Path) -> None:

@@ -188,21 +188,3 @@ def test_why_reads_no_text_and_skips_row_groups(
     assert reads
     assert not [names for *_, names in reads if "text" in names]
     assert {shard for _, shard, _ in reads} == {f"crawl-0000{name.split('/')[1][0]}.parquet"}
-
-
-def test_only_shards_with_the_document_are_opened(named: Path, reads: list[tuple[str, str, tuple[str, ...]]]) -> None:
-    assert fates(named, "b") == {"extract": "kept", "clean": "kept"}
-    both = {("documents", f"{name}-00000.parquet") for name in ("web", "more")}
-    assert {read[:2] for read in reads} == both | {("out", "web-00000.parquet")}
-
-
-@pytest.mark.parametrize("name", ["03-clean/books-00000.parquet", "02-quality/dropped/crawl-00000.parquet"])
-@pytest.mark.parametrize("asked", ["books/0.jsonl.zst/0", "unknown"])
-def test_a_damaged_file_is_named(finished: Any, tmp_path: Path, name: str, asked: str) -> None:  # noqa: ANN401
-    out = shutil.copytree(finished.out, tmp_path / "out")
-    (out / name).write_bytes((out / name).read_bytes()[:-9])
-    if asked != "unknown" and "dropped" in name:
-        assert fates(out, asked)["clean"] == "kept"  # no other shard's record is opened
-    else:
-        with pytest.raises(Failure, match=f"{name}: damaged: Parquet"):
-            explain(out, asked)
