@@ -1,34 +1,68 @@
-"""Decontamination: the paper's figures, its ledger, its files, and the bugs of the tools before it."""
+"""Decontamination: the paper's figures and definition, its ledger, and the bugs of the tools before it."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from decontamination import cut_at, run
+from engines import Backwards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import run_here, stored_rows, write_shard
 
-from mtnlg_data.console import Failure
+from mtnlg_data.decontaminate.cut_planning import plan_cuts
+from mtnlg_data.decontaminate.matches import Match, sentence_ends
 from mtnlg_data.decontaminate.ngrams import (
     NgramSet,
-    read_task_texts,
 )
-from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
+from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_kinds, fold_case
 from mtnlg_data.text.hashing import ngram_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from mtnlg_data.engine.tasks import Summary, Task
+    from mtnlg_data.engine.tasks import Summary
+
+SMALL = DecontaminateSettings(n=4, minimum=2, common=3, window=3, shortest=4, most_splits=3)
+
+
+def run(
+    folder: Path,
+    documents: Sequence[str],
+    texts: Sequence[tuple[str, str]] | None,
+    config: DecontaminateSettings = SMALL,
+    shards: int = 2,
+) -> tuple[Summary, list[dict[str, Any]]]:
+    """The stage's summary and the remaining documents."""
+    rows = [Document(f"d{number}", "web", text, "u", "en", score=0.5) for number, text in enumerate(documents)]
+    paths = [folder / f"web-{number:05d}.parquet" for number in range(shards)]
+    cuts = np.linspace(0, len(rows), shards + 1).astype(int)
+    for number, path in enumerate(paths):
+        write_shard(path, rows[cuts[number] : cuts[number + 1]])
+    file = None
+    if texts:
+        file = folder / "texts.jsonl"
+        rows_of_tasks = enumerate(texts)
+        lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
+        file.write_text("".join(lines), encoding="utf-8")
+    step = Decontaminate(config.model_copy(update={"texts": file}))
+    summary = run_here(step, paths, folder / "out")
+    written = [folder / "out" / path.name if texts else path for path in paths]  # without texts they pass unread
+    left = stored_rows(written)
+    return summary, left
+
 
 # --- the paper's figures ---------------------------------------------------------------------------------------------
 
@@ -141,18 +175,6 @@ def test_folding_keeps_positions_and_words() -> None:
     assert (character_kinds()[codes] == character_kinds()).all()
 
 
-def test_offsets_hold_where_lower_case_is_longer(tmp_path: Path) -> None:
-    text = "İ" * 300 + ". " + around(THIRTEEN)
-    _, left = run(tmp_path, [text], [("boolq", THIRTEEN)], PAPER)
-    assert "".join(row["text"] for row in left) == text[: 302 + 200] + "Cccc dddd." * 20
-
-
-def test_match_ends_at_its_last_word(tmp_path: Path) -> None:
-    spread = THIRTEEN.replace(" ", " ... \n\n --- ")
-    _, left = run(tmp_path, [around(spread, left=0)], [("boolq", THIRTEEN)], PAPER)
-    assert left[0]["text"] == "Cccc dddd." * 20
-
-
 def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     from mtnlg_data.decontaminate import ngrams as module
 
@@ -160,32 +182,6 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "find_prefixes", lambda hashes, *_: np.arange(len(hashes)))
     matches = NgramSet(["a b", "c d", "ab c", "e fg"], 2).search(["x c d a b", "b a", "a bc abc d", "e f", "e fgh"])
     assert [column.tolist() for column in matches] == [[0, 0], [2, 6], [5, 9], [1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("text", "spans", "window", "shortest", "pieces", "cut_for"),
-    [
-        ("aa bb. cc dd", [(0, 5), (3, 9)], 0, 0, [" cc dd"], 1),  # a piece holds no match begun in what was cut
-        ("aaaa.bbbXccc.dddd", [(8, 9)], 3, 0, ["aaaa.", "dddd"], 1),  # punctuation exactly at the edge of a cut
-        ("aaaa.bbbXccc.dddd", [(8, 9)], 4, 0, ["aaaa."], 1),
-        ("aaaa.bbbXccc.dddd", [(8, 9)], 5, 0, [], 1),
-        (".bb XX. cc", [(4, 6)], 0, 0, [" cc"], 1),  # a mark that opens what is left ends no sentence
-        ("XX.. YY. c", [(0, 2), (5, 7)], 0, 0, [" c"], 2),
-        ("X.  Y", [(0, 1), (4, 5)], 0, 4, [], 1),  # what is too short to be kept is not searched on
-        ("X.  Y", [(0, 1), (4, 5)], 0, 3, [], 2),
-    ],
-)
-def test_where_a_cut_begins_and_ends(  # noqa: PLR0917
-    text: str, spans: list[tuple[int, int]], window: int, shortest: int, pieces: list[str], cut_for: int
-) -> None:
-    assert cut_at(text, spans, window, shortest) == (pieces, spans[:cut_for])
-
-
-class Backwards(Local):
-    """Runs the last unit first."""
-
-    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
-        yield from super().imap(list(tasks)[::-1])
 
 
 def test_order_of_tasks_shards_and_batches_moves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,24 +200,116 @@ def test_order_of_tasks_shards_and_batches_moves_no_byte(tmp_path: Path, monkeyp
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [("{", "texts.jsonl:2: expected"), ('{"task": "a", "id": 3, "text": "b"}', "texts.jsonl:2: expected")],
+# --- equal to the definition -----------------------------------------------------------------------------------------
+
+
+def cut_at(text: str, spans: Sequence[tuple[int, int]], window: int, shortest: int) -> list[str]:
+    """Pieces kept of a text with matches at these spans."""
+    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    around = zip(*(column.tolist() for column in sentence_ends(text, starts, ends, window)), strict=True)
+    matches = [Match(*span, 0, *of) for span, of in zip(spans, around, strict=True)]
+    kept, _ = plan_cuts(len(text), matches, shortest)
+    return [text[start:end] for start, end in kept]
+
+
+def plain_words(text: str) -> list[tuple[int, int, str]]:
+    return [(match.start(), match.end(), match.group()) for match in re.finditer(r"\w+", fold_case(text))]
+
+
+def plain_ngrams(texts: Sequence[tuple[str, str]], config: DecontaminateSettings) -> set[tuple[str, ...]]:
+    ngrams = set()
+    for _, text in texts:
+        words = tuple(word for _, _, word in plain_words(text))
+        if config.minimum <= len(words) < config.n:
+            ngrams.add(words)
+        for first in range(len(words) - config.n + 1):
+            ngrams.add(words[first : first + config.n])
+    return ngrams
+
+
+def plain_first(
+    text: str, ngrams: set[tuple[str, ...]], config: DecontaminateSettings
+) -> tuple[int, int, tuple[str, ...]] | None:
+    words = plain_words(text)
+    for first in range(len(words)):
+        for length in range(config.n, config.minimum - 1, -1):
+            run_of_words = tuple(word for _, _, word in words[first : first + length])
+            if len(run_of_words) == length and run_of_words in ngrams:
+                return words[first][0], words[first + length - 1][1], run_of_words
+    return None
+
+
+def plain_cut(text: str, ngrams: set[tuple[str, ...]], config: DecontaminateSettings) -> list[str]:
+    """Take the first n-gram and what surrounds it out, go on with the rest, as the paper's tool does."""
+    kept, is_whole = [], True
+    while match := plain_first(text, ngrams, config) if is_whole or len(text) >= config.shortest else None:
+        start, end, _ = match
+        is_whole = False
+        left = start - config.window
+        while left > 0 and text[left] not in ".!?":
+            left -= 1
+        kept.append(text[: left + 1] if left > 0 else "")
+        right = end + config.window
+        while right < len(text) and text[right] not in ".!?":
+            right += 1
+        text = text[right + 1 :]
+    if is_whole:
+        return [text]
+    return [piece for piece in [*kept, text] if piece and len(piece) >= config.shortest]
+
+
+def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], config: DecontaminateSettings) -> list[str]:
+    ngrams = plain_ngrams(texts, config)
+    holders: Counter[tuple[str, ...]] = Counter()
+    for text in documents:
+        words = [word for _, _, word in plain_words(text)]
+        runs = {tuple(words[i : i + n]) for n in range(config.minimum, config.n + 1) for i in range(len(words) - n + 1)}
+        holders.update(runs & ngrams)
+    rare = {ngram for ngram in ngrams if holders[ngram] < config.common}
+    left = []
+    for text in documents:
+        parts = plain_cut(text, rare, config)
+        left += parts if len(parts) <= config.most_splits else []
+    return left
+
+
+words = st.sampled_from(["a", "B", "b", "é", "É", "İ", "i", "ΟΔΟΣ", "οδος", "한국", "x_1", "\U0001d518"])
+gaps = st.sampled_from([" ", "\n", ", ", ". ", "! ", "? ", ".", "  ", "-", "'"])
+prose = st.lists(st.tuples(words, gaps), max_size=40).map(lambda parts: "".join(word + gap for word, gap in parts))
+task_texts = st.lists(
+    st.tuples(
+        st.sampled_from(["boolq", "wic"]),
+        st.lists(st.tuples(words, gaps), max_size=7).map(lambda parts: "".join(word + gap for word, gap in parts)),
+    ),
+    max_size=4,
 )
-def test_a_bad_line_of_task_texts_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"task": "a", "id": "1", "text": "b"}\n' + line + "\n")
-    with pytest.raises(Failure, match=message):
-        list(read_task_texts(path))
-    with pytest.raises(Failure, match=r"none\.jsonl: No such file"):
-        list(read_task_texts(tmp_path / "none.jsonl"))
 
 
-def test_settings_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(ValueError, match="minimum = 9 is more than n = 8"):
-        DecontaminateSettings(n=8, minimum=9)
+@settings(max_examples=8)  # of up to twelve documents each, through all the files
+@given(documents=st.lists(prose, max_size=12), texts=task_texts, common=st.integers(1, 4), window=st.integers(0, 9))
+def test_what_is_left_is_what_the_definition_leaves(
+    documents: list[str],
+    texts: list[tuple[str, str]],
+    common: int,
+    window: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    config = SMALL.model_copy(update={"common": common, "window": window})
+    summary, left = run(tmp_path_factory.mktemp("d"), documents, texts, config)
+    expected = plain(documents, texts, config)
+    assert [row["text"] for row in left] == expected
+    assert summary["documents_out"] == len(expected)
+    assert summary["characters_out"] == sum(map(len, expected))
 
 
-def test_one_change_of_the_task_texts_is_enough_to_do_it_again(tmp_path: Path) -> None:
-    assert len(run(tmp_path, [around(THIRTEEN)], [("boolq", "other")], PAPER)[1]) == 1
-    assert len(run(tmp_path, [around(THIRTEEN)], [("boolq", THIRTEEN)], PAPER)[1]) == 2
+@settings(max_examples=150)
+@given(text=prose, texts=task_texts, window=st.integers(0, 9), shortest=st.integers(0, 9))
+def test_the_pieces_of_a_text_are_those_of_the_definition(
+    text: str, texts: list[tuple[str, str]], window: int, shortest: int
+) -> None:
+    config = SMALL.model_copy(update={"window": window, "shortest": shortest})
+    ngrams = [" ".join(ngram) for ngram in sorted(plain_ngrams(texts, config))]
+    matches = NgramSet(ngrams, config.minimum).search([text])
+    spans = list(zip(matches.starts.tolist(), matches.ends.tolist(), strict=True))
+    left = cut_at(text, spans, window, shortest) if spans else [text]
+    assert left == plain_cut(text, plain_ngrams(texts, config), config)

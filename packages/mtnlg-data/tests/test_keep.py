@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engines import NoWork
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import Local
@@ -16,21 +17,12 @@ from mtnlg_data.pipeline import curate
 from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Run
     from mtnlg_data.engine import Summary
 
 
 def run(recipe: Path, out: Path, *overrides: str, keep: Any = "last") -> Summary:  # noqa: ANN401
     return curate(load_recipe(recipe, overrides), out, Local(1), keep=keep)
-
-
-class NoWork:
-    """An engine that must not be asked for anything."""
-
-    def imap(self, tasks: object) -> Iterator[Any]:
-        raise AssertionError(f"{tasks} were to run")
 
 
 def shards(out: Path) -> set[str]:
