@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import language_model as language_models
-import numpy as np
 import pytest
 import small_corpus as corpus
 from command_line import command
@@ -18,7 +17,6 @@ from mtnlg_data import Decontaminate
 from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
-from mtnlg_data.quality.classifier import FEATURE_VERSION, FILE_SHAPE
 from mtnlg_data.recipe import load_recipe
 from mtnlg_data.tokens.tokenizer import train_tokenizer
 
@@ -174,10 +172,3 @@ def test_a_list_in_any_eight_bit_encoding_is_a_list(tmp_path: Path) -> None:
     (tmp_path / "wide").write_text("a.example\n", encoding="utf-16")
     with pytest.raises(Failure, match="wide: holds bytes that are no text"):
         check_list(tmp_path / "wide")
-
-
-def test_a_classifier_of_another_run_passes(recipe: Path) -> None:
-    values = np.zeros(FILE_SHAPE, np.int32)
-    values[-1] = FEATURE_VERSION
-    np.save(recipe.parent / "classifier.npy", values)
-    check_inputs(load_recipe(recipe, ["quality.model=classifier.npy"]))

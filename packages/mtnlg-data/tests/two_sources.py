@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shards import write_shards
 from tokenizers import Tokenizer
 
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
@@ -29,14 +29,10 @@ texts = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}
 def corpus(folder: Path, shards: int = 3) -> dict[str, list[Path]]:
     """Two sources, with some awkward texts."""
     awkward = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20]
-    paths: dict[str, list[Path]] = {}
-    for source, own in {"web": texts + awkward, "code": texts[:21]}.items():
-        documents = [Document(f"{source}/{n}", source, text) for n, text in enumerate(own)]
-        for number in range(shards):
-            path = folder / f"{source}-{number:05d}.parquet"
-            write_documents(path, batch_documents(documents[number::shards]))
-            paths.setdefault(source, []).append(path)
-    return paths
+    return {
+        source: write_shards(folder, [Document(f"{source}/{n}", source, text) for n, text in enumerate(own)], shards)
+        for source, own in {"web": texts + awkward, "code": texts[:21]}.items()
+    }
 
 
 def tokenize(
