@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import small_corpus as corpus
 from command_line import command
 from shards import write_shard
 
@@ -24,9 +22,7 @@ from mtnlg_data.document import read_documents
 from mtnlg_data.report.inspection import inspect_path, print_inspection
 from mtnlg_data.schema import Document
 
-PACKAGE = Path(__file__).parents[1]
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def out(finished: Any) -> Path:  # noqa: ANN401  (the curation that conftest.py 
 
 
 def test_help_and_version_answer_without_the_libraries() -> None:
-    heavy = {"numpy", "pyarrow", "numba", "sklearn", "scipy", "tokenizers", "pydantic", "lxml", "justext"}
+    heavy = {"numpy", "pyarrow", "numba", "sklearn", "scipy", "tokenizers", "pydantic", "lxml", "justext", "fsspec"}
     code = "import sys, mtnlg_data.cli; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(imported)
@@ -82,8 +78,7 @@ def test_no_integer_of_a_command_line_is_without_bounds(words: list[str]) -> Non
 
 
 def test_run_prints_its_summary_as_json(out: Path) -> None:
-    recipe = str(out.parent / "data.toml")
-    words = [COMMAND, "--quiet", "run", recipe, "--out", str(out), "--json"]
+    words = [COMMAND, "--quiet", "run", str(out.parent / "data.toml"), "--out", str(out), "--json"]
     completed = subprocess.run(words, capture_output=True, text=True, check=True)
     assert completed.stderr == ""
     assert json.loads(completed.stdout) == json.loads((out / "summary.json").read_text())
@@ -124,15 +119,6 @@ def test_inspect_counts_documents_by_source(tmp_path: Path) -> None:
         assert [sample["text"] for sample in inspection["samples"]] == ["", "é", "éé"]
 
 
-def test_inspect_shows_the_output_of_a_single_stage(tmp_path: Path) -> None:
-    corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(4)])
-    words = ["clean", tmp_path / "x.jsonl", "--out", tmp_path / "out", "--workers", "1"]
-    assert command(*words).exit_code == 0
-    inspection = inspect_path(tmp_path / "out", 1, 80)
-    assert [stage["name"] for stage in inspection["stages"]] == ["extract", "clean"]
-    assert inspection["parts"][0]["sources"]["documents"]["documents"] == 4
-
-
 def test_inspect_opens_tables_that_a_run_leaves(out: Path) -> None:
     for name in ("04-deduplicate/dropped/duplicates-00000.parquet", "05-decontaminate/cuts/books-00000.parquet"):
         assert inspect_path(out / name, 1, 80)["kind"] == "table"
@@ -156,16 +142,10 @@ def test_inspect_reads_the_documents_that_stages_read(tmp_path: Path) -> None:
 
 def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    (tmp_path / "x.parquet").write_bytes(b"no")
-    for name, words in (("nowhere", "no such file"), ("x", "holds no run"), ("x.parquet", "x.parquet: damaged: Parq")):
-        with pytest.raises(Failure, match=words):
-            inspect_path(tmp_path / name, 1, 1)
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(Failure, match=r"pipe\.jsonl: it is a pipe or device, not a file"):
-        inspect_path(tmp_path / "pipe.jsonl", 1, 1)
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(Failure, match=r"x\.json: neither Parquet nor a token store"):
-        inspect_path(tmp_path / "x.json", 1, 1)
+    for name, words in (("x", "holds no run"), ("x.json", "neither Parquet nor a token store")):
+        with pytest.raises(Failure, match=f"{name}.*{words}"):
+            inspect_path(tmp_path / name, 1, 1)
 
 
 def test_a_broken_tokenizer_beside_a_store_is_named(out: Path, tmp_path: Path) -> None:
@@ -175,17 +155,3 @@ def test_a_broken_tokenizer_beside_a_store_is_named(out: Path, tmp_path: Path) -
         inspect_path(tmp_path / "tokens" / "books", 1, 1)
     (tmp_path / "tokens" / "tokenizer.json").unlink()
     assert "text" not in inspect_path(tmp_path / "tokens" / "books", 1, 1)["samples"][0]
-
-
-def test_the_readmes_commands_run_on_the_readmes_recipe(tmp_path: Path) -> None:
-    blocks = BLOCK.findall((PACKAGE / "README.md").read_text(encoding="utf-8"))
-    corpus.write_run(tmp_path, pages=60)
-    recipe = next(text for language, text in blocks if language == "toml" and "texts =" in text)
-    (tmp_path / "data.toml").write_text(recipe)
-    commands = [text for language, text in blocks if language == "bash" and "pip install" not in text]
-    assert commands
-    for text in commands:
-        path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
-        words = ["bash", "-euc", text]
-        completed = subprocess.run(words, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=False)
-        assert completed.returncode == 0, f"{text}\n{completed.stderr}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,6 @@ from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 
 if TYPE_CHECKING:
     from conftest import Run
-
-README = Path(__file__).parents[1] / "README.md"
 FORMATS = ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 
@@ -54,19 +50,6 @@ def test_single_steps_give_the_tokens_of_a_run(finished: Run, tmp_path: Path) ->
     assert all((at / "tokens" / name).read_bytes() == (finished.out / "tokens" / name).read_bytes() for name in names)
     assert read_summary(at / "tokens")["tokens"] == finished.summary["tokens"]
     assert read_summary(at / "unique")["duplicates"] == finished.summary["duplicates"]
-
-
-def test_the_commands_of_the_readme_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    corpus.write_run(tmp_path, pages=60)
-    monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(line) for line in block.splitlines()]
-    assert [words[:2] for words in commands] == [
-        ["mtnlg-data", name] for name in ("extract", "score", "clean", "dedup", "decontaminate", "tokenize")
-    ]
-    for _, *words in commands:
-        invoke(*words, "--workers", 1)
-    assert {path.name for path in Path("tokens").glob("*.bin")} == {"books.bin", "crawl.bin"}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -110,32 +93,6 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         assert summary["stages"][0]["documents_out"] == documents
         assert summary == read_summary(out)
         assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
-
-
-def test_quality_trains_and_another_run_reuses_the_classifier(tmp_path: Path) -> None:
-    corpus.write_texts(tmp_path / "good.jsonl", [corpus.text(n) for n in range(60)])
-    corpus.write_texts(tmp_path / "web.jsonl", [corpus.text(n, good=n % 2 == 0) for n in range(1000, 1080)])
-    trained, taken = tmp_path / "trained", tmp_path / "taken"
-    web = f"web={tmp_path / 'web.jsonl'}"
-    invoke("score", web, "--positive", tmp_path / "good.jsonl", "--out", trained, "--workers", 1)
-    invoke("score", web, "--model", trained / "classifier.npy", "--out", taken, "--workers", 1)
-    assert texts_of(taken) == texts_of(trained)
-    assert 0 < len(texts_of(taken)) < 80
-    assert read_summary(taken)["quality"]["kept"] == read_summary(trained)["quality"]["kept"]
-    assert "auc" in read_summary(trained)["quality"]
-    assert {document["fate"] for document in read_summary(taken)["stages"][-1]["shown"]} == {"kept", "low_quality"}
-
-
-def test_the_same_command_again_does_nothing_twice(tmp_path: Path) -> None:
-    corpus.write_texts(tmp_path / "x.jsonl", [corpus.text(n) for n in range(5)])
-    words = ("tokenize", tmp_path / "x.jsonl", "--out", tmp_path / "out", "--workers", 1, "--vocabulary", "300")
-    invoke(*words)
-    before = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix in {".bin", ".parquet"}
-    }
-    assert len(before) >= 2
-    invoke(*words)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.parametrize(
