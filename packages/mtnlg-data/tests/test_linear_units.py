@@ -1,23 +1,21 @@
-"""Twice the shards: twice the units, each of the same few bytes and files, in all stages but fuzzy deduplication."""
+"""Twice the shards: twice the units, each of the same few bytes, in all stages but fuzzy deduplication."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
+from shards import write_shard
 
 from mtnlg_data import Clean, Decontaminate, Exact, Filter, Local, Quality, Tokenize, document, run_step
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine.tasks import run_task
 from mtnlg_data.schema import Document
 from mtnlg_data.tokens import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import pytest
@@ -27,47 +25,23 @@ if TYPE_CHECKING:
 FAN_OUT = 8
 SHARDS = 8  # of each of two sources
 SENTENCE = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-OURS = "test_twice_the_shards"
-opened: Counter[str] = Counter()
-
-
-def _note(event: str, arguments: Sequence[Any]) -> None:
-    if event == "open" and isinstance(arguments[0], str) and OURS in arguments[0] and arguments[1] != "w":
-        opened[arguments[0]] += 1
-
-
-sys.addaudithook(_note)
-
-
-class CountedFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow carries no types
-    """Parquet is opened by Arrow, past Python's hook."""
-
-    def __init__(self, source: str | Path, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
-        opened[str(source)] += 1
-        super().__init__(source, *arguments, **options)
 
 
 class Measuring(Local):
-    """Notes of each kind of units how many there are, the most pickled bytes, the most files of a folder opened."""
+    """Notes of each kind of units how many there are, and the most pickled bytes of one."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.bytes: Counter[str] = Counter()
         self.units: Counter[str] = Counter()
-        self.most: Counter[str] = Counter()
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Summary]]:
         for task in tasks:
             step = getattr(task.item, "step", None)
             name = f"{task.work}{f' of {step.reference}' if step else ''}"
             self.bytes[name] = max(self.bytes[name], len(pickle.dumps(task)))
-            opened.clear()
-            summary = run_task(task)
-            paths = (path for path in opened.elements() if not path.endswith((".json", ".tmp")))
-            files = Counter(path.rpartition("/")[0] for path in paths)
             self.units[name] += 1
-            self.most[name] = max([self.most[name], *files.values()])
-            yield task, summary
+            yield task, run_task(task)
 
 
 def measured(folder: Path, shards: int) -> Measuring:
@@ -78,7 +52,7 @@ def measured(folder: Path, shards: int) -> Measuring:
             texts = [f"{SENTENCE}\n{source} {number} {row} {'word ' * 60}{row * number}" for row in range(3)]
             own.append(folder / "in" / f"{source}-{number:05d}.parquet")
             rows = [Document(f"{source}/{number}/{row}", source, text) for row, text in enumerate(texts)]
-            write_documents(own[-1], batch_documents(rows))
+            write_shard(own[-1], rows)
     engine = Measuring()
     both = [*paths["web"], *paths["books"]]
     (folder / "texts.jsonl").write_text(f'{{"task": "t", "id": "0", "text": "{SENTENCE}"}}\n')
@@ -95,9 +69,8 @@ def measured(folder: Path, shards: int) -> Measuring:
     return engine
 
 
-def test_units_grow_with_shards_and_open_as_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_grow_with_shards_and_each_stays_as_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(pq, "ParquetFile", CountedFile)
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", FAN_OUT)
     monkeypatch.setattr("mtnlg_data.exchange.ROWS_PER_RANGE", 16)
     monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 16 * 24)
@@ -114,4 +87,3 @@ def test_units_grow_with_shards_and_open_as_few_files(tmp_path: Path, monkeypatc
         more = 64 + 3 * 20 * FAN_OUT
         assert one_for_all or twice.bytes[name] <= once.bytes[name] + more < 3000, (name, twice.bytes[name])
         assert twice.units[name] <= 2.2 * once.units[name] + 4, (name, once.units[name], twice.units[name])
-        assert one_for_all or twice.most[name] <= FAN_OUT + 2, (name, twice.most[name])

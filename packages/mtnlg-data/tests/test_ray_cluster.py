@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ray_machines import ray_machines
 
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.engine import open_engine, ray_cluster
+from mtnlg_data.engine import open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +120,7 @@ def test_an_address_without_the_ray_engine_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    with importlib.import_module("ray_machines").ray_machines(2, NO_RAY) as cluster:
+    with ray_machines(2, NO_RAY) as cluster:
         yield cluster
 
 
@@ -165,29 +165,6 @@ def test_task_resources_and_one_line_failures(machines: Machines, tmp_path: Path
     assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
     assert "has another mtnlg-data than where the run began" in outcomes["version"]
     assert not list((tmp_path / "version").iterdir())
-
-
-def test_task_too_large_for_any_machine_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = []
-
-    class Task:
-        """As Ray's, of a function on a cluster."""
-
-        def options(self, **resources: int) -> Task:
-            asked.append(resources["memory"])
-            return self
-
-        def remote(self, *_: object) -> None: ...
-
-    (small,), (large,) = (importlib.import_module("echo_tasks").tasks_in(tmp_path, "a", memory=n) for n in (0, 3 << 20))
-    for is_own in (False, True):
-        engine = object.__new__(ray_cluster.Ray)
-        vars(engine).update(_run=Task(), _is_own=is_own, _largest_memory=1 << 20, _announced=set())
-        for each in (small, large, large):
-            engine._submit(None, each)
-    assert asked == [0, 3 << 20, 3 << 20, 0, 1 << 20, 1 << 20]
-    line = f"{large.output}: waits for a machine with 0.0 GB; none of the cluster has that\n"
-    assert capsys.readouterr().err == line, "once; a cluster of its own gives what it has"
 
 
 #: Runs units that wait for a file ``go`` on a cluster, and prints their summaries.
