@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +12,7 @@ from typer.testing import CliRunner
 
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.families import PRESETS
+from mtnlg_parallel import kernels
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.kernels.aot import build
 from mtnlg_parallel.kernels.aot.build import Kernel
@@ -77,3 +81,14 @@ def test_a_recipe_in_8_bits_is_not_built_for_a_gpu_without_them(cache: Path, rec
         with pytest.raises(UsageFailure, match=f"--target {target} has no products of 8 bits"):
             build.build_kernels(in_8_bits, ["sm_90", target])
     assert all(map(build.converts_to_eight_bits, ("sm_89", "sm_90", "sm_100", "sm_120")))
+
+
+def test_every_triton_takes_the_defaults_of_kernels() -> None:
+    """Triton 3.6 compiles no call of a function whose default is a string; 3.7 takes it for a constant."""
+    triton = pytest.importorskip("triton", reason="Triton is not installed: nothing can be built")
+    modules = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
+    functions = {f.fn for module in modules for f in vars(module).values() if hasattr(f, "fn")}
+    defaults = [p.default for f in functions for p in inspect.signature(f).parameters.values()]
+    given = [default for default in defaults if default is not inspect.Parameter.empty]
+    assert given
+    assert all(isinstance(default, triton.language.constexpr) for default in given)

@@ -86,8 +86,12 @@ class Matrix(NamedTuple):
         return torch.empty_like(row) if self.rows else torch.zeros_like(row)
 
 
+CACHED: Final = tl.constexpr("")
+"""Loads through both caches; as the default of a function's argument a string of its own fails in Triton 3.6."""
+
+
 @triton.jit
-def read(at, there, cache: tl.constexpr = ""):
+def read(at, there, cache: tl.constexpr = CACHED):
     """Load values as fp32; 0 where the mask ``there`` is False."""
     return tl.load(at, mask=there, other=0.0, cache_modifier=cache).to(tl.float32)
 
