@@ -328,7 +328,7 @@ def emulate(session: nox.Session) -> None:
     options = ("--pack", pack, "--compiler", python, "--rows", ROWS, *session.posargs)
     run_in_house(session, "python", "benchmarks/gpu.py", *options)
     for call in ("1", "2"):
-        words = ("--from", pack, "--out", str(folder / "results"), "--tiny", "--call", call)
+        words = ("--from", pack, "--out", str(folder / "results"), "--tiny", "--minutes", "60", "--call", call)
         session.run(python, "benchmarks/gpu.py", *words, env={"PYTHONPATH": str(folder / "numpy")}, external=True)
 
 

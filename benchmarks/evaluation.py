@@ -7,6 +7,9 @@ at GPT-3's K. Measured is the work of a command (rows, prompts, scores, results)
 ours, on the same weights, tasks, rows and threads, with ``--documents`` rows of every task, in alternating order. Every
 answer is compared. Loading modules and models does not count.
 
+On a GPU alone, "fixed order": time with sums in fixed order over the free order, and how many scores have other bits in
+other batches, in both.
+
 The model is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the 1.3B model's 24 of 2,048 in
 bf16. Ratios are medians over rounds: of CPU time, on a GPU of time.
 """
@@ -21,8 +24,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import tokenizers
 import torch
@@ -31,9 +37,11 @@ from lm_eval.models.huggingface import HFLM
 
 from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_eval.results.folder import ResultFolder
+from mtnlg_eval.scoring import decoder_lm
+from mtnlg_eval.scoring import fixed_order as fixed
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.cells import TaskOptions
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM
 from mtnlg_eval.scoring.harness import Evaluation
 from mtnlg_eval.scoring.open_model import open_model
 from mtnlg_eval.tasks.paper_task import paper_task
@@ -48,10 +56,14 @@ from mtnlg_model.decoder import Decoder
 from record import exact_ratio, gpu, ratios, run, time_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    Order = Callable[[torch.device], AbstractContextManager[None]]
 
     from lm_eval.api.model import TemplateLM
 
+    from mtnlg_eval.scoring.packing import Request
     from mtnlg_eval.tasks.paper_task import PaperTask
 
 VOCABULARY = 50_257
@@ -134,6 +146,42 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
     }
 
 
+def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int) -> dict[str, Any]:
+    """Cost of the fixed order of sums, and how many scores differ when order and size of the batches do."""
+    lm = DecoderLM.open(checkpoint)
+    requests: list[Request] = []
+    for name in TASKS_BY_NAME:
+        task, rows = load(name, data, documents, lm, "few")
+        task.build_all_requests(samples=rows)
+        requests += [request for instance in task.instances for request in lm._encode_request(instance)]  # noqa: SLF001
+    requests = list(dict.fromkeys(requests))
+
+    module = vars(decoder_lm)
+
+    def score(order: Order, tile: int = fixed.TILE) -> None:
+        module["fixed_order"], lm.store = order, AnswerStore("benchmark")
+        with patch.object(decoder_lm, "TILE", tile), patch.object(fixed, "TILE", tile):
+            lm.score(requests)
+
+    def differing(order: Order) -> int:
+        module["fixed_order"], scores = order, []
+        for budget, part in ((TOKENS_PER_BATCH, requests), (TOKENS_PER_BATCH // 3, requests[::-1])):
+            lm.store, lm.batch_tokens = AnswerStore("benchmark"), budget
+            scores.append(dict(zip(part, lm.score(part), strict=True)))
+        lm.batch_tokens = TOKENS_PER_BATCH
+        return sum(scores[0][request] != scores[1][request] for request in requests)
+
+    def free(_: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    sides = {"fixed": partial(score, fixed.fixed_order), "free": partial(score, free)}
+    sides["tiles of 2,048"] = partial(score, fixed.fixed_order, 2048)
+    seconds = time_rounds(sides, rounds, time.perf_counter)
+    differ = {"requests": len(requests), "differ_fixed": differing(fixed.fixed_order), "differ_free": differing(free)}
+    module["fixed_order"] = fixed.fixed_order
+    return {**exact_ratio(ratios(seconds["fixed"], seconds["free"])), **differ, "seconds": seconds}
+
+
 def open_models(gpt2: Path, folder: Path, threads: int) -> tuple[Checkpoint, HFLM]:
     """Set lm-eval and torch up, write a model, export it, and open that with lm-eval's hf backend."""
     silence_lm_eval()
@@ -145,14 +193,6 @@ def open_models(gpt2: Path, folder: Path, threads: int) -> tuple[Checkpoint, HFL
     return checkpoint, HFLM(pretrained=str(folder / "hf"), device=DEVICE, dtype=dtype, batch_size=32 if GPU else 8)
 
 
-def few_shots(data: Path, gpt2: Path, documents: int, count: int) -> Iterator[dict[str, Any]]:
-    """Compare ``count`` times at few shots on one model: a result after each."""
-    with tempfile.TemporaryDirectory() as name:
-        checkpoint, hf = open_models(gpt2, Path(name), 1)
-        for _ in range(count):
-            yield whole(checkpoint, hf, data, documents, 1, "few")
-
-
 def measure(  # noqa: PLR0917  (the command line)
     data: Path, gpt2: Path, documents: int = 2, threads: int = 1, shots: tuple[str, ...] = SHOTS, rounds: int = 3
 ) -> dict[str, Any]:
@@ -162,6 +202,8 @@ def measure(  # noqa: PLR0917  (the command line)
     with tempfile.TemporaryDirectory() as name:
         checkpoint, hf = open_models(gpt2, Path(name), threads)
         result |= {f"{each} shots": whole(checkpoint, hf, data, documents, rounds, each) for each in shots}
+        if GPU:
+            result["fixed order"] = fixed_order(checkpoint, data, documents, rounds)
     return result
 
 

@@ -16,9 +16,11 @@ import torch
 from mtnlg_parallel.kernels import best_ops, norm
 from mtnlg_parallel.kernels.aot.build import check_limits
 from mtnlg_parallel.kernels.aot.compilation import compile_launches, describe, run_backward
+from mtnlg_parallel.kernels.aot.launch_signatures import launch_recipe
 from mtnlg_parallel.model import eight_bit
+from mtnlg_parallel.recipe import load_recipe
 
-from . import checks, waiting
+from . import checks, engine, training, waiting
 from .clock import DEVICE, DTYPE
 from .operations import FEW_ROWS, MANY_ROWS, OPERATIONS, random_input
 from .rank import make_step, setting, sides_of
@@ -34,7 +36,7 @@ def main() -> None:
 
 
 def launch_all() -> None:
-    """Launch on meta tensors what `checks`, `waiting`, `kernels` and `rank` launch."""
+    """Launch on meta tensors what the parts launch, but `evaluation`."""
     ops, wide = best_ops(DEVICE), (checks.WIDE, checks.RAGGED)
     cases = {*product((*wide, checks.TINY), checks.DTYPES), *product((FEW_ROWS, MANY_ROWS), (DTYPE,))}
     for shape, dtype in cases:
@@ -55,6 +57,11 @@ def launch_all() -> None:
     rank = make_rank(config, 1)
     for way, name in product(ways, ("kernels", "kernels, 8 bits")):
         make_step(rank, way, sides_of(ops)[name])()
+    for recipe in (
+        *(engine.recipe_of(case, False) for case in engine.CASES),
+        load_recipe(training.RECIPE, training.SETTINGS),
+    ):
+        launch_recipe(recipe)
 
 
 if __name__ == "__main__":

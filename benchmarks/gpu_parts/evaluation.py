@@ -1,20 +1,25 @@
 """``benchmarks/evaluation.py`` on this GPU: the paper's prompts on a 1.3B decoder in bf16, and lm-eval's hf backend.
 
-Needs the tasks' rows and GPT-2's vocabulary: ``--rows`` and ``--gpt2`` of ``--pack``. Both sides and all rounds run in
-this process, on weights drawn once on the GPU; a trial has one row of each task, and a smaller decoder.
+Then how many scores have other bits in other batches, which must be none on a GPU, and what the fixed order of sums
+costs. Needs the tasks' rows and GPT-2's vocabulary: ``--rows`` and ``--gpt2`` of ``--pack``. All runs in this process,
+on weights drawn once on the GPU; a trial has one row of each task, and a smaller decoder.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from .results import WORK
 
 if TYPE_CHECKING:
     from .results import Results
 
-ROUNDS: Final = 2
+ROWS: Final = (24, 4)
+"""Of a task, for the comparison, and for the scores in other batches."""
 
 
 def main(tiny: bool, results: Results) -> None:
@@ -25,13 +30,25 @@ def main(tiny: bool, results: Results) -> None:
         reason = f"needs {', '.join(lacking) or 'rows and gpt2, packed with --rows and --gpt2'}"
         results.add("few shots", f"not run: {reason}", {"why_not": reason})
         return
-    if results.has("few shots, round 2"):
-        return
     import evaluation  # noqa: PLC0415  (imports lm-eval, which the pack may lack)
 
-    with results.attempt("few shots"):
-        compared = evaluation.few_shots(Path(rows), Path(gpt2), 1 if tiny else 24, ROUNDS)
-        for number, figures in enumerate(compared, 1):
-            differ = figures["largest_difference_nats"]
-            line = f"{figures['ratio']:.2f} x hf, differences up to {differ:.1e} nats"
-            results.add(f"few shots, round {number}", line, figures)
+    compared, scored = (1, 1) if tiny else ROWS
+
+    def compare() -> tuple[str, dict[str, Any]]:
+        figures = evaluation.whole(checkpoint, hf, Path(rows), compared, 1, "few")
+        return f"{figures['ratio']:.2f} x hf, differences up to {figures['largest_difference_nats']:.1e} nats", figures
+
+    def count_bits() -> tuple[str, dict[str, Any]]:
+        figures = evaluation.fixed_order(checkpoint, Path(rows), scored, 1)
+        line = (
+            f"{figures['differ_fixed']} of {figures['requests']} scores differ, {figures['differ_free']} in free order"
+        )
+        line += f"; {figures['ratio']:.2f} x the time of free order"
+        return line, figures | ({"error": line} if figures["differ_fixed"] else {})
+
+    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+        checkpoint, hf = evaluation.open_models(Path(gpt2), Path(folder), 1)
+        for key, measure in (("few shots", compare), ("fixed order", count_bits)):
+            if not results.has(key):
+                with results.attempt(key):
+                    results.add(key, *measure())

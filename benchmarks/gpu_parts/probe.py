@@ -1,7 +1,12 @@
 """What this GPU's libraries do, where releases of PyTorch differ.
 
-adding in fp32    addmm of bf16 factors onto an fp32 sum, against a product and a sum: time, and the same numbers
-heads of D        the backend that attention takes, and the share that each one drops at a rate of 0.1
+adding in fp32          addmm of bf16 factors onto an fp32 sum, against a product and a sum: time, and the same numbers
+product in pieces       four strided products, as collectives run beside them, against one
+product of 8 bits       forward's, with sums of fewer bits, against sums in fp32, and against bf16
+heads of D              the backend that attention takes, and the share that each one drops at a rate of 0.1
+attention, heads of D   the engine's choice without dropout, forward and backward, against flash attention
+
+The times are those of a rank of the 530B.
 """
 
 from __future__ import annotations
@@ -13,18 +18,26 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from mtnlg_parallel.model import products
+from mtnlg_model.functional import attention, attention_scale
+from mtnlg_parallel.engine.pipeline_engine import native_attention
+from mtnlg_parallel.model import eight_bit, products
+from mtnlg_parallel.model.attention_masks import EXACT_DROPOUT
 from record import gpu
 
 from .clock import DEVICE, DTYPE, GPU, Clock, copy_bandwidth, release
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
     from .results import Results
 
 HEADS = (64, 128, 160)
 RATE = 0.1
+FAST_ERROR = 0.2
+"""Hopper's sums of fewer bits lose up to 2 % at 4,096 terms (DeepSeek-V3, section 3.3.2); here there are five times as
+many."""
 BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
@@ -41,10 +54,16 @@ def main(tiny: bool, results: Results) -> None:
         with results.attempt(key):
             adding(results, key, clock, (8, 8, 8) if tiny else (10240, 2048, 20480))
         release()
+    rows, hidden, ffn = (16, 32, 48) if tiny else (2048, 20480, 10240)
+    compare(results, "product in pieces", clock, partial(in_pieces, rows, hidden, ffn), 2 * torch.finfo(DTYPE).eps)
+    compare(results, "product of 8 bits", clock, partial(of_eight_bits, rows, hidden, ffn), FAST_ERROR)
     for head in HEADS:
         if not results.has(key := f"heads of {head}"):
             with results.attempt(key):
-                attention(results, key, head, rows=64 if tiny else 4096)
+                find_backends(results, key, head, rows=64 if tiny else 4096)
+        compare(
+            results, f"attention, heads of {head}", clock, partial(attentions, rows, head), 4 * torch.finfo(DTYPE).eps
+        )
 
 
 def adding(results: Results, key: str, clock: Clock, size: tuple[int, int, int]) -> None:
@@ -69,7 +88,70 @@ def adding(results: Results, key: str, clock: Clock, size: tuple[int, int, int])
     results.add(key, line, figures if difference < 1e-3 else {**figures, "error": line})
 
 
-def attention(results: Results, key: str, head: int, rows: int) -> None:
+def compare(
+    results: Results, key: str, clock: Clock, make: Callable[[], Mapping[str, Callable[[], Tensor]]], allowed: float
+) -> None:
+    """Time the sides, and compare the first's numbers with the second's, relative to the largest."""
+    if results.has(key):
+        return
+    with results.attempt(key):
+        sides = make()
+        ours, right, *_ = (side().float() for side in sides.values())
+        error = ((ours - right).abs().max() / right.abs().max()).item()
+        times = clock.compare(sides, key)
+        figures = {"difference": error, "seconds": {name: each._asdict() for name, each in times.items()}}
+        line = f"{', '.join(f'{name} {each.median * 1e6:,.0f} us' for name, each in times.items())}; {error:.1e} apart"
+        results.add(key, line, figures | ({} if error <= allowed else {"error": line}))
+    release()
+
+
+def in_pieces(rows: int, hidden: int, ffn: int, ranks: int = 8, number: int = 4) -> dict[str, Callable[[], Tensor]]:
+    """Products of pieces as a gather brings them, written to their places, and one of all rows."""
+    x_SI, weight_OI = random(rows, hidden), random(ffn, hidden)
+    y_RNO = torch.empty(ranks, rows // ranks, ffn, device=DEVICE, dtype=DTYPE)
+
+    def pieces() -> Tensor:
+        for x, y in zip(x_SI.view(ranks, -1, hidden).chunk(number, 1), y_RNO.chunk(number, 1), strict=True):
+            products._multiply(x, weight_OI, y)  # noqa: SLF001  (what one GPU can run of a split product)
+        return y_RNO.view(rows, ffn)
+
+    return {"pieces": pieces, "whole": lambda: products.matmul(x_SI, weight_OI.t())}
+
+
+def of_eight_bits(rows: int, hidden: int, ffn: int) -> dict[str, Callable[[], Tensor]]:
+    """A forward product of factors in 8 bits with fast sums, with sums in fp32, and of those in bf16."""
+    x, weight = random(rows, hidden), random(ffn, hidden)
+    x_8, weight_8 = (eight_bit.rounded(each, eight_bit.FORWARD, False)[0] for each in (x, weight))
+    eighth = partial(eight_bit.product, x_8, weight_8, DTYPE)
+    bf16 = partial(products.matmul, x, weight.t())
+    return {"fast": partial(eighth, fast=True), "exact": eighth, "bf16": bf16}
+
+
+def attentions(rows: int, head: int, heads: int = 16) -> dict[str, Callable[[], Tensor]]:
+    """Causal attention without dropout and its gradients, by the kernel that our engine prefers and by others."""
+    q, k, v = (random(1, heads, rows, head).requires_grad_() for _ in range(3))
+
+    def both() -> Tensor:
+        out = attention(q, k, v, None, attention_scale(head), 0.0)
+        return torch.stack((out.detach(), *torch.autograd.grad(out, (q, k, v), v.detach())))
+
+    def native() -> Tensor:
+        with native_attention(DEVICE):
+            return both()
+
+    def flash() -> Tensor:
+        with sdpa_kernel(EXACT_DROPOUT):
+            return both()
+
+    return {"engine's": native, "flash": flash}
+
+
+def random(*size: int) -> Tensor:
+    """Normal numbers in bf16."""
+    return torch.randn(size, device=DEVICE).to(DTYPE)
+
+
+def find_backends(results: Results, key: str, head: int, rows: int) -> None:
     """Find the default backend, and what each drops: all keys weigh the same, and values show which are left."""
     q_BNSD = torch.zeros(4, 8, rows, head, device=DEVICE, dtype=DTYPE)
     k_BNTD = torch.zeros(4, 8, head, head, device=DEVICE, dtype=DTYPE)

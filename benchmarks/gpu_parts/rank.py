@@ -156,7 +156,6 @@ def sides_of(ops: Ops) -> dict[str, Side]:
         "eager": Side(EAGER),
         "torch.compile": Side(EAGER, compiled=True),
         "kernels, 8 bits": Side(ops, "within, 8 bits"),
-        "kernels, added after": Side(ops),
     }
 
 

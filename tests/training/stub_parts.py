@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 from training import stub_gpu
 
 if TYPE_CHECKING:
+    import torch
+
+    from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Recipe
 
-NUMBERS = {"checks": 0.0}
+NUMBERS = {"checks": 0.0, "engine": 0.0}
 """What the host reads of every tensor: no error in checks. Elsewhere 1."""
 
 
@@ -110,6 +113,8 @@ def find_gpu() -> None:
 
 def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
     """Have a part run everything once, at another clock, and neither compile but into graphs nor profile."""
+    import torch
+
     from gpu_parts import clock
     from mtnlg_parallel import recipe
 
@@ -120,9 +125,21 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
         "Clock": lambda tiny, rounds, repeats, flush=True: clock.Clock(tiny, min(rounds, 1), min(repeats, 1), flush),
         "time": SimpleNamespace(perf_counter=lambda: next(seconds)),
         "REPEATS": 2,
+        "init_distributed": join_alone,
+        "initial_value": lambda config, name, _seed: torch.empty(config.parameter_shape(name)),
         "mtnlg_parallel": SimpleNamespace(load_recipe=recipe.load_recipe, RunOptions=recipe.RunOptions, train=trained),
     }
     vars(module).update({name: value for name, value in replaced.items() if name in vars(module)})
+
+
+def join_alone(layout: Layout) -> torch.device:
+    """As `mtnlg_parallel.engine.process.init_distributed`, with torch's fake process group."""
+    import torch
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    return torch.device("cuda", 0)
 
 
 def one_graph(function: Any) -> Any:  # noqa: ANN401  (a module)
