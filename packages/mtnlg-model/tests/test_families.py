@@ -318,7 +318,10 @@ def test_transformers_opens_the_export_with_the_same_logits(
     attention = theirs.config._attn_implementation
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation=attention)
     with torch.no_grad():
-        assert torch.equal(opened(tokens()).logits, theirs(tokens()).logits)
+        expected = theirs(tokens()).logits
+        is_renamed = getattr(theirs.config, "activation_function", "") == "gelu_fast"  # GELU by tanh, in other steps
+        atol = 1e-6 * float(expected.abs().max()) if is_renamed else 0.0
+        torch.testing.assert_close(opened(tokens()).logits, expected, rtol=0.0, atol=atol)
 
 
 def test_a_vocabulary_is_padded_at_import_and_cut_at_export(
