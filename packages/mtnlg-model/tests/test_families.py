@@ -270,10 +270,10 @@ def test_the_cache_holds_kv_heads_alone(ours: Checkpoint) -> None:
 
 
 def test_documents_in_a_row_are_as_if_alone(ours: Checkpoint) -> None:
-    decoder, lengths, tokens_BS = ours.decoder(), (9, 31), tokens(1)
+    decoder, lengths, tokens_BS = ours.decoder(), [9, 31], tokens(1)
     positions_BS = torch.cat([torch.arange(length) for length in lengths])[None]
     with torch.no_grad():
-        together = decoder(tokens_BS, positions_BS, [functional.Documents(lengths)] * ours.config.layers)
+        together = decoder(tokens_BS, positions_BS, [functional.Documents((*lengths,))] * ours.config.layers)
         alone = torch.cat([decoder(part) for part in torch.split(tokens_BS, lengths, 1)], 1)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
