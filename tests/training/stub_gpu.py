@@ -133,14 +133,14 @@ def ask(module: str, *words: object) -> Any:  # noqa: ANN401  (JSON)
     return json.loads(ended.stdout.splitlines()[-1]) if ended.stdout else None
 
 
-def ask_cases(module: str, library: Path, cases: dict[str, Case], *words: str) -> dict[str, list[Any]]:
+def ask_cases(module: str, library: Path, cases: dict[str, Case]) -> dict[str, list[Any]]:
     """Answers of a module for cases of the recipes of the repository."""
     recipes = Path(__file__).parents[2] / "recipes"
     asked = [case._replace(recipe=str(recipes / case.recipe / "train.toml")) for case in cases.values()]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cases.json")
         file.write_text(json.dumps(asked), encoding="utf-8")
-        return dict(zip(cases, ask(module, library, file, *words), strict=True))
+        return dict(zip(cases, ask(module, library, file), strict=True))
 
 
 def build(folder: Path) -> Path:

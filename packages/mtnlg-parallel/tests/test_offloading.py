@@ -1,6 +1,6 @@
 """Activations in host memory: nothing that a pass saves stays on the device, and the gradients are the same bits.
 
-That copies wait for what they read, and memory for its copies, `tests/training/test_stub_gpu_steps.py` shows.
+That copies wait for what they read, and memory for its copies, `tests/training/test_stub_gpu_copies.py` shows.
 """
 
 from collections.abc import Iterator

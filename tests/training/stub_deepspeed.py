@@ -1,10 +1,9 @@
-"""Trains on `stub_gpu`'s GPU while a checkpoint is copied, beside ranks that are not there.
+"""Trains by DeepSpeed's engine on `stub_gpu`'s GPU while a checkpoint is copied, beside ranks that are not there.
 
-    python -m training.stub_steps LIBRARY CASES [MISSING]
+    python -m training.stub_deepspeed LIBRARY CASES
 
-CASES is a file, a list of `stub_gpu.Case`; prints an `Answer` for each as JSON. MISSING is a method of streams that
-then does nothing. What DeepSpeed's neighbours would have said of the shapes of their messages is said here. Not tried:
-NCCL, and the kernels of a fused AdamW.
+CASES is a file, a list of `stub_gpu.Case`; prints an `Answer` for each as JSON. What neighbours would have said of the
+shapes of their messages is said here. Not tried: NCCL, and the kernels of a fused AdamW.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Answer(NamedTuple):
     events: int
 
 
-def main(library: str, cases: str, missing: str = "") -> None:
+def main(library: str, cases: str) -> None:
     """Answer every case."""
     os.environ["DS_ACCELERATOR"] = "cuda"
     stub_gpu.install(library)
@@ -49,10 +48,6 @@ def main(library: str, cases: str, missing: str = "") -> None:
 
     vars(torch.cuda).update(set_device=lambda _device: None)
     vars(torch.cuda.nvtx).update(range_push=lambda _message: None, range_pop=lambda: None)
-    if missing:
-        from training.stub_streams import Stream
-
-        setattr(Stream, missing, lambda *_: None)
     sys.stdout.write(json.dumps([run(stub_gpu.Case(*case)) for case in json.loads(Path(cases).read_text())]))
 
 
@@ -63,8 +58,8 @@ def run(case: stub_gpu.Case) -> Answer:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from mtnlg_parallel.engine.build import engine_class
     from mtnlg_parallel.engine.contract import StepSettings
+    from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
     from mtnlg_parallel.planner.run import train_run, train_software
@@ -74,15 +69,14 @@ def run(case: stub_gpu.Case) -> Answer:
 
     recipe = load_recipe(Path(case.recipe), case.overrides)
     device, layout = torch.device("cuda", 0), recipe.layout
-    if recipe.train.engine == "deepspeed":
-        know_neighbours(recipe)
+    know_neighbours(recipe)
     vars(checkpointing)["ThreadPoolExecutor"] = Executor
     world = str(layout.world)
     os.environ.update(RANK=str(case.rank), LOCAL_RANK="0", WORLD_SIZE=world)
     distributed.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=layout.world)
     with FakeTensorMode() as fake, Streams() as streams, stub_gpu.storages() as gpu:
         fake.cache_enabled = False
-        engine = engine_class(recipe.train.engine)(recipe, device, best_ops(device))
+        engine = DeepSpeedEngine(recipe, device, best_ops(device))
         copier = checkpointing.StateCopier(engine, device)
 
         def step() -> None:

@@ -1,4 +1,4 @@
-"""Steps beside copies, and DeepSpeed's, at the shapes of real runs on a GPU that is not there (`stub_steps`)."""
+"""DeepSpeed's engine at the shapes of real runs on a GPU that is not there (`stub_deepspeed`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training import stub_gpu
 from training.stub_gpu import Case
 
 pytest.importorskip("triton")
-from training.stub_steps import Answer
+from training.stub_deepspeed import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 SMALL = ["train.engine=deepspeed", "model.attention_dropout=0", "model.layers=4"]
 RANKS = ["layout.tp=2", "layout.pp=2", "layout.dp=4"]
 SEQUENCE = [*SMALL, *RANKS, "train.sequence_parallel=true"]
-OFFLOADED = ["model.attention_dropout=0", "model.layers=16", "layout.pp=8", "train.offload_activations=true"]
-INTERLEAVED = ["train.schedule=interleaved", "train.chunks=2", "train.recompute=selective"]
-OURS = {
-    "offloaded": Case("dense-1.3b", [*OFFLOADED, "train.schedule=zero-bubble"], 0, 8),
-    "offloaded, interleaved": Case("dense-1.3b", [*OFFLOADED, *INTERLEAVED], 0, 8),
-}
-"""Of the pipeline engine: activations go to the host and come back."""
-
-CASES = OURS | {
+CASES = {
     "1.3B": Case("dense-1.3b", SMALL, 0, 2),
     "1.3B recomputed": Case("dense-1.3b", [*SMALL, "train.recompute=full"], 0, 2),
     "1.3B in fp32": Case("dense-1.3b", [*SMALL, "train.precision=fp32"], 0, 2),
@@ -51,7 +43,7 @@ CONSTANTS = {"_to_copy utils.mask_nan_or_inf_with_val_inplace"}
 @pytest.fixture(scope="module")
 def answers(stub_library: Path) -> dict[str, Answer]:
     """Of every case."""
-    answers = stub_gpu.ask_cases("stub_steps", stub_library, CASES)
+    answers = stub_gpu.ask_cases("stub_deepspeed", stub_library, CASES)
     return {name: Answer(*answer) for name, answer in answers.items()}
 
 
@@ -61,9 +53,6 @@ def test_micro_batch_blocks_no_host_and_checkpoint_waits(name: str, answers: dic
     answer = answers[name]
     assert not answer.races
     waits = answer.waits
-    if name in OURS:
-        assert waits == {"tolist pipeline_engine.train_batch": 1}
-        return
     if "part" in name or "530B" in name:
         assert waits.pop("_to_copy utils.to_meta") <= 2 * CASES[name].micro_batches
     assert set(waits) <= ONCE_A_STEP | CONSTANTS
@@ -80,9 +69,3 @@ def test_a_step_leaves_nothing_on_the_gpu(name: str, answers: dict[str, Answer])
 def test_the_plans_memory_of_a_rank_is_that_of_its_step(name: str, answers: dict[str, Answer]) -> None:
     """With the head's gradient of a micro-batch beside the sum of those before, and DeepSpeed's copies of messages."""
     assert answers[name].peak == pytest.approx(answers[name].planned, rel=0.03)
-
-
-@pytest.mark.parametrize("missing", ["wait_event", "wait_stream", "synchronize"])
-def test_a_wait_that_is_missing_is_seen(missing: str, stub_library: Path) -> None:
-    offloaded = {"offloaded": OURS["offloaded"]}
-    assert Answer(*stub_gpu.ask_cases("stub_steps", stub_library, offloaded, missing)["offloaded"]).races
