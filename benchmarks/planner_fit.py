@@ -1,6 +1,6 @@
 """The planner's fitted constants: which they are, their fit to published rows, and to all rows but a group's.
 
-Two more are fitted to one MLPerf run each (docs/decisions/0189): `network.CONGESTION`, and hgx-h100-roce's network.
+Two more are fitted to an MLPerf run each (docs/decisions/0189): `network.CONGESTION`, the network of hgx-h100-roce.
 
 With other constants a row's lower bound is computed again; what its simulated pipeline takes over it stays as shipped.
 """
