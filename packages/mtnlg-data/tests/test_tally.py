@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import numba  # noqa: F401  (with it, lengths are counted from the buffers)
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mtnlg_data import tally
 from mtnlg_data.summary import SHOWN_PER_FATE, passthrough_summary, say_summary, stage_summary
 from mtnlg_data.tally import EXCERPT_CHARACTERS, Tallies, Tally, recorded_tallies
+from mtnlg_data.text.arrays import text_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pytest
 
 
 def tally_of(numbers: Sequence[int]) -> Tally:
@@ -76,3 +78,8 @@ def test_alarm_names_source_stage_reason_and_setting(capsys: pytest.CaptureFixtu
     say_summary(summary, "0.1 s")
     assert capsys.readouterr().err.splitlines()[1] == f"WARNING: {message}"
     assert stage_summary("clean", [tallies.summary()], ["books", "docs"], 413 / 800)["alarms"] == []
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_lengths_of_either_type_of_strings(kind: pa.DataType) -> None:
+    assert text_lengths(pa.array(["abc", "", "é", "日本"], kind).slice(1)).tolist() == [0, 1, 2]

@@ -27,7 +27,6 @@ from unicodedata import unidata_version
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import TypeVar, get_original_bases
 
 from .console import UsageFailure
@@ -387,8 +386,3 @@ def merge_outcomes(rows: int, parts: Sequence[tuple[Int64s, Outcome]]) -> Outcom
     (batch,) = documents.combine_chunks().to_batches() or [parts[0][1].documents.slice(0, 0)]
     samples = [sample for _, outcome in parts for sample in outcome.samples]
     return Outcome(batch, decisions, reasons, scores, counts, samples, origin[order], notes)
-
-
-def text_lengths(texts: pa.Array) -> Int64s:
-    """Characters of each text, counted by Arrow: five times slower than ``text.arrays``, but numba is not loaded."""
-    return np.asarray(pc.utf8_length(texts).to_numpy(zero_copy_only=False), np.int64)

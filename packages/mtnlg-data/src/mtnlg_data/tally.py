@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from .engine import DROPPED
 from .files import atomic_path
 from .schema import required
-from .step import text_lengths
 from .summary import COUNTS, ERRORS_SHOWN, KEPT, SHOWN_PER_FATE
+from .text.arrays import text_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
