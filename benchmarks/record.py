@@ -188,7 +188,7 @@ def exact_ratio(values: Sequence[float]) -> dict[str, float]:
 
 
 def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:
-    """Return each side's megabytes a second, by the median of its rounds."""
+    """Return each side's megabytes per second, by the median of its rounds."""
     return {name: round(megabytes / statistics.median(rounds), digits) for name, rounds in seconds.items()}
 
 

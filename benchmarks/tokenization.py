@@ -9,7 +9,7 @@
 GPT2_FOLDER holds GPT-2's two files; TEXTS is a file of JSON lines with "text", or of one article a line after its id.
 All sides get the same Python strings and run on one thread; ours return arrays, ``tokenizers`` lists of ids.
 ``tokenizers``, alone and under ours, gets only the first megabytes of the texts: it is slow, and its rate does not fall
-on more. Ratios are of megabytes a second. First, the ids of those texts, and of 20,000 strings of random Unicode, are
+on more. Ratios are of megabytes per second. First, the ids of those texts, and of 20,000 strings of random Unicode, are
 compared one by one. gigatoken caches words, so every round opens a new encoder and counts its loading (*cold*), as the
 tokenize stage does for every unit of 64 MB.
 """

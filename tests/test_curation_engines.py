@@ -75,7 +75,7 @@ def test_a_folder_where_another_run_works_is_refused(undisturbed: Undisturbed, t
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(Failure, match="another run is working here; wait for it, or give another --out"):
+        with pytest.raises(Failure, match="another run is using this folder; wait for it, or give another --out"):
             curations.run(undisturbed.recipe, tmp_path)
         holder.communicate()
     assert not (tmp_path / "01-extract").exists()

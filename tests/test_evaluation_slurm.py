@@ -32,7 +32,16 @@ setup = ["export MASTER_ADDR=127.0.0.1"]
 def job_words(folder: Path) -> list[str]:
     """Options by which a scoring is a job of two nodes with two ranks each."""
     (folder / "train.toml").write_text(SLURM)
-    return ["--launcher", "slurm", "--slurm", "train.toml", "--ranks-a-node", "2", "--setup", "export HF_HUB_OFFLINE=1"]
+    return [
+        "--launcher",
+        "slurm",
+        "--slurm",
+        "train.toml",
+        "--ranks-per-node",
+        "2",
+        "--setup",
+        "export HF_HUB_OFFLINE=1",
+    ]
 
 
 def test_of_a_recipe_a_scoring_needs_its_slurm_table_alone(tmp_path: Path) -> None:
@@ -45,7 +54,7 @@ def test_of_a_recipe_a_scoring_needs_its_slurm_table_alone(tmp_path: Path) -> No
 
 
 def test_a_layout_that_does_not_fit_is_no_job(checkpoint: Path, tmp_path: Path) -> None:
-    words = ["run", str(checkpoint), "--out", "out", "--layout", "pp=64", "--ranks-a-node", "64"]
+    words = ["run", str(checkpoint), "--out", "out", "--layout", "pp=64", "--ranks-per-node", "64"]
     run = [sys.executable, "-m", "mtnlg_eval.cli", *words, "--launcher", "slurm", "--dry-run"]
     ended = subprocess.run(run, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert ended.returncode

@@ -145,7 +145,7 @@ def _summarize(rounds: list[list[float]]) -> Times:
 
 
 def copy_bandwidth(clock: Clock) -> float:
-    """Return the bytes a second that a copy within the GPU's memory reads and writes."""
+    """Return the bytes per second that a copy within the GPU's memory reads and writes."""
     source = torch.zeros((FLUSH_BYTES if GPU else 1 << 12) // 2, dtype=DTYPE, device=DEVICE)
     target = torch.empty_like(source)
     seconds = clock.compare({"copy": lambda: target.copy_(source)})["copy"].median

@@ -54,7 +54,7 @@ def recipe(tmp_path: Path) -> Path:
         (["--set", "model.sequence=100000", "--force"], 1, "fewer than one sample"),
         (["--profile", "3"], 2, "--profile 3: write the first step and the last, such as 10:12"),
         (
-            ["--launcher", "slurm", "--ranks-a-node", "3", "--layout", "tp=2,dp=2,pp=1"],
+            ["--launcher", "slurm", "--ranks-per-node", "3", "--layout", "tp=2,dp=2,pp=1"],
             2,
             "does not divide the 4 ranks",
         ),

@@ -121,7 +121,7 @@ def test_stop_signal_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals
     (stopped,) = read_events(tmp_path)
     assert (stopped["event"], stopped["signal"]) == ("stopped", number)
     assert supervise.stopped_line(tmp_path, number).startswith(
-        f"stopped by {number.name}; it had not begun a step; the"
+        f"stopped by {number.name}; it had not started a step; the"
     )
 
 
@@ -188,7 +188,7 @@ def test_ranks_stopped_by_one_are_restarted(tmp_path: Path, capsys: pytest.Captu
         launch(tmp_path, "complete() if attempt else sys.exit(75)", "None if attempt else sys.exit(75)", max_restarts=3)
         == 0
     )
-    assert "a rank was told to stop, and all stopped; restarting (1 of 3)" in capsys.readouterr().err
+    assert "a rank received a stop signal, and all stopped; restarting (1 of 3)" in capsys.readouterr().err
 
 
 def test_a_failure_after_the_runs_end_is_none(tmp_path: Path) -> None:

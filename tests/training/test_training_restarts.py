@@ -42,7 +42,7 @@ def test_run_survives_killed_ranks_and_launcher(recipe: Recipe, data: Path, tmp_
         os.kill(run.process.pid, signal.SIGKILL)
         _, printed = run.process.communicate()
     assert "was killed by SIGKILL; its log is" in printed
-    assert "a rank was told to stop, and all stopped; restarting" in printed
+    assert "a rank received a stop signal, and all stopped; restarting" in printed
     with running(out, *command) as run:
         run.end()
         assert run.failures == [-signal.SIGKILL, Exit.STOPPED]

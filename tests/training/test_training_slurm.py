@@ -46,7 +46,7 @@ class Run(Job):
     def __init__(self, data: Path, folder: Path, *words: str) -> None:
         self.out, recipe = folder / "out", folder / "train.toml"
         recipe.write_text(dump(RECIPE))
-        options = ["--data", str(data), "--out", str(self.out), "--launcher", "slurm", "--ranks-a-node=1", *words]
+        options = ["--data", str(data), "--out", str(self.out), "--launcher", "slurm", "--ranks-per-node=1", *words]
         train = [sys.executable, "-m", "mtnlg_parallel.cli", "train", str(recipe), *options]
         super().__init__(train, folder, "out/slurm-*.log")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("case", bad_input.CASES, ids=lambda case: case.kind)
-def test_nothing_is_lost_in_silence_and_the_page_is_current(tmp_path: Path, case: Case) -> None:
+def test_every_bad_input_is_counted_and_the_page_is_current(tmp_path: Path, case: Case) -> None:
     seen = bad_input.outcome(case, tmp_path)
     assert bad_input.lost_in_silence(case, seen) == 0
     if not bad_input.PAGE.exists():
@@ -32,7 +32,7 @@ def test_failing_server_loses_no_document_silently(tmp_path: Path, case: RemoteC
     assert bad_input.remote_row(case, seen) in bad_input.PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-def test_the_page_has_no_other_line() -> None:
+def test_page_lists_only_these_inputs() -> None:
     if not bad_input.PAGE.exists():
         pytest.skip("docs/bad-input.md is in the repository, not in the package")
     text = bad_input.PAGE.read_text(encoding="utf-8")

@@ -104,7 +104,7 @@ def test_a_permutation_of_any_size_stays_inside(size: int, position: int) -> Non
 
 
 @pytest.mark.parametrize("size", [3, 5, 12])
-def test_every_place_goes_everywhere_equally_often(size: int) -> None:
+def test_permutation_is_uniform(size: int) -> None:
     """Chi-square of place by value over 2,000 epochs: (size - 1)**2 degrees; six standard deviations allowed."""
     epochs = 2000
     table = np.zeros((size, size))

@@ -154,7 +154,7 @@ SHIFT_JIS = "<meta charset=shift_jis>古い港から水が流れる".encode("cp9
         (b"\xabCAF\xc9\xbb \xe9", "iso-8859-1", "«CAFÉ» é"),
     ],
 )
-def test_a_broken_place_costs_only_itself(page: bytes, declared: str | None, expected: str) -> None:
+def test_broken_bytes_cost_only_themselves(page: bytes, declared: str | None, expected: str) -> None:
     assert decode_html(page, declared) == expected
 
 
@@ -187,7 +187,7 @@ def test_an_undeclared_encoding_is_detected(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["© 2020", "50 °C ± 2 °C", "£5, ½ price", "“so” it’s – a…", "naïve café", "«Å» ¿"])
-def test_few_signs_are_western(text: str) -> None:
+def test_few_non_ascii_bytes_are_read_as_western(text: str) -> None:
     page = f"<p>The old harbour was built for the people of the town. {text} And so it is." * 3
     assert decode_page(page.encode("cp1252"), None) == (page, "windows-1252")
 

@@ -171,7 +171,7 @@ def test_chats_of_tables_are_those_of_json_lines(tmp_path: Path, kind: str, larg
     assert sorted(learned(tokens, n) for n in range(2)) == sorted(learned(expected, n) for n in range(2))
 
 
-def test_what_is_not_sure_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_ambiguous_chats_are_dropped_and_counted(tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "<|im_start|>"}
     rows: list[Any] = [
         {"messages": CHAT},
@@ -284,7 +284,7 @@ def test_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:
         TokenizeSettings(tokenizer=str(model), date="27 Nov")
 
 
-def test_tokens_are_not_drawn(tmp_path: Path) -> None:
+def test_bpe_dropout_is_off(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     expected, path = encoder(model)(json.dumps(CHAT)), model / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -293,7 +293,7 @@ def test_tokens_are_not_drawn(tmp_path: Path) -> None:
     assert encoder(model)(json.dumps(CHAT)) == expected
 
 
-def test_no_source_has_the_name_of_a_mask(tmp_path: Path) -> None:
+def test_source_named_like_a_mask_is_refused(tmp_path: Path) -> None:
     sources = {"chat": {"weight": 0.5, "chat": True}, "chat.mask": {"weight": 0.5}}
     with pytest.raises(ValueError, match=r"sources\.chat\.mask: the mask of chat has this name"):
         Tokenize(tokenizer=str(model_folder(tmp_path / "model")), sources=sources).validate()

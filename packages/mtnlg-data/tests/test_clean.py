@@ -43,7 +43,7 @@ LONG = "An ordinary sentence that nobody would object to. " * 12
         ("detokenize", "he said ' so ?", "he said' so?"),
     ],
 )
-def test_a_rule_edits_a_text(rule: Rule, text: str, cleaned: str) -> None:
+def test_rule_edits_text(rule: Rule, text: str, cleaned: str) -> None:
     assert clean_text(text, EN, [rule], DEFAULTS) == (cleaned, None)
 
 

@@ -178,7 +178,7 @@ DAMAGE: dict[str, tuple[bytes, str | None, str]] = {
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_broken_is_dropped_alone(tmp_path: Path, name: str, compressed: bool) -> None:
+def test_broken_records_are_dropped_alone(tmp_path: Path, name: str, compressed: bool) -> None:
     damage, *reasons = DAMAGE[name]
     if (reason := reasons[compressed]) is None:
         pytest.skip("only a compressed file holds so much")
@@ -240,7 +240,7 @@ def test_pages_are_those_that_warcio_reads(samples: Path, name: str) -> None:
     assert [page.content for page in read(samples / "web" / name)[0]] == expected
 
 
-def test_a_last_record_that_holds_a_gzip_file_hides_nothing(tmp_path: Path) -> None:
+def test_gzip_file_in_the_last_record_hides_nothing(tmp_path: Path) -> None:
     """The search for members that fastwarc has passed over begins behind the last one, not within it."""
     path = tmp_path / "a.warc.gz"
     path.write_bytes(corpus.member(corpus.record(b"<p>0")) + gzip.compress(corpus.record(gzip.compress(b"stored")), 0))
@@ -251,7 +251,7 @@ def test_a_last_record_that_holds_a_gzip_file_hides_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "start", [b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: 9000000\r\n\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"]
 )
-def test_a_file_of_broken_starts_is_given_up(tmp_path: Path, start: bytes) -> None:
+def test_file_of_many_broken_starts_is_given_up(tmp_path: Path, start: bytes) -> None:
     """Of which each would be read as a long record, so the work of all would grow with the square of the size."""
     first = corpus.record(b"<p>0")
     (tmp_path / "a.warc").write_bytes((gzip.compress(first) if start[0] == 0x1F else first) + start * 20_000)
@@ -335,7 +335,7 @@ class Unread:
         raise OSError(errno.EIO, os.strerror(errno.EIO), settings)
 
 
-def test_a_disk_that_fails_within_a_response_is_no_bad_response() -> None:
+def test_disk_error_in_a_response_is_raised() -> None:
     with pytest.raises(OSError, match="Input/output error"):
         read_html_page(Unread(), 0, "x.warc.gz", "http://example.org/", 1000)  # type: ignore[arg-type]
 

@@ -45,7 +45,7 @@ STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "exact", "deco
 COMMANDS = {"run", "step", "plan", "export", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
 
 
-def test_the_commands_are_these_and_print_json() -> None:
+def test_commands_are_listed_and_print_json() -> None:
     text = command("--help", env={"COLUMNS": "200"}).output
     assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
     for name in COMMANDS - {"report", "merge", "step"}:
@@ -70,7 +70,7 @@ def test_the_commands_are_these_and_print_json() -> None:
     ],
     ids=" ".join,
 )
-def test_no_integer_of_a_command_line_is_without_bounds(words: list[str]) -> None:
+def test_command_line_integers_have_bounds(words: list[str]) -> None:
     for number in ((1 << 63) - 1, 10**30):
         result = command(*words, number, env={"COLUMNS": "200"})
         assert result.exit_code == 2
@@ -140,7 +140,7 @@ def test_inspect_reads_the_documents_that_stages_read(tmp_path: Path) -> None:
             print_inspection(inspect_path(path, 1, 80))
 
 
-def test_inspect_says_what_it_cannot_show(tmp_path: Path) -> None:
+def test_inspect_refuses_other_files_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x.json").write_text("{}")
     for name, words in (("x", "holds no run"), ("x.json", "neither Parquet nor a token store")):

@@ -36,7 +36,7 @@ def test_summaries_follow_task_order_and_second_run_is_idle(
     assert ran(tmp_path) == ["a", "b", "c"]
 
 
-def test_the_memory_that_a_task_has_freed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_is_returned_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 MB in small pieces glibc would keep all that lies below the piece that is still in use."""
 
     def resident() -> int:
@@ -93,8 +93,8 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     line = ended.stderr.strip().splitlines()[-1]
     assert line.endswith(
-        "script.py: its workers import this script, and began its work again; "
-        'put what it does under: if __name__ == "__main__":'
+        "script.py: its workers import this script and would start its work again; "
+        'put its code under: if __name__ == "__main__":'
     )
     assert "bootstrapping" not in ended.stderr
 

@@ -146,7 +146,7 @@ def test_a_file_that_is_no_summary_is_one_line(tmp_path: Path, content: str | No
         write_report(tmp_path)
 
 
-def test_what_may_be_missing_in_a_summary_is_missed_by_nobody(tmp_path: Path) -> None:
+def test_optional_summary_fields_may_be_missing(tmp_path: Path) -> None:
     source = STAGE.partition('"seconds": 1, ')[2]
     content = f'{{"seconds": 1, "stages": [{STAGE}, "sources": {{"a": {{{source}}}}}}}]}}'
     (tmp_path / "summary.json").write_text(content, encoding="utf-8")

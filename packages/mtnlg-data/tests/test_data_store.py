@@ -160,7 +160,7 @@ def test_bounds_that_do_not_cover_the_sequences_are_refused(tmp_path: Path) -> N
         TokenStore(tmp_path / "x")
 
 
-def test_tokens_and_documents_that_are_not_there_are_refused(tmp_path: Path) -> None:
+def test_out_of_range_tokens_and_documents_are_refused(tmp_path: Path) -> None:
     store = write(tmp_path / "x", [[1, 2], [3]], 10)
     for start, stop in ((-1, 1), (2, 1), (0, 4)):
         with pytest.raises(Failure, match=f"no tokens {start} to {stop} of 3"):

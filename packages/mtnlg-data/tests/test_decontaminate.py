@@ -111,9 +111,7 @@ def test_pieces_of_a_document_by_the_papers_figures(
 
 
 @pytest.mark.parametrize("fan_out", [2, 128])
-def test_ngrams_that_ten_documents_hold_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int
-) -> None:
+def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int) -> None:
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
     documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
     summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
@@ -175,7 +173,7 @@ def test_folding_keeps_positions_and_words() -> None:
     assert (character_kinds()[codes] == character_kinds()).all()
 
 
-def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_hashes_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     from mtnlg_data.decontaminate import ngrams as module
 
     monkeypatch.setattr(module, "ngram_hashes", lambda *run: np.zeros(len(ngram_hashes(*run)), np.uint64))
@@ -184,7 +182,7 @@ def test_a_hash_that_agrees_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> No
     assert [column.tolist() for column in matches] == [[0, 0], [2, 6], [5, 9], [1, 0]]
 
 
-def test_order_of_tasks_shards_and_batches_moves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_tasks_shards_and_batches_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [around(f"{THIRTEEN} {n}", left=100 * n) for n in range(8)]
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
@@ -287,7 +285,7 @@ task_texts = st.lists(
 
 @settings(max_examples=8)  # of up to twelve documents each, through all the files
 @given(documents=st.lists(prose, max_size=12), texts=task_texts, common=st.integers(1, 4), window=st.integers(0, 9))
-def test_what_is_left_is_what_the_definition_leaves(
+def test_result_matches_the_definition(
     documents: list[str],
     texts: list[tuple[str, str]],
     common: int,

@@ -99,7 +99,7 @@ def test_planted_pairs_are_found_as_the_s_curve_says(tmp_path: Path) -> None:
         ({"bands": 40}, (40, 13), False),
     ],
 )
-def test_the_threshold_chooses_the_bands_that_are_not_given(
+def test_threshold_chooses_default_bands(
     given: dict[str, Any], chosen: tuple[int, int], warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = Deduplicate(**given)
@@ -129,7 +129,7 @@ def documents() -> list[Document]:
     return [*cluster, *pair, *alone, *nothing]
 
 
-def test_document_of_the_best_source_stays(tmp_path: Path, documents: list[Document]) -> None:
+def test_best_sources_document_is_kept(tmp_path: Path, documents: list[Document]) -> None:
     summary, ledger = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("books", "web"))
     assert summary["duplicates"]["cluster_sizes"] == {"2": 1, "5": 1}
     of_five = [row for row in ledger if row["kept"].startswith("books")]
@@ -190,7 +190,7 @@ def test_loss_over_alarm_share_stops_the_run(
 
 
 @pytest.mark.parametrize(("share", "small"), [(2 / 7, 0), (0.1, 100)])
-def test_a_source_may_lose_its_share_and_a_small_one_more(
+def test_alarm_ignores_small_sources(
     tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch, share: float, small: int
 ) -> None:
     """Of few documents, that most go is no sign of a mistake: it is named, and ends no run."""
@@ -240,7 +240,7 @@ def shards(tmp_path: Path, documents: list[Document]) -> list[Path]:
     return write_shards(tmp_path, [*documents, *copies, *planted([0.7, 0.85, 0.95], 10, 100)], 3)
 
 
-def test_order_of_tasks_and_shards_moves_no_byte(tmp_path: Path, shards: list[Path]) -> None:
+def test_order_of_tasks_and_shards_changes_no_byte(tmp_path: Path, shards: list[Path]) -> None:
     run(shards, tmp_path / "one")
     run(shards[::-1], tmp_path / "two", engine=Backwards(1))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -289,7 +289,7 @@ def test_documents_beyond_memory_are_refused_before_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_state_that_stays_serves_another_threshold(tmp_path: Path, documents: list[Document]) -> None:
+def test_signatures_are_reused_for_another_threshold(tmp_path: Path, documents: list[Document]) -> None:
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     run(shards, out)
     left = {path.parent.name for path in (out / "state").rglob("*.arrow")}

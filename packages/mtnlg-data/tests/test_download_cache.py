@@ -32,7 +32,7 @@ def test_a_run_waits_while_another_downloads_the_same_file(tmp_path: Path) -> No
         assert second.stderr is not None
         assert second.stdout is not None
         try:
-            assert second.stderr.readline() == f"{cache}: another run is working here; this one waits for it\n"
+            assert second.stderr.readline() == f"{cache}: another run is using this folder; this one waits for it\n"
             assert not [path for path in cache.iterdir() if path.name != ".lock"]
             _unlock(cache)
             copy = Path(second.stdout.readline().strip())
@@ -47,14 +47,14 @@ def _unlock(folder: Path) -> None:
     (folder / ".lock").open("rb").close()
 
 
-def test_a_fetch_into_a_folder_where_another_works_is_refused(tmp_path: Path) -> None:
+def test_fetch_into_a_locked_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(CONTENT)
     other = f"from mtnlg_data.cli import main; import sys; sys.argv[1:] = {['fetch', f'file://{tmp_path}/a.bin']!r}"
     other += f" + ['--out', {str(tmp_path / 'out')!r}]; main()"
     with lock_folder(tmp_path / "out"):
         done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "another run is working here; wait for it, or give another --out" in done.stderr
+    assert "another run is using this folder; wait for it, or give another --out" in done.stderr
 
 
 def test_fetch_prints_counts_and_refuses_snapshot_options(tmp_path: Path) -> None:
@@ -69,5 +69,5 @@ def test_fetch_prints_counts_and_refuses_snapshot_options(tmp_path: Path) -> Non
         status, said = command(*words, *option)
         assert (status, said) == (
             2,
-            f"{words[1]}: --base, --files, --largest and --verify go with snapshots of Common Crawl",
+            f"{words[1]}: --base, --files, --largest and --verify are for snapshots of Common Crawl",
         )

@@ -146,7 +146,7 @@ def test_long_text_is_encoded_in_growing_windows(
     [("gpt2", "a" + "=" * 600_000), ("t5", "a" + "=" * 600_000), ("albert", "the quick " * 60_000)],
     ids=["from its beginning", "from its end", "by a sum over all of it"],
 )
-def test_a_text_whose_tokens_are_counted_off_is_encoded_whole(
+def test_text_near_the_window_limit_is_encoded_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     tokenizer = train_kind(name)
@@ -160,7 +160,7 @@ def test_a_text_whose_tokens_are_counted_off_is_encoded_whole(
 # --- special tokens --------------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_spells_special_tokens_has_none(kind: tuple[str, Tokenizer], tmp_path: Path) -> None:
+def test_spelled_special_tokens_are_text(kind: tuple[str, Tokenizer], tmp_path: Path) -> None:
     """Trained on texts with them, so that merges and pieces spell them."""
     name, _ = kind
     tokenizer = train_kind(name, keep_special=True)
@@ -175,7 +175,7 @@ def test_a_text_that_spells_special_tokens_has_none(kind: tuple[str, Tokenizer],
             assert tokens.replace("\u2581", " ").replace("Ġ", " ").strip() == text.strip()
 
 
-def test_dropout_is_for_training_a_model_and_is_left_out(tmp_path: Path) -> None:
+def test_bpe_dropout_is_ignored(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(iter(TEXTS), 400)
     expected = [tokenizer.encode(text).ids for text in TEXTS]
     tokenizer.model.dropout = 0.5
@@ -244,13 +244,11 @@ def test_without_gigatoken_tokenizers_encodes_or_extra_is_named(path: Path, monk
         lambda: open_encoder(path, "gigatoken"),
         lambda: check_tokenizer(TokenizeSettings(vocabulary=300, library="gigatoken")),
     ):
-        with pytest.raises(
-            Failure, match=r'not installed; pip install "mtnlg-data\[gigatoken\]", or take "tokenizers"'
-        ):
+        with pytest.raises(Failure, match=r'not installed; pip install "mtnlg-data\[gigatoken\]", or use "tokenizers"'):
             refused()
 
 
-def test_the_library_is_in_no_key() -> None:
+def test_encoder_library_is_in_no_key() -> None:
     settings = [TokenizeSettings(vocabulary=400, library=each) for each in LIBRARIES]
     tokenizer = Done(Path("tokenizer.json"), "key")
     assert len({fingerprint(each) for each in settings}) == 1
@@ -276,7 +274,7 @@ def test_expanding_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, monk
         read_tokenizer([tmp_path / "tokenizer.json"])
 
 
-def test_a_tokenizer_may_be_a_link_and_no_pipe(tmp_path: Path) -> None:
+def test_tokenizer_may_be_a_link_but_not_a_pipe(tmp_path: Path) -> None:
     """In a cache of downloads every file is a link."""
     (tmp_path / "blob").write_text(tokenizer_json())
     (tmp_path / "tokenizer.json").symlink_to("blob")

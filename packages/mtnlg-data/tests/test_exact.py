@@ -88,7 +88,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n", "
 
 @settings(max_examples=15)
 @given(data=st.data(), texts=st.lists(TEXTS, min_size=1, max_size=12), shards=st.integers(1, 5))
-def test_what_stays_is_what_brute_force_leaves(
+def test_result_matches_brute_force(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, texts: list[str], shards: int
 ) -> None:
     documents = [Document(f"{n}", PRIORITY[n % 2], text) for n, text in enumerate(texts)]
@@ -115,7 +115,7 @@ def prose(number: int, words: int = 60) -> str:
     return " ".join(f"w{number}x{word}" for word in range(words))
 
 
-def test_of_equal_documents_that_of_the_best_source_stays(tmp_path: Path) -> None:
+def test_best_sources_equal_document_is_kept(tmp_path: Path) -> None:
     documents = [Document(f"{source}{n}", source, prose(n)) for n in range(20) for source in ("web", "other", "books")]
     documents.append(Document("spaced", "web", f" {prose(3)} ".replace(" ", "\n\t ")))
     documents.append(Document("upper", "web", prose(3).upper()))
@@ -174,7 +174,7 @@ def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> No
     assert engine.functions == ["write_shard"]
 
 
-def test_the_command_wants_kinds_and_its_page_has_rules_and_cuts(tmp_path: Path) -> None:
+def test_command_needs_kinds_and_reports_cuts(tmp_path: Path) -> None:
     for name in "ab":
         rows = [f"{prose(10 * ord(name) + n)}\n<b>Cookies & more, and all of it on every page</b>" for n in range(5)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))

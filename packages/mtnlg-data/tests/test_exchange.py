@@ -73,7 +73,7 @@ def test_every_row_is_read_once_by_key_then_by_file(
 
 
 @pytest.mark.parametrize(("files", "levels"), [(128, 0), (1_000, 1), (17_000, 2)])
-def test_opens_grow_as_files_do(files: int, levels: int) -> None:
+def test_opens_are_linear_in_files(files: int, levels: int) -> None:
     """At most ``FAN_OUT`` for each range and one for each file and level, where all by all would be files squared."""
     plan = Exchange(files, files)
     merged = [part for level in plan.merges() for _, part in level]

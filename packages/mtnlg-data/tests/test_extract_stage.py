@@ -89,7 +89,7 @@ def test_full_shard_is_followed_without_loss(pile: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("lost", ["all-00000.001.parquet", "all-00000.001.parquet.json", "all-00000.parquet.json"])
-def test_a_lost_shard_or_manifest_is_made_again(pile: Path, tmp_path: Path, lost: str) -> None:
+def test_lost_shard_or_manifest_is_rebuilt(pile: Path, tmp_path: Path, lost: str) -> None:
     settings = ExtractSettings(shard_characters=2500)
     run(feeds(pile, "all"), tmp_path, settings)
     before = (tmp_path / lost).read_bytes()

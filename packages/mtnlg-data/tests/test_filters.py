@@ -189,7 +189,7 @@ def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
     ("split", "counts"),
     [("unicode", [7, 2, 6]), ("letters", [6, 6, 6]), ("whitespace", [1, 1, 4]), ("characters", [7, 6, 15])],
 )
-def test_what_a_word_is(split: Split, counts: list[int]) -> None:
+def test_word_definitions(split: Split, counts: list[int]) -> None:
     texts = column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b")
     assert TextBatch(texts, (), split).word_counts.tolist() == counts
 
@@ -354,7 +354,7 @@ def quiet(batch, settings):
 """.replace("import Rule", "import Effect, Rule")
 
 
-def test_a_rule_in_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_own_rule_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_RULES)
     shouting, quiet = (f"{tmp_path / 'own.py'}:{name}" for name in ("shouting", "quiet"))
     texts = ["One! Two!", "One! Two! Three!"]

@@ -84,7 +84,7 @@ class Tags(HTMLParser):
         self.links |= {str(value) for name, value in attrs if name in {"href", "src"}}
 
 
-def test_a_page_has_the_same_tags_whatever_its_texts_are(tmp_path: Path) -> None:
+def test_texts_add_no_tags_to_the_page(tmp_path: Path) -> None:
     numbers = count()
     harmless = Tags(write_page(tmp_path / "harmless", lambda: f"~{next(numbers)}~"))
     _, page = hostile_page(tmp_path)

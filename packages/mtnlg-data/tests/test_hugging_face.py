@@ -55,7 +55,7 @@ def test_saved_dataset_is_read_with_its_columns(tmp_path: Path) -> None:
     ]
 
 
-def test_the_splits_of_a_data_set_are_read_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_splits_of_a_data_set_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     splits = {name: datasets.Dataset.from_dict({"text": [f"Of {name}."]}) for name in ("train", "test")}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "both"))
@@ -67,13 +67,13 @@ def test_the_splits_of_a_data_set_are_read_and_nothing_else_is(tmp_path: Path) -
     assert [record.content for file in files for record in read_records(file)] == ["Of test.", "Of train."]  # type: ignore[union-attr]
 
 
-def test_a_json_file_that_is_only_called_like_a_state_is_read(tmp_path: Path) -> None:
+def test_json_file_named_like_a_state_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"text": "Of the state."}))
     assert [file.name for file in find_inputs([str(tmp_path)], raw=True).files] == ["state.json"]
 
 
 @pytest.mark.parametrize("format_name", ["stream", "file"])
-def test_arrow_that_is_cut_loses_nothing_in_silence(tmp_path: Path, format_name: str) -> None:
+def test_truncated_arrow_is_reported(tmp_path: Path, format_name: str) -> None:
     table = pa.table({"text": ROWS["text"]})
     writer = pa.ipc.new_stream if format_name == "stream" else pa.ipc.new_file
     with writer(tmp_path / "a.arrow", table.schema) as file:
@@ -97,7 +97,7 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
 
     (item,) = read(pa.table({"body": ["x"]}))
     assert isinstance(item, Dropped)
-    assert item.what == "no string under 'text' among body but under body: name one as the field"
+    assert item.what == "no string under 'text' among body but under body: set field to one of them"
     (tmp_path / "a.arrow").write_bytes(struct.pack("<i", -5) * 9)
     status, line = outcome("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
     assert status == 1
@@ -111,7 +111,7 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("offset", [1000, -5])
-def test_arrow_whose_offsets_lead_elsewhere_is_not_followed(tmp_path: Path, offset: int) -> None:
+def test_arrow_with_bad_offsets_is_refused(tmp_path: Path, offset: int) -> None:
     table, path = pa.table({"text": ["a", "sound"]}), tmp_path / "a.arrow"
     with pa.ipc.new_stream(path, table.schema) as file:
         file.write_table(table)
@@ -167,7 +167,7 @@ def test_lines_of_an_export_have_all_columns(tmp_path: Path) -> None:
     assert (line["id"], line["source"], line["metadata"]) == ("x", "b", {"meta": {"n": [1, None]}})
 
 
-def test_configurations_may_be_called_like_values_of_yaml(tmp_path: Path) -> None:
+def test_configuration_names_may_look_like_yaml_values(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     (tmp_path / "in").mkdir()
     for name in (names := ["yes", "1e5", "null", "12", "x #y", "- z", "[0]", "it's", 'q"q', "\N{GRINNING FACE}"]):
@@ -184,7 +184,7 @@ def test_configurations_may_be_called_like_values_of_yaml(tmp_path: Path) -> Non
     assert not (tmp_path / "other").exists()
 
 
-def test_an_export_refuses_what_it_would_spoil(tmp_path: Path, finished: Run) -> None:
+def test_export_refuses_data_it_would_change(tmp_path: Path, finished: Run) -> None:
     (tmp_path / "set" / "data").mkdir(parents=True)
     (tmp_path / "set" / "data" / "mine.parquet").write_bytes(b"mine")
     (tmp_path / "empty").mkdir()

@@ -87,9 +87,7 @@ def test_run_needing_removed_shards_names_the_command(
     assert shards(lean) == shards(lean.with_name("other"))
 
 
-def test_a_kill_in_the_middle_of_the_removal_makes_nothing_again(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_during_removal_reruns_nothing(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, unlink, left = shutil.copytree(finished.out, tmp_path / "data"), Path.unlink, [0]
 
     def dying(path: Path, *, missing_ok: bool = False) -> None:

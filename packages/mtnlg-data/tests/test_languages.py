@@ -110,7 +110,7 @@ def test_page_with_low_language_score_is_dropped(texts: dict[str, list[str]]) ->
         assert extract_record(record, settings).reason == reason
 
 
-def test_a_model_reads_the_text_and_not_the_menu(texts: dict[str, list[str]], model: Path) -> None:
+def test_language_model_reads_main_text_only(texts: dict[str, list[str]], model: Path) -> None:
     menu = page(texts["en"][0]).replace("Home", texts["zh"][0] * 3)  # most of the HTML is Chinese, none of its text
     settings = ExtractSettings(languages=("en_X", "zh_X"), language_model=model)
     found = extract_record(Record(0, menu.encode(), "", "utf-8"), settings)

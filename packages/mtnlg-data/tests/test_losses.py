@@ -36,7 +36,7 @@ def extract(folder: Path, *options: str) -> tuple[int, str, int]:
     return (1 if error else result.exit_code), error, sum(b.num_rows for s in shards for b in read_documents(s))
 
 
-def test_loss_fails_the_command_at_its_end_and_again(tmp_path: Path) -> None:
+def test_loss_fails_the_command_at_each_run(tmp_path: Path) -> None:
     """What each kind of bad file costs is in ``bad_input.py``."""
     for name, content in (("in", b"PK\x03\x04" + LINES), ("sound", LINES)):
         (tmp_path / name).mkdir()
@@ -89,7 +89,7 @@ def test_run_stops_after_extract_where_a_source_is_empty(tmp_path: Path, capsys:
     (tmp_path / "data.toml").write_text(recipe)
     line = (
         r"^source crawl has no document after extract \(unreadable 1\): b\.warc\.gz: byte 0: Invalid WARC header; "
-        "mend its files or take it out of the recipe$"
+        "repair its files or remove it of the recipe$"
     )
     for _ in range(2):
         with pytest.raises(Failure, match=line), open_engine("local", 1) as engine:
@@ -148,7 +148,7 @@ def test_output_that_would_replace_the_input_is_refused(tmp_path: Path, name: st
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_records_of_how_files_were_fetched_are_no_input(tmp_path: Path) -> None:
+def test_fetch_records_are_not_input(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(LINES)
     alone = extract(tmp_path)
@@ -157,7 +157,7 @@ def test_records_of_how_files_were_fetched_are_no_input(tmp_path: Path) -> None:
     assert extract(tmp_path) == alone
 
 
-def test_files_of_no_known_format_are_left_out_aloud(tmp_path: Path) -> None:
+def test_unknown_files_are_skipped_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.jsonl", "b.jsonl~", "c.doc"):
         (tmp_path / "in" / name).write_bytes(LINES)

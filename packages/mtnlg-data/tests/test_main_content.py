@@ -46,7 +46,7 @@ def paragraphs(texts: list[str]) -> str:
         ),
     ],
 )
-def test_content_is_kept_without_what_is_around_it(content: str, kept: list[str], language: str, modern: bool) -> None:
+def test_main_content_excludes_boilerplate(content: str, kept: list[str], language: str, modern: bool) -> None:
     text, reason = extract_text("main", page(content, modern=modern), BoilerplateSettings(), language)
     assert reason is None
     assert {each.strip() for each in kept} <= set(text.split("\n\n"))
@@ -54,7 +54,7 @@ def test_content_is_kept_without_what_is_around_it(content: str, kept: list[str]
 
 
 @pytest.mark.parametrize("html", ["", "<p>", "<html><body></body></html>", "<nav>Menu"])
-def test_pages_of_little_text_do_no_harm(html: str) -> None:
+def test_pages_with_little_text_are_read(html: str) -> None:
     text, reason = extract_text("main", html, BoilerplateSettings(), "en")
     assert text in {"", "Menu"}
     assert (reason == "empty") == (not text)

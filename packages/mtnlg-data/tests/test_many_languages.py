@@ -67,7 +67,7 @@ def test_short_paragraphs_are_kept_in_languages_of_short_texts() -> None:
 
 @pytest.mark.parametrize(("code", "ratio"), [("en", 1), ("de", 1), ("zh", 0.3), ("ko", 0.5), (None, 1)])
 @pytest.mark.parametrize("shortest", [None, 100])
-def test_the_shortest_document_says_as_much_in_every_language(
+def test_shortest_document_scales_with_the_language(
     tmp_path: Path, code: str | None, ratio: float, shortest: int | None
 ) -> None:
     least = shortest or round(512 * ratio)
@@ -82,7 +82,7 @@ def test_the_shortest_document_says_as_much_in_every_language(
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_of_iso_stand_for_those_of_cld2(tmp_path: Path) -> None:
+def test_iso_names_map_to_cld2(tmp_path: Path) -> None:
     wanted = ExtractSettings(languages=("he", "nb", "jv", "zh-Hans", "zh-Hant", "fil", "de"))
     for code in ("iw", "he", "no", "nb", "jw", "zh", "zh-Hant", "tl", "de"):
         assert wanted.refuse(Language(code, 1.0)) is None
@@ -114,7 +114,7 @@ def test_names_of_iso_stand_for_those_of_cld2(tmp_path: Path) -> None:
         ("deduplicate.where.language.zh.rows=8", "deduplicate.where = "),
     ],
 )  # fmt: skip
-def test_what_cannot_differ_or_is_unknown_is_refused_by_name(tmp_path: Path, override: str, words: str) -> None:
+def test_fixed_and_unknown_settings_are_refused(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(UsageFailure) as refused:
         load_recipe(corpus.write_run(tmp_path, pages=2), [override])
     assert words in str(refused.value)
@@ -257,6 +257,6 @@ def test_language_setting_reruns_its_step_and_later_ones(recipe: Path) -> None:
         assert {name for name, key in keys.items() if changed[name] != key} == {moved}
 
 
-def test_ratios_are_of_languages_that_cld2_tells() -> None:
+def test_length_ratios_name_cld2_languages() -> None:
     for code in LENGTH_RATIOS:
         Extract(languages=(code,))

@@ -116,7 +116,7 @@ def to_the_end(folder: Path, *rules: str) -> Path:
     return shard
 
 
-def test_json_id_and_fields_reach_the_end(tmp_path: Path) -> None:
+def test_json_id_and_fields_survive_every_stage(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
         {"id": "a-1", "text": TEXTS[0], "url": "http://a", "tags": ["x"], "n": 1.5},
         {"id": 17, "text": TEXTS[1], "deep": {"a": None}},
@@ -213,7 +213,7 @@ def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> N
         run_here(cleaned("gone"), [tmp_path / "gone.parquet"], tmp_path / "c")
 
 
-def test_documents_with_one_id_are_drawn_each_for_itself(tmp_path: Path) -> None:
+def test_documents_with_equal_ids_are_drawn_independently(tmp_path: Path) -> None:
     """They have one score too, so with the id in the draw all or none of them would be kept."""
     path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)

@@ -226,7 +226,7 @@ def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: st
         (["long.only=['wbe']"], "long: no source 'wbe'; did you mean web?"),
         (["long.use=code/filters.py:keep_lnog"], "code/filters.py has no 'keep_lnog'; did you mean keep_long?"),
         (["long.use=no_package:keep"], "no_package cannot be imported: ModuleNotFoundError"),
-        (["long.use=code/filters.py:ADVERTS"], "neither a function nor a class of Step"),
+        (["long.use=code/filters.py:ADVERTS"], "neither a function nor a subclass of Step"),
         (["steps=['extract','lnog']"], "lnog: no such step"),
         (["steps=['clean']"], "clean takes documents, and stands where there are files"),
         (["steps=['extract','tokenize','clean']"], "clean takes documents, and stands where there are tokens"),

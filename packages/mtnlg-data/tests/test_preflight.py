@@ -55,12 +55,15 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
         "texts=broken.jsonl": 'broken.jsonl:2: expected {"task", "id", "text"}, all strings',
         "quality.positives={boks=100}": "quality.positives.boks: not a curated source; those are books",
         "filter.domain_files=['domains.gz', 'absent.txt']": "domains.gz: damaged: Not a gzipped file",
-        "filter.word_files=['words.txt']": "words.txt: holds bytes that are no text; a filter's list has one entry a",
+        "filter.word_files=['words.txt']": "words.txt: not a text file; a filter's list has one entry a",
         "tokenize={tokenizer='broken.json'}": "broken.json: not a tokenizer.json: ",
     }
     for said in refusals(recipe, *wrong):
         assert len(said) == len(wrong) + 1
-        for words in (*wrong.values(), "absent.txt: no such file; a filter's list has one entry a line, plain or .gz"):
+        for words in (
+            *wrong.values(),
+            "absent.txt: no such file; a filter's list has one entry per line, plain or .gz",
+        ):
             assert [line for line in said if words in line], words
     (said, again) = refusals(recipe, "quality.model=classifier.npy")
     assert said == again
@@ -71,7 +74,7 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("texts=empty", "empty: no task text; mtnlg-eval texts writes one a line"),
+        ("texts=empty", "empty: no task text; mtnlg-eval texts writes one per line"),
         ("texts=raw", "raw: no such file of task texts"),
         ("tokenize={tokenizer='raw'}", "raw: no tokenizer: expected a tokenizer.json"),
         ("tokenize={tokenizer='empty'}", "empty: not a tokenizer.json"),
@@ -170,5 +173,5 @@ def test_a_list_in_any_eight_bit_encoding_is_a_list(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("straße.example\n".encode("latin-1"))
     check_list(tmp_path / "latin")
     (tmp_path / "wide").write_text("a.example\n", encoding="utf-16")
-    with pytest.raises(Failure, match="wide: holds bytes that are no text"):
+    with pytest.raises(Failure, match="wide: not a text file"):
         check_list(tmp_path / "wide")

@@ -160,10 +160,10 @@ def test_task_resources_and_one_line_failures(machines: Machines, tmp_path: Path
     assert (large["CPU"], large["memory"]) == (1, 3 << 20)
     assert outcomes["full"] == f"OSError: [Errno 28] No space left on device: '{tmp_path}/full/0'"
     assert outcomes["panic"] == f"Failure: {tmp_path}/panic/0: a library gave up on it: a"
-    assert outcomes["dies"].startswith(f"Failure: {tmp_path}/dies/1: its worker died again and again: ")
+    assert outcomes["dies"].startswith(f"Failure: {tmp_path}/dies/1: its worker died repeatedly: ")
     assert "\n" not in outcomes["dies"]
     assert (tmp_path / "dies/1").read_text() == "b", "the same engine goes on"
-    assert "has another mtnlg-data than where the run began" in outcomes["version"]
+    assert "has another version of mtnlg-data than the machine that started the run" in outcomes["version"]
     assert not list((tmp_path / "version").iterdir())
 
 

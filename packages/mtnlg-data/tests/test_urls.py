@@ -27,14 +27,14 @@ CONTENT = bytes(range(256)) * 300
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/a/b.parquet", "hf://datasets/me/it@main/x.json", "file:///tmp/a b"])
-def test_parts_of_a_url(text: str) -> None:
+def test_url_parts(text: str) -> None:
     url = location(text)
     assert isinstance(url, Url)
     assert (str(url), url.parent / url.name, url.with_name(url.name)) == (text, text, text)
 
 
 @pytest.mark.parametrize("path", ["a", "/a/b", "./s3", "a:b", "x=s3", "s3:", "s3:/a", "a b://c", Path("s3://a")])
-def test_a_path_is_no_url(path: Path | str) -> None:
+def test_path_is_not_a_url(path: Path | str) -> None:
     assert location(path) == Path(path)
 
 
@@ -50,7 +50,7 @@ def test_files_are_listed_by_folder_by_pattern_and_by_name(store: Store) -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_costs_another_request_and_no_byte(store: Store, tmp_path: Path, fault: Fault) -> None:
+def test_network_fault_is_retried_without_loss(store: Store, tmp_path: Path, fault: Fault) -> None:
     store.put(f"{store.bucket}/a.bin", CONTENT)
     store.faults["GET", "/a.bin"] = [fault, fault]
     files = list_files(f"s3://{store.bucket}/a.bin")
@@ -217,7 +217,7 @@ def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: R
     assert len(TokenStore(tmp_path / "tokens" / "documents")) == 1
 
 
-def test_a_folder_to_work_in_goes_with_a_url() -> None:
+def test_work_folder_needs_a_url() -> None:
     with pytest.raises(UsageFailure, match=r"--work w: goes with an --out that is a URL"):
         Place.of(Path("out"), Path("w"))
 
@@ -225,7 +225,7 @@ def test_a_folder_to_work_in_goes_with_a_url() -> None:
 @pytest.mark.parametrize(
     "words", [("why", "s3://b/run", "x"), ("report", "s3://b/run"), ("merge", "a", "--out", "s3://b/x")]
 )
-def test_commands_that_read_at_random_say_how_to_get_a_copy(words: tuple[str, ...]) -> None:
+def test_random_access_commands_name_the_copy_command(words: tuple[str, ...]) -> None:
     status, line = command(*words)
     assert status == 2
     assert line.endswith("--out FOLDER")

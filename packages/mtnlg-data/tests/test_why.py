@@ -57,7 +57,7 @@ def test_every_dropped_document_is_recorded_once(finished: Any) -> None:  # noqa
     assert all(records(finished.out / folder) for folder in ("02-quality", "04-deduplicate"))
 
 
-def test_why_shows_a_duplicates_twin_and_every_stage(finished: Any) -> None:  # noqa: ANN401
+def test_why_shows_the_duplicate_and_every_stage(finished: Any) -> None:  # noqa: ANN401
     row = records(finished.out / "04-deduplicate")[0]
     result = command("why", finished.out, row["id"])
     line = f"dropped as duplicate of {row['kept']} ({row['kept_source']}): Jaccard {row['score']:.3f}"
@@ -120,7 +120,7 @@ def test_document_is_found_by_id_or_key(named: Path) -> None:
     assert fates(named, "77") == {"extract": "kept", "clean": "kept"}
     assert [document["key"] for document in explain(named, "twice")] == ["web/x.jsonl/6", "web/x.jsonl/7"]
     output = command("why", named, "twice").output
-    assert output.startswith("2 documents have the id twice; their keys tell them apart")
+    assert output.startswith("2 documents have the id twice; use their keys")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def annotate(text: str) -> str:
     return f"{text}!"
 
 
-def test_steps_of_a_user_stand_where_the_recipe_has_them(tmp_path: Path) -> None:
+def test_own_steps_run_in_recipe_order(tmp_path: Path) -> None:
     corpus.write_jsonl(tmp_path / "x.jsonl", [{"id": n, "text": corpus.text(n) if n else "Short."} for n in range(3)])
     sources = {"web": {"kind": "jsonl", "paths": ["x.jsonl"], "rules": ["unicode"]}}
     curate(Recipe.of(sources, [Extract(), Clean(), zoom, annotate], tmp_path), tmp_path / "out", Local(1))

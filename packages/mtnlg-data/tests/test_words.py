@@ -104,7 +104,7 @@ def test_standalone_characters_are_of_scripts_without_spaces() -> None:
 
 
 @given(texts=texts)
-def test_words_hash_alike_exactly_where_they_are_alike(texts: list[str]) -> None:
+def test_words_hash_equal_iff_equal(texts: list[str]) -> None:
     words = hashed_words(texts)
     strings = [text[start:end] for text in texts for start, end in plain_words(text)]
     assert len(strings) == len(words.hashes)
@@ -126,14 +126,14 @@ def test_thue_morse_words_of_any_length_differ(size: int, pair: str) -> None:
 
 
 @given(values=st.lists(st.integers(0, 3), max_size=30), length=st.integers(1, 8))
-def test_runs_hash_alike_exactly_where_they_are_alike(values: list[int], length: int) -> None:
+def test_runs_hash_equal_iff_equal(values: list[int], length: int) -> None:
     runs = ngram_hashes(np.array(values, np.uint64), length).tolist()
     tuples = [tuple(values[i : i + length]) for i in range(max(0, len(values) - length + 1))]
     assert len(runs) == len(tuples)
     assert len(set(tuples)) == len(set(runs)) == len(set(zip(tuples, runs, strict=True)))
 
 
-def test_beyond_the_lettered_planes_there_are_signs_alone() -> None:
+def test_planes_without_letters_have_only_signs() -> None:
     beyond = "".join(map(chr, range(LETTERED.stop, sys.maxunicode + 1)))
     assert not re.search(r"[\w\s]", beyond)
     assert fold_case(beyond) == beyond
@@ -142,6 +142,6 @@ def test_beyond_the_lettered_planes_there_are_signs_alone() -> None:
 
 
 @pytest.mark.parametrize(("split", "characters"), [("letters", 2), ("whitespace", 1)])
-def test_a_word_has_a_character_at_least(split: Split, characters: float) -> None:
+def test_words_are_not_empty(split: Split, characters: float) -> None:
     words = find_words(texts_of(pa.array(["日本語の長い文章 日本語の文章"], pa.large_string())), split)
     assert characters_per_word(words, 0, len(words.inverse)) == characters

@@ -131,7 +131,7 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
         samples.write_samples(tmp_path, {"n": tmp_path / "n.jsonl"})
 
 
-def test_a_result_whose_name_could_lead_elsewhere_has_no_answers(tmp_path: Path) -> None:
+def test_result_with_an_unsafe_name_has_no_answers(tmp_path: Path) -> None:
     for name in ("plain.jsonl", "x y.jsonl"):
         (tmp_path / name).touch()
     (tmp_path / "in").mkdir()
@@ -169,7 +169,7 @@ def browse(made: ModuleType, run: Path, place: str) -> tuple[list[list[str]], st
         ("#task=boolq&show=lost&find=ROW+77", {("right", "wrong")}, "1 of 120 rows"),
     ],
 )
-def test_the_browser_lists_the_rows_that_are_asked_for(
+def test_browser_lists_requested_rows(
     made: ModuleType, compared: Path, place: str, verdicts: set[tuple[str, ...]], count: str
 ) -> None:
     rows, section = browse(made, compared, place)
@@ -192,7 +192,7 @@ def test_row_link_opens_prompt_and_choice_scores(made: ModuleType, compared: Pat
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_page_without_its_folder_says_so(made: ModuleType, compared: Path, tmp_path: Path) -> None:
+def test_page_without_its_folder_warns(made: ModuleType, compared: Path, tmp_path: Path) -> None:
     shutil.copy(compared / "report.html", tmp_path)
     _, section = browse(made, tmp_path, "#task=boolq")
     assert re.search(r"report/samples/boolq_0-[\w-]+\.js is not beside this page: move both together", section)

@@ -67,9 +67,7 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
     assert [gap["task"] for gap in results["not_run"]] == ["hans", "lambada"]
 
 
-def test_a_result_that_is_cut_short_is_written_again(
-    run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_truncated_result_is_rewritten(run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path) -> None:
     words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
     assert run("run", checkpoint.directory, *words) == 0
     (path,) = (tmp_path / "results").iterdir()

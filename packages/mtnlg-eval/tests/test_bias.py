@@ -60,7 +60,7 @@ def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
     assert list(summary["by_occupation"])[-1] == "nurse"
 
 
-def test_names_marked_by_gender_are_apart_from_the_headline() -> None:
+def test_gender_marked_names_are_outside_the_headline() -> None:
     names, marked = read_occupations(), read_occupations(marked=True)
     assert len({*names, *marked}) == len(names) + len(marked)
     assert len(names) > 323
@@ -148,7 +148,7 @@ def test_second_command_adds_kinds_to_a_checkpoint(
     assert list(study("--samples", 1, "--kinds", "gender")["adjectives"]) == ["gender"]
     checkpoint = write_checkpoint(tmp_path / "checkpoints", seed=2, step=2)
     assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 0
-    assert "bias.json: was of another checkpoint or number of samples; replaced" in capsys.readouterr().err
+    assert "bias.json: had another checkpoint or number of samples; replaced" in capsys.readouterr().err
     (out / "bias.json").write_text("{")
     assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 1
     assert "bias.json: not the results of a bias study; remove it" in capsys.readouterr().err

@@ -279,7 +279,7 @@ def test_stock_metrics_are_kept(score: Run, tmp_path: Path) -> None:
     assert lambada["perplexity"].stderr
 
 
-def test_rows_longer_than_the_context_are_told_once_and_counted(
+def test_rows_longer_than_the_context_are_counted(
     score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"question": "is it", "passage": "It is. " * 300, "idx": 7, "label": "true"}

@@ -62,7 +62,7 @@ def test_every_product_has_the_same_shape_whatever_the_batch(
     assert torch.allclose(y, x @ weight.t(), atol=1e-4)
 
 
-def test_products_of_attention_are_left_alone(products: list[tuple[int, ...]]) -> None:
+def test_attention_products_are_unchanged(products: list[tuple[int, ...]]) -> None:
     q = torch.randn(2, 3, 5, 8)
     with torch.inference_mode(), tiled():
         assert torch.allclose(q @ q.transpose(2, 3), torch.einsum("bnsd,bntd->bnst", q, q), atol=1e-5)

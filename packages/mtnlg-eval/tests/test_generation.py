@@ -103,7 +103,7 @@ def test_foreign_options_without_effect_are_accepted() -> None:
         Options.parse({"min_p": 0.1})
 
 
-def test_new_tokens_take_room_from_the_prompts_start(checkpoint: Checkpoint) -> None:
+def test_prompt_is_cut_from_the_left_for_new_tokens(checkpoint: Checkpoint) -> None:
     """As in lm-eval's hf backend, which refuses what leaves no room."""
     context = list(range(20))
     assert Prompt.parse(context, {"max_gen_toks": 9}, 12) == Prompt((17, 18, 19), Options((), 9, GREEDY), cut=True)
@@ -116,7 +116,7 @@ def test_new_tokens_take_room_from_the_prompts_start(checkpoint: Checkpoint) -> 
     assert lm.cut == {id(requests[1])}
 
 
-def test_a_sampled_text_depends_on_prompt_seed_and_repeat_alone(checkpoint: Checkpoint) -> None:
+def test_sampled_text_depends_only_on_prompt_seed_and_repeat(checkpoint: Checkpoint) -> None:
     """Neither on what else is asked for, nor on the batch."""
 
     def texts(seed: int, prompts: Sequence[str], repeats: int = 1) -> list[str]:

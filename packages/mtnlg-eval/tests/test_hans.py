@@ -83,7 +83,7 @@ def test_the_answer_is_the_one_that_run_decides_for() -> None:
     assert one.mass == pytest.approx(exp(-3) + exp(-2))
 
 
-def test_probabilities_far_apart_do_not_overflow() -> None:
+def test_extreme_probabilities_do_not_overflow() -> None:
     assert answered(DOC, 0.0, -2000.0).probability == 1.0
     assert answered(DOC, -2000.0, 0.0).probability == pytest.approx(0.0)
 
@@ -93,7 +93,7 @@ def documents(labels: list[int]) -> list[dict[str, object]]:
 
 
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(0, 9), st.sampled_from(["0", "7"]))
-def test_modes_of_shots(labels: list[int], count: int, name: str) -> None:
+def test_shot_modes(labels: list[int], count: int, name: str) -> None:
     pool, own = ShotPool(documents(labels)), {"id": name, "group": "own", "label": 0, "subcase": "s1"}
     drawn = pool.draw(own, 24, "seed")
     other = pool.draw(own, count, "seed", ShotChoice(source="other_subcases"))
@@ -131,7 +131,7 @@ def test_missing_and_malformed_files_are_named(made: ModuleType, tmp_path: Path)
         run_hans_study(tmp_path)
 
 
-def test_of_several_draws_of_shots_every_number_is_the_mean(made: ModuleType, tmp_path: Path) -> None:
+def test_several_seeds_are_averaged(made: ModuleType, tmp_path: Path) -> None:
     (drawn,) = (each for each in made.evaluation("hans") if each.shots.asked == "1")
     folder = ResultFolder(tmp_path)
     for seed, true in ((1, 0.6), (2, 0.2), (3, 0.8)):

@@ -120,9 +120,9 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
     [
         (["boolq"], "--revision boolq: needs TASK=COMMIT, once a task"),
         (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once a task"),
-        (["hans=a"], "--revision hans=a: no task with a data set of the hub; choose from boolq"),
+        (["hans=a"], "--revision hans=a: no such task with a data set on the hub; choose from boolq"),
         (["wic=a"], "--revision wic=a: no task with a data set of the hub"),
-        (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; leave one of the two out"),
+        (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; use only one of the two"),
     ],
 )
 def test_a_wrong_revision_is_refused(

@@ -115,7 +115,7 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(run: Run, hf: Path, t
     assert all(name in page for name in KINDS)
 
 
-def test_any_task_has_what_the_nine_have(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+def test_any_task_has_the_features_of_the_nine(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
     """By its name, from a YAML file, several shots and seeds, beside one of the nine."""
     rows, out = Path(__file__).parent / "rows", tmp_path / "out"
     words = ["--tasks", f"choice,{tasks / 'generate.yaml'},wic", "--include-path", tasks, "--data", rows]
@@ -134,7 +134,7 @@ def test_any_task_has_what_the_nine_have(run: Run, hf: Path, tasks: Path, tmp_pa
     assert len(shots) == 3
 
 
-def test_one_bad_row_of_any_task_costs_that_row(
+def test_bad_row_of_any_task_costs_only_that_row(
     run: Run, hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"text": f"t{n}", "label": n % 2} for n in range(4)]
@@ -226,7 +226,7 @@ def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "hf", "--tasks", "choice"], "--model: the model is --model_args checkpoint=MODEL"),
+        (["--model", "hf", "--tasks", "choice"], "--model: give the model as --model_args checkpoint=MODEL"),
         (["--tasks", "choice"], "checkpoint=MODEL is missing"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,parallelize=True"], "parallelize = True: unknown key"),
         (["--tasks", "choice", "--model_args", "checkpoint=x,tp=2"], "tp=2: write layout=tp=2,pp=2,dp=1"),

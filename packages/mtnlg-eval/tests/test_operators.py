@@ -39,7 +39,7 @@ def test_examples_have_one_explanation(which: tuple[str, str, int, int]) -> None
 
 
 @given(EVERY)
-def test_fewer_examples_are_the_end_of_the_same_prompt(which: tuple[str, str, int, int]) -> None:
+def test_fewer_examples_are_a_suffix_of_the_prompt(which: tuple[str, str, int, int]) -> None:
     hidden, disguise, shots, number = which
     longer = make_problem(hidden, disguise, shots + 1, number).prompt
     assert longer.endswith("\n" + make_problem(*which).prompt)

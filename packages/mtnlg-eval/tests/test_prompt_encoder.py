@@ -117,7 +117,7 @@ def test_tokens_and_split_match_lm_eval(name: str, data: st.DataObject) -> None:
             assert tuple(map(list, encoder.encode_pair(context, continuation))) == expected
 
 
-def test_nothing_is_cut_before_what_is_a_blank_to_python_alone() -> None:
+def test_only_unicode_blanks_are_cut_points() -> None:
     tokenizer = Tokenizer(written("gpt2"))
     assert len(tokenizer.encode("?\x1c")) == 1 < len(tokenizer.encode("?\x1c b"))
     pair = "?\x1c b", "a"

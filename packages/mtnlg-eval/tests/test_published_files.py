@@ -57,7 +57,7 @@ def test_anlis_other_rounds_are_not_round_2(tmp_path: Path) -> None:
     assert rows.other_files == ["R1", "R3"]
 
 
-def test_two_files_of_a_split_are_refused_but_winogrande(tmp_path: Path) -> None:
+def test_two_files_of_a_split_are_refused_except_winogrande(tmp_path: Path) -> None:
     boolq = {"question": "q", "passage": "p", "label": 1}
     write(tmp_path / "boolq/val.jsonl", boolq)
     write(tmp_path / "boolq/copy/val.jsonl", boolq)
@@ -122,7 +122,7 @@ TWINS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_no_shot_is_the_twin_of_the_row_or_shares_its_passage(name: str, load_task: Load, tmp_path: Path) -> None:
+def test_shots_exclude_twins_and_shared_passages(name: str, load_task: Load, tmp_path: Path) -> None:
     split = "test" if name in {"anli_r2", "race_h"} else "val"
     write(tmp_path / f"{name}/{split}.jsonl", *(TWINS[name](n, side) for n in range(6) for side in (0, 1)))
     task = load_task(name, 50, tmp_path)

@@ -36,7 +36,7 @@ def run(made: ModuleType, tmp_path: Path) -> Path:
         (["eval/results.json", "eval/samples"], [], ["WinoGrande"]),
     ],
 )
-def test_page_says_which_part_has_not_been_run(
+def test_page_names_missing_parts(
     made: ModuleType, run: Path, removed: list[str], notices: list[str], kept: list[str]
 ) -> None:
     for name in removed:
@@ -48,14 +48,14 @@ def test_page_says_which_part_has_not_been_run(
 @pytest.mark.parametrize(
     ("folder", "content", "line"),
     [
-        (".", "", r"not a run, or nothing of it has ended: no data/summary\.json"),
+        (".", "", r"not a run, or no part of it has ended: no data/summary\.json"),
         (".", "data/notes.txt", "not a run, or nothing of it has ended"),
         (".", "train/model.bin", "not a run, or nothing of it has ended"),
         ("nowhere", "", "nowhere: no such run folder"),
         ("data", "data/summary.json", "one part of a run, with summary.json; give the folder that holds data, train"),
     ],
 )
-def test_what_is_no_run_is_refused_and_nothing_written(tmp_path: Path, folder: str, content: str, line: str) -> None:
+def test_other_folders_are_refused_unwritten(tmp_path: Path, folder: str, content: str, line: str) -> None:
     if content:
         (tmp_path / content).parent.mkdir()
         (tmp_path / content).touch()
@@ -101,7 +101,7 @@ def test_evaluation_alone_has_a_page(made: ModuleType, run: Path) -> None:
     assert (run / "eval/results.json").read_bytes() == before
 
 
-def test_empty_columns_go_and_tables_name_models(made: ModuleType, run: Path) -> None:
+def test_empty_columns_are_dropped_and_tables_name_models(made: ModuleType, run: Path) -> None:
     shutil.rmtree(run / "eval")
     two = [
         made.result("wic", "2", 2, "10" * 7, step, model={"tokens": step, "digest": f"{step}"}) for step in (80, 160)
@@ -165,7 +165,7 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
         write_report(run)
 
 
-def test_few_and_the_same_number_of_shots_can_stand_side_by_side(made: ModuleType, run: Path) -> None:
+def test_few_and_equal_numeric_shots_share_a_table(made: ModuleType, run: Path) -> None:
     """WiC's few is 32 examples: both are scored, with different results."""
     made.write_results(run, [made.result("wic", "32", 4.357, "10" * 7)])
     assert "accuracy against" in write_report(run).read_text(encoding="utf-8")

@@ -42,15 +42,13 @@ if TYPE_CHECKING:
         ({"rows": {"failed": [{"number": 3, "why": "why"}]}}, ["1 rows left out, the first row 3: why"]),
     ],
 )
-def test_what_differs_from_the_papers_setting_is_said(
-    changed: dict[str, Any], words: list[str], made: ModuleType
-) -> None:
+def test_differences_from_the_paper_are_listed(changed: dict[str, Any], words: list[str], made: ModuleType) -> None:
     parts = changed | {"rows": {"count": 5153} | changed.get("rows", {}), "values": [], "clusters": []}
     parts["model"] = {"context": 2048} | changed.get("model", {})
     assert made.result("lambada", "few", 15, "10", **parts).differs == words
 
 
-def test_what_all_tasks_share_is_said_once() -> None:
+def test_shared_differences_are_listed_once() -> None:
     differs = {"wic": {"0": ["a", "b"], "few": ["a", "b", "c"]}, "piqa": {"0": ["a"], "few": ["a", "d"]}}
     assert differences_by_task(differs) == {
         "Not the paper's setting": ["a"],
@@ -86,7 +84,7 @@ def test_repeated_result_keeps_bytes_and_new_score_replaces(made: ModuleType, tm
     assert folder.results() == [changed]
 
 
-def test_commands_at_once_leave_the_results_of_all(
+def test_concurrent_commands_keep_all_results(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One adds a result while the other, which has read the results already, makes results.json of them."""
@@ -111,7 +109,7 @@ def test_commands_at_once_leave_the_results_of_all(
     assert {name.partition("_")[0] for name in results} == {"wic", "boolq"}
 
 
-def test_a_task_that_another_command_has_run_since_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_run_by_another_command_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ResultFolder(tmp_path)
     for task in ("boolq", "wic"):
         folder.add_gap(task, "no rows", "model")
@@ -223,7 +221,7 @@ def test_holm_rejects_what_the_smallest_levels_admit() -> None:
     assert holm([]) == []
 
 
-def test_a_score_that_is_no_share_has_the_interval_of_its_error(made: ModuleType) -> None:
+def test_non_share_score_uses_its_standard_error(made: ModuleType) -> None:
     result = made.result("wic", "0", 0, "10", metric="log_likelihood", values=[], clusters=[])
     assert not result.is_share
     assert tuple(result.estimate) == pytest.approx((-2.5, -2.5 - 1.96 * 0.25, -2.5 + 1.96 * 0.25), abs=1e-3)

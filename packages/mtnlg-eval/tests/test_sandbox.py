@@ -49,7 +49,7 @@ def test_a_hostile_template_is_refused_within_its_budget(template: str, tmp_path
         Chat.read([tmp_path]).render([{"role": "user", "content": "Who?"}])
 
 
-def test_a_template_renders_as_jinjas_own() -> None:
+def test_templates_render_as_jinja() -> None:
     template = (
         "{{ t.strip() }}{% for x in l %}{{ loop.index }}{{ x ~ n }}{% endfor %}{{ '%.2f'|format(n / 3) }}{{ n * n }}"
     )

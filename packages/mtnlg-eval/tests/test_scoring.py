@@ -226,7 +226,7 @@ def test_packed_texts_have_the_positions_of_their_own_length(checkpoint: Checkpo
     assert [logp for logp, _ in lm.score(requests)] == pytest.approx(expected, abs=CLOSE)
 
 
-def test_a_prompt_too_long_keeps_its_end_and_is_reported(lm: DecoderLM) -> None:
+def test_long_prompt_is_cut_from_the_left_and_reported(lm: DecoderLM) -> None:
     short = DecoderLM(20, lm.engine, lm._tokenizer, AnswerStore("short"))
     task = load("race_h", short, 0)
     task.build_all_requests(limit=1)
@@ -256,7 +256,7 @@ def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
     assert logp == pytest.approx(rest, abs=10 * CLOSE)
 
 
-def test_a_blank_context_is_an_empty_one(lm: DecoderLM) -> None:
+def test_blank_context_is_empty(lm: DecoderLM) -> None:
     """Not the end of whatever text stands before it in the packed sequence."""
     pairs = [(" ", "the cook"), ("the sailors slept", " well"), ("\n", "the cook")]
     scores = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
@@ -265,7 +265,7 @@ def test_a_blank_context_is_an_empty_one(lm: DecoderLM) -> None:
         assert logp == pytest.approx(plain(lm, tokens, lm._encode_pair(context, answer)[1])[0], abs=CLOSE)
 
 
-def test_a_model_that_computes_no_numbers_is_not_scored(checkpoint: Checkpoint) -> None:
+def test_model_with_nan_is_not_scored(checkpoint: Checkpoint) -> None:
     broken = DecoderLM.open(checkpoint)
     with torch.no_grad():
         decoder_of(broken).final_norm.weight[0] = torch.nan

@@ -43,7 +43,7 @@ def test_a_draw_is_fair() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 900))
-def test_the_most_that_fit_are_found(lengths: list[int], room: int) -> None:
+def test_maximum_number_of_shots_is_found(lengths: list[int], room: int) -> None:
     def size(shots: int) -> int:
         return 7 + sum(lengths[:shots])
 

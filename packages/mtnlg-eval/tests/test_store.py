@@ -37,7 +37,7 @@ class Counting:
         self._save(batch)
 
 
-def test_what_is_known_is_not_scored_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_stored_answers_are_reused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
     counting = Counting(lm)
     first = lm.score(REQUESTS)
@@ -63,7 +63,7 @@ def test_other_checkpoint_misses_the_store(
     assert counting.requests == len(set(REQUESTS))
 
 
-def test_a_store_that_is_let_go_of_is_closed() -> None:
+def test_released_store_is_closed() -> None:
     store = AnswerStore("model")
     connection = store._connection
     del store
@@ -71,7 +71,7 @@ def test_a_store_that_is_let_go_of_is_closed() -> None:
         connection.execute("SELECT 1")
 
 
-def test_answers_of_any_kind_come_back_to_the_bit(tmp_path: Path) -> None:
+def test_answers_round_trip_exactly(tmp_path: Path) -> None:
     answers = {bytes([n]): answer for n, answer in enumerate([[-0.1 - 0.2, True], "text \u2028\n", 1e-300])}
     AnswerStore("model", tmp_path / "store").save(answers.items())
     assert AnswerStore("model", tmp_path / "store").lookup([*answers, b"unknown"]) == answers
@@ -81,7 +81,7 @@ def test_answers_of_any_kind_come_back_to_the_bit(tmp_path: Path) -> None:
     assert len(store.lookup(many)) == 2000
 
 
-def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
+def test_other_file_as_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite"
     path.write_bytes(b"not a database, however long it may be, is ever a store of answers" * 20)
     with pytest.raises(OSError, match=r"cannot store answers \(file is not a database\).*scores\.sqlite"):

@@ -78,9 +78,7 @@ def test_the_shots_are_stock_lm_evals_for_the_same_seed(name: str, load_task: Lo
             assert mine == its or its[0].count(f"{n * len(rows) // len(ours)} {row[text[name]][:9]}") > 1
 
 
-def test_a_prompt_that_is_cut_counts_the_shots_that_are_whole(
-    load_task: Load, tmp_path: Path, counter: type[Any]
-) -> None:
+def test_cut_prompt_counts_whole_shots(load_task: Load, tmp_path: Path, counter: type[Any]) -> None:
     rows = [{"passage": f"{n} word word word", "question": "is it", "label": 1} for n in range(9)]
     for split in ("val", "train"):
         write_rows(tmp_path, "boolq", rows, split)

@@ -116,9 +116,7 @@ def test_row_ids_are_unique_and_the_publishers(tmp_path: Path) -> None:
         ("boolq/val.jsonl", [], "boolq, validation: no rows to score"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_with_its_place(
-    tmp_path: Path, file: str, lines: list[Any], message: str
-) -> None:
+def test_malformed_rows_are_one_line_with_place(tmp_path: Path, file: str, lines: list[Any], message: str) -> None:
     written(tmp_path, file, *lines)
     try:
         (told,) = (
@@ -130,7 +128,7 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
     assert "\n" not in told
 
 
-def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
+def test_missing_folder_and_labels_are_reported(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="wic: no such folder"):
         open_rows("wic", tmp_path).rows()
     written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
@@ -141,7 +139,7 @@ def test_a_missing_folder_and_missing_labels_are_told(tmp_path: Path) -> None:
         open_rows("wic", tmp_path).rows()
 
 
-def test_bytes_that_are_no_utf_8_are_told(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported(tmp_path: Path) -> None:
     written(tmp_path, "lambada/test.txt", "a passage of words").write_bytes(b"a passage\na \xff word\n")
     (told,) = open_rows("lambada", tmp_path).rows().malformed.values()
     assert "test.txt:2: 'utf-8' codec can't decode" in told
@@ -168,6 +166,6 @@ def test_texts_hold_every_passage_question_and_option() -> None:
     assert all(len(texts) == len(set(texts)) for texts in texts_by_task.values())
 
 
-def test_a_text_that_comes_again_is_told_once() -> None:
+def test_repeated_text_is_reported_once() -> None:
     rows = [("", lambda: PIQA), ("", lambda: PIQA | {"sol2": "c"})]
     assert [text for _, text in Published("piqa", "", {"test": lambda: rows}, "test").texts()] == ["g", "a", "b", "c"]

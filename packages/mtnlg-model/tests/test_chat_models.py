@@ -243,7 +243,7 @@ def test_the_files_are_listed_and_verified(imported: Path, tmp_path: Path) -> No
         _ = Checkpoint.open(copy).tokenizer_path
 
 
-def test_a_checkpoint_without_them_is_as_before(imported: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_checkpoint_without_chat_files_is_unchanged(imported: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(imported)
     plain = Checkpoint.open(save(checkpoint.decoder(), tmp_path, 1, checkpoint.progress, tokenizer_path))
     assert not set(CHAT_FILES) & read_manifest(plain.directory).files.keys()
@@ -254,9 +254,7 @@ def test_a_checkpoint_without_them_is_as_before(imported: Path, tokenizer_path: 
     assert not (tmp_path / "exported" / "generation_config.json").exists()
 
 
-def test_they_go_on_with_a_tokenizer_of_the_same_tokens_alone(
-    imported: Path, tokenizer_path: Path, tmp_path: Path
-) -> None:
+def test_chat_files_need_a_tokenizer_of_the_same_tokens(imported: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(imported)
     path = save(checkpoint.decoder(), tmp_path, 1, checkpoint.progress, checkpoint.tokenizer_path)
     assert Tokenizer(Checkpoint.open(path).tokenizer_path).ends == Tokenizer(checkpoint.tokenizer_path).ends
@@ -301,7 +299,7 @@ def test_a_hostile_file_is_one_line_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_link_leads_to_no_other_file(folder: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed_to_other_files(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "hostile")
     (copy / "generation_config.json").unlink()
     (copy / "generation_config.json").symlink_to("/etc/hostname")
@@ -310,7 +308,7 @@ def test_a_link_leads_to_no_other_file(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_name_or_number_that_the_vocabulary_lacks_ends_nothing(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_unknown_stop_tokens_are_ignored(folder: Path, tmp_path: Path, kind: str) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "generation_config.json").write_text('{"eos_token_id": [9999]}')
     (copy / "tokenizer_config.json").write_text('{"eos_token": "<|nowhere|>"}')

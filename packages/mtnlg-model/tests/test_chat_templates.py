@@ -80,7 +80,7 @@ def test_files_of_their_own_come_before_the_config_and_are_named(tmp_path: Path)
     assert chat.render([]) == "rag"
 
 
-def test_enable_thinking_and_other_words_reach_the_template(tmp_path: Path) -> None:
+def test_template_options_reach_the_template(tmp_path: Path) -> None:
     folder = write(tmp_path, "{{ enable_thinking }} {{ tone }}")
     assert Chat.read([folder], {"tone": "dry"}, thinking=False).render([]) == "False dry"
 
@@ -110,7 +110,7 @@ def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
 
 def test_template_that_drops_the_last_message_is_refused(tmp_path: Path) -> None:
     template = Chat.read([write(tmp_path, "nothing")])
-    with pytest.raises(Failure, match="it leaves out the last message"):
+    with pytest.raises(Failure, match="it omits the last message"):
         template.render(CHATS[0], answer=False)
 
 

@@ -113,7 +113,7 @@ def test_any_box_is_read_from_any_cut(data: st.DataObject, dtype: torch.dtype) -
             assert torch.equal(checkpoint.tensor(name, index(box), slot), tensors[name, slot][index(box)])
 
 
-def test_a_whole_model_with_its_optimizer_comes_back(tmp_path: Path) -> None:
+def test_model_and_optimizer_round_trip(tmp_path: Path) -> None:
     torch.manual_seed(0)
     decoder = Decoder(preset("tiny"))
     optimizer = torch.optim.AdamW(decoder.parameters())
@@ -194,7 +194,7 @@ def test_digest_covers_weights_and_not_the_optimizer(tmp_path: Path) -> None:
     assert Checkpoint.open(save(decoder, tmp_path, 3, PROGRESS, tokenizer(tmp_path))).digest != first
 
 
-def test_a_step_that_exists_is_not_written_again(tmp_path: Path) -> None:
+def test_existing_step_is_not_overwritten(tmp_path: Path) -> None:
     save(Decoder(SMALL), tmp_path, 1, PROGRESS, tokenizer(tmp_path))
     with pytest.raises(CheckpointError, match="step-1: exists already; remove it"):
         CheckpointWriter(tmp_path, 1, "rank-0")

@@ -75,9 +75,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_elements_of_any_box_are_read_and_no_byte_more(
-    whole: Path, bytes_read: list[int], data: st.DataObject
-) -> None:
+def test_any_elements_are_read_without_extra_bytes(whole: Path, bytes_read: list[int], data: st.DataObject) -> None:
     checkpoint, tensor = Checkpoint.open(whole), value(NAME)
     index = tuple(
         slice(*sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))) for size in tensor.shape
@@ -96,7 +94,7 @@ def test_elements_outside_a_box_are_refused(whole: Path) -> None:
             Checkpoint.open(whole).tensor(NAME, flat=flat)
 
 
-def test_a_manifest_is_checked_where_none_of_its_files_is(whole: Path, tmp_path: Path) -> None:
+def test_manifest_is_checked_without_its_files(whole: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.from_manifest(tmp_path / "elsewhere", read_manifest_bytes(whole))
     assert checkpoint.progress == PROGRESS
     with pytest.raises(MissingFileError, match=r"elsewhere/a\.weights-0\.safetensors: No such file or directory$"):
@@ -107,9 +105,7 @@ def test_a_manifest_is_checked_where_none_of_its_files_is(whole: Path, tmp_path:
         Checkpoint.from_manifest(tmp_path / "elsewhere", read_manifest_bytes(whole).replace(b"f00d", b"f00e"))
 
 
-def test_no_file_of_tensors_is_looked_at_before_it_is_read(
-    tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_files_are_opened_lazily(tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither when publishing, where the writers know what they wrote, nor when opening."""
     looked_at: list[str] = []
     write(tmp_path)
@@ -131,7 +127,7 @@ def test_no_file_of_tensors_is_looked_at_before_it_is_read(
     assert read == {f"{name}.weights-0.safetensors" for name in WRITERS}
 
 
-def test_a_file_that_shows_late_is_waited_for_and_named_once(
+def test_late_file_is_awaited_and_named_once(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0

@@ -74,7 +74,7 @@ def test_files_are_cut_at_their_size_and_the_backlog_waits(
     load(Decoder(CONFIG, seed=2), Checkpoint.open(path))
 
 
-def test_a_full_disk_reaches_whoever_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_raised_on_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:  # noqa: ANN401  (any arguments)
         raise OSError(28, "No space left on device")
 
@@ -96,7 +96,7 @@ def test_weights_are_plain_safetensors_under_their_own_names(tmp_path: Path, tok
             assert torch.equal(file.get_tensor(name), parameter)
 
 
-def test_what_does_not_fit_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_mismatched_checkpoint_is_not_published(tmp_path: Path, tokenizer_path: Path) -> None:
     def publish_as(*writers: str) -> Path:
         return publish(tmp_path, 1, writers, CONFIG, PROGRESS, tokenizer_path)
 
@@ -139,7 +139,7 @@ def test_wrong_pieces_and_names_are_refused_at_once(tmp_path: Path) -> None:
         new.add(DOWN, (32, 128), "weight", None, torch.ones(32, 128, dtype=torch.int64))
 
 
-def test_what_is_not_there_is_named(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_missing_tensor_is_named(tmp_path: Path, tokenizer_path: Path) -> None:
     checkpoint = Checkpoint.open(save(Decoder(CONFIG), tmp_path, 1, PROGRESS, tokenizer_path))
     with pytest.raises(CheckpointError, match=r"step-1: layers\.9\.x: no such tensor"):
         checkpoint.tensor("layers.9.x")
@@ -152,7 +152,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, tokenizer_path: Path) -> Non
         load(Decoder(preset("tiny")), checkpoint)
 
 
-def test_a_killed_attempts_part_does_not_count_for_the_next(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_killed_attempts_files_are_ignored(tmp_path: Path, tokenizer_path: Path) -> None:
     write_all(tmp_path).close()
     again = write_all(tmp_path)
     with pytest.raises(CheckpointError, match="writer a has not closed"):
@@ -161,7 +161,7 @@ def test_a_killed_attempts_part_does_not_count_for_the_next(tmp_path: Path, toke
     Checkpoint.open(publish(tmp_path, 1, ["a"], CONFIG, PROGRESS, tokenizer_path)).verify()
 
 
-def test_a_tensor_is_read_into_one_of_its_kind_only(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_tensor_target_must_match(tmp_path: Path, tokenizer_path: Path) -> None:
     decoder = Decoder(CONFIG)
     checkpoint = Checkpoint.open(save(decoder, tmp_path, 1, PROGRESS, tokenizer_path))
     out = torch.empty(32, 64)

@@ -63,11 +63,11 @@ def test_counts_shapes_and_parts_agree(name: str) -> None:
         ("qwen3-32b", 32_762_123_264),
     ],
 )
-def test_models_of_others_have_as_many_parameters_as_published(name: str, published: int) -> None:
+def test_presets_have_the_published_parameters(name: str, published: int) -> None:
     assert PRESETS[name].parameters == published
 
 
-def test_a_gpt_is_written_as_before_there_were_others() -> None:
+def test_gpt_config_format_is_unchanged() -> None:
     """So that its checkpoints keep their digest, and older versions read them."""
     assert list(PRESETS["mt-nlg-530b"].model_dump(mode="json")) == [
         "layers",
@@ -99,7 +99,7 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str, tmp_path: Pat
     assert load(tmp_path, "model.toml", ModelConfig) == config
 
 
-def test_widths_that_follow_from_others_follow_in_a_copy() -> None:
+def test_derived_widths_follow_in_a_copy() -> None:
     small, wide = PRESETS["tiny"], PRESETS["tiny"].model_copy(update={"hidden": 128})
     assert (small.head_size, small.ffn, small.kv_heads) == (16, 256, 4)
     assert (wide.head_size, wide.ffn, wide.kv_heads) == (32, 512, 4)
@@ -113,11 +113,11 @@ def test_widths_that_follow_from_others_follow_in_a_copy() -> None:
         ({"positions": "rotary", "rotary_fraction": 0.05}, "rotary positions turn pairs; 0 of 16 values are none"),
         ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
-        ({"head_bias": True}, "head_bias needs a head of its own: tied = false"),
+        ({"head_bias": True}, "head_bias needs an untied head: tied = false"),
         ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(changed: dict[str, object], message: str) -> None:
+def test_inconsistent_settings_are_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PRESETS["tiny"].model_copy(update=changed)
 
@@ -156,6 +156,6 @@ def test_config_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_head_size_that_does_not_follow_is_written() -> None:
+def test_explicit_head_size_is_written() -> None:
     config = ModelConfig(layers=1, hidden=24, heads=9, head_size=2, sequence=8, vocabulary=8)
     assert ModelConfig.model_validate(config.model_dump(mode="json")) == config

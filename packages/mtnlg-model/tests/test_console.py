@@ -120,7 +120,7 @@ def test_a_log_on_a_full_disk_changes_no_status(how: str, status: int, debug: tu
     assert done.returncode == status
 
 
-def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+def test_debug_option_works_in_any_position() -> None:
     assert "Traceback" in command("end", "bug", "--debug").stderr
     assert "Traceback" in command("--debug", "end", "bug").stderr
 
@@ -153,11 +153,11 @@ def test_a_pipe_gets_texts_as_they_are_and_the_same_json(tmp_path: Path) -> None
     assert done.stdout.endswith(HOSTILE.replace("\r", "\n"))  # text mode reads a return as a line's end
 
 
-def test_a_line_that_is_said_stays_one_line(tmp_path: Path) -> None:
+def test_message_stays_one_line(tmp_path: Path) -> None:
     assert command("show", "one\ntwo", folder=tmp_path).stderr == "one\\ntwo\n"
 
 
-def test_a_traceback_shows_no_control_character_either() -> None:
+def test_traceback_escapes_control_characters() -> None:
     shown = command("end", "steer", "--debug").stderr
     assert "Traceback" in shown
     assert "\x1b" not in shown

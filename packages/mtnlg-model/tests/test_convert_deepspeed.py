@@ -74,7 +74,7 @@ def test_nothing_in_a_file_is_run(layers: Path, tmp_path: Path, tokenizer_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_arguments_of_the_run_count(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
+def test_run_arguments_are_used(layers: Path, tmp_path: Path, tokenizer_path: Path) -> None:
     path = layers / "mp_rank_00_model_states.pt"
     torch.save({"args": Namespace(num_attention_heads=4, layernorm_epsilon=1e-6)}, path)
     assert import_deepspeed(layers, tmp_path / "out", tokenizer_path).layer_norm_eps == 1e-6

@@ -35,7 +35,7 @@ def checkpoint(biased: Build, tmp_path: Path, tokenizer_path: Path) -> Checkpoin
     return Checkpoint.open(save(decoder, tmp_path / "runs", 1, PROGRESS, tokenizer_path))
 
 
-def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_tokenizer_is_imported(checkpoint: Checkpoint, tmp_path: Path) -> None:
     export_huggingface(checkpoint, tmp_path / "ours")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer("the fox").input_ids == Tokenizer(checkpoint.tokenizer_path).encode("the fox")
@@ -43,7 +43,7 @@ def test_the_tokenizer_comes_along(checkpoint: Checkpoint, tmp_path: Path) -> No
     assert tokenizer.model_max_length == CONFIG.sequence
 
 
-def test_a_token_that_begins_documents_comes_along(biased: Build, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_beginning_token_is_imported(biased: Build, tokenizer_path: Path, tmp_path: Path) -> None:
     """As in Llama's and Mistral's, whose tokenizers put <s> before every text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
     tokenizer.add_special_tokens(["<s>"])
@@ -100,7 +100,7 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
         ("n_layer", 4, "transformer.h.3.ln_1.weight: no such tensor"),
     ],
 )
-def test_another_function_than_this_decoders_is_refused(
+def test_other_activation_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, field: str, value: object, message: str
 ) -> None:
     export_huggingface(checkpoint, tmp_path / "ours")

@@ -134,7 +134,7 @@ def test_another_model_is_one_line(
         ({}, "no arguments of the run"),
         ({"tensor_model_parallel_size": 1}, "number of attention heads not stored; give --heads N"),
         ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
-        ({"num_attention_heads": "4"}, "num_attention_heads or layernorm_epsilon is no number"),
+        ({"num_attention_heads": "4"}, "num_attention_heads or layernorm_epsilon is not a number"),
         ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: False is what fits"),
         ({"num_attention_heads": 4, "normalization": "RMSNorm"}, "normalization = RMSNorm: "),
         ({"num_attention_heads": 4, "window_size": (4, 0)}, "window_size = a tuple: none is what fits"),
@@ -146,7 +146,7 @@ def test_another_model_is_one_line(
         ({"num_attention_heads": 4, "hidden_size": 32}, "hidden_size = 32: 16 is what fits"),
     ],
 )
-def test_what_the_arguments_of_the_run_say_counts(
+def test_run_arguments_are_used_in_torch_dist(
     tmp_path: Path, tokenizer_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     folder = write(tmp_path / "iter", megatrons(Decoder(CONFIG), stacked=True), **arguments)
@@ -154,7 +154,7 @@ def test_what_the_arguments_of_the_run_say_counts(
         import_torch_dist(folder, tmp_path / "out", tokenizer_path)
 
 
-def test_heads_must_be_those_of_the_run_and_gelu_is_as_it_says(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_heads_and_gelu_follow_the_run_arguments(tmp_path: Path, tokenizer_path: Path) -> None:
     tensors = megatrons(Decoder(CONFIG, seed=3), stacked=True)
     folder = write(tmp_path / "iter", tensors, num_attention_heads=4, bias_gelu_fusion=False)
     with pytest.raises(Failure, match="num_attention_heads = 4: 8 is what fits"):
@@ -162,7 +162,7 @@ def test_heads_must_be_those_of_the_run_and_gelu_is_as_it_says(tmp_path: Path, t
     assert import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4).mlp == "gelu"
 
 
-def test_a_tokenizer_that_is_not_there_is_missed_before_the_work(folder: Path, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_reported_before_work(folder: Path, tmp_path: Path) -> None:
     done: list[int] = []
     with pytest.raises(Failure, match=r"tokenizer\.json: No such file"):
         import_torch_dist(folder, tmp_path / "out", tmp_path / "tokenizer.json", 4, lambda n, _="": done.append(n))

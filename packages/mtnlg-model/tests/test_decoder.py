@@ -59,7 +59,7 @@ class Masked:
         return x_BNSD if self.places is None else x_BNSD[:, :, self.places]
 
 
-def test_attention_that_the_caller_passes_is_the_whole_rule(biased: Build) -> None:
+def test_caller_attention_replaces_the_rule(biased: Build) -> None:
     decoder = biased(model())
     tokens_BS = tokens_of(decoder.config)
     everything = torch.ones(24, 24, dtype=torch.bool)

@@ -253,7 +253,7 @@ def test_greedy_generation_equals_transformers_token_for_token(theirs: PreTraine
     assert [generate(decoder, [prompt], 16)[0] for prompt in prompts] == wanted
 
 
-def test_the_cache_holds_kv_heads_alone(ours: Checkpoint) -> None:
+def test_cache_holds_only_kv_heads(ours: Checkpoint) -> None:
     length = ours.config.longest_short_text or 32
     decoder, tokens_BS = ours.decoder(), tokens(length=length)
     cache = decoder.cache(length)
@@ -293,7 +293,7 @@ def test_open_gives_the_decoder_of_either_format(folder: Path, ours: Checkpoint)
         assert torch.equal(Decoder.open(path)(tokens()), expected)
 
 
-def test_export_gives_every_byte_back(
+def test_import_and_export_round_trip(
     name: str, folder: Path, ours: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 40_000)
@@ -436,7 +436,7 @@ def test_every_field_that_transformers_reads_is_known(model_type: str) -> None:
     }
 
 
-def test_a_window_that_the_sequence_does_not_exceed_is_none() -> None:
+def test_window_beyond_the_sequence_is_dropped() -> None:
     mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 32}
     assert from_config_json(mistral, "")[1].by_layer == (LayerConfig(window=32),)
     assert from_config_json(mistral, "", sequence=32)[1].by_layer == ()
@@ -479,7 +479,7 @@ def test_missing_fields_default_as_in_transformers(model_type: str) -> None:
     assert from_config_json(shortened, "")[1] == from_config_json(complete, "")[1]
 
 
-def test_older_folders_say_the_same_in_other_words() -> None:
+def test_older_config_names_are_read() -> None:
     """transformers 4 wrote rope_theta and rope_scaling, GPT-NeoX rotary_pct and rotary_emb_base."""
     scaling = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32}
     old = {**LLAMA, "rope_theta": 500, "rope_scaling": {**scaling, "rope_type": "llama3"}, "torch_dtype": "bfloat16"}
@@ -492,7 +492,7 @@ def test_older_folders_say_the_same_in_other_words() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("mt-nlg")])
-def test_every_preset_is_that_of_a_family_and_comes_back(name: str) -> None:
+def test_presets_round_trip_through_their_family(name: str) -> None:
     config = PRESETS[name]
     _, content = to_config_json(config)
     back = from_config_json(json.loads(json.dumps(content)), "")[1]

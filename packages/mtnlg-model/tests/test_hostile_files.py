@@ -156,7 +156,7 @@ def test_recursive_pickle_class_name_is_refused(tmp_path: Path) -> None:
     storage = b"(" + unicode("storage") + b")" + DAG + unicode("x") + b"\x93" + unicode("0") + b"tQ"
     tensor = unicode("torch._utils") + unicode("_rebuild_tensor_v2") + b"\x93(" + storage + b"K\x00))tR"
     assert len(torch_file(tmp_path / "x.pt", tensor).read_bytes()) < 600
-    with pytest.raises(Failure, match="the name of a class is no string"):
+    with pytest.raises(Failure, match="the name of a class is not a string"):
         TorchFile(tmp_path / "x.pt")
 
 
@@ -178,7 +178,7 @@ def test_recursive_pickle_argument_is_refused(tmp_path: Path, tokenizer_path: Pa
     arguments = b"}(" + unicode("num_attention_heads") + b"K\x04" + unicode(argument) + b")" + DAG + b"u"
     record = unicode("argparse") + unicode("Namespace") + b"\x93)R" + arguments + b"b"
     torch_file(folder / "common.pt", b"}" + unicode("args") + record + b"s")
-    with pytest.raises(Failure, match=r"common\.pt: num_attention_heads or layernorm_epsilon is no number"):
+    with pytest.raises(Failure, match=r"common\.pt: num_attention_heads or layernorm_epsilon is not a number"):
         import_torch_dist(folder, tmp_path / "out", tokenizer_path)
 
 
@@ -186,7 +186,7 @@ def test_a_message_never_shows_a_structure_without_an_end(tmp_path: Path, tokeni
     view = unicode("a") + unicode("b") + b"\x93)R"
     assert repr(pickle_reader.read(b"\x80\x04" + view + DAG[:0] + b")" + DAG + b"b.", tmp_path)).startswith("<")
     torch_file(tmp_path / "layer_00-model_states.pt", b"}" + view + pickled_tensor(tmp_path) + b"s")
-    with pytest.raises(Failure, match="the name of a tensor is no string"):
+    with pytest.raises(Failure, match="the name of a tensor is not a string"):
         import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4)
 
 
@@ -294,9 +294,9 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
         ),
         (tokenizer_of(model={"vocab": [["é" * 1000, 0.0]] * 2200}), "4,400,000 bytes of a Unigram"),
         (tokenizer_of(added_tokens=[{"content": "a" * 1000}] * 1100), "1,100,000 bytes of added tokens"),
-        (tokenizer_of(post_processor=template(3, 0)), "3 copies are made of a text"),
-        (tokenizer_of(post_processor=sequence("processors", template(1, 64))), "65 tokens are put around a text"),
-        (tokenizer_of(post_processor=template(1, 1, 65)), "65 tokens are put around a text"),
+        (tokenizer_of(post_processor=template(3, 0)), "3 copies of a text are made"),
+        (tokenizer_of(post_processor=sequence("processors", template(1, 64))), "65 tokens are added to a text"),
+        (tokenizer_of(post_processor=template(1, 1, 65)), "65 tokens are added to a text"),
     ],
 )
 def test_expanding_tokenizer_is_refused_before_it_is_loaded(

@@ -69,7 +69,7 @@ def test_spills_and_excess_shared_memory_are_refused() -> None:
         build.check_limits("sm_80", {KERNEL, spilling})
     large = KERNEL._replace(shared=200 * 1024)
     build.check_limits("sm_90", {large})
-    with pytest.raises(Failure, match=r"norm_forward .* needs 204,800 bytes of shared memory a block, of 166,912"):
+    with pytest.raises(Failure, match=r"norm_forward .* needs 204,800 bytes of shared memory per block, of 166,912"):
         build.check_limits("sm_80", {large})
 
 
@@ -78,7 +78,7 @@ def test_a_recipe_in_8_bits_is_not_built_for_a_gpu_without_them(cache: Path, rec
     train = recipe.train.model_copy(update={"precision": "fp8"})
     in_8_bits = recipe.model_copy(update={"train": train})
     for target in ("sm_80", "sm_86"):
-        with pytest.raises(UsageFailure, match=f"--target {target} has no products of 8 bits"):
+        with pytest.raises(UsageFailure, match=f"--target {target} has no 8-bit products"):
             build.build_kernels(in_8_bits, ["sm_90", target])
     assert all(map(build.converts_to_eight_bits, ("sm_89", "sm_90", "sm_100", "sm_120")))
 

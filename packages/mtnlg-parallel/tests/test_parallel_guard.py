@@ -40,7 +40,7 @@ def test_a_step_is_judged_by_the_window_before_it(loss: float, norm: float, reas
     assert after(1.0, 2.0, 3.0, 4.0).skip_reason(loss, norm) == reason
 
 
-def test_steps_of_which_nothing_is_learned_do_not_end_a_run() -> None:
+def test_steps_without_learned_targets_do_not_end_a_run() -> None:
     empty = taken(1, 0.0) | {"loss": None, "grad_norm": 0.0, "skipped": NOTHING_LEARNED}
     guard = Guard(FOUR, [empty] * 5)
     assert not guard.exhausted

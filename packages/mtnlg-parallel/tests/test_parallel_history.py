@@ -81,7 +81,7 @@ WITHOUT_STOP = [event("start", 0.0), event("resumed", 0.0, step=0), event("resum
             170,
             [CRASHED[2]["reason"]],
         ),
-        (KILLED, 15, {"lost": 2, "restart": 5010 - 14}, 5010 + 5, ["it ended without a word"]),
+        (KILLED, 15, {"lost": 2, "restart": 5010 - 14}, 5010 + 5, ["it ended without a message"]),
         (WITHOUT_STOP, 8, {"restart": 15}, 8 + 15, [""]),  # ranks that waited for a lost one
         (STOPPED, 10, {"restart": 10, "waiting": 9000 - 12}, 9010, ["no space left on device"]),
         ([*STOPPED[:4], STOPPED[-1]], 10, {"startup": 10, "waiting": 9000 - 12}, 9010, []),

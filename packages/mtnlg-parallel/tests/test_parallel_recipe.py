@@ -180,7 +180,7 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),
-        ("train.samples=5 laps", "train.samples = '5 laps': write a number of samples, or such as \"5000 steps\""),
+        ("train.samples=5 laps", "train.samples = '5 laps': write a number of samples, or for example \"5000 steps\""),
         (
             "train.samples=5 epochs",
             "train.samples = '5 epochs': epochs need a valid model.sequence, and --data; without",

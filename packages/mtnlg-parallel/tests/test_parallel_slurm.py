@@ -243,7 +243,7 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
             script(recipe_of(MT_NLG), [], tmp_path, sbatch, ranks_per_node)
         return str(caught.value)
 
-    assert "--ranks-a-node 3 does not divide the 2240 ranks" in refusal(ranks_per_node=3)
+    assert "--ranks-per-node 3 does not divide the 2240 ranks" in refusal(ranks_per_node=3)
     assert "--sbatch partition=x: write an option of sbatch" in refusal("partition=x")
     assert "--sbatch --pArtition=x: write an option of sbatch" in refusal("--pArtition=x")
     assert "--nodes of sbatch follows from layout" in refusal("--nodes=2")

@@ -240,10 +240,10 @@ def test_second_run_is_refused_at_once(
     (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
     before = set(tmp_path.rglob("*"))
     monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
-    with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
+    with pytest.raises(FolderInUse, match="another run is using this folder; wait for it, or give another --out"):
         mtnlg_parallel.train(recipe_of(), tmp_path, tmp_path)
     be_rank(**TORCHRUN)
-    with pytest.raises(FolderInUse, match="another run is working here; wait for it, or give another --out"):
+    with pytest.raises(FolderInUse, match="another run is using this folder; wait for it, or give another --out"):
         join(monkeypatch, tmp_path)
     assert set(tmp_path.rglob("*")) == before, "no file of its own, and those of the run at work"
     at_work.communicate()

@@ -52,7 +52,7 @@ def test_the_papers_run_on_its_nodes_needs_no_more_words(nodes: int, seconds: fl
 
 def test_a_person_reads_a_table() -> None:
     said = plan(*PAPER)
-    for words in ("bubble", "TFLOP/s a GPU", "MFU", "HFU", "tokens/s", "fits into", "stage 0, the fullest"):
+    for words in ("bubble", "TFLOP/s per GPU", "MFU", "HFU", "tokens/s", "fits into", "stage 0, the fullest"):
         assert words in said
 
 
@@ -200,11 +200,11 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
         (("--software", "llm-foundry", "--cp", "2"), "llm-foundry has not got context parallelism"),
         (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got products of 8 bits"),
         (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
-        (("--precision", "fp8"), "A100-SXM4-80GB has no products of 8 bits"),
+        (("--precision", "fp8"), "A100-SXM4-80GB has no 8-bit products"),
         (("--precision", "nvfp4", "--cluster", "mi355x"), "MI355X-288GB has no products of 4 bits"),
         (("--data", "tokens"), "is for a recipe with data.documents"),
-        (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no products of 8 bits"),
-        (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no products of bfloat16; use --precision fp32"),
+        (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no 8-bit products"),
+        (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no bfloat16 products; use --precision fp32"),
         (("--software", "torchtitan", "--zero", "3", "--shards", "4"), "shards 4 does not divide dp x cp = 2 ranks"),
     ],
 )
@@ -294,7 +294,7 @@ def test_eight_bit_recipe_is_planned_as_trained() -> None:
             "--timeline is of one plan, not of --scaling",
         ),
         (("--layout", "dp=8", "--scaling", "1,2", "--tokens", "1T"), "--tokens is of one plan, not of --scaling"),
-        (("--layout", "dp=8", "--top", "3"), "--top is of --search"),
+        (("--layout", "dp=8", "--top", "3"), "--top needs --search"),
     ],
 )
 def test_options_that_would_be_dropped_are_refused(words: tuple[str, ...], line: str) -> None:
@@ -333,7 +333,7 @@ def test_a_plan_says_its_precision_and_how_it_shards() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--precision", "fp16"), "mtnlg-parallel has not got fp16"),
+        (("--precision", "fp16"), "mtnlg-parallel does not support fp16"),
         (
             ("--precision", "fp8", "--cluster", "dgx-h100", "--layout", "tp=2", "--set", "model.ffn=1000"),
             "multiple of 16",

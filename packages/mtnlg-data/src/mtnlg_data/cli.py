@@ -38,7 +38,7 @@ RecipePath = Annotated[
 RecipeInput = Annotated[
     Location | None,
     typer.Option(
-        "--input", parser=location, metavar="FOLDER|URL", help="Where the recipe's paths start, if not at its folder."
+        "--input", parser=location, metavar="FOLDER|URL", help="Base folder of the recipe's paths; default its own."
     ),
 ]
 RunFolder = Annotated[Location, out_option("Folder for everything, or a URL for the results (s3://…).")]
@@ -47,7 +47,7 @@ RecipeOverrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as quality.alpha=9."),
 ]
 WhatStays = Annotated[
-    Keep, typer.Option(help="last: remove each stage's shards and state once the next one has read them.")
+    Keep, typer.Option(help="last: remove each stage's shards and state after the next stage has read them.")
 ]
 
 
@@ -101,7 +101,7 @@ def run_recipe(
         from .engine.slurm import job_script, submit  # noqa: PLC0415
 
         if engine != "ray" or ray is not None:
-            raise UsageFailure("--launcher slurm: goes with --engine ray, and without --ray: the job starts its own")
+            raise UsageFailure("--launcher slurm needs --engine ray and no --ray, since the job starts its own Ray")
         options = {"out": out, "work": work, "engine": engine, "workers": workers, "input": folder, "keep": keep}
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         words += [f"--set={override}" for override in overrides or []]
@@ -144,7 +144,7 @@ def fetch(
         typer.Option(min=1, max=1 << 50, metavar="BYTES", help="Refuse files of a snapshot longer than this; 8 GiB."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Files to fetch at a time.")] = 4,
-    verify: Annotated[bool, typer.Option("--verify", help="Read the files that are here, and check them.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read the files already fetched, and check them.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a snapshot of Common Crawl (its listing, then its WARC files), or what is at a URL: all whole and checked.
@@ -156,7 +156,7 @@ def fetch(
         from .transfer.url_files import fetch_files, list_files  # noqa: PLC0415
 
         if base or files or verify or largest:
-            raise UsageFailure(f"{url}: --base, --files, --largest and --verify go with snapshots of Common Crawl")
+            raise UsageFailure(f"{url}: --base, --files, --largest and --verify are for snapshots of Common Crawl")
         with lock_folder(out):
             done = fetch_files(list_files(url), out, workers=workers, label=f"fetch {url}")
         say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {done.size / 1e9:.2f} GB in {out}")
@@ -198,7 +198,7 @@ def show_plan(
         ),
     ] = None,
     near_duplicates: Annotated[
-        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the documents that have a near duplicate.")
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of the documents that have a near duplicate.")
     ] = 0.3,
     folder: RecipeInput = None,
     workers: Workers = None,

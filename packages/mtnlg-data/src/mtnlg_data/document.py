@@ -65,7 +65,7 @@ class DamagedShard(Failure):
 
     def __str__(self) -> str:
         """One line with path and reason."""
-        return f"{self.path}: damaged: {self._reason}; remove it, and run what made it again"
+        return f"{self.path}: damaged: {self._reason}; remove it, and rerun the command that wrote it"
 
 
 @contextmanager

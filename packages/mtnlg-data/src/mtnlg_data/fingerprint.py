@@ -44,7 +44,7 @@ def _plain(value: object) -> object:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    raise TypeError(f"{value!r}: a {type(value).__name__} does not stand for its content; give a File, Shard or value")
+    raise TypeError(f"{value!r}: a {type(value).__name__} has no digest of its content; give a File, Shard or value")
 
 
 def _setting(value: object) -> object:

@@ -274,7 +274,7 @@ def write_notes(write: ShardWrite, output: Path, **shared: object) -> Summary:
             columns.setdefault(name, []).append(values)
     notes = pa.table({"id": pa.chunked_array(columns.pop("id")), **{n: np.concatenate(c) for n, c in columns.items()}})
     if (different := pc.count_distinct(notes["id"]).as_py()) < notes.num_rows:
-        raise Failure(f"{shard.path}: {notes.num_rows - different} have the id of another; annotate needs ids")
+        raise Failure(f"{shard.path}: {notes.num_rows - different} have the id of another; annotate needs unique ids")
     with atomic_path(output) as partial:
         pq.write_table(notes, partial, compression="zstd")
     return {"counts": dict(counts)}

@@ -52,7 +52,7 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
     if (stage := read_record(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
     if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
-        raise Failure(f"{out / others[0]}: is there before the first run, which writes one; give another --out")
+        raise Failure(f"{out / others[0]}: exists before the first run, which writes it; give another --out")
     with lock_folder(out):
         write_text(out / RECIPE, recipe.dump())
         run = _Run(recipe, out, engine, keep, files)
@@ -122,7 +122,7 @@ class _Run:
             if missing := [path for path in job.paths if not path.exists()]:
                 raise Failure(
                     f"{step.name}: {missing[0]} and {len(missing) - 1} more of its inputs were removed by --keep last; "
-                    f"rm {self._out}/*/{RECORD} and run the same command: it makes them again"
+                    f"rm {self._out}/*/{RECORD} and run the same command: which makes them again"
                 )
             summary = job.do(key)
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")
@@ -156,7 +156,7 @@ def _check_sources(extracted: Summary, recipe: Recipe) -> None:
             first = f": {unread[0]['where']}: {unread[0]['what']}" if unread else ""
             reasons = f" ({dropped})" if dropped else ""
             empty.append(
-                f"source {source} has no document after extract{reasons}{first}; mend its files or take it out "
+                f"source {source} has no document after extract{reasons}{first}; repair its files or remove it "
                 "of the recipe"
             )
     if empty:

@@ -13,6 +13,6 @@ characters = partial(setting, unit="characters", ge=0)
 words = partial(setting, unit="words", ge=0)
 
 
-def alarm_share(default: float, description: str = "Warn of a source that loses more.") -> Any:  # noqa: ANN401
+def alarm_share(default: float, description: str = "Warn where a source loses a larger share.") -> Any:  # noqa: ANN401
     """Setting: a step gives an alarm if it drops more than this share of a source's documents."""
     return share(default, description, keyed=False)

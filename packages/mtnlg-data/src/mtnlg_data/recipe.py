@@ -89,9 +89,7 @@ class Source(Settings):
         except UsageFailure as error:
             raise ValueError(f"kind = {table['kind']!r}: {error}") from None
         if clash := {*cls.model_fields} & {*keys}:
-            raise ValueError(
-                f"kind = {table['kind']!r}: its key {clash.pop()} has a meaning for every source; rename it"
-            )
+            raise ValueError(f"kind = {table['kind']!r}: its key {clash.pop()} is a key of every source; rename it")
         known = {*cls.model_fields, *keys}
         if unknown := [key for key in table if key not in known]:
             hint = f"{did_you_mean(unknown[0], known)}keys of kind {table['kind']}: {', '.join(sorted(known))}"
@@ -121,8 +119,8 @@ class Source(Settings):
 class Tables(Settings):
     """The keys that every recipe has; ``recipe_schema`` adds the tables of its steps."""
 
-    input: FilePath = setting(Path(), "Folder of all paths below, from the recipe's own; --input gives another.")
-    steps: list[str] = setting([], "Steps in their order; ours if not given. May leave some out, and end at documents.")
+    input: FilePath = setting(Path(), "Base folder of all paths below, relative to the recipe's; --input overrides it.")
+    steps: list[str] = setting([], "Steps in their order; default all. Steps may be left out, tokenize too.")
     sources: dict[SourceName, Source] = Field(min_length=1)
 
 
@@ -130,8 +128,8 @@ class StepKeys(Settings):
     """Keys that the table of a step may have beside its settings."""
 
     use: str | None = setting(None, "The step: a name, package.module:name, or file.py:name beside the recipe.")
-    only: list[str] | None = setting(None, "Sources whose documents it sees; all if not given.")
-    except_: list[str] = setting([], "Sources that pass it unread.", alias="except")
+    only: list[str] | None = setting(None, "Sources whose documents the step reads; all if not given.")
+    except_: list[str] = setting([], "Sources whose documents pass the step unchanged.", alias="except")
 
 
 class VaryingKeys(Settings):
@@ -162,7 +160,7 @@ def recipe_schema(factories: Mapping[str, Factory], run: Iterable[str] = ()) -> 
     for name, (cls, _, _) in factories.items():
         bases: list[Any] = [cls.Settings, *[StepKeys] * (cls.takes == cls.gives), *[VaryingKeys] * bool(cls.varies)]
         if clash := {*StepKeys.model_fields, *VaryingKeys.model_fields} & {*cls.Settings.model_fields}:
-            raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which a recipe says of every step")
+            raise UsageFailure(f"{name}: a setting cannot be called {clash.pop()}, which is a key of every step")
         table = create_model(f"{name}_table", __base__=tuple(base for base in bases if base is not Settings))
         missing = Field(default_factory=table) if name in required else None
         tables[name] = (table if name in required else table | None, missing)
@@ -279,7 +277,7 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
     for name in content["steps"]:
         cls = factories[name][0]
         if cls.takes != kind:
-            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, and stands where there are {kind}")
+            raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, but the step before it gives {kind}")
         kind = cls.gives
     for name, (cls, _, _) in factories.items():
         given = {key: content.pop(key) for key in cls.top_level if key in content}

@@ -73,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         del context
         self.spent += STEP + _length(value)
         if self.spent > BUDGET:
-            raise SecurityError(f"a template of more than {BUDGET:,} steps and characters")
+            raise SecurityError(f"more than {BUDGET:,} steps and characters")
         return value
 
     def _check(self, *arguments: object) -> None:

@@ -103,7 +103,7 @@ def open_stream(
     ranges = [_SourceRange.open(tokens, blend, source, seq_length, split) for source in blend.sources]
     sources = [source for source in ranges if source.windows]
     left_out = [
-        f"{short.store.prefix}.bin: {short.tokens} {split} tokens are fewer than one sample of {seq_length} + 1"
+        f"{short.store.prefix}.bin: {short.tokens} {split} tokens do not fill one sample of {seq_length} + 1"
         for short in ranges
         if not short.windows
     ]

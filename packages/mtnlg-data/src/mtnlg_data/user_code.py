@@ -54,7 +54,7 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
         return found
     if inspect.isfunction(found):
         return function_step(found, reference)
-    raise UsageFailure(f"{reference}: neither a function nor a class of Step")
+    raise UsageFailure(f"{reference}: neither a function nor a subclass of Step")
 
 
 @cache
@@ -125,7 +125,7 @@ class FunctionStep(Step[Settings, Settings]):
             return result
         kept = np.asarray(result)
         if kept.dtype != np.bool_ or kept.shape != (batch.num_rows,):
-            raise Failure(f"{self.name}: gave {type(result).__name__} for a batch; it must be a Boolean per document")
+            raise Failure(f"{self.name}: returned {type(result).__name__} for a batch; must be a Boolean per document")
         return Outcome.keep(batch, kept, self.name)
 
     def _of_rows(self, batch: pa.RecordBatch, values: dict[str, Any]) -> Outcome:
@@ -193,7 +193,7 @@ def _statements(module: ModuleType) -> tuple[ast.stmt, ...]:
     try:
         return tuple(ast.parse(inspect.getsource(module)).body)
     except (OSError, TypeError):
-        place = f"{module.__name__}: its source cannot be read, so a change would pass unseen"
+        place = f"{module.__name__}: its source cannot be read, so changes would not be noticed"
         raise UsageFailure(f"{place}; put the code in a file, or give it a version, such as keep.version = 1") from None
 
 

@@ -36,7 +36,7 @@ DataOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Published rows, one folder per task. Default: the Hugging Face hub.")
 ]
 LayoutOption = Annotated[
-    str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Shard the model over so many processes (GPUs).")
+    str | None, typer.Option(metavar="tp=2,pp=2,dp=1", help="Shard the model over this many processes (GPUs).")
 ]
 ModelArgsOption = Annotated[
     str,
@@ -81,10 +81,10 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     data: DataOption = None,
     revision: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK=COMMIT", help="Commit of a task's rows on the hub; once a task. Default: newest."),
+        typer.Option(metavar="TASK=COMMIT", help="Commit of a task's rows on the hub; repeatable. Default: newest."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MOST, metavar="N", help="Only a random sample of N rows.")
+        int | None, typer.Option(min=1, max=MOST, metavar="N", help="Score only a random sample of N rows.")
     ] = None,
     layout: LayoutOption = None,
     batch_tokens: Annotated[
@@ -101,14 +101,14 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     trust_task_code: TrustOption = False,
     each: Annotated[bool, typer.Option("--each", help="Score every step-N of the folder.")] = False,
     shot_source: Annotated[
-        Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or not of the row's own.")
+        Literal["any", "other_subcases"], typer.Option(help="HANS: shots of any subcase, or only of other subcases.")
     ] = "any",
     shot_labels: Annotated[
         Literal["drawn", "interleaved", "negative"],
         typer.Option(help="HANS: labels of the shots as drawn, alternating, or non-entailment only."),
     ] = "drawn",
     seeds: Annotated[
-        str, typer.Option(metavar="1,2,3", help="Draws of shots and texts; several give the error between them.")
+        str, typer.Option(metavar="1,2,3", help="Seeds of shots and texts; several give the spread between them.")
     ] = "1234",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON instead of a table.")] = False,
     launcher: Annotated[
@@ -127,7 +127,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     setup: Annotated[
         list[str] | None, typer.Option(metavar="LINE", help="Line of bash that the job begins with: module load cuda.")
     ] = None,
-    ranks_a_node: Annotated[  # noqa: ARG001  (`submit` reads it)
+    ranks_per_node: Annotated[  # noqa: ARG001  (`submit` reads it)
         int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")
     ] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's script.")] = False,
@@ -140,7 +140,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     """
     draws, revisions = _parse_seeds(seeds), _parse_revisions(revision or ())
     if task_file:
-        say("--task-file: goes in 0.5; write --tasks FILE")
+        say("--task-file: is removed in 0.5; use --tasks FILE")
     if launcher == "slurm":
         check_parallel("--launcher slurm")
         from mtnlg_eval.sharded.job import submit  # noqa: PLC0415  (an extra)
@@ -365,8 +365,8 @@ def watch_run(  # noqa: PLR0917  (typer names them)
     launch: Annotated[
         str, typer.Option(metavar="WORDS", help="Command that runs each scoring, such as 'srun --gpus=8'.")
     ] = "",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks for a new checkpoint.")] = 30.0,
-    once: Annotated[bool, typer.Option("--once", help="End when all that are there are scored.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between checks for a new checkpoint.")] = 30.0,
+    once: Annotated[bool, typer.Option("--once", help="End when all present checkpoints are scored.")] = False,
 ) -> None:
     """Score each checkpoint of a run as it appears, until the run is complete, with the options of `run`.
 
@@ -398,7 +398,7 @@ def _parse_revisions(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         task, _, revision = text.partition("=")
         if not revision or task in revisions:
-            raise UsageFailure(f"--revision {text}: needs TASK=COMMIT, once a task, such as boolq=3de24cf8022e")
+            raise UsageFailure(f"--revision {text}: needs TASK=COMMIT, once per task, such as boolq=3de24cf8022e")
         revisions[task] = revision
     return revisions
 
@@ -409,7 +409,7 @@ def _list_steps(folder: Path) -> list[Path]:
 
     if steps := [path for _, path in list_checkpoints(folder)]:
         return steps
-    raise Failure(f"{folder}: no checkpoints in it: no step-N/manifest.json")
+    raise Failure(f"{folder}: no checkpoints: no step-N/manifest.json")
 
 
 if __name__ == "__main__":

@@ -148,10 +148,10 @@ def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Pa
     choices = [name for name in tasks if name in TASK_NAMES and name != "hans"]
     for task, revision in revisions.items():
         if task not in choices:
-            reason = f"no task with a data set of the hub; choose from {', '.join(choices)}"
+            reason = f"no such task with a data set on the hub; choose from {', '.join(choices)}"
             raise UsageFailure(f"--revision {task}={revision}: {reason}")
         if data:
-            raise UsageFailure(f"--revision {task}={revision}: --data gives the rows; leave one of the two out")
+            raise UsageFailure(f"--revision {task}={revision}: --data gives the rows; use only one of the two")
 
 
 def silence_lm_eval() -> None:

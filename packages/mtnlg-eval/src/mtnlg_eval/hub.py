@@ -41,7 +41,7 @@ def reach_hub() -> bool:
     thread.start()
     thread.join(SECONDS)
     if errors:
-        say(f"{address}: {errors[0]}; only what was fetched before is used")
+        say(f"{address}: {errors[0]}; only files fetched earlier are used")
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
         for name in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
             if module := sys.modules.get(name):
@@ -58,4 +58,4 @@ def fetch_model(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(MODEL_FILES)))
     except Exception as error:  # noqa: BLE001  (the hub's client raises the errors of many libraries)
         reason = str(error).splitlines()[0]
-        raise Failure(f"{name}: neither a folder nor a model that the hub gives: {reason}") from None
+        raise Failure(f"{name}: neither a folder nor a model on the hub: {reason}") from None

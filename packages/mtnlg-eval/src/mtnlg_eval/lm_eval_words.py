@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEGREES = ("tp", "pp", "dp")
 REFUSED = {
-    "use_cache": "gives answers of other models; --model_args store=DIR keeps this one's",
+    "use_cache": "returns answers of other models; --model_args store=DIR keeps this model's",
     **dict.fromkeys(("wandb_args", "trackio_args", "hf_hub_log_args", "check_integrity"), "there is none here"),
 }
 
@@ -27,7 +27,7 @@ REFUSED = {
 def parse_lm_eval(words: Sequence[str]) -> dict[str, Any]:
     """Arguments of `evaluate` for these command-line words. Raises ``UsageFailure`` for an unsupported option."""
     if named := [word for word in words if word.partition("=")[0] in {"--model", "-M"}]:
-        raise UsageFailure(f"{named[0]}: the model is --model_args checkpoint=MODEL")
+        raise UsageFailure(f"{named[0]}: give the model as --model_args checkpoint=MODEL")
     parser = HarnessCLI()._parser  # noqa: SLF001  (lm-eval has no public parser)
     try:
         config = EvaluatorConfig.from_cli(parser.parse_args(["run", *words]))

@@ -108,7 +108,7 @@ class Chat:
         if not self.templates:
             raise Failure(f"the model has no chat template; put {FILE} or {CONFIG} beside it")
         if name not in self.templates:
-            raise UsageFailure(f"no chat template {name}; there are {', '.join(self.templates)}")
+            raise UsageFailure(f"no chat template {name}; choose from {', '.join(self.templates)}")
         self.text, self.place = self.templates[name]
         try:
             self._chosen = chat_environment().from_string(self.text)
@@ -144,7 +144,7 @@ class Chat:
             return text
         kept, mark, rest = text.rpartition(END.strip())
         if not mark:
-            raise ValueError("it leaves out the last message")
+            raise ValueError("it omits the last message")
         return kept if rest.startswith(" ") else kept.rstrip()
 
 

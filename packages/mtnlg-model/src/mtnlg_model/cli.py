@@ -32,7 +32,7 @@ Folder = Annotated[
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(help="Text to continue; repeatable. Empty begins a document; - or none is the standard input."),
+    typer.Option(help="Text to continue; repeatable. Empty begins a document; - or no text reads standard input."),
 ]
 MOST: Final = 1 << 20
 """Largest number of GPUs, heads or sequences that a command accepts; no model or run has more."""
@@ -74,11 +74,11 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     chat: Annotated[
         bool, typer.Option("--chat", help="Prompts are a user's messages, by the model's template.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the message before them.")] = None,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 is greedy decoding; this and the next four: as the model says, unless given."),
+        typer.Option(help="0 is greedy decoding; default of this and the next four: the model's."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
@@ -88,11 +88,11 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
         float | None, typer.Option(help="Sample from the tokens with at least p of the likeliest one's probability.")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Divides the logits of tokens that are there already.")
+        float | None, typer.Option(help="Divides the logits of tokens that already occur.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Random seed; or one per prompt.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto uses a GPU if there is one.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt, or answer it, and stream the text. Several prompts run as one batch."""
@@ -205,7 +205,7 @@ def inspect(
 def export(
     checkpoint: Folder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; must not exist.")],
-    family: Annotated[str | None, typer.Option(help="Family, of several that have its decoder.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family to export to, if several have this decoder.")] = None,
 ) -> None:
     """Export the weights of a checkpoint as a Hugging Face folder, of the family that has its decoder."""
     from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
@@ -233,13 +233,13 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
         Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders mostly have their own.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, where a checkpoint lacks it.")
+        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, if the checkpoint lacks it.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="JSON file with the run's arguments, where a Megatron checkpoint lacks them.")
+        Path | None, typer.Option(help="JSON file with the run's arguments, if a Megatron checkpoint lacks them.")
     ] = None,
     vocabulary_multiple: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple, such as of tp.")
+        int, typer.Option(min=1, max=MOST, help="Pad a Hugging Face vocabulary to a multiple of this, such as tp.")
     ] = 1,
     sequence: Annotated[int | None, typer.Option(min=1, help="Limit a Hugging Face model's context.")] = None,
     family: Annotated[
@@ -350,6 +350,6 @@ def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
         reason = str(error).partition("\n")[0][:200]
         raise UsageFailure(f"--device {device}: {reason}; use cpu, cuda or auto") from None
     if torch_device.type == "meta":
-        raise UsageFailure("--device meta: it holds no numbers; use cpu, cuda or auto")
+        raise UsageFailure("--device meta has no numbers; use cpu, cuda or auto")
     # CPUs multiply fp32 many times faster than 16-bit numbers.
     return (torch.float32 if torch_device.type == "cpu" else None), torch_device

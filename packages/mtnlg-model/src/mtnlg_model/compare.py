@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 TRAINING_ONLY: Final = {
-    "dropout": "applied in training alone; weights trained with one rate work with any",
+    "dropout": "only applied in training; weights work with any rate",
     "attention_dropout": "as dropout",
-    "init_std": "of initial weights, which a checkpoint's weights have replaced",
+    "init_std": "only for initial weights, which a checkpoint replaces",
 }
 """Settings in which models with the same weights may differ, with the reasons."""
 

@@ -55,10 +55,10 @@ class Llama3Scaling(Settings):
     ``original_sequence / high_frequency_factor`` are kept, and those between are blended.
     """
 
-    factor: Positive = Field(description="by which long wavelengths are stretched")
-    low_frequency_factor: Positive = Field(description="longer than original_sequence over this: stretched")
-    high_frequency_factor: Positive = Field(description="shorter than original_sequence over this: kept")
-    original_sequence: Count = Field(description="tokens of the samples of the first training")
+    factor: Positive = Field(description="factor of long wavelengths")
+    low_frequency_factor: Positive = Field(description="wavelengths above original_sequence / this are stretched")
+    high_frequency_factor: Positive = Field(description="wavelengths below original_sequence / this are kept")
+    original_sequence: Count = Field(description="tokens per sample of the original training")
 
     @model_validator(mode="after")
     def _frequencies_are_ordered(self) -> Self:
@@ -70,7 +70,7 @@ class Llama3Scaling(Settings):
 class LinearScaling(Settings):
     """All rotary wavelengths multiplied by ``factor`` (Chen et al. 2023)."""
 
-    factor: Positive = Field(description="by which wavelengths are stretched")
+    factor: Positive = Field(description="factor of all wavelengths")
 
 
 class YarnScaling(Settings):
@@ -80,12 +80,12 @@ class YarnScaling(Settings):
     and those between are blended. q and k are multiplied by ``attention_factor``.
     """
 
-    factor: Positive = Field(description="by which long wavelengths are stretched")
-    original_sequence: Count = Field(description="tokens of the samples of the first training")
-    beta_fast: Positive = setting(32.0, "more turns: kept")
-    beta_slow: Positive = setting(1.0, "fewer turns: stretched")
-    attention_factor: Positive = setting(1.0, "of turned q and k")
-    truncate: bool = setting(True, "the blended range ends at whole pairs")
+    factor: Positive = Field(description="factor of long wavelengths")
+    original_sequence: Count = Field(description="tokens per sample of the original training")
+    beta_fast: Positive = setting(32.0, "wavelengths with more turns are kept")
+    beta_slow: Positive = setting(1.0, "wavelengths with fewer turns are stretched")
+    attention_factor: Positive = setting(1.0, "factor of rotated q and k")
+    truncate: bool = setting(True, "round the blended range to whole pairs")
 
 
 Factors = Annotated[tuple[Positive, ...], Field(strict=False, max_length=4096)]
@@ -97,10 +97,10 @@ class LongRopeScaling(Settings):
     A text of more than ``original_sequence`` tokens has the ``long_factors`` at all of its positions, if there are any.
     """
 
-    factors: Factors = Field(description="by which each wavelength is stretched")
-    attention_factor: Positive = setting(1.0, "of turned q and k")
+    factors: Factors = Field(description="factor of each wavelength")
+    attention_factor: Positive = setting(1.0, "factor of rotated q and k")
     long_factors: Factors = setting((), "instead of factors, in texts longer than original_sequence")
-    original_sequence: Count = setting(1, "tokens of the samples of the first training")
+    original_sequence: Count = setting(1, "tokens per sample of the original training")
 
 
 RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
@@ -112,10 +112,10 @@ class LayerConfig(Settings):
     ``norm_after`` puts the norms after attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
     """
 
-    window: Count | None = setting(None, "last tokens that a query attends to, its own included; else all")
-    rotary: bool = setting(True, "rotary positions count in this layer")
-    rotary_base: Positive | None = setting(None, "of this layer's rotary positions, which are not scaled")
-    norm_after: bool = setting(False, "norms of the results of attention and MLP, not of their inputs")
+    window: Count | None = setting(None, "tokens that a query attends to, itself included; default all")
+    rotary: bool = setting(True, "apply rotary positions in this layer")
+    rotary_base: Positive | None = setting(None, "base of this layer's rotary positions, which are not scaled")
+    norm_after: bool = setting(False, "norms on the outputs of attention and MLP, not on their inputs")
 
     @model_serializer(mode="wrap", when_used="json")
     def _leave_out_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -141,22 +141,24 @@ class ModelConfig(Settings):
 
     layers: Count = Field(description="number of layers")
     hidden: Count = Field(description="width of the hidden state")
-    heads: Count = Field(description="attention heads of a layer")
-    sequence: Count = Field(description="tokens of a training sample; most that learned positions reach")
+    heads: Count = Field(description="attention heads per layer")
+    sequence: Count = Field(description="tokens per training sample; the maximum for learned positions")
     vocabulary: Count = Field(description="rows of the token embedding, padding included")
-    dropout: Rate = setting(0.1, "rate, of the hidden state")
-    attention_dropout: Rate = setting(0.1, "rate, of the attention's weights")
-    init_std: Positive | None = setting(None, "of initial weights; sqrt(1 / (3 hidden)) unless given")
-    layer_norm_eps: Positive = Field(1e-5, description="of all norms, beside the variance")
-    scale_attention_by_layer: bool = setting(False, "divide queries by the layer's number, and back")
-    head_size: Count = setting(None, "width of an attention head; hidden / heads unless given")
-    kv_heads: Count = setting(None, "heads of keys and values, each for heads / kv_heads queries")
-    ffn: Count = setting(None, "width of the feed-forward layer; 4 hidden unless given")
+    dropout: Rate = setting(0.1, "dropout rate of the hidden state")
+    attention_dropout: Rate = setting(0.1, "dropout rate of the attention weights")
+    init_std: Positive | None = setting(None, "standard deviation of initial weights; default sqrt(1 / (3 hidden))")
+    layer_norm_eps: Positive = Field(1e-5, description="added to the variance in all norms")
+    scale_attention_by_layer: bool = setting(
+        False, "divide queries by the layer's number, and multiply it back in the softmax"
+    )
+    head_size: Count = setting(None, "width of an attention head; default hidden / heads")
+    kv_heads: Count = setting(None, "key-value heads, each shared by heads / kv_heads query heads")
+    ffn: Count = setting(None, "width of the feed-forward layer; default 4 hidden")
     positions: Literal["learned", "rotary", "alibi", "alibi-bf16"] = setting(
-        "learned", "a table of positions, turned q and k, or scores that fall with the distance (rounded, as Falcon's)"
+        "learned", "a table of positions, rotated q and k, or scores that fall with distance (rounded, as Falcon's)"
     )
     rotary_base: Positive = setting(10_000.0, "wavelengths of rotary positions: 2π base^(2i / size)")
-    rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0, "part of a head that is turned")
+    rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0, "share of a head that is rotated")
     rotary_scaling: RotaryScaling | None = None
     norm: Literal["layer", "layer-no-bias", "layer-no-weight", "rms"] = setting(
         "layer", "layer norm, without bias or any weight, or by root mean square"
@@ -164,32 +166,32 @@ class ModelConfig(Settings):
     mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = setting(
         "gelu-tanh", "GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
     )
-    bias: bool = setting(True, "biases of the linear layers, but q, k and v's")
+    bias: bool = setting(True, "biases of the linear layers except q, k and v")
     qkv_bias: bool = setting(True, "biases of q, k and v")
     qk_norm: bool = setting(False, "RMS norm of each head's q and k")
     parallel_residual: bool = setting(False, "attention and MLP read the same input")
     tied: bool = setting(True, "the head's weights are the token embedding's")
-    vocabulary_padding: Annotated[int, Field(ge=0)] = setting(0, "last rows of the vocabulary: no tokens")
+    vocabulary_padding: Annotated[int, Field(ge=0)] = setting(0, "last rows of the vocabulary that are not tokens")
     by_layer: Annotated[tuple[LayerConfig, ...], Field(strict=False, max_length=1024)] = setting(
-        (), "settings of layers 0, 1, ..., repeated: window, rotary, rotary_base, norm_after"
+        (), "settings per layer, repeated: window, rotary, rotary_base, norm_after"
     )
     zero_centered_norm: bool = setting(False, "norms multiply by 1 + weight")
-    sandwich_norm: bool = setting(False, "further norms of the results of attention and MLP")
+    sandwich_norm: bool = setting(False, "additional norms on the outputs of attention and MLP")
     qk_norm_full: bool = setting(False, "with qk_norm: one norm of all heads' q, one of all k")
-    attention_scale: Positive | None = setting(None, "of q k; 1 / sqrt(head_size) unless given")
+    attention_scale: Positive | None = setting(None, "factor of q k; default 1 / sqrt(head_size)")
     attention_softcap: Positive | None = setting(None, "c of attention's scores c tanh(x / c)")
     logit_softcap: Positive | None = setting(None, "c of the logits c tanh(x / c)")
     logits_scaling: Positive = setting(1.0, "divides the logits")
-    embedding_multiplier: Positive = setting(1.0, "of the token embedding")
-    residual_multiplier: Positive = setting(1.0, "of what attention and MLP add")
+    embedding_multiplier: Positive = setting(1.0, "factor of the token embedding")
+    residual_multiplier: Positive = setting(1.0, "factor of the outputs of attention and MLP")
     position_offset: Annotated[int, Field(ge=0, lt=1 << 20)] = setting(
-        0, "first rows of the table of positions, which no token has"
+        0, "unused rows at the start of the table of positions"
     )
     embedding_norm: bool = setting(False, "a norm of the token embedding")
     shared_norm: bool = setting(False, "with parallel_residual: attention and MLP read one norm")
-    out_bias: bool = setting(True, "with bias: the output of attention has one")
-    head_bias: bool = setting(False, "a head of its own has a bias")
-    qkv_clip: Positive | None = setting(None, "greatest magnitude of q, k and v before positions")
+    out_bias: bool = setting(True, "with bias: also on the output of attention")
+    head_bias: bool = setting(False, "bias of an untied head")
+    qkv_clip: Positive | None = setting(None, "maximum magnitude of q, k and v before positions")
 
     @model_validator(mode="before")
     @classmethod
@@ -224,14 +226,14 @@ class ModelConfig(Settings):
             (self.heads % self.kv_heads, f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}"),
             (
                 self.positions == "rotary" and (pairs % 1 or not pairs),
-                f"rotary positions turn pairs; {self.rotary_size} of {self.head_size} values are none",
+                f"rotary positions rotate pairs; {self.rotary_size} of {self.head_size} values are not pairs",
             ),
             (
                 self.sandwich_norm and after,
-                "sandwich_norm has norms of the results already; by_layer.norm_after must be false",
+                "sandwich_norm already norms the outputs; by_layer.norm_after must be false",
             ),
             (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
-            (self.head_bias and self.tied, "head_bias needs a head of its own: tied = false"),
+            (self.head_bias and self.tied, "head_bias needs an untied head: tied = false"),
             (factors, f"rotary_scaling: {factors} factors for {pairs:g} pairs of values"),
             (self.positions == "alibi-bf16" and not of_each, "positions = alibi-bf16 needs kv_heads = heads"),
             (

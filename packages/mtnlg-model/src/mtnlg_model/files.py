@@ -111,7 +111,7 @@ def new_or_regular(path: Path) -> Path:
 
 
 def _not_regular(path: Path | str, follow: bool = False) -> Failure:
-    hint = "" if follow else ", or a link; remove it, or put the file itself there"
+    hint = "" if follow else ", or a link; remove it, or replace it by the file itself"
     return Failure(f"{path}: not a regular file{hint}")
 
 

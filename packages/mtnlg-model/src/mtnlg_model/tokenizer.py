@@ -74,7 +74,7 @@ class Tokenizer:
             try:
                 tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
             except TypeError:
-                raise Failure(f"{text[:60]!r}: not Unicode: half of a surrogate pair in it") from None
+                raise Failure(f"{text[:60]!r}: not Unicode: it has half of a surrogate pair") from None
         return tokens
 
     def before(self, text: str) -> list[int]:
@@ -174,7 +174,7 @@ def carried_chat_files(checkpoint: Path, tokenizer: Path) -> Carried:
     if files and not before.get_vocab().items() <= now.get_vocab().items():
         ends = ", ".join(before.id_to_token(number) or "" for number in named_tokens(checkpoint, before).end)
         named = f", and with them the end tokens {ends}" if ends else ""
-        notes.append(f"{', '.join(files)}: not carried on{named}: their tokens are not the data's")
+        notes.append(f"{', '.join(files)}: not kept{named}: their tokens are not the data's")
         files = {}
     return Carried(files, tuple(notes))
 
@@ -206,4 +206,4 @@ def _failures_of(path: Path) -> Iterator[None]:
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
-        raise Failure(f"{path}: not a tokenizer.json that works: {error}") from None
+        raise Failure(f"{path}: not a valid tokenizer.json: {error}") from None

@@ -53,7 +53,7 @@ def read_tokenizer(path: Path) -> str:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise Failure(f"{path}: not a tokenizer.json: {str(error)[:200] or type(error).__name__}") from None
     if reason:
-        raise Failure(f"{path}: {reason}; this is no tokenizer for text")
+        raise Failure(f"{path}: {reason}; not a tokenizer for text")
     return text
 
 
@@ -61,7 +61,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A dictionary. Raises ``ValueError`` for a duplicate key, of which the library might read the other value."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     return content
 
 
@@ -84,14 +84,14 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
     numbers += [token.get("id", 0) for token in content.get("added_tokens") or ()]
     figures = (
         (len(steps), MAX_STEPS, "steps"),
-        (growth, MAX_GROWTH, "times as long may a text become"),
+        (growth, MAX_GROWTH, "times the length of a text may result"),
         (inserted, MAX_INSERTED, "characters are inserted"),
         (_bytes(unigram), MAX_UNIGRAM_BYTES, "bytes of a Unigram model's tokens"),
         (_bytes(added), MAX_ADDED_BYTES, "bytes of added tokens"),
         (longest, LONGEST_TOKEN, "characters in a token"),
         (max(numbers, default=0), MAX_NUMBER, "is a token's number"),
-        (max(copies, default=0), 1, "copies are made of a text"),
-        (max(around, default=0), MAX_STEPS, "tokens are put around a text"),
+        (max(copies, default=0), 1, "copies of a text are made"),
+        (max(around, default=0), MAX_STEPS, "tokens are added to a text"),
     )
     return next((f"{figure:,.0f} {what}, more than {most:,}" for figure, most, what in figures if figure > most), "")
 

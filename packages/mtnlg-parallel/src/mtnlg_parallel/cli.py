@@ -67,23 +67,24 @@ def train(  # noqa: PLR0917  (typer names them)
     ] = True,
     overrides: Overrides = None,
     initial: Annotated[
-        str | None, typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint, its URL, or Hugging Face.")
+        str | None,
+        typer.Option("--from", metavar="FOLDER", help="Start from a checkpoint, its URL, or a Hugging Face folder."),
     ] = None,
     new_tokenizer: Annotated[
-        bool, typer.Option("--new-tokenizer", help="Take --from though its tokenizer is not the data's.")
+        bool, typer.Option("--new-tokenizer", help="Use --from although its tokenizer differs from the data's.")
     ] = False,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts from the newest checkpoint after failures; 0: end at the first.")
+        int, typer.Option(min=0, help="Maximum restarts after failures, from the newest checkpoint.")
     ] = MAX_RESTARTS,
     device: Annotated[
         Literal["auto", "cpu"], typer.Option(help="cpu: train on the CPU even where there are GPUs.")
     ] = "auto",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the part of --rank and its size; with slurm, the sbatch script.")
+        bool, typer.Option("--dry-run", help="Print what --rank holds and its size; with slurm, the sbatch script.")
     ] = False,
     rank: Annotated[int, typer.Option(help="The rank that --dry-run shows.")] = 0,
     wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Log to this Weights & Biases project too.")
+        str | None, typer.Option(metavar="PROJECT", help="Also log to this Weights & Biases project.")
     ] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="FIRST:LAST", help="Profile these steps into OUT/profile.")
@@ -94,13 +95,13 @@ def train(  # noqa: PLR0917  (typer names them)
     sbatch: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="Option for sbatch, such as --sbatch=--partition=batch.")
     ] = None,
-    ranks_a_node: Annotated[int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")] = 8,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")] = 8,
     cluster: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Machine for the planner's forecast; default this one.")
+        str | None, typer.Option(metavar="NAME|FILE", help="Cluster for the planner's forecast; default this machine.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Train even if the planner says that it cannot fit.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Train even if the planner predicts no fit.")] = False,
     elastic: Annotated[
-        bool, typer.Option("--elastic", help="Train at a smaller dp where there are fewer ranks: the same batches.")
+        bool, typer.Option("--elastic", help="Train at a smaller dp if there are fewer ranks, with the same batches.")
     ] = False,
     agent: Annotated[int, typer.Option(hidden=True, help="Ranks that this agent of a Slurm job starts.")] = 0,
 ) -> None:
@@ -132,7 +133,7 @@ def train(  # noqa: PLR0917  (typer names them)
     elif launcher == "slurm":
         arguments = [*launch.rank_arguments(data, out, options), f"--layout={chosen.layout}", *["--elastic"] * elastic]
         place = slurm.Job(
-            "mtnlg-parallel train", out, chosen.layout, chosen.slurm, sbatch or [], (), ranks_a_node, device
+            "mtnlg-parallel train", out, chosen.layout, chosen.slurm, sbatch or [], (), ranks_per_node, device
         )
         fit = partial(launch.fit_cluster, chosen, cluster, force)
         script = slurm.training_script(place, arguments, max_restarts, fit if elastic else None)
@@ -177,7 +178,7 @@ def _profile_window(profile: str | None) -> range | None:
 def restart(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of the run whose ranks have failed.")],
     status: Annotated[
-        int | None, typer.Option(help="Exit status of the rank that failed, where it left no failure file.")
+        int | None, typer.Option(help="Exit status of the rank that failed, if it left no failure file.")
     ] = None,
     node: Annotated[str, typer.Option(metavar="NAME", help="With --status: the node of that rank.")] = "",
     max_restarts: Annotated[int, typer.Option(min=0, help="As of train.")] = MAX_RESTARTS,
@@ -211,11 +212,11 @@ def show_layout(
 
 @app.command("rollback")
 def rollback_command(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of a run that is not at work.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of a run that is not running.")],
     to: Annotated[str, typer.Option(metavar="step-N", help="Checkpoint to go back to.")],
     skip: Annotated[
         str | None,
-        typer.Option(metavar="last|A:B", help="Leave out all samples read since, or [A, B) of the stream."),
+        typer.Option(metavar="last|A:B", help="Skip all samples read since, or [A, B) of the stream."),
     ] = None,
 ) -> None:
     """Go back to a checkpoint: later ones are removed, and the same train command resumes from it.
@@ -276,13 +277,13 @@ def conform(  # noqa: PLR0917  (typer names them)
         typer.Option(metavar="NAME", help="deepspeed, pipeline, an entry point, package.module:name or file.py:name."),
     ] = "pipeline",
     minutes: Annotated[
-        float, typer.Option(min=0.0, help="Check the fixed matrix, then drawn cases; begin none after so long.")
+        float, typer.Option(min=0.0, help="Check the fixed matrix, then random cases; start none after this time.")
     ] = 2.0,
     cases: Annotated[
-        int | None, typer.Option(min=1, help="Instead check so many drawn cases.", show_default=False)
+        int | None, typer.Option(min=1, help="Check this many random cases instead.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn cases.")] = 1,
-    first: Annotated[int, typer.Option(min=0, help="Number of the first drawn case.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first random case.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 1,
     device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: a GPU per rank, where there are GPUs.")] = "cpu",
 ) -> None:

@@ -228,7 +228,7 @@ def _store(env: Mapping[str, str], hint: str) -> dict[str, Any]:
         address = address or first
         port = 10000 + (100 * _number(env, "SLURM_JOB_ID", hint) + _number(env, "SLURM_STEP_ID", hint)) % 20000
     if not address:
-        raise EnvironmentFailure("MASTER_ADDR", env.get("MASTER_ADDR"), f"{hint}; it names rank 0's machine")
+        raise EnvironmentFailure("MASTER_ADDR", env.get("MASTER_ADDR"), f"{hint}; the address of rank 0's machine")
     return {"address": address, "port": _number(env, "MASTER_PORT", hint, port, least=1, most=(1 << 16) - 1)}
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 RESUMED_MAY_DIFFER: Final = {
-    "layout": "any layout trains the same samples to the same losses",
+    "layout": "any layout gives the same losses",
     "guard": "limits for the steps to come",
     "watch": "what is measured, not what is trained",
     "slurm": "how a job is submitted",
@@ -84,12 +84,12 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
         hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
         keys = {each.key.removeprefix("train.").partition("[")[0] for each in found}
         if samples and keys & {"change", *Change.model_fields}:
-            hint = f"what changes from here on goes under [[train.change]] with at = {samples} or later; {hint}"
+            hint = f"put changes from here on under [[train.change]] with at = {samples} or later; {hint}"
         raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
     lost = {each for part in before.train.stream_parts for each in part.skip}
     lost -= {each for part in now.train.stream_parts for each in part.skip}
     if lost:
-        line = f"the run leaves out samples {[*map(list, sorted(lost))]}, and the recipe does not; add them to skip"
+        line = f"the run skips samples {[*map(list, sorted(lost))]}, and the recipe does not; add them to skip"
         raise IdentityError(
             f"{out}: {line}, or resume with {out / 'recipe.toml'}", [Difference("train.skip", lost, ())]
         )

@@ -141,9 +141,9 @@ def parse_layout(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, degree = part.strip().partition("=")
         if axis in axes:
-            raise UsageFailure(f"--layout {text}: {axis} stands there twice; write tp=2,pp=2,dp=1")
+            raise UsageFailure(f"--layout {text}: {axis} is given twice; write tp=2,pp=2,dp=1")
         if axis not in Layout.model_fields or (ranks := parse_count(degree)) is None:
-            raise UsageFailure(f"--layout {text}: {part!r} is not an axis and its degree; write tp=2,pp=2,dp=1")
+            raise UsageFailure(f"--layout {text}: {part!r} is not AXIS=DEGREE; write tp=2,pp=2,dp=1")
         axes[axis] = ranks
     return axes
 

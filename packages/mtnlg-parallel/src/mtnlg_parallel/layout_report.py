@@ -72,7 +72,7 @@ def print_layout(recipe: Recipe) -> None:
     out.print(f"{config.parameters:,} parameters over {layout}: {layout.world:,} ranks, {replicas}")
     out.print(
         f"batch {train.batch} = {layout.dp} replicas x {train.batch // recipe.batch_size.multiple} micro-batches of "
-        f"{train.micro_batch}; {recipe.steps:,} steps of {config.sequence} tokens a sample"
+        f"{train.micro_batch}; {recipe.steps:,} steps of {config.sequence} tokens per sample"
     )
     table = Table("stage", "ranks", "parts")
     for name in ("parameters a rank", "share of the time"):

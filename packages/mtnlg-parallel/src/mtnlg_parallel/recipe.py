@@ -74,13 +74,13 @@ class Change(Settings):
 
     at: Annotated[Samples, IN_SAMPLES] = Field(description="samples that the run has consumed")
     lr: Positive | None = Field(None, description="as in [train], like the keys below")
-    min_lr: Annotated[float, Field(ge=0.0)] | None = Field(None, description="learning rate behind the decay")
+    min_lr: Annotated[float, Field(ge=0.0)] | None = Field(None, description="learning rate after the decay")
     hold: Annotated[Every, IN_SAMPLES] | None = Field(None, description="until when the peak is held")
     decay: Annotated[Samples, IN_SAMPLES] | None = Field(None, description="where the decay ends")
     decay_shape: Shape | None = Field(None, description="cosine, linear or constant")
-    batch: Samples | None = Field(None, description="samples of a step, over all ranks")
+    batch: Samples | None = Field(None, description="samples per step, over all ranks")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
-    clip: Positive | None = Field(None, description="largest norm of the gradients")
+    clip: Positive | None = Field(None, description="maximum norm of the gradients")
     data: str | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
     skip: Ranges = Field((), description="ranges [first, end) of this folder's samples that are left out")
 
@@ -125,12 +125,12 @@ class Train(Settings):
     """
 
     samples: Annotated[Samples, IN_SAMPLES] = Field(description="length of the run")
-    batch: Samples = Field(description="samples of a step, over all ranks")
-    micro_batch: Samples = Field(1, description="samples of a pass through the pipeline")
+    batch: Samples = Field(description="samples per step, over all ranks")
+    micro_batch: Samples = Field(1, description="samples per pass through the pipeline")
     ramp: Ramp | None = None
-    lr: Positive = Field(description="peak of the learning rate")
-    min_lr: Annotated[float, Field(ge=0.0)] = Field(0.0, description="its value behind the decay")
-    warmup: Annotated[Every, IN_SAMPLES] = Field(0, description="over which it rises from 0, linear")
+    lr: Positive = Field(description="peak learning rate")
+    min_lr: Annotated[float, Field(ge=0.0)] = Field(0.0, description="learning rate after the decay")
+    warmup: Annotated[Every, IN_SAMPLES] = Field(0, description="linear rise of the learning rate from 0")
     hold: Annotated[Every, IN_SAMPLES] = Field(
         0, description="until when the peak is held; the warm-up's end unless later"
     )
@@ -140,20 +140,20 @@ class Train(Settings):
     )
     # strict=False: a list, after `Recipe` has counted the lengths
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False, description="AdamW's, of the moments")
-    eps: Positive = Field(1e-8, description="AdamW's, beside the second moment's root")
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="of matrices, not of biases and norms")
-    clip: Positive = Field(1.0, description="largest norm of the gradients")
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(1234, description="of initial weights and dropout")
+    eps: Positive = Field(1e-8, description="epsilon of AdamW, added to the square root of the second moment")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="for matrices, not for biases and norms")
+    clip: Positive = Field(1.0, description="maximum norm of the gradients")
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(1234, description="seed of initial weights and dropout")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
-        "bf16", description="of weights and activations; fp8: bf16, and the layers' products of 8-bit factors"
+        "bf16", description="dtype of weights and activations; fp8: bf16, with the layers' products in 8 bits"
     )
     gradients: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="of their sums over micro-batches and ranks; bf16 rounds at each, and takes half of the memory",
+        description="dtype of gradient sums over micro-batches and ranks; bf16 rounds each, in half the memory",
     )
-    recompute: Recompute = Field("full", description="what backward computes again: nothing, attention's core, layers")
+    recompute: Recompute = Field("full", description="what backward recomputes: nothing, attention's core, or layers")
     engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")
-    schedule: str = Field(DEFAULT, description=f"order of a pipeline rank's work: {', '.join(OURS)}, or a reference")
+    schedule: str = Field(DEFAULT, description=f"order of work of a pipeline rank: {', '.join(OURS)}, or a reference")
     chunks: Samples = Field(1, description="parts of the decoder on each pipeline rank")
     sequence_parallel: bool = Field(True, description="split activations along the sequence where tp > 1")
     offload_activations: bool = Field(False, description="keep activations in host memory until backward")
@@ -167,11 +167,11 @@ class Train(Settings):
         "", description="checkpoint or Hugging Face folder whose weights the run starts from; empty: initial weights"
     )
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
-    start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="of the token stream, the run's first")
+    start_sample: Annotated[Every, IN_SAMPLES] = Field(0, lt=LIMIT, description="first sample in the token stream")
     skip: Ranges = Field((), description="ranges [first, end) of the token stream's samples that are left out")
     change: tuple[Change, ...] = Field((), strict=False, description="settings of later samples, as [[train.change]]")
     validation_every: Every = Field(0, description="steps; 0: never")
-    validation_samples: Samples = Field(64, description="held-out samples of a validation")
+    validation_samples: Samples = Field(64, description="held-out samples per validation")
 
     @model_validator(mode="before")
     @classmethod
@@ -267,7 +267,7 @@ class Train(Settings):
     def _check_changes(self) -> Self:
         for skip in (self.skip, *(change.skip for change in self.change)):
             if any(first >= end for first, end in skip) or any(one[1] > two[0] for one, two in pairwise(skip)):
-                raise ValueError(f"skip = {[*map(list, skip)]}: write ranges [first, end) in order, none in another")
+                raise ValueError(f"skip = {[*map(list, skip)]}: write ranges [first, end) in order without overlap")
         before, ramped = 0, self.ramp.samples if self.ramp else 0
         for change in self.change:
             settings, place = self.at(change.at), f"change at = {change.at}"
@@ -287,7 +287,7 @@ class DataSettings(Settings):
 
     documents: Literal["joined", "isolated"] = Field(
         "joined",
-        description="joined: to all before them; isolated: to those of their document, with positions from 0",
+        description="joined: attend to all tokens before; isolated: within the document, with positions from 0",
     )
 
     @property
@@ -302,8 +302,8 @@ class GuardSettings(Settings):
     deviations: Annotated[float, Field(ge=0.0)] = Field(6.0, description="threshold; 0: skip only non-finite steps")
     window: Samples = Field(128, description="steps")
     most_skips: Samples = Field(10, description="consecutive skipped steps that end the run")
-    patience: Patience = Field(600.0, description="seconds a step may take before the run ends")
-    disk_patience: Patience = Field(3600.0, description="seconds that loading or writing a checkpoint may take")
+    patience: Patience = Field(600.0, description="maximum seconds per step; then the run ends")
+    disk_patience: Patience = Field(3600.0, description="maximum seconds to load or write a checkpoint")
 
 
 class WatchSettings(Settings):
@@ -387,7 +387,7 @@ class Recipe(Settings):
                 fitted = type(self).model_validate(smaller.model_dump(mode="json"), strict=False)
                 if dp == layout.dp or not (fitted.batch_size.rounding or self.batch_size.rounding):
                     return fitted
-        raise UsageFailure(f"--elastic: {ranks} ranks take layout {layout} at no dp with the same batches")
+        raise UsageFailure(f"--elastic: {ranks} ranks cannot run layout {layout} at any dp with the same batches")
 
     def reads_samples(self, pp: int) -> bool:
         """Whether pipeline rank ``pp`` needs the samples: inputs, targets, or document bounds."""

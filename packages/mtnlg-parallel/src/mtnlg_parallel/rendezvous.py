@@ -44,14 +44,14 @@ class HostedStore:
             listening = socket.create_server((address, port), family=family, backlog=BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise UsageFailure(f"MASTER_ADDR: {address} is no address of rank 0's machine; name one") from None
+                raise UsageFailure(f"MASTER_ADDR: {address} not an address of rank 0's machine; give one") from None
             raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
         self.address, self.port = address, int(listening.getsockname()[1])
         try:  # torch's store tries the same for five minutes, deaf to signals
             with socket.create_connection((address, self.port), CONNECT_SECONDS):
                 listening.accept()[0].close()
         except OSError as error:
-            where, hint = f"{address}:{self.port}", "take the loopback interface up: ip link set lo up"
+            where, hint = f"{address}:{self.port}", "bring the loopback interface up: ip link set lo up"
             raise Failure(f"{where}: {error.strerror or error}, though this process listens there; {hint}") from None
         self.secret = secret or secrets.token_hex(16)
         self._store: Store | None = TCPStore(

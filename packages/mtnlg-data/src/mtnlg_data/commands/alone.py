@@ -44,7 +44,7 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
     for name, inputs in found.items():
         for source in inputs.sources:
             if source in sources:
-                raise UsageFailure(f"{source}: a source of both the inputs and --{name}; rename one by NAME=PATH")
+                raise UsageFailure(f"{source}: a source of the inputs and of --{name}; rename one by NAME=PATH")
             sources[source] = dict(step.inputs[name] if name else step.alone)
     own = found[""].sources
     for source, own_texts in _texts_by_source(own, given).items():
@@ -133,7 +133,7 @@ def _check_out(out: Path, found: Mapping[str, Inputs]) -> None:
     """
     for folder in (out, out.parent):
         if (folder / RECIPE).exists():
-            raise UsageFailure(f"--out {out} is a folder of the run {folder}, whose results would go; give another")
+            raise UsageFailure(f"--out {out} would replace results of the run {folder}; give another")
     own = [out.resolve() / name for name in (DOCUMENTS, FETCHED, *(f"{name}s" for name in found if name))]
     for path in (path for inputs in found.values() for path in inputs.paths):
         folder = path.resolve() if path.is_dir() else path.resolve().parent

@@ -70,7 +70,7 @@ def find_inputs(
         listed = listed_shards(path) if path.is_dir() else [path] if _is_shard(path) else None
         shards = [] if raw else listed
         if shards and named:
-            raise UsageFailure(f"{argument}: its documents are of {shard_source(shards[0])} already; give only PATH")
+            raise UsageFailure(f"{argument}: its source is already {shard_source(shards[0])}; give only PATH")
         if shards:
             inputs.shards += shards
             inputs.sources += map(shard_source, shards)
@@ -160,7 +160,7 @@ def _known_files(
             known.append(SourceFile(source, files[name], name, given or kind, taken))
     if not known:
         patterns = [reader.patterns[0] for reader in all_readers().values() if reader.patterns]
-        raise Failure(f"{place}: no file that a reader knows, such as {', '.join(patterns)}")
+        raise Failure(f"{place}: no file that a reader can read, such as {', '.join(patterns)}")
     if others := [name for name, kind in kinds.items() if kind is None]:
         say(f"{place}: {len(others)} files of no known format are left out, {others[0]} the first")
     return known

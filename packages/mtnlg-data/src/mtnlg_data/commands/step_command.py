@@ -56,10 +56,10 @@ OnRay = Annotated[
     typer.Option(metavar="ADDRESS", help="With --engine ray: your cluster; else RAY_ADDRESS, else a Ray of its own."),
 ]
 WorkFolder = Annotated[
-    Path | None, typer.Option("--work", metavar="FOLDER", help="Where to work if --out is a URL, to resume there.")
+    Path | None, typer.Option("--work", metavar="FOLDER", help="Local folder to work and resume in if --out is a URL.")
 ]
 AllowFailures = Annotated[
-    bool, typer.Option("--allow-failures", help="Exit with 0 where files or records could not be read.")
+    bool, typer.Option("--allow-failures", help="Exit with 0 although files or records could not be read.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 #: Commands whose name differs from the step's: step → command.
@@ -182,7 +182,7 @@ def _run_alone(
     from . import alone, stage_inputs  # noqa: PLC0415
 
     if subset is not None and field != "text":
-        raise UsageFailure(f"--field {field}: texts of the Pile, which --subset reads, are under text")
+        raise UsageFailure(f"--field {field}: --subset reads the Pile, whose texts are under the key text")
     options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
     found = {"": stage_inputs.find_inputs(inputs, raw=step.takes == "files", **options)}
     for name, paths in extra.items():
@@ -202,5 +202,5 @@ def check_failures(summary: Summary, *, allow: bool) -> None:
     for stage in summary["stages"]:
         if failure := stage.get("failure"):
             if not allow:
-                raise Failure(f"{failure}; all else is done; --allow-failures takes this for a success")
+                raise Failure(f"{failure}; everything else is done; --allow-failures makes this a success")
             say(f"allowed: {failure}")

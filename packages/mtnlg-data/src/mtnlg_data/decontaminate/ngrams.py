@@ -80,7 +80,7 @@ def _reason(error: orjson.JSONDecodeError | ValidationError) -> str:
 def check_task_texts(path: Path) -> None:
     """Read all lines of a file of task texts. Raises ``Failure`` as `read_task_texts` does, and if it has none."""
     if not sum(1 for _ in read_task_texts(path)):
-        raise Failure(f"{path}: no task text; mtnlg-eval texts writes one a line")
+        raise Failure(f"{path}: no task text; mtnlg-eval texts writes one per line")
 
 
 def task_ngrams(texts: Iterable[TaskText], n: int, minimum: int) -> dict[str, list[tuple[str, str]]]:

@@ -59,7 +59,7 @@ def open_engine(
     if name == "local":
         return closing(Local(workers))
     if find_spec("ray") is None:
-        raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or take --engine local")
+        raise Failure("--engine ray needs Ray: pip install 'mtnlg-data[ray]', or use --engine local")
     from .ray_cluster import Ray  # noqa: PLC0415  (an optional extra)
 
     return closing(Ray(workers, ray_address))

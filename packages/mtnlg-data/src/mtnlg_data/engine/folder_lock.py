@@ -37,9 +37,9 @@ def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
         except OSError as error:
             if isinstance(error, BlockingIOError | PermissionError):
                 if not wait:
-                    line = f"{out}: another run is working here; wait for it, or give another --out"
+                    line = f"{out}: another run is using this folder; wait for it, or give another --out"
                     raise FolderInUse(line) from None
-                say(f"{out}: another run is working here; this one waits for it")
+                say(f"{out}: another run is using this folder; this one waits for it")
                 fcntl.lockf(lock, fcntl.LOCK_EX)
             elif error.errno not in LOCKS_UNSUPPORTED:
                 raise

@@ -79,13 +79,11 @@ class Local:
             self._stop_workers(wait=False)
             if any(process.exitcode == UNGUARDED_STATUS for process in self._processes):
                 raise Failure(
-                    f"{sys.argv[0]}: its workers import this script, and began its work again; "
-                    'put what it does under: if __name__ == "__main__":'
+                    f"{sys.argv[0]}: its workers import this script and would start its work again; "
+                    'put its code under: if __name__ == "__main__":'
                 ) from None
             names = ", ".join(sorted(task.output.name for task in futures.values()))
-            raise Failure(
-                f"a worker died (out of memory?) at one of {names}; the same command goes on with what is left"
-            ) from None
+            raise Failure(f"a worker died (out of memory?) at one of {names}; the same command continues") from None
         except BaseException:
             self._stop_workers(wait=False)
             raise

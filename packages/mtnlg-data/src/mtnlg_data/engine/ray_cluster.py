@@ -117,7 +117,7 @@ class Ray:
             if self._is_own:  # no other machine will come
                 memory = self._largest_memory
             elif memory not in self._announced:
-                say(f"{task.output}: waits for a machine with {memory / 1e9:.1f} GB; none of the cluster has that")
+                say(f"{task.output}: needs a machine with {memory / 1e9:.1f} GB; no machine of the cluster has that")
                 self._announced.add(memory)
         return self._run.options(num_cpus=1, memory=memory, max_retries=RETRIES).remote(shared, task)
 
@@ -135,7 +135,7 @@ class Ray:
                 raise error.cause from None
             raise Failure(f"{task.output}: {first_line(error.cause)}") from None
         except errors.RayError as error:
-            raise Failure(f"{task.output}: its worker died again and again: {first_line(error)}") from None
+            raise Failure(f"{task.output}: its worker died repeatedly: {first_line(error)}") from None
 
 
 def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the module ray)
@@ -145,7 +145,7 @@ def _join(address: str, options: dict[str, Any]) -> Any:  # noqa: ANN401  (the m
         ray.init(address, **options)
     except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
         line = first_line(error)
-        raise Failure(f"--ray {address}: {line}; is the address right, and its token where Ray looks for it?") from None
+        raise Failure(f"--ray {address}: {line}; check the address and Ray's token") from None
     return ray
 
 
@@ -190,9 +190,9 @@ def _run_on_machine(shared: tuple[Path, str], task: Task) -> Summary:
     folder, digest = shared
     machine = os.uname().nodename
     if _package_digest() != digest:
-        raise Failure(f"{machine}: has another mtnlg-data than where the run began")
+        raise Failure(f"{machine}: has another version of mtnlg-data than the machine that started the run")
     try:
         os.chdir(folder)
     except OSError as error:
-        raise Failure(f"{folder}: {error.strerror} on {machine}; Ray needs a folder that all see") from None
+        raise Failure(f"{folder}: {error.strerror} on {machine}; Ray needs a folder that all machines share") from None
     return run_task(task)

@@ -150,7 +150,7 @@ def refuse_controls(*texts: str) -> None:
     """Raise ``UsageFailure`` for a line break, which would start another line of a script, or what can hide one."""
     for text in texts:
         if not text.isprintable():
-            raise UsageFailure(f"{text!r}: a control character or line break cannot stand in a job's script")
+            raise UsageFailure(f"{text!r}: a job's script cannot contain a control character or line break")
 
 
 def slurm_options(command: str, words: Iterable[str], example: str) -> Options:

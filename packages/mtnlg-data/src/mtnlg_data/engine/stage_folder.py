@@ -64,7 +64,7 @@ class StageFolder:
         self._record = read_record(path) or StageRecord(stage, [])
         if self._record.stage != stage:
             left = self._record.stage
-            raise Failure(f"{path}: holds the output of the stage {left}, which would go; give another --out")
+            raise Failure(f"{path}: holds the output of the stage {left}, which would be replaced; give another --out")
 
     def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
         """Run tasks of the step, as ``run_tasks`` does; ``scratch`` outputs are removed at the end."""
@@ -182,9 +182,9 @@ def listed_shards(folder: Path) -> list[Path] | None:
             raise Failure(f"{folder}: its stage has not finished; run it again")
         return None
     if not record.shards:
-        raise Failure(f"{folder}: the stage {record.stage} left no shards here; give the folder of another")
+        raise Failure(f"{folder}: the stage {record.stage} wrote no shards here; give the folder of another stage")
     shards = record.shard_paths(folder)
     for shard in shards:
         if not shard.exists():
-            raise Failure(f"{shard}: lost, or removed by --keep last; it is in {RECORD}: run the stage again")
+            raise Failure(f"{shard}: listed in {RECORD} but missing; run the stage again")
     return shards

@@ -132,7 +132,7 @@ def verified_summary(task: Task) -> Summary | None:
         path = task.output.parent / name
         exists = path.exists() and manifest_path(path).exists()
         if not exists or _digest(path) != digest:
-            say(f"{path}: {'damaged, by its digest' if exists else 'missing'}; it is made again")
+            say(f"{path}: {'damaged: its digest differs' if exists else 'missing'}; it is made again")
             manifest_path(task.output).unlink(missing_ok=True)
             return None
     return dict(manifest["summary"])

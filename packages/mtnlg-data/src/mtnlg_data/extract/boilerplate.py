@@ -65,22 +65,22 @@ class BoilerplateSettings(Settings):
 
     length_low: int | None = characters(
         None,
-        "A shorter paragraph is short or bad; if not given 70, and fewer in languages of short texts.",
+        "A shorter paragraph is short or bad; default 70, less in languages of short texts.",
         paper="70",
     )
     length_high: int | None = characters(
         None,
-        "A longer one with enough stop words is good; if not given 200, or 70 in languages without a stop list, and "
-        "fewer in languages of short texts.",
+        "A longer one with enough stop words is good; default 200, or 70 in languages without a stop list, and "
+        "less in languages of short texts.",
         paper="200",
     )
     stop_low: float = share(0.30, "Stop words of a nearly good paragraph.", paper="0.3")
     stop_high: float = share(0.32, "Stop words of a good paragraph.", paper="0.32")
     most_linked: float = share(0.2, "Most text inside links.", paper="0.2")
-    heading_distance: int = characters(200, "Most text between a heading and its good paragraph.", paper="200")
+    heading_distance: int = characters(200, "Maximum text between a heading and its good paragraph.", paper="200")
     headings_first: bool = setting(False, "Raise short headings first, which jusText intends but never does.")
     layout: bool = setting(
-        False, "Keep spaces between inline tags, lines of <pre>, and formulas once, which jusText does not."
+        False, "Keep spaces between inline tags and lines of <pre>, and write formulas once; jusText does not."
     )
 
 

@@ -79,9 +79,7 @@ def check_language(key: str, name: str) -> None:
     codes, begin = {code for _, code in pycld2.LANGUAGES}, language_code(name[:2].lower())
     if language_code(name) not in codes:
         hint = f"did you mean {begin}? " if begin in codes else ""
-        raise ValueError(
-            f"{key} = {name!r}: CLD2 has no such language; {hint}its codes are like en, zh, zh-Hant, pt, th"
-        )
+        raise ValueError(f"{key} = {name!r}: not a language of CLD2; {hint}its codes are like en, zh, zh-Hant, pt, th")
 
 
 class LanguageSettings(Settings):
@@ -93,9 +91,9 @@ class LanguageSettings(Settings):
         paper="en",
     )
     language_model: FilePath | None = setting(
-        None, "A fastText .bin that tells languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
+        None, "A fastText .bin that detects languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
     )
-    min_language_score: float = share(0.0, "Least share of the text (CLD2) or probability (model) of its language.")
+    min_language_score: float = share(0.0, "Minimum share of the text (CLD2) or probability (model) of its language.")
 
     @model_validator(mode="after")
     def _check_codes(self) -> Self:
@@ -111,7 +109,7 @@ class LanguageSettings(Settings):
         if missing := [code for code in self.languages if language_code(code) not in map(language_code, labels)]:
             near = [label for label in labels if label.startswith(missing[0][:2])] or labels
             raise Failure(
-                f"{self.language_model}: has no language {missing[0]!r}; set languages to some of its {len(labels)}, "
+                f"{self.language_model}: no language {missing[0]!r}; set languages to some of its {len(labels)}, "
                 f"such as {', '.join(near[:LABELS_SHOWN])}"
             )
 

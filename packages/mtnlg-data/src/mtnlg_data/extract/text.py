@@ -55,11 +55,11 @@ class ExtractSettings(LanguageSettings):
     )
     shard_characters: int = setting(
         1_000_000_000,
-        "Text of a shard, at most: small files go together, large ones are read in parts.",
+        "Maximum text per shard: small files are joined, large ones are read in parts.",
         unit="characters",
         gt=0,
     )
-    max_failed: float = share(0.01, "Unreadable records of a source above which the command fails.", keyed=False)
+    max_failed: float = share(0.01, "Maximum share of unreadable records per source.", keyed=False)
     alarm_share: float = alarm_share(0.95)
 
     @field_validator("method")

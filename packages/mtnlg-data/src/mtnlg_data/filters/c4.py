@@ -76,7 +76,7 @@ CITATION_MARKS = ("[edit]", "[citation needed]")
 END_MARKS = (33, 34, 39, 46, 63)  # ! " ' . ?
 FULL_WIDTH = (0x3002, 0xFF61)  # the first and the last mark that ends a sentence without a space
 BRACKET, CLOSING_BRACKET, BLANK = map(ord, "[] ")
-BAD_WORD_FILES = setting((), "For c4_bad_words: files of words, one of which drops a document.")
+BAD_WORD_FILES = setting((), "For c4_bad_words: files of words; a document with any of them is dropped.")
 
 
 class Phrases(NamedTuple):
@@ -107,11 +107,11 @@ RULES = [
     Rule(
         "c4_longest_word",
         Effect.CUT,
-        limit=characters(1000, "Longest word of a line that is kept (C4's code: 1000).", ge=1),
+        limit=characters(1000, "Maximum word length per line (C4's code: 1000).", ge=1),
     ),
     Rule("c4_citations", Effect.REPLACE),
     Rule("c4_terminal_punctuation", Effect.CUT),
-    Rule("c4_fewest_words", Effect.CUT, limit=words(5, "Fewest words of a line that is kept (C4: 5).")),
+    Rule("c4_fewest_words", Effect.CUT, limit=words(5, "Minimum words per line (C4: 5).")),
     Rule("c4_lorem_ipsum"),
     Rule("c4_javascript", Effect.CUT),
     Rule("c4_curly_bracket"),
@@ -119,7 +119,7 @@ RULES = [
     Rule(
         "c4_fewest_sentences",
         at_least=setting(
-            3, "Fewest sentences of a document, in the lines that are kept (C4: 3).", unit="sentences", ge=0
+            3, "Minimum sentences per document, in the lines that are kept (C4: 3).", unit="sentences", ge=0
         ),
     ),
 ]

@@ -50,7 +50,7 @@ def _call(
         raise Failure(f"{family.name}: {type(error).__name__}: {error}") from error
     expected = (len(family.rules), len(batch))
     if table.shape != expected or len(column) != len(batch):
-        raise Failure(f"{family.name}: gave numbers of shape {table.shape}; {expected} are one per rule and text")
+        raise Failure(f"{family.name}: returned shape {table.shape}; must be {expected}, one number per rule and text")
     if family.words:
         table = np.where(batch.word_counts == 0, np.nan, table)
     return column, table

@@ -47,18 +47,20 @@ SHORT_LINE = characters(30, "Length of a short line (FineWeb: 30).")
     rules=[
         Rule(
             "fineweb_line_punctuation",
-            at_least=share(0.12, "Fewest lines that end with a sentence's punctuation (FineWeb: 0.12)."),
+            at_least=share(0.12, "Minimum share of lines that end with sentence punctuation (FineWeb: 0.12)."),
         ),
         Rule(
             "fineweb_short_lines",
-            at_most=share(0.67, "Most lines of at most fineweb_short_line characters (FineWeb: 0.67)."),
+            at_most=share(0.67, "Maximum share of lines of at most fineweb_short_line characters (FineWeb: 0.67)."),
             settings={"fineweb_short_line": (int, SHORT_LINE)},
         ),
         Rule(
             "fineweb_duplicate_line_characters",
-            at_most=share(0.1, "Most characters in repeated lines (FineWeb's paper: 0.1, its script: 0.01)."),
+            at_most=share(
+                0.1, "Maximum share of characters in repeated lines (FineWeb: 0.1 in the paper, 0.01 in code)."
+            ),
         ),
-        Rule("fineweb_newlines", at_most=per_word(0.3, "Most line ends per word (FineWeb's script: 0.3).")),
+        Rule("fineweb_newlines", at_most=per_word(0.3, "Maximum line ends per word (FineWeb's script: 0.3).")),
     ],
 )
 def fineweb(batch: TextBatch, settings: FilterSettings) -> Float64s:

@@ -33,8 +33,8 @@ BULLET, ELLIPSIS = ord("•"), ord("…")
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 STOP_WORDS_SETTING = setting(
     (),
-    "Words of which gopher_stop_words wants some; if none are given, Gopher's 8 for English and where the language is "
-    "unknown, jusText's list for other languages; where that has none, the rule is not asked.",
+    "Words for gopher_stop_words; if none are given, Gopher's 8 for English and where the language is "
+    "unknown, jusText's list for other languages; where that has none, the rule is skipped.",
 )
 
 
@@ -45,12 +45,14 @@ STOP_WORDS_SETTING = setting(
     rules=[
         Rule("gopher_fewest_words", at_least=words(50, "Fewest words of a document (Gopher: 50).")),
         Rule("gopher_most_words", at_most=words(100_000, "Most words of a document (Gopher: 100,000).", ge=1)),
-        Rule("gopher_shortest_mean_word", at_least=characters(3.0, "Least mean length of words (Gopher: 3).")),
-        Rule("gopher_longest_mean_word", at_most=characters(10.0, "Greatest mean length of words (Gopher: 10).")),
-        Rule("gopher_hashes", at_most=per_word(0.1, "Most hash signs per word (Gopher: 0.1).")),
+        Rule("gopher_shortest_mean_word", at_least=characters(3.0, "Minimum mean word length (Gopher: 3).")),
+        Rule("gopher_longest_mean_word", at_most=characters(10.0, "Maximum mean word length (Gopher: 10).")),
+        Rule("gopher_hashes", at_most=per_word(0.1, "Maximum hash signs per word (Gopher: 0.1).")),
         Rule("gopher_ellipses", at_most=per_word(0.1, "Most ellipses per word (Gopher: 0.1).")),
-        Rule("gopher_bullet_lines", at_most=share(0.9, "Most lines that begin with a bullet point (Gopher: 0.9).")),
-        Rule("gopher_ellipsis_lines", at_most=share(0.3, "Most lines that end with an ellipsis (Gopher: 0.3).")),
+        Rule("gopher_bullet_lines", at_most=share(0.9, "Maximum share of lines with a bullet point (Gopher: 0.9).")),
+        Rule(
+            "gopher_ellipsis_lines", at_most=share(0.3, "Maximum share of lines ending in an ellipsis (Gopher: 0.3).")
+        ),
         Rule("gopher_alphabetic_words", at_least=share(0.8, "Fewest words with a letter (Gopher: 0.8).")),
         Rule(
             "gopher_stop_words",

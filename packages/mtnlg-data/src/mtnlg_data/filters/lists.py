@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NO_LETTERS_OR_DIGITS = re.compile("[^a-z0-9]+")
 BYTES_AT_A_TIME = 1 << 22
-FORMAT = "a filter's list has one entry a line, plain or .gz"
+FORMAT = "a filter's list has one entry per line, plain or .gz"
 
 
 class ListFile(NamedTuple):
@@ -56,7 +56,7 @@ def read_lines(path: Path) -> Iterator[list[str]]:
         with gzip.open(regular(path)) if path.suffix == ".gz" else open_regular(path, follow=True) as lines:
             while some := lines.read(BYTES_AT_A_TIME) + lines.readline(BYTES_AT_A_TIME):
                 if b"\0" in some:
-                    raise Failure(f"{path}: holds bytes that are no text; {FORMAT}")
+                    raise Failure(f"{path}: not a text file; {FORMAT}")
                 stripped = (
                     line.decode("utf-8", "replace").removeprefix("\ufeff").strip() for line in some.split(b"\n")
                 )

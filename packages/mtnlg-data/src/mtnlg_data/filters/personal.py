@@ -122,16 +122,14 @@ IPS = ("22.214.171.124", "126.96.36.199", "188.8.131.52", "184.108.40.206", "220
         replaced_by(
             "pii_email",
             ("email@example.com", "firstname.lastname@example.org"),
-            "What takes the place of e-mail addresses, in turn within a document (FineWeb's two).",
+            "Replacements of e-mail addresses, in turn within a document (FineWeb's two).",
         ),
         replaced_by(
             "pii_ip",
             IPS,
-            "What takes the place of public IP addresses, in turn (FineWeb's six, which answered no ping).",
+            "Replacements of public IP addresses, in turn (FineWeb's six, which answered no ping).",
         ),
-        replaced_by(
-            "pii_phone", ("|||PHONE_NUMBER|||",), "What takes the place of phone numbers, in turn (Dolma's).", "Dolma"
-        ),
+        replaced_by("pii_phone", ("|||PHONE_NUMBER|||",), "Replacements of phone numbers, in turn (Dolma's).", "Dolma"),
     ],
 )
 class Personal:

@@ -147,7 +147,7 @@ def load_family(name: str) -> Family:
     """The family with this name or reference. Raises ``UsageFailure`` if there is none."""
     family = REGISTRY.load(name)
     if not isinstance(family, Family):
-        raise UsageFailure(f"{name}: is no family of rules; make one with mtnlg_data.measure")
+        raise UsageFailure(f"{name}: not a family of rules; make one with mtnlg_data.measure")
     return family
 
 

@@ -50,7 +50,7 @@ class FilterSettings(_RuleSettings):
         keyed=False,
     )
     alarm_share: float = quantities.alarm_share(
-        0.8, "Say so where the rules drop a larger share of a source's documents."
+        0.8, "Warn where the rules drop a larger share of a source's documents."
     )
 
     if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def check_rules(settings: FilterSettings, names: Iterable[Sequence[str]]) -> Non
     known = type(with_rules(settings, chosen)).model_fields
     for name in settings.own:
         if name not in known:
-            raise UsageFailure(f"filter.own.{name}: no rule that a source names has this threshold")
+            raise UsageFailure(f"filter.own.{name}: no rule that a source uses has this threshold")
     for one in chosen:
         if check := getattr(one.family.target, "check", None):
             check(settings, one.asked)

@@ -37,17 +37,17 @@ HOST = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?(?://)?(?:[^/?#@]*@)?([^/?#:]*)")
 LISTS = {
     "url_domain": (
         "domain_files",
-        "For url_domain: files of blocked domains, one a line (plain or .gz); subdomains of each are blocked too.",
+        "For url_domain: files of blocked domains, one per line (plain or .gz), with subdomains.",
     ),
-    "url_address": ("address_files", "For url_address: files of blocked URLs, one a line (plain or .gz)."),
-    "url_word": ("word_files", "For url_word: files of words, one of which in a URL blocks it."),
+    "url_address": ("address_files", "For url_address: files of blocked URLs, one per line (plain or .gz)."),
+    "url_word": ("word_files", "For url_word: files of words; a URL with any of them is blocked."),
     "url_soft_words": (
         "soft_word_files",
-        "For url_soft_words: files of words, of which url_soft_words in a URL block it.",
+        "For url_soft_words: files of words; a URL with url_soft_words of them is blocked.",
     ),
     "url_substring": (
         "substring_files",
-        "For url_substring: files of character sequences that block a URL wherever they stand in it.",
+        "For url_substring: files of character sequences; a URL that contains one is blocked.",
     ),
 }
 SOFT = words(2, "Soft words that block a URL (RefinedWeb: 2).", ge=1)

@@ -96,9 +96,9 @@ def print_plan(planned: dict[str, Any]) -> None:
     here, console = planned["here"], output(soft_wrap=True)
     console.print(table)
     near = f"{planned['near_duplicates']:.0%} of them with a near duplicate"
-    console.print(f"Disk with duplicates dropped and nothing else, {near}, and no file removed on the way.")
+    console.print(f"Disk if only duplicates are dropped, {near}, and no intermediate file is removed.")
     if planned["unknown"]:
-        console.print(f"What {' and '.join(planned['unknown'])} costs is unknown, and not in the sums.")
+        console.print(f"The cost of {' and '.join(planned['unknown'])} is unknown and not in the sums.")
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
         console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")

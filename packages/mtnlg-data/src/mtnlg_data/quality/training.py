@@ -86,7 +86,7 @@ def train_classifier(
     training, measured = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     if any(len({*examples.labels[rows]}) < 2 for rows in (training, measured)):
         raise Failure(
-            f"quality: of {len(is_held_out)} sampled documents, {len(measured)} of them held out, one side lacks "
+            f"quality: of {len(is_held_out)} sampled documents, {len(measured)} of them held out, one side has no "
             "positives or negatives; raise quality.sample or give more documents"
         )
     classifier = fit_classifier(lambda rows: examples.texts(training[rows]), examples.labels[training], seed, epochs)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DOCUMENTS_SHOWN = 10
 THREADS = 8
 PIECE = re.compile(r"#\d+$")  # at the end of the key of a piece of a document cut apart
-HINT = "give an id as its source had it, or a key: source, file and number of the record"
+HINT = "give the id that the source has, or a key: source, file and number of the record"
 
 
 class StageFiles(NamedTuple):
@@ -175,7 +175,7 @@ def print_fates(documents: Sequence[dict[str, Any]]) -> None:
     """Print the result of ``explain`` on stdout."""
     console = output(soft_wrap=True)
     if len(documents) > 1:
-        console.print(f"{len(documents)} documents have the id {documents[0]['id']}; their keys tell them apart")
+        console.print(f"{len(documents)} documents have the id {documents[0]['id']}; use their keys")
     for document in documents[:DOCUMENTS_SHOWN]:
         console.print(f"{document['key']} (id {document['id']}, source {document['source']})")
         for stage in document["stages"]:

@@ -29,7 +29,7 @@ class Csv(Rows):
     version = 1
     message: None = None
     delimiter: str | None = setting(
-        None, "Of CSV: what separates fields; a tab in files named .tsv, else a comma.", min_length=1, max_length=1
+        None, "CSV: the separator of fields; a tab in files named .tsv, else a comma.", min_length=1, max_length=1
     )
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:

@@ -63,7 +63,7 @@ class Pile(Jsonl):
     id: Literal["id"] = "id"
     message: None = None
     subset: str | tuple[str, ...] | None = setting(
-        None, "Of the Pile: the pile_set_name, or several, of the documents to read; all if not given."
+        None, "The Pile: pile_set_name of the documents to read, or several; all if not given."
     )
 
     @classmethod

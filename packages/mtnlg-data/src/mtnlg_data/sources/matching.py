@@ -32,7 +32,7 @@ def check_regular(path: Path) -> None:
     """Raise ``Failure`` for a path that is no file and would be skipped silently: a folder, pipe or broken symlink."""
     if not path.is_file():
         dead, kind = path.is_symlink() and not path.exists(), "a folder" if path.is_dir() else "a pipe or device"
-        raise Failure(f"{path}: it is {'a link to nowhere' if dead else kind}, not a file; take it out of the input")
+        raise Failure(f"{path}: {'a broken symlink' if dead else kind}, not a file; remove it from the input")
 
 
 def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
@@ -77,7 +77,7 @@ def matching_files(source: str, patterns: Sequence[str], folder: Location) -> di
             first, by = matched.setdefault(origin, (name, pattern))
             if first != name:
                 raise Failure(
-                    f"{path}: source {source} reads it twice, as {first} by {by} and as {name} by {pattern}; let one "
+                    f"{path}: source {source} reads it as {first} by {by} and as {name} by {pattern}; let only one "
                     "of them match it"
                 )
             if str(files.setdefault(name, path)) != str(path):
@@ -94,14 +94,14 @@ def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
     try:
         matches, links = list(base.glob(inner)), _passed_links(base, inner)
     except ValueError as error:
-        raise Failure(f"{full_pattern}: no pattern of files (source {source}): {error}") from None
+        raise Failure(f"{full_pattern}: not a valid pattern (source {source}): {error}") from None
     if not full_pattern.suffix:  # such as own/**, which matches folders on the way
         matches = [path for path in matches if not path.is_dir()]
     if not is_hidden(inner):
         matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
     if links:
         raise Failure(
-            f"{links[0]}: a link to a folder, which ** does not follow (source {source}); name it and the folders "
+            f"{links[0]}: a link to a folder, which ** does not follow (source {source}); give it and the folders "
             "beside it in patterns of their own"
         )
     if not matches:
@@ -116,7 +116,7 @@ def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
     listed = list_files(url)
     seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
     if not seen:
-        raise Failure(f"{url}: no file there but hidden ones (source {source})")
+        raise Failure(f"{url}: only hidden files there (source {source})")
     return seen
 
 

@@ -22,7 +22,7 @@ class Text(Reader):
 
     version = 1
     document: Literal["file", "paragraph"] = setting(
-        "file", "Of text files, what is a document: the file, or a paragraph between blank lines."
+        "file", "Text files: whether a document is a file, or a paragraph between blank lines."
     )
 
     def read(self, path: Path, part: Part, max_bytes: int) -> Iterator[Record | Dropped]:

@@ -77,7 +77,7 @@ class SourceFile:
     def here(self) -> Path:
         """Path on this machine; a file at a URL has one only within `local`."""
         if isinstance(self.path, RemoteFile):
-            raise TypeError(f"{self.path}: is not on this machine")
+            raise TypeError(f"{self.path}: not on this machine")
         return self.path
 
     @contextmanager
@@ -169,7 +169,7 @@ class Dropped(NamedTuple):
 def no_text(where: str, field: str, actual: str, others: Iterable[str]) -> Dropped:
     """Drop for no string under ``field``: ``actual`` says what is there, ``others`` are fields with strings."""
     names = ", ".join(name[:SHOWN_CHARACTERS] for name in islice(others, SHOWN_FIELDS))
-    hint = f" but under {names}: name one as the field" if names else ""
+    hint = f" but under {names}: set field to one of them" if names else ""
     return Dropped("no_text", where, f"no string under {field!r}{actual}{hint}")
 
 

@@ -30,7 +30,7 @@ CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)")
 #: Headers that are the same in all records, or describe what is not kept.
 REDUNDANT_HEADERS = {"warc-type", "warc-target-uri", "content-length", "content-type"}
 MAX_HEADER_BYTES = 1 << 18  # of HTTP, and of WARC
-OK, NO_STATUS = 200, "a response without a status line of HTTP"
+OK, NO_STATUS = 200, "no HTTP status line"
 GZIP_WBITS = zlib.MAX_WBITS | 16
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -113,7 +113,7 @@ def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:
     """
     names = [name.strip().lower() for name in codings.split(",")]
     if len(names) > MAX_CODINGS:
-        raise ValueError(f"{len(names)} codings, one in another")
+        raise ValueError(f"{len(names)} nested codings")
     for name in reversed(names):
         match name:
             case "chunked":

@@ -27,8 +27,8 @@ MESSAGE_KEY = re.compile(r"\{(\w+)\}")
 class Rows(Reader):
     """Files of objects, or of rows with columns."""
 
-    field: str = setting("text", "Key or column of the text; a.b is b in a.", min_length=1)
-    id: str = setting("id", "Key or column of a document's id; a.b is b in a.", min_length=1)
+    field: str = setting("text", "Key or column of the text; a.b is key b of object a.", min_length=1)
+    id: str = setting("id", "Key or column of a document's id; a.b is key b of object a.", min_length=1)
     message: str | None = setting(
         None,
         "Of a chat, a list of messages under field: the text of each, such as '{role}: {content}\\n'; or json, for "

@@ -82,7 +82,7 @@ class Warc(Reader):
         place = folder / local_only(self.snapshot or "")
         if files := downloaded_files(place):
             return files
-        raise Failure(f"{place}: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out {place}")
+        raise Failure(f"{place}: no file here yet; mtnlg-data fetch SNAPSHOT --out {place} fetches some")
 
     def characters(self, name: str, size: int) -> float:
         """Estimated by the file's suffix; most of a page is markup."""
@@ -153,7 +153,7 @@ def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dro
             what = f"its length is {length}, but {len(body)} bytes follow"
             yield Dropped("truncated", where, what, ends_file=True)
         elif archive.err_count:
-            what = f"its length is {length}, but no record begins behind it"
+            what = f"its length is {length}, but no record follows"
             yield Dropped("bad_length", where, what, ends_file=True)
             return
         elif url.startswith(("http:", "https:")) and ARC_DATE.fullmatch(date):
@@ -167,7 +167,7 @@ def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dro
     file.seek(0)
     is_cut = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC and end < os.fstat(file.fileno()).st_size
     if said.getvalue() or is_cut:
-        what = said.getvalue().strip() or "what follows is no gzip member"
+        what = said.getvalue().strip() or "no gzip member follows"
         yield Dropped("unreadable", f"{name}: byte {end}", what, ends_file=True)
 
 
@@ -241,7 +241,7 @@ def _records_until_defect(file: BinaryIO, max_bytes: int, *, lenient: bool) -> I
                 yield Defect(offset, "too_large", f"its Content-Length is {length}")
                 return
             if "Content-Length" not in record.headers:
-                yield Defect(offset, "truncated", "its header breaks off")
+                yield Defect(offset, "truncated", "its header is truncated")
                 return
             record.freeze()
             if record.content_length < length:
@@ -249,7 +249,7 @@ def _records_until_defect(file: BinaryIO, max_bytes: int, *, lenient: bool) -> I
                 yield Defect(offset, "truncated", what)
                 return
             if lenient and _is_followed(file, offset, record) is False:
-                yield Defect(offset, "bad_length", f"its Content-Length is {length}, but no record begins behind it")
+                yield Defect(offset, "bad_length", f"its Content-Length is {length}, but no record follows")
                 return
             previous = record
     except OSError as error:
@@ -273,7 +273,7 @@ def _after_parse_error(
         yield Defect(offset, "bad_length", what)
     else:
         yield last
-        yield Defect(offset, "unreadable", f"behind the record at this place: {what}")
+        yield Defect(offset, "unreadable", f"after the record at this position: {what}")
 
 
 def _is_followed(file: BinaryIO, offset: int, record: WarcRecord) -> bool | None:
@@ -325,4 +325,4 @@ def _unread_member(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iter
     whole = None if last is None else read_gzip_member(file, offset, MAX_HEADER_BYTES + last.content_length)
     member = find(GZIP_MEMBER, file, offset + 1 if whole is None else whole[1])
     if member is not None:
-        yield Defect(offset if last is None else member, "unreadable", "the flags of its gzip header hide what follows")
+        yield Defect(offset if last is None else member, "unreadable", "its gzip header has flags of optional fields")

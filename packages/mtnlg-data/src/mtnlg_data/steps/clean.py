@@ -62,19 +62,17 @@ class CleanSettings(LanguageSettings):
 
     shortest: int | None = characters(
         None,
-        "Rule short drops documents under this; if not given 512, and fewer in languages of short texts.",
+        "Rule short drops shorter documents; default 512, less in languages of short texts.",
         paper="512",
     )
-    javascript_under: int = characters(256, "Rule javascript drops only documents under this.", paper="256")
+    javascript_under: int = characters(256, "Rule javascript drops only shorter documents.", paper="256")
     alarm_share: float = alarm_share(0.5)
 
 
 class CleanKeys(Settings):
     """What clean reads of a source."""
 
-    rules: list[Rule] = setting(
-        list(TEXT_RULES), "Rules of clean; those of the paper for its kind and name if not given."
-    )
+    rules: list[Rule] = setting(list(TEXT_RULES), "Rules of clean; default the paper's for the source's kind and name.")
 
 
 class Clean(Step[CleanSettings, CleanKeys]):

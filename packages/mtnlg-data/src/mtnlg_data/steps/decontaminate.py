@@ -33,14 +33,14 @@ class DecontaminateSettings(Settings):
     )
     common: PositiveInt = setting(
         10,
-        "n-grams in as many documents or more are not cut.",
+        "n-grams that occur in this many documents or more are not cut.",
         unit="documents",
         paper="10 in Megatron's tool",
     )
     window: int = characters(200, "Text cut on each side of a match.", paper="200")
-    shortest: int = characters(200, "Shortest piece that is kept.", paper="200")
-    most_splits: PositiveInt = setting(10, "Most pieces of a document that is kept.", paper="10")
-    alarm_share: float = alarm_share(0.1, "Warn of a source that loses more as a whole.")
+    shortest: int = characters(200, "Minimum length of a piece that is kept.", paper="200")
+    most_splits: PositiveInt = setting(10, "Maximum pieces of a document that is kept.", paper="10")
+    alarm_share: float = alarm_share(0.1, "Warn where a source loses a larger share of whole documents.")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

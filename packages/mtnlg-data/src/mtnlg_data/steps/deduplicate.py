@@ -44,22 +44,22 @@ class DeduplicateSettings(Settings):
     threshold: float = setting(0.8, "Lowest Jaccard similarity of a duplicate pair.", paper="0.8", gt=0, le=1)
     bands: PositiveInt = setting(
         None,
-        "Bands of the search: documents that agree in one are compared; for the threshold, if not given: 20 for 0.8.",
+        "Bands: documents with an equal band are compared; default by the threshold: 20 for 0.8.",
         paper="20",
         validate_default=True,
     )
     rows: PositiveInt = setting(
         None,
-        "MinHash values of a band; for the threshold, if not given: 13 for 0.8.",
+        "MinHash values per band; default by the threshold: 13 for 0.8.",
         paper="13",
         validate_default=True,
     )
-    shingle: ShingleKind = setting("word", "What shingles are made of.")
-    shingle_length: PositiveInt = setting(5, "Words or characters of a shingle.")
-    rounds: PositiveInt = setting(11, "Pivots of a bucket, each compared with all that are left in it.", paper="11")
-    seed: int = setting(1, "Of the hash functions and of the pivots.", ge=0, lt=1 << 32)
+    shingle: ShingleKind = setting("word", "Unit of shingles.")
+    shingle_length: PositiveInt = setting(5, "Words or characters per shingle.")
+    rounds: PositiveInt = setting(11, "Pivots per bucket, each compared with all that remain in it.", paper="11")
+    seed: int = setting(1, "Seed of the hash functions and of the pivots.", ge=0, lt=1 << 32)
     alarm_share: float = setting(
-        0.5, "Stop if a source of 100 documents or more would lose more.", unit="share", keyed=False, ge=0, le=1
+        0.5, "Stop if a source of at least 100 documents would lose more.", unit="share", keyed=False, ge=0, le=1
     )
 
     @field_validator("bands", "rows", mode="before")
@@ -72,7 +72,7 @@ class DeduplicateSettings(Settings):
     def _check_signature(self) -> Self:
         if self.bands * self.rows > LONGEST_SIGNATURE:
             raise ValueError(
-                f"bands = {self.bands} times rows = {self.rows} is the length of a document's signature, and more than "
+                f"bands = {self.bands} times rows = {self.rows} values per signature, more than "
                 f"{LONGEST_SIGNATURE}; RefinedWeb's, 450 x 20, is the longest that is known"
             )
         return self

@@ -25,20 +25,20 @@ class ExactSettings(Settings):
     """Which repeats are removed; the copy in the best source stays, on ties the one whose key has the lowest hash."""
 
     kinds: tuple[Kind, ...] = setting(
-        (), "What stays once: documents (equal but for white space), lines (but for case), substrings."
+        (), "What is kept once: documents (equal except white space), lines (except case), substrings."
     )
     shortest_line: int = setting(
-        30, "Shorter lines may recur (C4 has none of under five words by then).", unit="characters", ge=1
+        30, "Shorter lines may repeat (C4 has none of under five words at that point).", unit="characters", ge=1
     )
     substring_unit: TokenUnit = setting(
         "word", "Tokens of a substring: runs of letters and digits, and of each mark; or every character but space."
     )
-    substring_length: int = setting(50, "Tokens from which on a passage may not recur (Lee et al.: 50).", ge=2)
+    substring_length: int = setting(50, "A passage of this many tokens or more may not repeat (Lee et al.: 50).", ge=2)
     shortest: int = setting(
         200, "Documents that have lost lines or substrings, and are shorter now, are dropped.", unit="characters", ge=1
     )
     alarm_share: float = setting(
-        0.5, "Say so where a source loses a larger share of its documents.", unit="share", keyed=False, ge=0, le=1
+        0.5, "Warn where a source loses a larger share of its documents.", unit="share", keyed=False, ge=0, le=1
     )
 
 

@@ -102,7 +102,7 @@ def _empty_files(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[
     empty = Counter(place for summary in summaries for place in summary["empty"])
     pieces = {f"{piece[0].source}/{piece[0].name}": piece[0] for group in groups for piece in group.pieces if empty}
     return [
-        {"source": file.source, "where": file.name, "what": f"holds no document that a reader of {file.kind} finds"}
+        {"source": file.source, "where": file.name, "what": f"no document that the reader {file.kind} finds"}
         for place, file in pieces.items()
         if empty[place] == file.part.parts and file.stats[0]
     ]
@@ -116,4 +116,4 @@ def _column_alarms(summaries: Sequence[Summary]) -> Iterator[dict[str, str]]:
             files.setdefault(tuple(column), {})[file] = None
     for (source, name, why), (first, *others) in files.items():
         more = f" (and of {len(others)} more files of {source})" if others else ""
-        yield {"source": source, "message": f"extract leaves out column {name} of {first}{more}: {why}"}
+        yield {"source": source, "message": f"extract omits column {name} of {first}{more}: {why}"}

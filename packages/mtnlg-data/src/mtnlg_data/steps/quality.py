@@ -45,25 +45,27 @@ MIN_DOCUMENTS = 20  # per class, to train a classifier
 class QualitySettings(Settings):
     """How crawled documents are scored and drawn."""
 
-    alpha: float = setting(3.0, "Of the Pareto draw: a higher one keeps fewer documents.", paper="3 (GPT-3: 9)", gt=0)
+    alpha: float = setting(
+        3.0, "Exponent of the Pareto draw; higher keeps fewer documents.", paper="3 (GPT-3: 9)", gt=0
+    )
     model: FilePath | None = setting(
         None, "A classifier.npy of another run or a fastText .bin, instead of training one."
     )
     label: str = setting("__label__hq", "Label of good texts in a fastText model.")
     sample: int = setting(  # training holds 4 kB of each
-        800_000, "Most training documents of each class.", unit="documents", paper="800000", ge=MIN_DOCUMENTS
+        800_000, "Maximum training documents per class.", unit="documents", paper="800000", ge=MIN_DOCUMENTS
     )
     positives: dict[str, NonNegativeInt] = setting(
         {},
-        "Training documents of each curated source; as many of each if not given.",
+        "Training documents per curated source; default equal numbers.",
         unit="documents",
         paper="OpenWebText2=500000, Wikipedia=295000, Books3=5000",
     )
     held_out: float = setting(
-        0.1, "Training documents that only measure the classifier.", unit="share", paper="0.1", gt=0, lt=1
+        0.1, "Share of training documents held out to measure the classifier.", unit="share", paper="0.1", gt=0, lt=1
     )
     epochs: int = setting(5, "Passes over the training documents.", gt=0)
-    seed: int = setting(1, "Of the sample and of the draw.", ge=0, lt=1 << 32)
+    seed: int = setting(1, "Seed of the sample and of the draw.", ge=0, lt=1 << 32)
     alarm_share: float = alarm_share(0.85)  # alpha 3 drops 7/8 at most
 
 

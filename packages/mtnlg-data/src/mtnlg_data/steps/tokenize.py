@@ -36,7 +36,7 @@ class TokenizeSettings(Settings):
 
     vocabulary: int | None = setting(
         None,
-        "Train a tokenizer of as many tokens, the end token included.",
+        "Train a tokenizer of this many tokens, the end token included.",
         unit="tokens",
         paper="50257, GPT-2's",
         ge=MIN_VOCABULARY,
@@ -44,7 +44,7 @@ class TokenizeSettings(Settings):
     )
     tokenizer: str | None = setting(
         None,
-        "Read one instead: a tokenizer.json, a folder with one or with GPT-2's two files; gpt2 downloads them.",
+        "Read a tokenizer instead: a tokenizer.json, a folder with one or with GPT-2's two files; gpt2 downloads them.",
         paper="gpt2",
         min_length=1,
     )
@@ -54,22 +54,22 @@ class TokenizeSettings(Settings):
     bos: str | Literal[True] | None = setting(
         None, "Token that begins documents: its name, or true in a recipe for the tokenizer's own; none if not given."
     )
-    date: str | None = setting(None, "Today, to a chat template that writes the date, such as 2026-11-27.", keyed=False)
+    date: str | None = setting(None, "Date that a chat template writes as today's, such as 2026-11-27.", keyed=False)
     validation: float = setting(
         0.02, "Documents of each source held out for validation.", unit="share", paper="0.02", ge=0, le=0.5
     )
-    seed: int = setting(1234, "Of the training sample and of the order of documents.", paper="1234")
+    seed: int = setting(1234, "Seed of the training sample and of the order of documents.", paper="1234")
     library: Library = setting(
         "auto", "Encoder; auto is gigatoken (an extra; faster, same ids) where it can be used.", keyed=False
     )
-    sample_bytes: PositiveInt = setting(100_000_000, "Most text to train on, about.", unit="bytes")
+    sample_bytes: PositiveInt = setting(100_000_000, "Approximate maximum text to train on.", unit="bytes")
 
     @model_validator(mode="after")
     def _takes_one_tokenizer(self) -> Self:
         if (self.vocabulary is None) == (self.tokenizer is None):
             raise ValueError("tokenize takes either a vocabulary to train, such as 50257, or a tokenizer to read")
         if self.bos and self.vocabulary:
-            raise ValueError("bos needs a tokenizer to read: one that is trained here has no token to begin documents")
+            raise ValueError("bos needs a tokenizer to read; one that is trained here has no beginning token")
         if self.date:
             datetime.fromisoformat(self.date)
         return self
@@ -80,7 +80,7 @@ class TokenizeKeys(Settings):
 
     weight: float = setting(
         ...,
-        "Share of the training samples; that of the paper's dataset of the same name.",
+        "Share of the training samples; default the paper's for the dataset of this name.",
         unit="share",
         gt=0,
         le=1,

@@ -66,9 +66,7 @@ class Encoder(Protocol):
 def require_library(library: Library) -> None:
     """Raise ``Failure`` where this library is not installed."""
     if library != "auto" and find_spec(library) is None:
-        raise Failure(
-            f'library = "{library}": not installed; pip install "mtnlg-data[{library}]", or take "tokenizers"'
-        )
+        raise Failure(f'library = "{library}": not installed; pip install "mtnlg-data[{library}]", or use "tokenizers"')
 
 
 @lru_cache(maxsize=1)
@@ -154,7 +152,7 @@ class _Gigatoken:
         except Exception as error:  # noqa: BLE001  (whatever it raises, the way out is the other library)
             reason = str(error).partition("\n")[0]
             raise Failure(
-                f'{path}: gigatoken does not support this tokenizer: {reason}; take library = "tokenizers"'
+                f'{path}: gigatoken does not support this tokenizer: {reason}; use library = "tokenizers"'
             ) from None
         self._path = path
         self._reference = _Tokenizers(path)
@@ -178,7 +176,7 @@ class _Gigatoken:
         expected, expected_sizes = self._reference(texts)
         same_sizes = sizes[: len(texts)].tolist() == expected_sizes.tolist()
         if not same_sizes or (ids[: len(expected)] != expected).any():
-            raise Failure(f'{self._path}: gigatoken gives other ids than tokenizers; take library = "tokenizers"')
+            raise Failure(f'{self._path}: gigatoken ids differ from those of tokenizers; use library = "tokenizers"')
         self._compared = True
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

@@ -122,7 +122,7 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
 
 def _short_store_alarm(source: str, tokens: int) -> dict[str, str]:
     """The alarm of a source that is too small for one sample of the paper's length; ``open_stream`` leaves it out."""
-    few = f"tokenize leaves {tokens:,} training tokens of {source}, fewer than one sample of {SEQUENCE:,} + 1"
+    few = f"tokenize leaves {tokens:,} training tokens of {source}, less than one sample of {SEQUENCE:,} + 1"
     return {"source": source, "message": f"{few}; a sequence of {max(0, tokens - 1):,} or less uses the source"}
 
 

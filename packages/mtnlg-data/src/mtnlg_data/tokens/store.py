@@ -209,7 +209,7 @@ class TokenStore:
         low, high = int(bounds[0]), int(bounds[-1])
         if not 0 <= low <= high <= self._sequences or (np.diff(bounds) < 0).any():
             raise Failure(
-                f"{self._idx.path}: the documents from {first} to {last} begin at no sequences; write the store again"
+                f"{self._idx.path}: documents {first} to {last} do not begin at sequences; write the store again"
             )
         starts = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
         return np.append(starts, self.tokens)[bounds - low]
@@ -255,7 +255,7 @@ def _read_header(index: FileReader) -> tuple[int, int, np.dtype[Any]]:
         raise Failure(f"{path}: not an MMIDIDX version 1 index of integer tokens (dtype code {code})")
     expected = HEADER.size + 12 * sequences + 8 * bounds
     if sequences and index.size == expected + sequences:
-        raise Failure(f"{path}: the index of a multimodal store, which has a mode a sequence; only text is read")
+        raise Failure(f"{path}: the index of a multimodal store, with a mode per sequence; only text is supported")
     if index.size != expected or bounds < 1:
         raise Failure(
             f"{path}: holds {index.size} bytes where {sequences} sequences need {expected}; write the store again"

@@ -176,7 +176,7 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
         if all((path / name).is_file() for name in names):
             return tuple(path / name for name in names)
     wanted = "; ".join(" and ".join(names) for names in TOKENIZER_FILES)
-    raise Failure(f"{path}: no tokenizer: expected a tokenizer.json, {GPT2}, or a folder with one of: {wanted}")
+    raise Failure(f"{path}: not a tokenizer: expected a tokenizer.json, {GPT2}, or a folder with one of: {wanted}")
 
 
 def read_tokenizer(files: Sequence[Path], eod: str | None = None, bos: str | bool | None = None) -> Tokenizer:
@@ -223,7 +223,7 @@ def _add_ends(tokenizer: Tokenizer, eod: str | None, bos: str | bool | None = No
         number = tokenizer.token_to_id(name or "")
         if number is None:
             raise Failure(
-                f"tokenize.bos: no token {name or ', '.join(BOS_NAMES)} in the tokenizer; name one that it has"
+                f"tokenize.bos: the tokenizer has no token {name or ', '.join(BOS_NAMES)}; give one that it has"
             )
         tokenizer.add_special_tokens([name])
         tokenizer.post_processor = TemplateProcessing([name, "$A"], special_tokens=[(name, number)])
@@ -253,7 +253,7 @@ def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
     if eod is None and isinstance(own, str) and tokenizer.token_to_id(own) is not None:
         raise Failure(f"{file}: the tokenizer_config.json beside it ends texts with {own!r}; set tokenize.eod to that")
     name, number = _end_token(tokenizer, eod), vocabulary_size(tokenizer)
-    say(f"{file}: has no token {name}; it is added as number {number}, and tokenize.eod names another")
+    say(f"{file}: has no token {name}; it is added as number {number}; tokenize.eod sets another")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -55,14 +55,14 @@ class Place(NamedTuple):
         """
         if isinstance(out, Path):
             if work is not None:
-                raise UsageFailure(f"--work {work}: goes with an --out that is a URL; {out} is itself a folder")
+                raise UsageFailure(f"--work {work} needs an --out that is a URL; {out} is a folder")
             return cls(out, None)
         url = Url(out.rstrip("/"))
         own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
         place = cls(work or Path(f"mtnlg-data-{own}"), url)
         check_no_other_files(_record_path(place.folder, url), url)
         _check_writable(url)
-        say(f"{url}: works in {place.folder}, and publishes the results when they are complete")
+        say(f"{url}: uses {place.folder}, and publishes the results when they are complete")
         return place
 
     def publish(self) -> None:
@@ -138,7 +138,7 @@ def publish(folder: Path, url: str, names: Iterable[str]) -> int:
     changed = {name for name in wanted if not _is_published(folder / name, remote.get(name), record.get(name))}
     gone = [name for name in record if name not in wanted]
     if not (changed or gone):
-        say(f"{url}: has all {len(wanted)} files already")
+        say(f"{url}: already has all {len(wanted)} files")
         return 0
     system, root = connect(url)
     lists = {name for name in wanted if Path(name).name in LISTS}
@@ -190,5 +190,5 @@ def _upload(system: Any, local: Path, path: str, url: str) -> list[Any]:  # noqa
 
     persist(attempt, url)
     if (size := find_file(url).size) != status.st_size:
-        raise Failure(f"{url}: {size} bytes are there where {status.st_size} were sent; run the same command again")
+        raise Failure(f"{url}: has {size} bytes where {status.st_size} were sent; run the same command again")
     return [status.st_size, status.st_mtime_ns, sha256(local)]

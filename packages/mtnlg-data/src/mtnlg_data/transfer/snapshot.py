@@ -97,9 +97,9 @@ def read_listing(listing: Path, snapshot: str | None = None) -> tuple[list[str],
     for line in _read_lines(listing):
         folder = f"crawl-data/{snapshot or '/'.join(line.split('/')[1:2])}/"
         if not SAFE_PATH.fullmatch(line):
-            why = "it is no plain path of parts of 1 to 200 characters of A-Z a-z 0-9 . _ + = - that begin with no dot"
+            why = "not a plain path: parts of 1 to 200 characters of A-Z a-z 0-9 . _ + = - without a dot in front"
         elif not line.startswith(folder):
-            why = f"it is not below {folder}"
+            why = f"not below {folder}"
         elif not line.endswith(CRAWL_SUFFIXES):
             why = f"it does not end in {' or '.join(CRAWL_SUFFIXES)}"
         else:
@@ -118,7 +118,7 @@ def _read_lines(listing: Path) -> Iterator[str]:
                 if not line:
                     return
                 if len(line) > MAX_LINE_BYTES or number == MAX_LINES:
-                    raise Failure(f"{listing}: line {number + 1} is too long, or one too many, for a listing of files")
+                    raise Failure(f"{listing}: line {number + 1} exceeds the limits of a listing of files")
                 if text := line.decode("ascii", "backslashreplace").strip():
                     yield text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

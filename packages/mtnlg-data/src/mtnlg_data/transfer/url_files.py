@@ -126,7 +126,7 @@ def find_file(url: str) -> RemoteFile:
 
 def _size(info: Mapping[str, Any], name: str) -> int:
     if info["size"] is None:
-        raise Failure(f"{name}: the server does not give its length, so a cut-off file would look whole")
+        raise Failure(f"{name}: the server does not give its length, so a truncated file would not be noticed")
     return int(info["size"])
 
 
@@ -160,7 +160,7 @@ class RangeReader:
             if len(content) == self.size:  # from a server that ignores ranges
                 content = content[first:last]
             if len(content) != last - first:
-                raise TransientError(f"{len(content)} bytes came where {last - first} were asked for")
+                raise TransientError(f"got {len(content)} bytes of the {last - first} requested")
             return content
 
         return persist(attempt, self._url) if last > first else b""
@@ -336,7 +336,7 @@ def _fetch_file(file: RemoteFile, target: Path, stop: Event, *, again: bool = Tr
             partial.unlink()
             if again:
                 return _fetch_file(file, target, stop, again=False)
-            raise Failure(f"{file}: its bytes have {algorithm} {actual} where {promised} is promised; fetch it again")
+            raise Failure(f"{file}: {algorithm} {actual} where the server says {promised}; fetch it again")
     partial.replace(target)
     sync_directory(target.parent)
     return Copy(file.url, file.size, file.version, target.stat().st_mtime_ns, digest)
@@ -348,7 +348,7 @@ def _check_version(file: RemoteFile) -> dict[str, Any]:
     info = persist(lambda: _look_up(system, file.path), file.url)
     key, _, value = (file.version or "").partition(" ")
     if _size(info, file.url) != file.size or str(info.get(key) or value) != value:
-        raise Failure(f"{file}: it changed since this command listed it; run the same command again")
+        raise Failure(f"{file}: changed since this command listed it; run the same command again")
     return info
 
 

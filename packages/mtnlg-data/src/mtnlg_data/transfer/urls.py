@@ -113,7 +113,7 @@ def local_only(given: str | Path) -> Path:
     """A path of this machine. Raises ``UsageFailure`` for a URL, where only files of this machine can be read."""
     place = location(given)
     if isinstance(place, Url):
-        raise UsageFailure(f"{place}: is read here only as a copy: mtnlg-data fetch {place} --out FOLDER")
+        raise UsageFailure(f"{place}: only a local copy is read here: mtnlg-data fetch {place} --out FOLDER")
     return place
 
 
@@ -195,7 +195,7 @@ def persist(action: Callable[[], T], url: str) -> T:
             with attempt, driver_errors(url):
                 return action()
     except TransientError as error:
-        raise IoFailure(f"{url}: {error}, {MAX_ATTEMPTS} times; the same command tries again") from error
+        raise IoFailure(f"{url}: {error}, {MAX_ATTEMPTS} times; run the same command again") from error
     raise AssertionError
 
 

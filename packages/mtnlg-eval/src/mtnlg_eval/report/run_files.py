@@ -275,7 +275,7 @@ def read_run(folder: Path) -> Run:
     parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies, run.unreadable)
     if not any(parts) and not any((scored / "not_run").glob("*.json")):
         raise Failure(
-            f"{folder}: not a run, or nothing of it has ended: "
+            f"{folder}: not a run, or no part of it has ended: "
             "no data/summary.json, train/metrics.jsonl, eval/results or results in it"
         )
     return run

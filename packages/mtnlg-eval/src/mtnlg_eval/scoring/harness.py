@@ -130,7 +130,7 @@ class Evaluation:
         if leads:
             self._folder.collect()
         if lm.store.taken_over:
-            say(f"{lm.store.taken_over:,} answers are of earlier commands, kept in {out / 'scores.sqlite'}")
+            say(f"{lm.store.taken_over:,} answers are reused from {out / 'scores.sqlite'}")
         return {
             **model.identity,
             "style": self.options.style,
@@ -196,7 +196,7 @@ class Evaluation:
         name = cell.source.name
         samples = self._samples(cell, evaluated["samples"][cell.key])
         for number, why in cell.failed.items():
-            say(f"{name} {cell.asked}: row {number} is left out: {why}")
+            say(f"{name} {cell.asked}: row {number} is skipped: {why}")
         if not samples:
             self._miss(name, cell.why_none)
             return
@@ -208,7 +208,7 @@ class Evaluation:
         if cut := [sample["id"] for sample in samples if sample["truncated"]]:
             say(
                 f"{name} {cell.asked}: {len(cut)} prompts are longer than the context of {self._lm.max_length} tokens "
-                f"and lose their beginning, the first {cut[0]}"
+                f"and lose their beginning; the first is row {cut[0]}"
             )
 
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
     if not folder.exists() and HUB_ID.fullmatch(str(source)):
         folder, name = fetch_model(str(source), options.revision), str(source).rpartition("/")[2]
     elif options.revision:
-        raise UsageFailure(f"revision={options.revision}: {folder} is no model of the hub")
+        raise UsageFailure(f"revision={options.revision}: {folder} is a local folder, not a model on the hub")
     if not folder.is_dir():
         raise Failure(f"{folder}: no such folder")
     if (folder / ADAPTER).exists():
@@ -133,13 +133,13 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
     if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
         return _open_huggingface(folder, str(source) if name else str(folder), name or folder.resolve().name, options)
     if (newest := folder if (folder / "manifest.json").exists() else latest(folder)) is None:
-        raise Failure(f"{folder}: no checkpoint in it: neither step-N/manifest.json nor Hugging Face's config.json")
+        raise Failure(f"{folder}: no checkpoint: neither step-N/manifest.json nor Hugging Face's config.json")
     manifest = read_manifest(newest)
     checkpoint, made = Checkpoint(newest, manifest), manifest.progress
     pieces = (piece.file for entry in manifest.tensors.values() for piece in entry.slots["weight"].pieces)
     for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
         if checksum != manifest.files[path.name].checksum:
-            raise CheckpointError(f"{path}: its checksum is not the manifest's; the file was changed or damaged")
+            raise CheckpointError(f"{path}: its checksum differs from the manifest's; the file was changed or damaged")
     known = {"source": str(newest), "name": newest.resolve().name, "step": made.step, "tokens": made.tokens}
     return _opened(checkpoint, checkpoint.tokenizer_path, checkpoint.digest, options, folder, known)
 
@@ -162,11 +162,11 @@ def _opened(  # noqa: PLR0917  (what an identity is made of)
     """The opened model that the user named as ``folder``; its chat files are beside its tokenizer."""
     tokenizer, place = Tokenizer(tokenizer_path), tokenizer_path.parent
     if tokenizer.vocabulary > weights.config.vocabulary:
-        sizes = f"the tokenizer has {tokenizer.vocabulary} tokens and the model {weights.config.vocabulary}"
+        sizes = f"the tokenizer has {tokenizer.vocabulary} tokens, the model {weights.config.vocabulary}"
         raise Failure(f"{folder}: {sizes}: they do not belong together")
     context = options.max_length or weights.config.sequence
     if context > weights.config.sequence:
-        raise UsageFailure(f"max_length={context}: {folder} reads {weights.config.sequence} tokens at most")
+        raise UsageFailure(f"max_length={context}: {folder} reads at most {weights.config.sequence} tokens")
     stored = weights.dtype("embedding.token.weight") if torch.cuda.is_available() else torch.float32
     dtype = stored if options.dtype == "auto" else getattr(torch, options.dtype)
     chat = Chat.read((folder, place), options.chat_template_args, options.enable_thinking, options.think_end_token)

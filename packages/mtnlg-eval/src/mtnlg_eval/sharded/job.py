@@ -17,7 +17,7 @@ from mtnlg_parallel.recipe import FILE, Slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_a_node", "dry_run")
+OPTIONS = ("launcher", "slurm", "sbatch", "srun", "setup", "ranks_per_node", "dry_run")
 """Parameters of the command that are for the launcher and not passed to the ranks."""
 
 
@@ -39,7 +39,7 @@ def submit(context: typer.Context) -> None:
         table.model_copy(update={"setup": (*table.setup, *(given["setup"] or ()))}),
         given["sbatch"] or (),
         given["srun"] or (),
-        given["ranks_a_node"],
+        given["ranks_per_node"],
     )
     checkpoint = Path(given["checkpoint"])  # of the hub unless there is one
     if layout and checkpoint.is_dir() and (error := evaluation_error(job.layout, read_initial(checkpoint, 1).config)):

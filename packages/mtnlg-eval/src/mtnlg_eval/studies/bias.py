@@ -134,7 +134,7 @@ class Bias(Study):
 
     TITLE = "Bias"
     READING = (
-        "The further left of 0 the occupations lie, the more the model takes the people in them for men. Words that "
+        "Occupations left of 0 are those whose people the model takes for men. Words that "
         "occur with one group only, or a sentiment that differs between groups, show what it associates with people."
     )
 
@@ -249,7 +249,7 @@ def _read_earlier(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
         raise Failure(f"{path}: not the results of a bias study; remove it, or name another --out") from None
     if (earlier.digest, earlier.samples_a_prompt) == (found["digest"], found["samples_a_prompt"]):
         return earlier.model_dump(exclude_unset=True)
-    say(f"{path}: was of another checkpoint or number of samples; replaced")
+    say(f"{path}: had another checkpoint or number of samples; replaced")
     return {}
 
 

@@ -134,7 +134,7 @@ def read_verdicts(samples: Path) -> list[Verdict]:
     lines = enumerate(file_lines(samples), start=1)
     verdicts = [parse_record(line, Verdict, f"{samples}:{number}") for number, line in lines]
     if not verdicts:
-        raise Failure(f"{samples}: no samples in it")
+        raise Failure(f"{samples}: no samples")
     return verdicts
 
 

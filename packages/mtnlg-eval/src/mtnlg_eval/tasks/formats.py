@@ -77,7 +77,7 @@ def _one_file(folder: Path, task: str, split: str, paths: Sequence[Path]) -> lis
         files = [by_size[size] for size in SIZES if size in by_size][:1] or files
     if task != "race_h" and len(files) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in files[:4])
-        raise Failure(f"{folder}: {len(files)} files of the {split} split ({names}); leave one of them")
+        raise Failure(f"{folder}: {len(files)} files of the {split} split ({names}); keep only one")
     return files
 
 
@@ -114,7 +114,7 @@ def split_of(names: Iterable[str], path: object) -> str | None:
     for name in reversed(list(names)):
         splits = [split for split, words in SPLITS.items() if words & set(_words(name))]
         if len(splits) > 1:
-            raise Failure(f"{path}: {' and '.join(sorted(splits))} in one name; leave one of them")
+            raise Failure(f"{path}: {' and '.join(sorted(splits))} in one name; keep only one")
         if splits:
             return splits[0]
     return None

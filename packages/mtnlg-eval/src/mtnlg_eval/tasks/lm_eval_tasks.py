@@ -116,13 +116,13 @@ def installed_code_alone() -> Iterator[None]:
 
     def find_installed(name: str, folder: Path) -> Callable[..., Any]:
         if not any(folder.is_relative_to(each) for each in installed):
-            raise Failure(f"{folder}: !function {name} runs code; pass --trust-task-code where you trust its author")
+            raise Failure(f"{folder}: !function {name} runs code; pass --trust-task-code if you trust its author")
         found: Callable[..., Any] = find(name, folder)
         return found
 
     def get_installed(name: str, fetched: bool = False) -> Callable[..., Any] | None:
         if fetched or name not in METRIC_REGISTRY:
-            raise Failure(f"metric {name} is fetched code; pass --trust-task-code where you trust its author")
+            raise Failure(f"metric {name} is downloaded code; pass --trust-task-code if you trust its author")
         metric: Callable[..., Any] | None = get(name)
         return metric
 
@@ -151,7 +151,7 @@ def load_lm_eval_tasks(
         if name not in manager.task_index:
             raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
         if (cloze := f"{name}{CLOZE}") in manager.task_index:
-            say(f"{name}: lm-eval has a cloze form of it, {cloze}; scored too, it stands beside it on the page")
+            say(f"{name}: lm-eval has a cloze form, {cloze}; if scored too, the page shows both")
     reach_hub()
     try:
         with nullcontext() if trusted else installed_code_alone():

@@ -184,7 +184,7 @@ class HellaSwag(Row):
     @model_validator(mode="after")
     def _check_endings(self) -> HellaSwag:
         if not all(map(_without_marks, self.endings)):
-            raise ValueError("an ending holds nothing but [..] marks")
+            raise ValueError("an ending has only [..] marks")
         return self
 
     def fields(self) -> Document:

@@ -63,13 +63,13 @@ class TaskRows:
     @property
     def notes(self) -> Iterator[str]:
         """Notes for the user on rows and files that are left out, and on the source of the shots."""
-        yield from (f"row {number} is left out: {why}" for number, why in self.malformed.items())
+        yield from (f"row {number} is skipped: {why}" for number, why in self.malformed.items())
         if self.other_files:
-            yield f"not read, because of another set: {', '.join(self.other_files)}"
+            yield f"not read, since another split is scored: {', '.join(self.other_files)}"
         if self.left_out:
-            yield f"{len(self.left_out)} malformed rows give no shots, the first {self.left_out[0]}"
+            yield f"{len(self.left_out)} malformed rows are not used as shots, the first {self.left_out[0]}"
         if self.pool == self.split:
-            yield f"no {'' if self.variant is None else self.variant + ' '}rows but the scored ones give shots"
+            yield f"no {'' if self.variant is None else self.variant + ' '}rows other than the scored ones for shots"
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def open_file(path: Path, wait: float = 0.0) -> Iterator[tuple[BufferedReader, i
                 kind = MissingFileError if missing else CheckpointError
                 raise kind(f"{path}: {error.strerror}" + f", for {wait:g} s" * (missing and wait > 0)) from None
         if not is_named:
-            say(f"{path}: not there yet; waiting for it, {wait:g} s at most")
+            say(f"{path}: not there yet; waiting up to {wait:g} s for it")
             is_named = True
         time.sleep(RETRY_SECONDS)
     with opened as file, naming(path):
@@ -321,7 +321,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
         raise CheckpointError(f"{path}: files: {TOKENIZER} is missing")
     moments = {slot in entry.slots for entry in manifest.tensors.values() for slot in MOMENTS}
     if len(moments) > 1:
-        raise CheckpointError(f"{path}: tensors: only some of them have {' and '.join(MOMENTS)}")
+        raise CheckpointError(f"{path}: only some tensors have {' and '.join(MOMENTS)}")
     for name, entry in manifest.tensors.items():
         if entry.shape != shapes[name]:
             raise CheckpointError(f"{path}: {name}: shape {list(entry.shape)} where config has {list(shapes[name])}")

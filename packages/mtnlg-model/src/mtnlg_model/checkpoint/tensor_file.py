@@ -152,7 +152,7 @@ class TensorFile:
                 spec = f"{entry.dtype} {list(entry.shape)}"
                 raise CheckpointError(f"{self.path}: {key!r}: {spec} does not take {last_byte - first_byte} bytes")
         if reached != data_bytes:
-            raise CheckpointError(f"{self.path}: {data_bytes - reached} bytes at the end belong to no entry")
+            raise CheckpointError(f"{self.path}: {data_bytes - reached} bytes at the end are not of any entry")
         return entries
 
     def expect(self, key: str, dtype: DtypeName, shape: tuple[int, ...]) -> None:
@@ -180,7 +180,7 @@ class TensorFile:
 
 def _require_unique_keys(pairs: list[tuple[str, object]]) -> None:
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
 
 
 def _bytes(tensor: Tensor) -> memoryview:

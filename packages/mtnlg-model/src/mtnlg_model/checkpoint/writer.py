@@ -119,7 +119,7 @@ class CheckpointWriter:
         kind = "weights" if slot == "weight" else "optimizer"
         piece = Piece(file=self._file_name(kind), key=_entry_key(name, slot, box, flat, shape), box=box, flat=flat)
         if tensor.numel() != (elements := prod(piece.stored_shape)):
-            raise CheckpointError(f"{place}: {tensor.numel()} elements given for {piece.key}, which has {elements}")
+            raise CheckpointError(f"{place}: {tensor.numel()} elements for {piece.key}, which has {elements}")
         self._pieces.add(name, tuple(shape), slot, DTYPE_NAMES[tensor.dtype], [piece])
         group = self._groups[kind]
         group[piece.key] = tensor.detach().reshape(piece.stored_shape).to("cpu", copy=self._copy).contiguous()
@@ -236,7 +236,7 @@ def removing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        say(f"{error.filename or folder}: {error.strerror or error}; the old {folder} is not removed yet")
+        say(f"{error.filename or folder}: {error.strerror or error}; the old {folder} is not yet removed")
 
 
 def _read_part(folder: Path, writer: str) -> bytes:
@@ -245,7 +245,7 @@ def _read_part(folder: Path, writer: str) -> bytes:
     try:
         return read_bounded(path)
     except MissingFileError:
-        raise CheckpointError(f"{path}: missing: writer {writer} has not closed") from None
+        raise CheckpointError(f"{path}: missing: writer {writer} did not close") from None
 
 
 def _merge_parts(  # noqa: PLR0917  (as `publish`)

@@ -166,9 +166,7 @@ def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Fami
             dropout = {key: config.dropout for key, field in found.fields.items() if field.sets == "dropout"}
             return found.of(config), {**content, **dropout}
     kind = ", ".join(f"{name} = {value}" for name, value in wanted.beyond_gpt.items())
-    raise Failure(
-        f"no family of {', '.join(names)} has a decoder with {kind or 'these settings'}; it cannot be exported"
-    )
+    raise Failure(f"no family of {', '.join(names)} has a decoder with {kind or 'these settings'}; cannot be exported")
 
 
 def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
@@ -242,7 +240,7 @@ def _by_layer(
     if rule.switch and not values[rule.switch]:
         window = None
     if window is not None and (type(window) is not int or window < 1):
-        raise Failure(f"{place}: {rule.name} = {window!s:.100}: no number of tokens")
+        raise Failure(f"{place}: {rule.name} = {window!s:.100}: not a number of tokens")
     numbers, agree = range(min(config.layers, MOST_LAYERS)), True
     given = f"layer_types = {content.get('layer_types')!s:.100}"
     contradiction = Failure(f"{place}: {given}: not what {family.architecture} computes by its fields")

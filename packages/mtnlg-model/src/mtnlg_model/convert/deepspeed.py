@@ -128,7 +128,7 @@ def _read_config(
         elif views.keys() == FINAL.keys():
             names[number] = FINAL
         else:
-            raise Failure(f"{ranks[0]}: neither embedding, layer nor final norm: its tensors are {sorted(views)[:4]}")
+            raise Failure(f"{ranks[0]}: not an embedding, layer or final norm: its tensors are {sorted(views)[:4]}")
     return config_of({**sizes, "layers": layers}, heads, folder / ARGUMENTS, arguments), names
 
 
@@ -137,7 +137,7 @@ def _views(file: TorchFile) -> dict[str, View]:
     if not isinstance(views, dict) or not all(isinstance(view, View) for view in views.values()):
         raise Failure(f"{file.path}: not a dictionary of tensors")
     if not all(isinstance(key, str) for key in views):
-        raise Failure(f"{file.path}: the name of a tensor is no string")
+        raise Failure(f"{file.path}: the name of a tensor is not a string")
     return views
 
 

@@ -151,7 +151,7 @@ class HuggingFaceWeights:
             if config.tied and key == head:
                 _require_equal(folder, self._files, head, self._sources["embedding.token.weight"][0])
             elif key not in used and not key.endswith(IGNORED_SUFFIXES):
-                raise Failure(f"{folder}: {key:.100}: {self._family.architecture} has no such tensor")
+                raise Failure(f"{folder}: {key:.100}: not a tensor of {self._family.architecture}")
 
     def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
         """A parameter of the decoder, whole or a box of it, on the CPU, in the stored dtype."""
@@ -226,7 +226,7 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
             raise Failure(f"{folder}: {name:.100}: no such weights; only safetensors are read, never a pickled .bin")
         file = TensorFile(own_file(folder, name))
         if twice := file.entries.keys() & files.keys():
-            raise Failure(f"{folder}: {min(twice):.100}: in {name} and in another file; keep one of them")
+            raise Failure(f"{folder}: {min(twice):.100}: in {name} and in another file; keep one")
         files |= dict.fromkeys(file.entries, file)
     return files
 

@@ -57,7 +57,7 @@ def _read_arguments(path: Path) -> Mapping[str, Any]:
     state = arguments.state if isinstance(arguments, Record) else None
     if not isinstance(state, dict):
         raise Failure(
-            f"{path}: no arguments of the run, which tensors do not show; "
+            f"{path}: no arguments of the run, which the tensors do not show; "
             'give them as --config FILE, a JSON object such as {"num_attention_heads": 16}'
         )
     return state
@@ -77,7 +77,7 @@ def config_of(
     by_tanh = arguments.get("bias_gelu_fusion") is not False or arguments.get("openai_gelu") is True
     rest = {"heads": heads, "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5)}
     if not all(isinstance(value, int | float) for value in rest.values()):
-        raise Failure(f"{path}: num_attention_heads or layernorm_epsilon is no number")
+        raise Failure(f"{path}: num_attention_heads or layernorm_epsilon is not a number")
     config = validate({**sizes, **rest, "mlp": "gelu-tanh" if by_tanh else "gelu"}, ModelConfig, str(path.parent))
     expected = {name: (getattr(config, ours),) for name, ours in SIZES.items()} | FIXED
     for name, values in expected.items():

@@ -72,7 +72,7 @@ def new_checkpoint(
     """
     folder = folder or tokenizer.parent
     if (largest := largest_token(tokenizer, folder)) >= config.tokens:
-        numbers = f"the tokenizer's tokens go up to number {largest}, the model's to {config.tokens - 1}"
+        numbers = f"the tokenizer's highest id is {largest}, the model's {config.tokens - 1}"
         raise Failure(f"{target}: {numbers}: they do not belong together")
     # Read now, although needed last: by then, maybe hours later, the file may have been replaced.
     text, chat_files = read_tokenizer(tokenizer), {**(defaults or {}), **read_chat_files(folder)}
@@ -99,6 +99,6 @@ def require_file_size(config: ModelConfig, files: Iterable[Path]) -> None:
     place = files[0].parent if files else "no folder"
     parameters = config.unpadded.parameters
     if 2 * parameters > size:
-        raise Failure(f"{place}: {size} bytes of weights where {parameters} parameters are claimed")
+        raise Failure(f"{place}: {size} bytes of weights for {parameters} parameters")
     if config.layers > MAX_LAYERS:
-        raise Failure(f"{place}: {config.layers:,} layers are claimed, more than {MAX_LAYERS:,}")
+        raise Failure(f"{place}: {config.layers:,} layers, more than {MAX_LAYERS:,}")

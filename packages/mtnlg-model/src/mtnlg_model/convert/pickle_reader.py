@@ -150,7 +150,7 @@ class _Machine:
             case "STACK_GLOBAL":
                 module, name = self._pop(2)
                 if not (isinstance(module, str) and isinstance(name, str)):
-                    raise TypeError("the name of a class is no string")
+                    raise TypeError("the name of a class is not a string")
                 self.stack.append(Global(module, name))
             case "REDUCE" | "NEWOBJ":
                 self.stack.append(Record(*self._pop(2)))

@@ -96,7 +96,7 @@ class TorchFile:
             with self._open() as file:
                 offset, size = self._locate(file, f"data/{view.storage}")
                 if elements > span or (view.first + span) * item > size:
-                    raise ValueError(f"{size} bytes do not hold a tensor of {list(view.shape)}")
+                    raise ValueError(f"{size} bytes are too few for a tensor of {list(view.shape)}")
                 flat = torch.empty(span, dtype=view.dtype)
                 file.seek(offset + view.first * item)
                 if file.readinto(flat.view(torch.uint8).numpy().data) != span * item:

@@ -29,7 +29,7 @@ class LayerCache:
         """Add S tokens; return the keys and values to attend to. The first call sets B, heads, D, dtype and device."""
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
-            raise ValueError(f"cache capacity is {self.capacity} tokens, {end} were given; make it larger")
+            raise ValueError(f"the cache holds {self.capacity} tokens, {end} were given; make it larger")
         if self._keys is None or self._values is None:
             b, n, _, d = k_BNSD.shape
             size = self.capacity if self._window >= self.capacity else 0

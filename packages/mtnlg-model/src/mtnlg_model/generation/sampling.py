@@ -38,7 +38,7 @@ GREEDY = Sampling()
 NO_TOKEN = -1
 TINY = 1e-30
 """Lower bound for temperature and top_p, since smaller values are 0 in fp32; the likeliest token has all the mass."""
-NO_NUMBERS = "the model computes no numbers (NaN): its weights are damaged, or too large for their precision"
+NO_NUMBERS = "the model's output is not a number (NaN): its weights are damaged, or too large for their precision"
 
 
 def row_generators(sampling: Sampling, rows: int, seeds: Sequence[int] | None = None) -> list[torch.Generator]:

@@ -144,7 +144,7 @@ def _global_trace(case: Case, start: State, traces: Sequence[RankTrace]) -> Trac
     ]
     for rank, trace in enumerate(traces):
         if (trace.losses, trace.norms, trace.validation) != (first.losses, first.norms, first.validation):
-            raise RankError(f"rank {rank}: losses {trace.losses} and norms {trace.norms} are not those of rank 0")
+            raise RankError(f"rank {rank}: losses {trace.losses} and norms {trace.norms} differ from rank 0's")
         if trace.optimizer_steps != steps:
             raise RankError(f"rank {rank}: optimizer_steps is {trace.optimizer_steps} where {steps} updates were made")
     return Trace(start, first.losses, first.norms, [State(0, arrays) for arrays in states], first.validation)

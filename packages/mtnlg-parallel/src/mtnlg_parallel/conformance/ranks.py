@@ -118,7 +118,7 @@ def _answers(pipes: list[Connection]) -> list[RankTrace]:
             try:
                 answer = pipes[rank].recv()
             except EOFError:
-                raise RankError(f"rank {rank} ended without an answer") from None
+                raise RankError(f"rank {rank} ended without a result") from None
             if isinstance(answer, str):
                 raise RankError(f"rank {rank}: {answer}")
             answers[rank] = answer

@@ -48,7 +48,7 @@ LAYERS: Final = 16
 
 def calibrate_command(
     out: Annotated[
-        Path, typer.Argument(metavar="CLUSTER.toml", dir_okay=False, help="Where the cluster's figures go.")
+        Path, typer.Argument(metavar="CLUSTER.toml", dir_okay=False, help="File to write the cluster's figures to.")
     ],
     ranks: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Ranks to measure at once; all GPUs, or 2 on a CPU.")

@@ -163,4 +163,4 @@ def _write_probe(path: Path) -> None:
         path.unlink(missing_ok=True)
         raise
     if read != content:
-        raise OSError(errno.EIO, "what it reads is not what was written")
+        raise OSError(errno.EIO, "the content read differs from what was written")

@@ -37,7 +37,7 @@ class Forecast(NamedTuple):
     def __str__(self) -> str:
         """The forecast as a log line."""
         memory = f"{self.bytes / 1e9:.3g} GB a rank"
-        return f"the planner expects {self.step_time} a step and {memory} on {self.cluster}"
+        return f"the planner expects {self.step_time} per step and {memory} on {self.cluster}"
 
     @property
     def step_time(self) -> str:
@@ -71,7 +71,7 @@ def forecast(
     fullest = stage_memory[fullest_stage(stage_memory)]
     on_cpu = target.gpu.name.startswith(CPU_SHARE)
     unknown = not (cluster or on_cpu or cluster_with(target.gpu.name))
-    name = f"{target.gpu.name}, which it does not know and takes for {UNKNOWN_GPU}'s" if unknown else target.name
+    name = f"{target.gpu.name}, which it does not know and treats as {UNKNOWN_GPU}" if unknown else target.name
     return Forecast(name, predict(run, target, software).seconds, fullest.total, rough=on_cpu)
 
 

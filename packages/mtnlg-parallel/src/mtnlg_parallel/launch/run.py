@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 INITIAL: Final = "initial"
 """Subfolder of ``out`` for the checkpoint that --from URL names."""
 
-WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the words of its agents"}
+WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the arguments of its agents"}
 """Keys of the recipe that may differ between a job and the run that it waits for, with the reasons."""
 
 LOCK_PATIENCE: Final = 300.0
@@ -141,7 +141,7 @@ def fit_started(recipe: Recipe) -> Recipe:
     rank = read_environment()
     fitted = recipe.within(rank.world)
     if not limit_world(fitted.layout.world):
-        say(f"rank {rank.rank} is left over by layout {fitted.layout}")
+        say(f"rank {rank.rank} is not used by layout {fitted.layout}")
         sys.exit()
     return fitted
 
@@ -178,7 +178,7 @@ def submit(  # noqa: PLR0917  (as train)
                 return
     except FolderInUse as working:
         _check_unchanged(recipe, out, resume, str(working))
-        say(f"{out}: a run is working here; the job waits for it")
+        say(f"{out}: a run is using this folder; the job waits for it")
     slurm.submit(job, script)
 
 
@@ -236,7 +236,7 @@ def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
     ``node``, or none was started (None).
     """
     unsaid = Exit.NOT_STARTED if status is None else status
-    reason = "no rank has said why" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
+    reason = "no rank gave a reason" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
     failed = first_failure(take_failures(out) or [Failed(reason, unsaid, node)])
     environment = read_environment()
     job = environment.first_job or environment.job

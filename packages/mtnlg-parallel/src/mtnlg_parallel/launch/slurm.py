@@ -130,7 +130,7 @@ class Job(NamedTuple):
     def nodes(self) -> int:
         """Number of nodes. Raises ``UsageFailure`` if the ranks do not fill them."""
         if self.layout.world % self.tasks_per_node:
-            ranks = f"--ranks-a-node {self.ranks_per_node}"
+            ranks = f"--ranks-per-node {self.ranks_per_node}"
             raise UsageFailure(f"{ranks} does not divide the {self.layout.world} ranks of {self.layout}")
         return self.layout.world // self.tasks_per_node
 
@@ -225,7 +225,9 @@ def _header(job: Job, ours: slurm.Options) -> slurm.Options:
     words = [*_options(job.table.sbatch), *job.sbatch]
     replacements = slurm.slurm_options("sbatch", words, "partition=batch")
     if fixed := sorted(FIXED & replacements.keys()):
-        raise UsageFailure(f"--{fixed[0]} of sbatch follows from layout {job.layout} and --ranks-a-node; leave it out")
+        raise UsageFailure(
+            f"--{fixed[0]} of sbatch follows from layout {job.layout} and --ranks-per-node; leave it out"
+        )
     tasks = str(job.tasks_per_node)
     return {
         "job-name": f"mtnlg-{job.out.name}-{hashlib.sha256(bytes(job.out.resolve())).hexdigest()[:8]}",

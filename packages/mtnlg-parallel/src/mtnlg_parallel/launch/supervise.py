@@ -52,7 +52,7 @@ NODE_FAILURES: Final = 2
 
 DAY: Final = 86400.0
 RESUME_HINT: Final = "the same command resumes from the newest checkpoint"
-TOLD_TO_STOP: Final = Failed("a rank was told to stop, and all stopped", Exit.STOPPED)
+TOLD_TO_STOP: Final = Failed("a rank received a stop signal, and all stopped", Exit.STOPPED)
 
 
 class Decision(NamedTuple):
@@ -200,7 +200,7 @@ def stopped_line(out: Path, stop_signal: int) -> str:
     """The last line of a run that a signal stopped; ``stop_signal`` is 0 if only ranks received it."""
     newest = latest(out / CHECKPOINTS)
     stopped = f"stopped by {signal.Signals(stop_signal).name}" if stop_signal else TOLD_TO_STOP.reason
-    checkpoint = f"its checkpoint is {newest}" if newest else "it had not begun a step"
+    checkpoint = f"its checkpoint is {newest}" if newest else "it had not started a step"
     return f"{stopped}; {checkpoint}; {RESUME_HINT}"
 
 
@@ -241,7 +241,7 @@ def check_torchrun(out: Path, resume: bool) -> None:
         )
     if not resume:
         hint = f"remove {out} and leave the option out, or --max-restarts 0"
-        raise UsageFailure(f"--no-resume: torchrun over {rank.nodes} nodes does not tell its first attempt; {hint}")
+        raise UsageFailure(f"--no-resume: torchrun over {rank.nodes} nodes does not identify its first attempt; {hint}")
 
 
 def check_elastic_restart(out: Path) -> None:

@@ -47,7 +47,7 @@ def run_rank(
     place = this_rank()
     rank, layout = place.rank, recipe.layout
     if place.world != layout.world:
-        raise Failure(f"layout {layout} is {layout.world} ranks, WORLD_SIZE = {place.world}; start as many")
+        raise Failure(f"layout {layout} has {layout.world} ranks, but WORLD_SIZE = {place.world}; start as many")
     if recipe.train.deterministic:
         ask_for_determinism()
     state = prepare() if prepare and rank == 0 else None

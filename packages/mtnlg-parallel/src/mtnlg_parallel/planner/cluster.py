@@ -65,14 +65,14 @@ class Gpu(Settings):
     """One GPU, by its data sheet."""
 
     name: str
-    peak_flops: Positive = Field(description="dense 16-bit tensor-core operations a second; of a CPU, fp32 ones")
-    fp32_flops: Positive | None = setting(None, "fp32 operations a second without tensor cores")
-    fp8_flops: Positive | None = setting(None, "dense 8-bit tensor-core operations a second, if it has them")
+    peak_flops: Positive = Field(description="dense 16-bit tensor-core operations per second; CPU: fp32 operations")
+    fp32_flops: Positive | None = setting(None, "fp32 operations per second without tensor cores")
+    fp8_flops: Positive | None = setting(None, "dense 8-bit tensor-core operations per second, if it has them")
     nvfp4_flops: Positive | None = setting(None, "dense NVFP4 tensor-core operations a second, if it has them")
     bf16: bool = setting(True, "has products of bfloat16")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
-    memory_bandwidth: Positive = Field(description="bytes a second")
+    memory_bandwidth: Positive = Field(description="bytes per second")
 
     def narrow_flops(self, width: float) -> float | None:
         """Peak operations per second for factors of 1 or 1/2 byte; None if it has no such products."""
@@ -87,15 +87,15 @@ class Node(Settings):
     """A server: its GPUs, their links, its network."""
 
     gpus: Count
-    link_bandwidth: Positive = Field(description="bytes a second and direction, of one GPU to the others")
-    network_bandwidth: Positive = Field(description="bytes a second and direction, of the whole node")
+    link_bandwidth: Positive = Field(description="bytes per second and direction, of one GPU to the others")
+    network_bandwidth: Positive = Field(description="bytes per second and direction, of the whole node")
     host_bandwidth: Positive = setting(
         12.0e9,  # 16 lanes of PCIe 4.0, shared by two GPUs, as on a DGX A100
-        "bytes a second and direction, of one GPU to its host's memory while all copy",
+        "bytes per second and direction, of one GPU to its host's memory while all copy",
     )
     socket_gpus: Count = Field(description="GPUs whose hosts share a processor socket")
     processors: Count | None = setting(
-        None, "of a CPU, what as many or more ranks share; an idle rank leaves its own to the others"
+        None, "CPU: shared by this many ranks or more; an idle rank's share goes to the others"
     )
 
 

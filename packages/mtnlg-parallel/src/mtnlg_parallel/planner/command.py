@@ -79,14 +79,14 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
     ],
     cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
-    nodes: Annotated[int | None, _count("How many nodes; all that --layout needs if not given.")] = None,
+    nodes: Annotated[int | None, _count("Number of nodes; default what --layout needs.")] = None,
     layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
-    batch: Annotated[int | None, _count("Sequences a step.")] = None,
+    batch: Annotated[int | None, _count("Sequences per step.")] = None,
     micro_batch: Annotated[int | None, _count("Sequences of a micro-batch.")] = None,
     recompute: Annotated[
         Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
     ] = None,
-    interleave: Annotated[int | None, _count("Model chunks on each stage.")] = None,
+    interleave: Annotated[int | None, _count("Model chunks per stage.")] = None,
     schedule: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"{', '.join(OURS)}, an entry point, package.module:name or file.py:name."),
@@ -99,16 +99,16 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     ] = None,
     zero: Annotated[
         int,
-        typer.Option(min=0, max=3, help="What dp ranks share: 1 the optimizer's state, 2 gradients, 3 weights (FSDP)."),
+        typer.Option(min=0, max=3, help="Sharded over dp: 1 optimizer state, 2 also gradients, 3 also weights (FSDP)."),
     ] = 1,
     shards: Annotated[
         int | None,
-        _count("With --zero 2 or 3, ranks that share; all of dp x cp if not given (HSDP)."),
+        _count("With --zero 2 or 3: ranks per shard group (HSDP); default dp x cp."),
     ] = None,
     cp: Annotated[int, _count("Ranks that share each sequence (context parallel).")] = 1,
     software: Annotated[
         str | None,
-        typer.Option(help="The training program: what `train` runs unless given; of a published run, the cluster's."),
+        typer.Option(help="Training program; default what `train` runs, or for a published run the cluster's."),
     ] = None,
     switches: Annotated[
         list[str] | None, typer.Option("--switch", metavar="NAME=on|off", help="Turn a switch of --software.")
@@ -117,16 +117,16 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         str | None, typer.Option(metavar="270B", help="Length of the run, for days and GPU-hours.")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Rank every layout of --nodes; say why not --layout, if given.")
+        bool, typer.Option("--search", help="Rank every layout of --nodes, and say why --layout is not the fastest.")
     ] = False,
     top: Annotated[int, _count("How many --search shows.")] = 10,
     scaling: Annotated[
-        str | None, typer.Option(metavar="280,350,420", help="The run on these numbers of nodes.")
+        str | None, typer.Option(metavar="280,350,420", help="Plan the run on each of these numbers of nodes.")
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the pipeline of a step as a Chrome trace.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the plan as one page to hand on.")] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the plan as one HTML page.")] = None,
     data: Annotated[
         Path | None, typer.Option(file_okay=False, help="Token folder: the lengths of its isolated documents.")
     ] = None,
@@ -173,7 +173,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     fixed = tuple(name for name in SEARCHED if name in given)
     request = PlanRequest(template, place, program, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
-        say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had")
+        say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
     spreads = "dp" not in parse_layout(layout) if layout else True
     if search:
         asked = layout and (_spread_over_nodes(request) if spreads else request)
@@ -202,15 +202,15 @@ def _refuse_together(context: typer.Context) -> None:
         ("scaling", "plan", ("html", "timeline", "tokens")),
     ):
         if answer in given and (names := [name for name in dropped if name in given]):
-            raise UsageFailure(f"--{names[0]} is of one {unit}, not of --{answer}; give the layout to show by --layout")
+            raise UsageFailure(f"--{names[0]} shows one {unit}, --{answer} several; choose the layout by --layout")
     if "top" in given and "search" not in given:
-        raise UsageFailure("--top is of --search")
+        raise UsageFailure("--top needs --search")
 
 
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
     if not Path(target).exists():
         presets = ", ".join(get_close_matches(target, PRESETS, n=3, cutoff=0.5) or PRESETS)
-        raise Failure(f"{target}: no such recipe, and no such preset; there is {presets}")
+        raise Failure(f"{target}: no such recipe, and no such preset; choose a folder or {presets}")
     return load_recipe(Path(target), overrides)
 
 
@@ -244,15 +244,13 @@ def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
     """A preset with ``--set model.KEY=VALUE`` applied. Raises ``UsageFailure`` for keys of other tables."""
     model = preset(name)
     if model.sequence > TRAINED_SEQUENCE and not any(one.startswith("model.sequence") for one in overrides):
-        say(f"sequences of {TRAINED_SEQUENCE:,} tokens; --set model.sequence={model.sequence} plans its whole context")
+        say(f"sequences of {TRAINED_SEQUENCE:,} tokens; --set model.sequence={model.sequence} plans its full context")
         model = model.model_copy(update={"sequence": TRAINED_SEQUENCE})
     for override in overrides:
         key, _, text = override.partition("=")
         table, _, field = key.strip().partition(".")
         if table != "model":
-            raise UsageFailure(
-                f"--set {override}: preset {name} is a [model] alone; use an option of plan, or a recipe"
-            )
+            raise UsageFailure(f"--set {override}: preset {name} has only [model]; use an option of plan, or a recipe")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

@@ -38,7 +38,7 @@ LANE: Final = 18
 WIDE: Final = 1600
 MOST_NAMED: Final = 4000  # more passes than this get no tooltips, and are one path a colour
 LEGEND: Final = (
-    "One lane a stage, the first on top: forward blue, backward orange, weight gradients apart green, "
+    "One lane per stage, the first on top: forward blue, backward orange, separate weight gradients green, "
     "gradient reduction and optimizer grey, waiting empty."
 )
 BEST: Final = 10

@@ -54,7 +54,7 @@ class Software(Settings):
     slices_sequence: bool = setting(False, "has sequence parallelism")
     slices_context: bool = setting(False, "has context parallelism")
     shards_weights: bool = setting(False, "has FSDP, or ZeRO-2 and 3")
-    multiplies_fp8: bool = setting(False, "has products of 8 bits")
+    multiplies_fp8: bool = setting(False, "has 8-bit products")
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = setting(
         1.0, "rate of its flash attention's forward pass relative to the GPU's best of the kind"
     )
@@ -69,12 +69,12 @@ class Software(Settings):
     )
     master_bytes: Annotated[int, Field(ge=0)] = setting(4, "of a 16-bit weight beside it, in the optimizer")
     bucket_bytes: Annotated[float, Field(ge=0.0)] = setting(0.0, "buffers of its reductions and gathers")
-    metric_bytes: Annotated[int, Field(ge=0)] = setting(0, "traffic a logit of metrics of every batch")
+    metric_bytes: Annotated[int, Field(ge=0)] = setting(0, "traffic per logit for metrics of every batch")
     prefetch_share: Annotated[float, Field(ge=0.0, le=1.0)] = setting(
         0.56, "share of FSDP's collectives that computing hides"
     )
     hop_seconds: Annotated[float, Field(ge=0.0, lt=1.0)] = setting(
-        0.0, "what a send between stages takes beside latency and bandwidth"
+        0.0, "overhead of a send between stages, in addition to latency and bandwidth"
     )
 
     @property

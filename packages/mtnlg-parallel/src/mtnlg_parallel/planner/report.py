@@ -178,7 +178,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
     low, high = planned["low_step_seconds"], planned["high_step_seconds"]
     between = f"90 % of such steps take {three_digits(low, high)} to {three_digits(high)} s"
     out.print(table)
-    rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s a GPU with what is recomputed (HFU {planned['hfu']:.1%}), "
+    rates = f"{planned['tflops_per_gpu']:.1f} TFLOP/s per GPU including recomputation (HFU {planned['hfu']:.1%}), "
     peak = " of the 16-bit peak" if planned["precision"] in PRODUCT_BYTES else ""
     rates += f"{planned['model_tflops_per_gpu']:.1f} without (MFU {planned['mfu']:.1%}{peak})"
     out.print(f"{between}, by the errors on {planned['interval']}")
@@ -189,7 +189,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
             f"{whole['days']:.1f} days" if whole["days"] >= 0.1 else duration(whole["days"] * DAY).replace(NARROW, " ")
         )
         length = f"{time} and {three_digits(whole['gpu_hours'])} GPU-hours in {whole['steps']:,.0f} steps"
-        ramp = f", {whole['ramp_days']:.1f} days of it the ramp" if whole["ramp_days"] else ""
+        ramp = f", {whole['ramp_days']:.1f} days of them for the ramp" if whole["ramp_days"] else ""
         out.print(f"{in_words(whole['tokens'])} tokens: {length}{ramp}")
     table = _table([f"stage {planned['fullest_stage']}, the fullest"], "GB")
     for name, size in planned["memory_bytes_by"].items():
@@ -259,7 +259,7 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
         if (scaled := _on_nodes(run, cluster, number)) is None:
             choices = nearest(number, (n for n in range(1, 4 * number) if _on_nodes(run, cluster, n)), 3, ", ")
             replica = layout.tp * layout.pp * run.cp
-            place = f"--scaling {number}: {number} nodes are no whole number of replicas of {replica} GPUs"
+            place = f"--scaling {number}: {number} nodes are not a whole number of replicas of {replica} GPUs"
             raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
         published = PUBLISHED.get(number, (None, None)) if measured else (None, None)
         planned = plan(scaled, cluster, software)
@@ -270,7 +270,7 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
 def print_scaling(plans: list[dict[str, Any]]) -> None:
     """Print one row per number of nodes, with published figures if there are any."""
     compared = any(planned["published_seconds"] for planned in plans)
-    names = ["seconds", *(["published", "error"] if compared else []), "TFLOP/s a GPU (HFU)"]
+    names = ["seconds", *(["published", "error"] if compared else []), "TFLOP/s per GPU (HFU)"]
     table = _table(["nodes", "GPUs", "dp"], *names, *(["published"] if compared else []), "tokens/s", "GB", "")
     for planned in plans:
         seconds, published = planned["step_seconds"], planned["published_seconds"]

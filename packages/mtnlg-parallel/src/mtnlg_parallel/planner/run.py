@@ -313,11 +313,11 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
     gpu, ours = cluster.gpu, software.is_ours
     half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
     if run.precision == "fp16" and ours:
-        return f"{software.name} has not got fp16; use --precision {half}"
+        return f"{software.name} does not support fp16; use --precision {half}"
     if run.precision in PRODUCT_BYTES and not gpu.narrow_flops(run.shape.product_width):
         return f"{gpu.name} has no products of {8 * run.shape.product_width:.0f} bits; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
-        return f"{gpu.name} has no products of bfloat16; use --precision {half}"
+        return f"{gpu.name} has no bfloat16 products; use --precision {half}"
     narrow, cut = run.precision in PRODUCT_BYTES and ours, run.layout.model_copy(update={"cp": run.cp})
     return eight_bit_error(cut, run.model, run.micro_batch) if narrow else None
 
@@ -356,19 +356,19 @@ def _schedule_error(run: Run, software: Software) -> str | None:
     if lacking := next((name for name in needed if not getattr(software, name)), None):
         programs = [load_software(name) for name in (*ENGINES.values(), "megatron-core")]
         able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
-        advice = f"; use --software {able[0]}" if able else ", nor has any other program all that this run uses"
+        advice = f"; use --software {able[0]}" if able else ", and no other program supports all of this run"
         return f"{software.name} has not got {abilities[lacking][0]}{advice}"
     if run.offload_activations and software.name == ENGINES["deepspeed"]:
         return f"{software.name} keeps activations on the device; use --software {ENGINES['pipeline']}"
     if software.is_ours and run.recompute not in RECOMPUTE:
-        return f"{software.name} has not got recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
+        return f"{software.name} does not support recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.is_ours:
         cut = run.layout.model_copy(update={"cp": run.cp})
         reason = layout_error(cut, run.model, run.sequence_parallel)
         return reason or schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         near = nearest(pp, (n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0))
-        needs = f"{software.name} needs as many layers on every stage"
+        needs = f"{software.name} needs equally many layers per stage"
         return f"{needs}, and pp {pp} does not divide the {run.model.layers}; use pp {near}"
     return _interleave_error(run, software) if v > 1 else None
 

@@ -113,7 +113,7 @@ def reason_against(run: Run, cluster: Cluster, software: Software, fastest: Fitt
     causes = [kind for kind in sorted(longer, key=longer.__getitem__, reverse=True) if longer[kind] > 0][:2]
     ratio = own.seconds / best.seconds
     if ratio <= 1 or not causes:
-        return f"{own.seconds:.3f} s, as fast as any"
+        return f"{own.seconds:.3f} s, as fast as the fastest"
     more = ", ".join(f"{kind} +{longer[kind]:.2f} s" for kind in causes)
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 

@@ -113,7 +113,7 @@ class _HostLink:
 
 def _check_finished(position: list[int], orders: tuple[Order, ...]) -> None:
     if position != [len(order) for order in orders]:
-        raise UsageFailure("the schedule's stages wait for each other for ever")
+        raise UsageFailure("the schedule deadlocks: its stages wait for each other")
 
 
 def simulate(pipeline: Pipeline, orders: tuple[Order, ...], events: list[Event] | None = None) -> Timeline:

@@ -224,7 +224,7 @@ class _Ledger:
                 self.seconds["waiting"] += max(0.0, now - self._stopped["time"]) if self._stopped else 0.0
                 self._down_since = now
             case "start" if not self._failed:
-                self._failed = {"time": now, "reason": "it ended without a word"}
+                self._failed = {"time": now, "reason": "it ended without a message"}
             case "resumed":
                 self._resume(event)
             case "stopped":

@@ -63,14 +63,14 @@ def _skipping(train: Train, skip: str, begin: int, read: int) -> Train:
         beyond = next((each.at for each in parts if each.at > begin), read)
         if not begin < read <= beyond:
             raise UsageFailure(
-                f"--skip last: samples {begin} to {read} of the run are none, or of two streams; give A:B"
+                f"--skip last: samples {begin} to {read} of the run are empty, or in two streams; give A:B"
             )
         end = part.number(read - 1) + 1
     elif match := re.fullmatch(r"(\d{1,18}):(\d{1,18})", skip):
         begins, end = int(match[1]), int(match[2])
         if not first <= begins < end:
             raise UsageFailure(
-                f"--skip {skip}: write A:B with {first} <= A < B; the checkpoint has read what is before"
+                f"--skip {skip}: write A:B with {first} <= A < B; the checkpoint has read the samples before"
             )
         first = begins
     else:

@@ -68,7 +68,7 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
     """State and figures of the run in ``out``. Raises ``Failure`` if there is no run."""
     now = time.time() if now is None else now
     if not (out / RECIPE).is_file():
-        raise Failure(f"{out}: no run here: there is no {RECIPE}; give the --out of mtnlg-parallel train")
+        raise Failure(f"{out}: no run: it has no {RECIPE}; give the --out of mtnlg-parallel train")
     recipe = load_recipe(out / RECIPE)
     events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
     for step in metrics.read_steps(out):
@@ -166,7 +166,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{facts['out']}: {word}{detail}", f"since       {_moment(facts['since'], now)}"]
     lines += [f"on          {', '.join(place)}"] if place else []
     share = f" ({facts['step'] / facts['steps']:.1%})" if facts["steps"] else ""
-    passes = f", the corpus read {facts['corpus_passes']:.3g} times" if facts["corpus_passes"] else ""
+    passes = f", {facts['corpus_passes']:.3g} passes over the corpus" if facts["corpus_passes"] else ""
     lines.append(f"step        {facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens{passes}")
     if facts["step"]:
         loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
@@ -197,7 +197,7 @@ def _goodput_lines(goodput: dict[str, Any]) -> list[str]:
     parts = ("checkpoint", "validation", "lost", "restart", "startup", "other")
     spent = ", ".join(f"{name} {goodput[name] / running:.1%}" for name in parts if goodput[name] >= 0.0005 * running)
     lost = f", {goodput['lost_steps']} steps lost" if goodput["lost_steps"] else ""
-    clock = "; a clock stepped back, so some seconds are missing" if goodput["clock_stepped_back"] else ""
+    clock = "; the clock was set back, so some seconds are missing" if goodput["clock_stepped_back"] else ""
     lines = [f"goodput     {goodput['share']:.1%} of {duration(running)}; {spent}{lost}{clock}"]
     restarts = goodput["restarts"]
     if restarts:

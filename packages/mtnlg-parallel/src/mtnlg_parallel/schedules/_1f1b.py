@@ -16,8 +16,8 @@ class OneForwardOneBackward(Schedule):
     """1F1B with one part of the decoder per rank or, in schedules that build on it, several."""
 
     help = (
-        "alternates one forward and one backward, so no stage holds more micro-batches than there are stages. MT-NLG "
-        "trained so."
+        "alternates forward and backward passes, so no stage holds more micro-batches than there are stages. MT-NLG "
+        "was trained with it."
     )
     most_chunks: ClassVar[int | None] = 1
     widespread = True

@@ -78,11 +78,11 @@ def orders(name: str, ranks: int, chunks: int, micro_batches: int) -> tuple[Orde
     work = sorted(Action(kind, m, c) for kind in kinds for m in range(micro_batches) for c in range(chunks))
     for rank, order in enumerate(made):
         if sorted(order) != work:
-            raise UsageFailure(f"schedule {name}: rank {rank} of {ranks} has not each {', '.join(kinds)} pass once")
+            raise UsageFailure(f"schedule {name}: rank {rank} of {ranks} must have each {', '.join(kinds)} pass once")
         places = {action: place for place, action in enumerate(order)}
         for before, kind in pairwise(kinds):
             if any(places[a] < places[a._replace(kind=before)] for a in order if a.kind == kind):
-                raise UsageFailure(f"schedule {name}: rank {rank} of {ranks} has a {kind} pass before what it needs")
+                raise UsageFailure(f"schedule {name}: rank {rank} of {ranks} has a {kind} pass before its input")
     return made
 
 

@@ -9,7 +9,7 @@ class Interleaved(OneForwardOneBackward):
     """1F1B with two or more parts per rank: with v parts a rank idles 1 / v as long."""
 
     help = (
-        "each stage holds several parts of the decoder, `train.chunks`, and every micro-batch goes round as often: "
+        "each stage holds several parts of the decoder, `train.chunks`, and a micro-batch passes each stage as often: "
         "with two, filling and emptying take half as long, for more sends."
     )
     fewest_chunks = 2

@@ -21,8 +21,8 @@ class ZeroBubble(OneForwardOneBackward):
     """1F1B, interleaved or not, with weight gradients computed when a rank would idle."""
 
     help = (
-        "nobody waits for the gradients of weights, so they are computed when a stage would be idle; with one part of "
-        "the decoder per stage or more."
+        "no stage waits for the gradients of weights, so they are computed when a stage would be idle; with one part "
+        "of the decoder per stage or more."
     )
     most_chunks = None
     splits_backward = True

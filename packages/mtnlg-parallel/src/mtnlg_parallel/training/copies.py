@@ -96,7 +96,7 @@ def upload(folder: Path, url: Url) -> None:
             return
         system.put_file(str(local), remote)
         if not _equal(system, remote, local):
-            raise TransientError("the store has other bytes than were sent")
+            raise TransientError("the store's bytes differ from those sent")
 
     def check_and_send(name: str) -> None:
         if file_checksum(folder / name) != manifest.files[name].checksum:

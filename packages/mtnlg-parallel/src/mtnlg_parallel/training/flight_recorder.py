@@ -87,7 +87,7 @@ def missing_ranks(traces: Mapping[int, Trace]) -> tuple[dict[int, str], str]:
         for peer in trace.peers:
             if peer in traces and rank not in traces[peer].peers:
                 held.add(rank)
-                missed.setdefault(peer, f"has not met rank {rank}, which sends to it or receives from it")
+                missed.setdefault(peer, f"has not matched a send or receive of rank {rank}")
     for entered in groups.values():
         latest, operation = max((waits, operation) for _, waits, operation in entered.values())
         behind = [rank for rank, (number, _, _) in entered.items() if number < latest]

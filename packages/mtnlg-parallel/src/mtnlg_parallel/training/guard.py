@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.metrics import Step
 
 
-NOTHING_LEARNED: Final = "none of its targets is learned"
+NOTHING_LEARNED: Final = "it has no learned target"
 
 
 def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:

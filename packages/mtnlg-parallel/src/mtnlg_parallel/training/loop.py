@@ -209,7 +209,7 @@ class Training:
                 return
             loss = self.engine.evaluate(iter(batches), count // recipe.batch_size.multiple)
         if not math.isfinite(loss):
-            hint = "raise train.validation_samples if none of their targets is learned"
+            hint = "raise train.validation_samples if they have no learned target"
             self._say_validation_error(step, f"the loss of the held-out samples is not finite; {hint}")
             return
         step["validation_loss"] = loss

@@ -53,7 +53,7 @@ def parse_length(text: str) -> WrittenLength:
     """Parse ``300B tokens``, ``5000 steps``, ``1.5M samples`` or ``3 epochs``. Raises ``ValueError`` for others."""
     match = _LENGTH.fullmatch(text)
     if not match:
-        raise ValueError('write a number of samples, or such as "5000 steps", "300B tokens", "1.5M samples"')
+        raise ValueError('write a number of samples, or for example "5000 steps", "300B tokens", "1.5M samples"')
     amount, unit = Fraction(match[1].replace("_", "")) * _MAGNITUDES[match[2]], match[3]
     if unit in {"samples", "steps"} and amount.denominator > 1:
         raise ValueError(f"not a whole number of {unit}")
@@ -85,8 +85,8 @@ class Ramp(Settings):
     """Batch size ramp: from ``start`` by ``increment`` to the full batch over the first ``samples``."""
 
     start: Samples = Field(description="first batch size")
-    increment: Samples = Field(description="added at equal intervals")
-    samples: Annotated[Samples, IN_SAMPLES] = Field(description="after which the batch is full")
+    increment: Samples = Field(description="added to the batch at equal intervals")
+    samples: Annotated[Samples, IN_SAMPLES] = Field(description="samples after which the batch is full")
 
     def meets(self, size: int) -> bool:
         """Whether the increments lead from ``start`` to exactly ``size``."""

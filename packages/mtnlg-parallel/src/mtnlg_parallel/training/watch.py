@@ -193,7 +193,7 @@ class Watch:
         if corrupt := corrupt_ranks(self._recipe.layout, [rank["sums"] for rank in ranks], exact):
             names = ", or ".join(self._name(rank, ranks) for rank in corrupt)
             failure = UnfitNode(
-                f"{names}: its weights are not those of the other dp ranks; its memory or links change data"
+                f"{names}: its weights differ from those of the other dp ranks; its memory or links corrupt data"
             )
             failure.exit_status = failure.exit_status if self._rank in corrupt else Exit.PEER_LOST
             raise failure

@@ -54,7 +54,7 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, li
     """
     targets = _resolve_targets(targets)
     if recipe and recipe.train.precision == "fp8" and (old := [*filterfalse(converts_to_eight_bits, targets)]):
-        raise UsageFailure(f'--target {old[0]} has no products of 8 bits, as of train.precision = "fp8"; sm_89 has')
+        raise UsageFailure(f'--target {old[0]} has no 8-bit products, as of train.precision = "fp8"; sm_89 has')
     tasks = [(target, piece) for target in targets for piece in ([recipe] if recipe else VARIANT_DTYPES)]
     kernels: dict[str, set[Kernel]] = {target: set() for target in targets}
     with (
@@ -108,9 +108,11 @@ def check_limits(target: str, kernels: Iterable[Kernel]) -> None:
     for kernel in sorted(kernels):
         label = f"{kernel.name} ({kernel.variant})"
         if kernel.local:
-            problems += [f"{label} spills: {kernel.registers} registers, {kernel.local} bytes of local memory a thread"]
+            problems += [
+                f"{label} spills: {kernel.registers} registers, {kernel.local} bytes of local memory per thread"
+            ]
         if kernel.shared > limit:
-            problems += [f"{label} needs {kernel.shared:,} bytes of shared memory a block, of {limit:,}"]
+            problems += [f"{label} needs {kernel.shared:,} bytes of shared memory per block, of {limit:,}"]
     if problems:
         raise Failure(f"{target}: {'; '.join(problems)}")
 
@@ -118,7 +120,7 @@ def check_limits(target: str, kernels: Iterable[Kernel]) -> None:
 def summary(kernels: Sequence[Kernel]) -> str:
     """Number of kernels, and the largest registers and shared memory that one of them uses, as text."""
     registers, shared = (max(getattr(kernel, key) for kernel in kernels) for key in ("registers", "shared"))
-    limits = f"at most {registers} registers a thread and {shared:,} bytes of shared memory a block, no spills"
+    limits = f"at most {registers} registers per thread and {shared:,} bytes of shared memory per block, no spills"
     return f"{len(kernels)} kernels built: {limits}"
 
 
