@@ -135,15 +135,15 @@ def test_another_model_is_one_line(
         ({"tensor_model_parallel_size": 1}, "number of attention heads not stored; give --heads N"),
         ({"num_attention_heads": 5}, "heads = 5 does not divide hidden = 16"),
         ({"num_attention_heads": "4"}, "num_attention_heads or layernorm_epsilon is not a number"),
-        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: False is what fits"),
+        ({"num_attention_heads": 4, "squared_relu": True}, "squared_relu = True: only False is supported"),
         ({"num_attention_heads": 4, "normalization": "RMSNorm"}, "normalization = RMSNorm: "),
-        ({"num_attention_heads": 4, "window_size": (4, 0)}, "window_size = a tuple: none is what fits"),
+        ({"num_attention_heads": 4, "window_size": (4, 0)}, "window_size = a tuple: not supported"),
         ({"num_attention_heads": 4, "softmax_type": "off-by-one"}, "softmax_type = off-by-one: "),
-        ({"num_attention_heads": 4, "apply_layernorm_1p": True}, "apply_layernorm_1p = True: False is what fits"),
+        ({"num_attention_heads": 4, "apply_layernorm_1p": True}, "apply_layernorm_1p = True: only False is supported"),
         ({"num_attention_heads": 4, "attention_output_gate": True}, "attention_output_gate = True: "),
-        ({"num_attention_heads": 4, "num_experts": 8}, "num_experts = 8: none is what fits"),
-        ({"num_attention_heads": 4, "num_layers": 6}, "num_layers = 6: 3 is what fits"),
-        ({"num_attention_heads": 4, "hidden_size": 32}, "hidden_size = 32: 16 is what fits"),
+        ({"num_attention_heads": 4, "num_experts": 8}, "num_experts = 8: not supported"),
+        ({"num_attention_heads": 4, "num_layers": 6}, "num_layers = 6: only 3 is supported"),
+        ({"num_attention_heads": 4, "hidden_size": 32}, "hidden_size = 32: only 16 is supported"),
     ],
 )
 def test_run_arguments_are_used_in_torch_dist(
@@ -157,7 +157,7 @@ def test_run_arguments_are_used_in_torch_dist(
 def test_heads_and_gelu_follow_the_run_arguments(tmp_path: Path, tokenizer_path: Path) -> None:
     tensors = megatrons(Decoder(CONFIG, seed=3), stacked=True)
     folder = write(tmp_path / "iter", tensors, num_attention_heads=4, bias_gelu_fusion=False)
-    with pytest.raises(Failure, match="num_attention_heads = 4: 8 is what fits"):
+    with pytest.raises(Failure, match="num_attention_heads = 4: only 8 is supported"):
         import_torch_dist(folder, tmp_path / "out", tokenizer_path, 8)
     assert import_torch_dist(folder, tmp_path / "out", tokenizer_path, 4).mlp == "gelu"
 

@@ -122,7 +122,7 @@ class _Run:
             if missing := [path for path in job.paths if not path.exists()]:
                 raise Failure(
                     f"{step.name}: {missing[0]} and {len(missing) - 1} more of its inputs were removed by --keep last; "
-                    f"rm {self._out}/*/{RECORD} and run the same command: which makes them again"
+                    f"rm {self._out}/*/{RECORD} and run the same command, which makes them again"
                 )
             summary = job.do(key)
         say_summary(summary, f"{summary['seconds']:.1f} s" if has_run else "done before")

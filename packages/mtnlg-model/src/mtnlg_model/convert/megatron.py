@@ -84,5 +84,6 @@ def config_of(
         value = arguments.get(name)
         if value is not None and value not in values:
             shown = value if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
-            raise Failure(f"{path}: {name} = {shown!s:.60}: {', '.join(map(str, values)) or 'none'} is what fits")
+            only = f"only {', '.join(map(str, values))} is" if values else "not"
+            raise Failure(f"{path}: {name} = {shown!s:.60}: {only} supported")
     return config
