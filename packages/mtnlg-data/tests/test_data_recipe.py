@@ -130,7 +130,7 @@ def test_a_snapshot_gives_the_files_fetched_so_far(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, GOOD.replace(table, 'snapshot = "raw"')))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "x.jsonl").touch()
-    with pytest.raises(Failure, match=r"raw: no file is here yet; fetch some by mtnlg-data fetch SNAPSHOT --out .*raw"):
+    with pytest.raises(Failure, match=r"raw: no file here yet; mtnlg-data fetch SNAPSHOT --out .*raw fetches"):
         recipe.files()
     fetch_snapshot("CC-MAIN-2020-50", tmp_path / "raw", str(tmp_path / "mirror"), files=2)
     assert [file.name for file in recipe.files()[1:]] == places[:2], "in the order of the listing"
@@ -163,7 +163,7 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
     place = f"{start}{folder}" if start else ".cache"
     assert names(tmp_path, f"{place}/*") == names(tmp_path, f"{place}/**/*") == ["a.jsonl", "b.jsonl"]
     assert names(tmp_path, f"{place}/.fetched.jsonl") == [".fetched.jsonl"]
-    with pytest.raises(Failure, match=r"no such file|no file there but hidden ones"):
+    with pytest.raises(Failure, match=r"no such file|only hidden files there"):
         names(tmp_path, f"{place}/*.lock")
 
 
@@ -242,7 +242,7 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
     for pattern in ("", ".", "..", "/", str(tmp_path)):
         with pytest.raises(Failure, match=r"a folder \(source books\); give a pattern of its files, such as \*\.jsonl"):
             load_recipe(tmp_path, [f"sources.books.paths=['{pattern}']"]).files()
-    with pytest.raises(Failure, match=r"books/\*\*\*/a: no pattern of files \(source books\): Invalid pattern"):
+    with pytest.raises(Failure, match=r"books/\*\*\*/a: not a valid pattern \(source books\): Invalid pattern"):
         load_recipe(tmp_path, ["sources.books.paths=['books/***/a']"]).files()
     with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
         recipe.step("decontaminate").check()
@@ -264,7 +264,7 @@ def test_symlinked_folder_under_double_star_is_refused(tmp_path: Path) -> None:
         (tmp_path / link).symlink_to(tmp_path / "else")
 
     for pattern in ("own/**/*.jsonl", "own/**/b/*.jsonl", "o*/**/*.jsonl", "own/a/**"):
-        with pytest.raises(Failure, match=r"own/a/linked: a link to a folder, .*\(source books\); name it and"):
+        with pytest.raises(Failure, match=r"own/a/linked: a link to a folder, .*\(source books\); give it and"):
             names(tmp_path, pattern)
     assert names(tmp_path, "own/a/b/**/*.jsonl", "own/a/linked/**/*.jsonl") == ["x.jsonl", "y.jsonl"]
     assert names(tmp_path, "own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
@@ -279,11 +279,11 @@ def test_a_file_that_two_patterns_of_a_source_match_is_refused(tmp_path: Path, s
     begin = start.format(tmp_path)
     with pytest.raises(
         Failure,
-        match=r"own/a/x\.jsonl: source books reads it twice, as a/x\S* by \S*own/\*\*/x\S* and as x\S* by \S*own/a/",
+        match=r"own/a/x\.jsonl: source books reads it as a/x\S* by \S*own/\*\*/x\S* and as x\S* by \S*own/a/",
     ):
         names(tmp_path, f"{begin}own/**/x.jsonl", f"{begin}own/a/*.jsonl")
     if not start:
-        with pytest.raises(Failure, match=r"reads it twice, as \S+ by own/\*\*/\S+ and as \S+ by own/\*\*/"):
+        with pytest.raises(Failure, match=r"reads it as \S+ by own/\*\*/\S+ and as \S+ by own/\*\*/"):
             names(tmp_path, "own/**/*.jsonl")
     assert names(tmp_path, f"{begin}own/a/*.jsonl", f"{begin}own/a/x.jsonl") == ["x.jsonl"]
 

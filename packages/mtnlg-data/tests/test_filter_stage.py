@@ -119,7 +119,7 @@ def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) 
     command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
     with pytest.raises(Failure, match="url rules without a list; give one"):
         invoke(*command)
-    with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry a line"):
+    with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry per line"):
         invoke(*command, "--domain-files", tmp_path / "absent.gz")
     (tmp_path / "list.txt").write_text("word\n")
     for rule, option in (("url", "--bad-word-files"), ("url_word", "--domain-files")):

@@ -102,11 +102,11 @@ def test_iso_names_map_to_cld2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("extract.languages=['zh-hans']", "languages = 'zh-hans': CLD2 has no such language; did you mean zh?"),
+        ("extract.languages=['zh-hans']", "languages = 'zh-hans': not a language of CLD2; did you mean zh?"),
         ("extract.languages=['deu']", "did you mean de?"),
         ("extract.languages=['he-IL']", "did you mean iw?"),
-        ("filter.where.language.zh-hans.words='whitespace'", "filter.where.language = 'zh-hans': CLD2 has no such"),
-        ("clean.where.language.zh.languages=['deu']", "clean.where: languages = 'deu': CLD2"),
+        ("filter.where.language.zh-hans.words='whitespace'", "filter.where.language = 'zh-hans': not a language of CLD2"),
+        ("clean.where.language.zh.languages=['deu']", "clean.where: languages = 'deu': not a language of CLD2"),
         ("extract.where.language.zh.justext.length_lwo=3", "length_lwo = 3: unknown key; did you mean length_low?"),
         ("extract.where.language.zh.languages=['zh']", "extract.where.language.zh.languages: this setting is the same"),
         ("extract.where.source.bok.method='justext'", "extract: no source 'bok'; did you mean books?"),

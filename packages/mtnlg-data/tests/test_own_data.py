@@ -184,7 +184,7 @@ def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
     assert summary["alarms"] == [
         {
             "source": "own",
-            "message": f"extract leaves out column {name} of a.parquet (and of 2 more files of own): {why}",
+            "message": f"extract omits column {name} of a.parquet (and of 2 more files of own): {why}",
         }
         for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
     ]

@@ -228,8 +228,8 @@ def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: st
         (["long.use=no_package:keep"], "no_package cannot be imported: ModuleNotFoundError"),
         (["long.use=code/filters.py:ADVERTS"], "neither a function nor a subclass of Step"),
         (["steps=['extract','lnog']"], "lnog: no such step"),
-        (["steps=['clean']"], "clean takes documents, and stands where there are files"),
-        (["steps=['extract','tokenize','clean']"], "clean takes documents, and stands where there are tokens"),
+        (["steps=['clean']"], "clean takes documents, but the step before it gives files"),
+        (["steps=['extract','tokenize','clean']"], "clean takes documents, but the step before it gives tokens"),
         (
             ["deduplicate.where.source.books.rows=1"],
             "deduplicate.where = ",

@@ -108,7 +108,7 @@ def test_damaged_result_is_found_by_checksum_and_remade(
     shutil.copytree(finished.out, tmp_path / "data")
     flip(tmp_path / "data" / victim)
     run(finished.recipe, tmp_path / "data")
-    assert f"{tmp_path / 'data' / victim}: damaged, by its digest; it is made again" in capsys.readouterr().err
+    assert f"{tmp_path / 'data' / victim}: damaged: its digest differs; it is made again" in capsys.readouterr().err
     assert (tmp_path / "data" / victim).read_bytes() == (finished.out / victim).read_bytes()
     assert tokens(tmp_path / "data") == tokens(finished.out)
 
@@ -119,7 +119,7 @@ def test_silent_damage_ends_the_run_with_the_repair_command(finished: Run, tmp_p
     times, whole = victim.stat(), victim.read_bytes()
     flip(victim)
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(DamagedShard, match="; remove it, and run what made it again") as ended:
+    with pytest.raises(DamagedShard, match="; remove it, and rerun the command that wrote it") as ended:
         run(finished.recipe, out, "decontaminate.window=150")
     assert ended.value.path == victim
     victim.unlink()
@@ -165,7 +165,7 @@ def test_a_first_run_writes_over_no_file_that_is_there(finished: Run, tmp_path: 
     recipe = (tmp_path / "data.toml").rename(tmp_path / name) if name == "recipe.toml" else tmp_path / "data.toml"
     (tmp_path / name).touch()
     before = (tmp_path / name).read_bytes()
-    with pytest.raises(Failure, match=rf"{name}: is there before the first run.*give another --out"):
+    with pytest.raises(Failure, match=rf"{name}: exists before the first run.*give another --out"):
         run(recipe, tmp_path)
     assert (tmp_path / name).read_bytes() == before
     assert not (tmp_path / "01-extract").exists()

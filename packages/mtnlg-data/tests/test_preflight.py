@@ -55,7 +55,7 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
         "texts=broken.jsonl": 'broken.jsonl:2: expected {"task", "id", "text"}, all strings',
         "quality.positives={boks=100}": "quality.positives.boks: not a curated source; those are books",
         "filter.domain_files=['domains.gz', 'absent.txt']": "domains.gz: damaged: Not a gzipped file",
-        "filter.word_files=['words.txt']": "words.txt: not a text file; a filter's list has one entry a",
+        "filter.word_files=['words.txt']": "words.txt: not a text file; a filter's list has one entry per",
         "tokenize={tokenizer='broken.json'}": "broken.json: not a tokenizer.json: ",
     }
     for said in refusals(recipe, *wrong):
@@ -76,9 +76,9 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
     [
         ("texts=empty", "empty: no task text; mtnlg-eval texts writes one per line"),
         ("texts=raw", "raw: no such file of task texts"),
-        ("tokenize={tokenizer='raw'}", "raw: no tokenizer: expected a tokenizer.json"),
+        ("tokenize={tokenizer='raw'}", "raw: not a tokenizer: expected a tokenizer.json"),
         ("tokenize={tokenizer='empty'}", "empty: not a tokenizer.json"),
-        ("filter.address_files=['raw']", "raw: no such file; a filter's list has one entry a line"),
+        ("filter.address_files=['raw']", "raw: no such file; a filter's list has one entry per line"),
         ("extract.language_model=none.bin", "none.bin: No such file or directory; language_model must be"),
         (
             "sources.books.filters=['url']",
@@ -104,7 +104,7 @@ def test_plan_for_a_number_of_documents_needs_no_file(recipe: Path, tmp_path: Pa
 
 def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
-        raise IoFailure("the store is busy; the same command tries again")
+        raise IoFailure("the store is busy; run the same command again")
 
     monkeypatch.setattr(Decontaminate, "check", fails)
     with pytest.raises(IoFailure, match="the store is busy"):

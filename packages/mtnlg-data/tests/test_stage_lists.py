@@ -104,7 +104,7 @@ def test_folder_of_stages_is_refused_with_choices(shrunk: tuple[Path, Path], two
     with pytest.raises(Failure, match=r"holds the output of several stages; give one of 01-extract, 02-quality, "):
         find_inputs([str(shrunk[0])])
     step("tokenize", two_files, tmp_path / "tokens", "--vocabulary", 300)
-    with pytest.raises(Failure, match=r"tokens: the stage tokenize left no shards here; give the folder of another"):
+    with pytest.raises(Failure, match=r"tokens: the stage tokenize wrote no shards here; give the folder of another stage"):
         find_inputs([str(tmp_path / "tokens")])
 
 
@@ -120,7 +120,7 @@ def test_a_step_changes_nothing_in_the_folder_of_another(
     before = files_of(out)
     for command, source in (("extract", two_files), ("exact", shrunk[0] / "01-extract")):
         words = ["--kinds", "documents"] if command == "exact" else []
-        with pytest.raises(Failure, match=f"out: holds the output of the stage {stage}, which would go; give another"):
+        with pytest.raises(Failure, match=f"out: holds the output of the stage {stage}, which would be replaced; give another"):
             step(command, source, out, *words)
     assert files_of(out) == before
 
@@ -129,7 +129,7 @@ def test_run_and_single_step_refuse_each_others_folders(finished: Run, two_files
     out = shutil.copytree(finished.out, tmp_path / "out")
     before = files_of(out)
     for folder in (out, out / "01-extract", out / "tokens", out / "03-filter"):
-        with pytest.raises(UsageFailure, match=f"--out {folder} is a folder of the run {out}, whose results would go"):
+        with pytest.raises(UsageFailure, match=f"--out {folder} would replace results of the run {out}"):
             step("extract", two_files, folder)
     assert files_of(out) == before
     step("extract", two_files, tmp_path / "alone")
@@ -142,7 +142,7 @@ def test_run_and_single_step_refuse_each_others_folders(finished: Run, two_files
 def test_unfinished_or_incomplete_stage_is_refused(shrunk: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(shrunk[0] / "03-clean", tmp_path / "clean")
     (folder / "books-00000.parquet").unlink()
-    with pytest.raises(Failure, match=r"books-00000.parquet: lost, or removed by --keep last; .* run the stage again"):
+    with pytest.raises(Failure, match=r"books-00000.parquet: listed in .* but missing; run the stage again"):
         find_inputs([str(folder)])
     for listed in ('{"stage": "clean", "shards": ["../01-extract/books-00000.parquet"]}', None):
         if listed is None:

@@ -99,7 +99,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
     ("words", "error", "match"),
     [
         (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
-        (["dedup", "x.doc"], Failure, "x.doc: no file that a reader knows"),
+        (["dedup", "x.doc"], Failure, "x.doc: no file that a reader can read"),
         (["dedup", "x.jsonl", "--threshold", "2"], UsageFailure, "--threshold 2: Input should be less"),
         (
             ["decontaminate", "x.jsonl", "--texts", "x", "--minimum", "14"],
@@ -112,7 +112,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         (
             ["score", "a=x.jsonl", "--positive", "a=x.jsonl"],
             UsageFailure,
-            "a: a source of both the inputs and --positive",
+            "a: a source of the inputs and of --positive",
         ),
         (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
         (["decontaminate", "x.jsonl"], UsageFailure, "nothing to do; give --texts"),
@@ -141,7 +141,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         (
             ["extract", "x.jsonl", "--subset", "Books3", "--field", "body"],
             UsageFailure,
-            "--field body: texts of the Pile",
+            "--field body: --subset reads the Pile",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path) -> No
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
         invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)
-    with pytest.raises(UsageFailure, match="its documents are of documents already; give only PATH"):
+    with pytest.raises(UsageFailure, match="its source is already documents; give only PATH"):
         find_inputs([f"web={tmp_path / 'a'}"])
     with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
         invoke("dedup", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out", "--workers", 1)

@@ -78,7 +78,7 @@ def test_epoch_has_every_token_once(
     kept = lengths[: len(lengths) - held_out(len(lengths), validation)]
     windows = (sum(kept) - 1) // seq_length
     if not windows:
-        with pytest.raises(Failure, match=r"one\.bin: \d+ train tokens are fewer than one sample"):
+        with pytest.raises(Failure, match=r"one\.bin: \d+ train tokens do not fill one sample"):
             open_stream(folder, seq_length)
         return
     stream = open_stream(folder, seq_length, samples=epochs * windows)
@@ -252,7 +252,7 @@ def test_source_without_a_window_is_left_out_and_named(tmp_path: Path) -> None:
     stream = open_stream(folder, 16, samples=1000)
     assert [source.name for source in stream.sources] == ["a", "b"]
     (line,) = stream.left_out
-    assert line == f"{folder / 'tiny'}.bin: 9 train tokens are fewer than one sample of 16 + 1"
+    assert line == f"{folder / 'tiny'}.bin: 9 train tokens do not fill one sample of 16 + 1"
     shares = np.bincount([stream.locate(n)[0] for n in range(999)]) / 999
     assert shares.tolist() == pytest.approx([2 / 3, 1 / 3], abs=0.002)
     assert open_stream(folder, 8).left_out == ()

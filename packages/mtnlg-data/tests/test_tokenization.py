@@ -218,7 +218,7 @@ def test_store_shorter_than_a_paper_sample_alarms(tmp_path: Path) -> None:
     small = [name for name, store in tokens.items() if store.offset(len(store) - held_out(len(store), 0.1)) <= 2048]
     assert [alarm["source"] for alarm in summary["alarms"]] == small
     assert re.fullmatch(
-        r"tokenize leaves [\d,]+ training tokens of \w+, fewer than one sample of 2,048 \+ 1; "
+        r"tokenize leaves [\d,]+ training tokens of \w+, less than one sample of 2,048 \+ 1; "
         r"a sequence of [\d,]+ or less uses the source",
         summary["alarms"][0]["message"],
     )

@@ -190,7 +190,7 @@ def test_texts_begin_with_the_requested_token(
 @pytest.mark.parametrize("bos", [True, "[NONE]"])
 def test_a_beginning_token_that_the_tokenizer_lacks_is_refused(tmp_path: Path, bos: str | Literal[True]) -> None:
     words(tmp_path / "words.json", "quick", "<s>", special=["</s>"])  # a word that looks like one is a word
-    with pytest.raises(Failure, match=r"tokenize\.bos: no token "):
+    with pytest.raises(Failure, match=r"tokenize\.bos: the tokenizer has no token "):
         check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path / "words.json"), bos=bos))
     with pytest.raises(ValueError, match="bos needs a tokenizer to read"):
         TokenizeSettings(vocabulary=300, bos=bos)
@@ -218,7 +218,7 @@ def test_an_end_token_that_is_added_is_announced(
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(config)
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path)))
-    assert f"has no token {EOD}; it is added as number 2, and tokenize.eod names another" in capsys.readouterr().err
+    assert f"has no token {EOD}; it is added as number 2; tokenize.eod sets another" in capsys.readouterr().err
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), eod="quick"))
     assert not capsys.readouterr().err
 

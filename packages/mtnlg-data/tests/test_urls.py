@@ -66,7 +66,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(store: Store, tmp_pa
     store.put(f"{store.bucket}/a.bin", CONTENT)
     files = list_files(f"s3://{store.bucket}/a.bin")
     store.put(f"{store.bucket}/a.bin", other)
-    with pytest.raises(Failure, match=r"a.bin: it changed since this command listed it"):
+    with pytest.raises(Failure, match=r"a.bin: changed since this command listed it"):
         fetch_files(files, tmp_path)
     fetch_files(list_files(f"s3://{store.bucket}/a.bin"), tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == other
@@ -146,7 +146,7 @@ def test_refused_connection_is_a_one_line_retry_hint(
     system.clear_instance_cache()
     assert status == 74
     assert "Could not connect" in line
-    assert line.endswith("6 times; the same command tries again")
+    assert line.endswith("6 times; run the same command again")
 
 
 def test_interrupted_publication_resumes_and_is_never_half_visible(store: Store, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: R
 
 
 def test_work_folder_needs_a_url() -> None:
-    with pytest.raises(UsageFailure, match=r"--work w: goes with an --out that is a URL"):
+    with pytest.raises(UsageFailure, match=r"--work w needs an --out that is a URL"):
         Place.of(Path("out"), Path("w"))
 
 

@@ -197,7 +197,7 @@ def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
     assert score(newest, *words[:-1], model=tmp_path / "checkpoints") == 0
     assert results_of(newest)["wic", "0"].model.name == "step-20"
     assert score(newest, *words[:-1], model=out) == 1
-    assert "no checkpoint in it" in capsys.readouterr().err
+    assert "no checkpoint: neither" in capsys.readouterr().err
 
 
 def test_killed_run_resumes_without_rescoring(
@@ -286,7 +286,7 @@ def test_rows_longer_than_the_context_are_counted(
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
     assert score(tmp_path / "eval", "--tasks", "boolq", data=tmp_path) == 0
-    message = "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning, the first 7"
+    message = "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning; the first is row 7"
     output = capsys.readouterr()
     assert output.err.count(message) == 1
     assert "1 of 1 prompts cut at the beginning" in " ".join(output.out.split())

@@ -121,7 +121,7 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
         (["boolq"], "--revision boolq: needs TASK=COMMIT, once a task"),
         (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once a task"),
         (["hans=a"], "--revision hans=a: no such task with a data set on the hub; choose from boolq"),
-        (["wic=a"], "--revision wic=a: no task with a data set of the hub"),
+        (["wic=a"], "--revision wic=a: no such task with a data set on the hub"),
         (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; use only one of the two"),
     ],
 )
@@ -150,7 +150,7 @@ def test_unreachable_hub_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsy
     assert not hub_module.reach_hub()
     assert not hub_module.reach_hub()
     assert os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
-    assert capsys.readouterr().err.count("no answer; only what was fetched before is used") == 1
+    assert capsys.readouterr().err.count("no answer; only files fetched earlier are used") == 1
     assert datasets.config.HF_HUB_OFFLINE
     stuck.set()
     hub_module.reach_hub.cache_clear()

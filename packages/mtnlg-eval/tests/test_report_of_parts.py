@@ -49,8 +49,8 @@ def test_page_names_missing_parts(
     ("folder", "content", "line"),
     [
         (".", "", r"not a run, or no part of it has ended: no data/summary\.json"),
-        (".", "data/notes.txt", "not a run, or nothing of it has ended"),
-        (".", "train/model.bin", "not a run, or nothing of it has ended"),
+        (".", "data/notes.txt", "not a run, or no part of it has ended"),
+        (".", "train/model.bin", "not a run, or no part of it has ended"),
         ("nowhere", "", "nowhere: no such run folder"),
         ("data", "data/summary.json", "one part of a run, with summary.json; give the folder that holds data, train"),
     ],

@@ -269,5 +269,5 @@ def test_model_with_nan_is_not_scored(checkpoint: Checkpoint) -> None:
     broken = DecoderLM.open(checkpoint)
     with torch.no_grad():
         decoder_of(broken).final_norm.weight[0] = torch.nan
-    with pytest.raises(Failure, match=r"the model computes no numbers \(NaN\): its weights are damaged"):
+    with pytest.raises(Failure, match=r"the model's output is not a number \(NaN\): its weights are damaged"):
         broken.loglikelihood([Instance("loglikelihood", {}, ("the cook", " slept"), 0)])

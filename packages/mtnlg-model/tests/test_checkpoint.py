@@ -176,7 +176,7 @@ def test_unremovable_old_checkpoint_is_named_and_retried(
         retain(tmp_path, keep=2)
         shutil.copytree(tmp_path / "step-3", tmp_path / "step-1")
         retain(tmp_path, keep=2)
-    said = re.findall(r": Directory not empty; the old .*/(.*) is not removed yet\n", capsys.readouterr().err)
+    said = re.findall(r": Directory not empty; the old .*/(.*) is not yet removed\n", capsys.readouterr().err)
     assert said == ["step-1.tmp", "step-1", "step-1.tmp"]
     retain(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-3"]

@@ -145,7 +145,7 @@ def test_late_file_is_awaited_and_named_once(
         Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME)
     assert not folder.exists()
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.endswith("weights-0.safetensors: not there yet; waiting for it, 2 s at most")
+    assert said.endswith("weights-0.safetensors: not there yet; waiting up to 2 s for it")
     assert torch.equal(Checkpoint.from_manifest(folder, raw, wait=2.0).tensor(NAME), value(NAME))
 
 

@@ -150,7 +150,7 @@ FORGERIES: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "heads that do not divide": (change("config/heads", 3), "heads = 3 does not divide hidden = 4"),
     "a missing tensor": (drop("tensors/final_norm.bias"), "tensors: 15 where config has 16"),
     "a missing weight": (drop(WEIGHT), "weight is missing"),
-    "half an optimizer": (drop("tensors/*/slots/exp_avg"), "only some of them have exp_avg and exp_avg_sq"),
+    "half an optimizer": (drop("tensors/*/slots/exp_avg"), "only some tensors have exp_avg and exp_avg_sq"),
     "no tokenizer": (drop("files/tokenizer.json"), r"files: tokenizer\.json is missing"),
     "a length too short": (change("files/a.weights-0.safetensors/bytes", 5), "5 bytes cannot hold pieces"),
     "a length that is not the file's": (

@@ -88,9 +88,9 @@ def test_run_arguments_are_used(layers: Path, tmp_path: Path, tokenizer_path: Pa
     [
         ([1], "not a dictionary of tensors"),
         ({"a": 1}, "not a dictionary of tensors"),
-        ({"a": torch.ones(1)}, r"neither embedding, layer nor final norm: its tensors are \['a'\]"),
+        ({"a": torch.ones(1)}, r"not an embedding, layer or final norm: its tensors are \['a'\]"),
         ({f"{QKV}.weight": torch.ones(5, 16)}, r"query_key_value.weight: shape \[5, 16\], expected \[24, 16\]"),
-        ({f"{QKV}.weight": torch.ones(24, 16), "rotary": torch.ones(1)}, "rotary: this decoder has no such tensor"),
+        ({f"{QKV}.weight": torch.ones(24, 16), "rotary": torch.ones(1)}, "rotary: not a tensor of this decoder"),
         ({f"{QKV}.weight": torch.ones(24, 16)}, "elements are missing|tensors: "),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_missing_rank_or_a_damaged_file_is_named(layers: Path, tmp_path: Path,
             import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
     shutil.copyfile(layers / "layer_01-model_00-model_states.pt", path)
     with pytest.raises(
-        Failure, match=r"layer_04-model_01-model_states\.pt: word_embeddings\.weight: this decoder has no such tensor"
+        Failure, match=r"layer_04-model_01-model_states\.pt: word_embeddings\.weight: not a tensor of this decoder"
     ):
         import_deepspeed(layers, tmp_path / "out", tokenizer_path, arguments=ARGUMENTS)
     path.unlink()

@@ -376,7 +376,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         (GPT_NEO | {"model_type": "gpt_neo", "attention_types": ["local", "global"]}, "not what GPTNeoForCausalLM"),
         ({"model_type": "gpt2", **GPT2, "num_attention_heads": 3}, "config.json: n_head = 6 and 3: programs differ in"),
         ({"model_type": "olmo3", "rope_theta": 1e4}, "config.json: rope_theta = 10000.0: only 500000.0 is supported"),
-        ({"model_type": "gptj", **GPT2, "rotary_dim": 7}, "rotary positions turn pairs; 7 of 8 values are none"),
+        ({"model_type": "gptj", **GPT2, "rotary_dim": 7}, "rotary positions rotate pairs; 7 of 8 values are not pairs"),
         ({"model_type": "phi", "tie_word_embeddings": True}, "tie_word_embeddings = True: only False is supported"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar = -1: not positive"),
         ({"model_type": "opt", "ffn_dim": 80, "word_embed_proj_dim": 24}, "word_embed_proj_dim = 24: only 48 is"),
@@ -391,7 +391,7 @@ LLAMA: Final = {"model_type": "llama", **{key: value for key, value in SIZES.ite
         ({"num_attention_heads": True}, "num_attention_heads = True: not of type int"),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"model_type": "gpt_neox", "head_dim": 16}, "head_dim = 16: only 8 is supported"),
-        ({"head_dim": 7}, "rotary positions turn pairs; 7 of 7 values are none"),
+        ({"head_dim": 7}, "rotary positions rotate pairs; 7 of 7 values are not pairs"),
     ],
 )
 def test_what_is_not_supported_is_named_in_one_line(changed: dict[str, Any], message: str) -> None:
@@ -533,7 +533,7 @@ def test_incomplete_folder_is_refused_before_writing(tokenizer_path: Path, tmp_p
     with pytest.raises(Failure, match=r"no such tensor|are claimed"):
         import_huggingface(folder, tmp_path / "out")
     save_file({**tensors, "adapter.weight": torch.ones(3)}, folder / last)
-    with pytest.raises(Failure, match=r"adapter\.weight: .* has no such tensor"):
+    with pytest.raises(Failure, match=r"adapter\.weight: not a tensor of"):
         import_huggingface(folder, tmp_path / "out")
     # What older versions stored besides: causal masks and the angles of rotary positions.
     save_file({**tensors, "x.0.attention.bias": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(3)}, folder / last)

@@ -120,7 +120,7 @@ def test_a_sparse_file_of_millions_of_layers_names_none_of_them(
     monkeypatch.setattr(ModelConfig, "parameter_shapes", pytest.fail)
     with pytest.raises(Failure, match="20,000,000 layers are claimed"):
         import_huggingface(gpt2, tmp_path / "out")
-    with pytest.raises(Failure, match=f"20,000,000 layers are claimed, more than {MAX_LAYERS:,}"):
+    with pytest.raises(Failure, match=f"20,000,000 layers, more than {MAX_LAYERS:,}"):
         require_file_size(config, [gpt2 / "model.safetensors"])
 
 
@@ -268,14 +268,14 @@ PADDING = dict.fromkeys(("pad_id", "pad_type_id"), 0) | {"direction": "Right", "
 @pytest.mark.parametrize(
     ("content", "bound"),
     [
-        (tokenizer_of(normalizer=sequence("normalizers", *[DOUBLE] * 24)), "16,777,216 times as long"),
+        (tokenizer_of(normalizer=sequence("normalizers", *[DOUBLE] * 24)), "16,777,216 times the length"),
         (tokenizer_of(normalizer=sequence("normalizers", *[DOUBLE] * 2000)), "2,001 steps"),
         (
             tokenizer_of(normalizer=sequence("normalizers", *[{k: v for k, v in DOUBLE.items() if k != "type"}] * 24)),
-            "16,777,216 times as long",
+            "16,777,216 times the length",
         ),
-        (tokenizer_of(decoder=sequence("decoders", *[DOUBLE] * 24)), "16,777,216 times as long"),
-        (tokenizer_of(pre_tokenizer=sequence("pretokenizers", *[BYTES] * 24)), "16,777,216 times as long"),
+        (tokenizer_of(decoder=sequence("decoders", *[DOUBLE] * 24)), "16,777,216 times the length"),
+        (tokenizer_of(pre_tokenizer=sequence("pretokenizers", *[BYTES] * 24)), "16,777,216 times the length"),
         (tokenizer_of(normalizer=replace({"Regex": "b*"}, "a" * 1000)), "1,001 times as long"),
         (tokenizer_of(normalizer={"type": "Prepend", "prepend": "a" * 5000}), "5,000 characters are inserted"),
         (
@@ -338,7 +338,7 @@ def test_a_panic_of_the_library_is_one_failure(tmp_path: Path) -> None:
 def test_a_model_that_cannot_encode_a_letter_is_one_failure(tmp_path: Path) -> None:
     unigram = {"type": "Unigram", "unk_id": None, "vocab": [[END["content"], 0.0]], "byte_fallback": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_of(model=unigram)))
-    with pytest.raises(Failure, match=r"tokenizer\.json: not a tokenizer\.json that works: .*unknown token"):
+    with pytest.raises(Failure, match=r"tokenizer\.json: not a valid tokenizer\.json: .*unknown token"):
         Tokenizer(tmp_path / "tokenizer.json").encode("a")
 
 

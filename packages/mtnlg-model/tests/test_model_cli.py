@@ -84,7 +84,7 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
         (
             ["generate", "CHECKPOINT", "--prompt", "a", "--device", "meta"],
             2,
-            "--device meta: it holds no numbers; use ",
+            "--device meta has no numbers; use ",
         ),
         (["generate", "CHECKPOINT", "--prompt", "a\udcff"], 1, "'a\\udcff': not Unicode: half of a surrogate pair"),
         (["generate", "CHECKPOINT", "--prompt", "a", "--seed", str(1 << 43)], 2, "generate: seed = 8796093022208: "),

@@ -88,7 +88,7 @@ def test_views_of_any_storage_part_are_read(tmp_path: Path) -> None:
 def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
     torch.save(tensor, tmp_path / "x.pt")
     file = TorchFile(tmp_path / "x.pt")
-    with pytest.raises(Failure, match=r"x\.pt: storage 0: \d+ bytes do not hold a tensor of \["):
+    with pytest.raises(Failure, match=r"x\.pt: storage 0: \d+ bytes are too few for a tensor of \["):
         file.tensor(file.content)
 
 

@@ -196,7 +196,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_p
     import_huggingface(llama, tmp_path / "fits")
     content["model"]["vocab"]["last"] = 307
     path.write_text(json.dumps(content))
-    message = "out: the tokenizer's tokens go up to number 307, the model's to 306: they do not belong together"
+    message = "out: the tokenizer's highest id is 307, the model's 306: they do not belong together"
     for multiple in (1, 128):
         with pytest.raises(Failure, match=message):
             import_huggingface(llama, tmp_path / "out", vocabulary_multiple=multiple)

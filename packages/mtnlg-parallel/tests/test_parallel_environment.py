@@ -133,6 +133,6 @@ def test_the_command_ends_with_the_line_and_starts_nothing(variables: Variables,
 def test_train_is_a_rank_of_the_launcher_that_started_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in PYTORCHJOB.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Failure, match="layout tp=1,pp=1,dp=1 is 1 ranks, WORLD_SIZE = 4"):
+    with pytest.raises(Failure, match="layout tp=1,pp=1,dp=1 has 1 ranks, but WORLD_SIZE = 4"):
         mtnlg_parallel.train(recipe_of(), tmp_path, tmp_path / "out")
     assert not list(tmp_path.iterdir())

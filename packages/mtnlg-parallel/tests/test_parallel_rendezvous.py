@@ -105,5 +105,5 @@ def test_busy_port_is_retried_and_wrong_address_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use") as taken:
         HostedStore(port=other.getsockname()[1])
     assert error_status(taken.value) == 74
-    with pytest.raises(UsageFailure, match=r"MASTER_ADDR: 192\.0\.2\.1 is no address of rank 0's machine"):
+    with pytest.raises(UsageFailure, match=r"MASTER_ADDR: 192\.0\.2\.1 is not an address of rank 0's machine"):
         HostedStore("192.0.2.1")

@@ -67,7 +67,7 @@ def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) ->
     for words in (
         f"{out}: running\n",
         "on          tp=1,pp=1,dp=1, node-1, job 77",
-        "step        250 of 1,000 (25.0%), 256,000 tokens, the corpus read 2.5 times",
+        "step        250 of 1,000 (25.0%), 256,000 tokens, 2.5 passes over the corpus",
         "loss        4.7500, 4.5000 held out",
         "skipped     1 steps, the last 3: loss leaps",
         "speed       512 tokens/s, 2 s a step, over the last 100 steps",
@@ -136,7 +136,7 @@ def test_restarts_are_listed_without_control_characters(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"no run here: there is no recipe.toml; give the --out of mtnlg-parallel train"):
+    with pytest.raises(Failure, match=r"no run: it has no recipe.toml; give the --out of mtnlg-parallel train"):
         status(tmp_path)
 
 

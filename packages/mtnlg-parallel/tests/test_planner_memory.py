@@ -279,5 +279,5 @@ def test_shards_that_the_ranks_do_not_make_up_are_refused(run: Run, reason: str)
 
 def test_unsupported_recomputation_is_refused() -> None:
     run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
-    assert "has not got recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))
+    assert "does not support recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))
     assert run_error(run, load_software("megatron-core"), SELENE) is None

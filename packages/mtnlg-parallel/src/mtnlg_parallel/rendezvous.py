@@ -44,7 +44,7 @@ class HostedStore:
             listening = socket.create_server((address, port), family=family, backlog=BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise UsageFailure(f"MASTER_ADDR: {address} not an address of rank 0's machine; give one") from None
+                raise UsageFailure(f"MASTER_ADDR: {address} is not an address of rank 0's machine; give one") from None
             raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
         self.address, self.port = address, int(listening.getsockname()[1])
         try:  # torch's store tries the same for five minutes, deaf to signals

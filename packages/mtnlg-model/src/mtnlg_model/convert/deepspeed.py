@@ -75,7 +75,7 @@ def import_deepspeed(
                 for key, view in _views(file).items():
                     name = names[number].get(key)
                     if name is None:
-                        raise Failure(f"{path}: {key}: this decoder has no such tensor")
+                        raise Failure(f"{path}: {key}: not a tensor of this decoder")
                     index = _slice_index(name, shapes[name], rank, len(ranks))
                     if index is None:
                         continue

@@ -101,7 +101,7 @@ def import_torch_dist(
                 data = _read_chunk(folder, key, chunk)
                 for name, box, piece in _our_pieces(key, chunk.box, data):
                     if name not in shapes:
-                        raise Failure(f"{folder / INDEX}: {key}: this decoder has no such tensor")
+                        raise Failure(f"{folder / INDEX}: {key}: not a tensor of this decoder")
                     writer.add(name, shapes[name], "weight", tuple(slice(*bounds) for bounds in box), piece)
                 if advance:
                     advance(1)
