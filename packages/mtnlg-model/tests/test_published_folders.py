@@ -209,7 +209,7 @@ def test_added_token_without_a_row_is_accepted(llama: Path, tmp_path: Path) -> N
     tokenizer.save(str(llama / "tokenizer.json"))
     import_huggingface(llama, tmp_path / "padding")
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": 307}))
-    with pytest.raises(Failure, match="number 307, the model's to 306"):
+    with pytest.raises(Failure, match="id is 307, the model's 306"):
         import_huggingface(llama, tmp_path / "out")
 
 
