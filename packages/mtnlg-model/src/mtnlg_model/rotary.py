@@ -100,28 +100,39 @@ def by_base(config: ModelConfig) -> dict[float | None, Frequencies]:
 
 
 def rotations(
-    by_base: Mapping[float | None, Frequencies], x_SBF: Tensor, positions_BS: Tensor | None = None
+    by_base: Mapping[float | None, Frequencies],
+    x_SBF: Tensor,
+    positions_BS: Tensor | None = None,
+    lengths_BS: Tensor | None = None,
 ) -> Rotations:
     """The `rotation` of each kind of layer."""
-    return {base: rotation(each, x_SBF, positions_BS) for base, each in by_base.items()}
+    return {base: rotation(each, x_SBF, positions_BS, lengths_BS) for base, each in by_base.items()}
 
 
-def rotation(frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None) -> Rotation:
-    """Rotation of these positions, [B or 1, S], or of 0 to S - 1; computed in fp32, in dtype and device of ``x``."""
+def rotation(
+    frequencies: Frequencies, x_SBF: Tensor, positions_BS: Tensor | None = None, lengths_BS: Tensor | None = None
+) -> Rotation:
+    """Rotation of these positions, [B or 1, S], or of 0 to S - 1; computed in fp32, in dtype and device of ``x``.
+
+    ``lengths_BS`` are `text_lengths`, needed where the positions are not of whole texts.
+    """
     if positions_BS is not None:
-        return _angles(frequencies, positions_BS, x_SBF.dtype)
+        return _angles(frequencies, positions_BS, x_SBF.dtype, lengths_BS)
     counted = len(x_SBF), x_SBF.dtype, x_SBF.device
     if torch.compiler.is_compiling():
         return _from_start(frequencies, *counted)
     return _kept_from_start(frequencies, *counted, torch.is_inference_mode_enabled())
 
 
-def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) -> Rotation:
+def _angles(
+    frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype, lengths_BS: Tensor | None = None
+) -> Rotation:
     device, compiles = positions_BS.device, torch.compiler.is_compiling()
     on_device = _on_device if compiles else partial(_kept_on_device, inference=torch.is_inference_mode_enabled())
     frequencies_SBR = on_device(frequencies.values, device)
     if frequencies.long:
-        is_long_SB1 = (_lengths(positions_BS) > frequencies.reach).t()[..., None]
+        lengths_BS = text_lengths(positions_BS) if lengths_BS is None else lengths_BS
+        is_long_SB1 = (lengths_BS > frequencies.reach).t()[..., None]
         frequencies_SBR = torch.where(is_long_SB1, on_device(frequencies.long, device), frequencies_SBR)
     angles_SBR = positions_BS.t()[..., None].float() * frequencies_SBR
     cos, sin = angles_SBR.cos(), angles_SBR.sin()
@@ -131,7 +142,7 @@ def _angles(frequencies: Frequencies, positions_BS: Tensor, dtype: torch.dtype) 
     return Rotation(*(x[:, :, None, None].to(dtype) for x in both))
 
 
-def _lengths(positions_BS: Tensor) -> Tensor:
+def text_lengths(positions_BS: Tensor) -> Tensor:
     """Length of the text of each position: 1 + the greatest of a row's positions from one 0 to the next."""
     text_BS = (positions_BS == 0).cumsum(1)
     last_BT = torch.zeros_like(F.pad(text_BS, (0, 1))).scatter_reduce(1, text_BS, positions_BS, "amax")

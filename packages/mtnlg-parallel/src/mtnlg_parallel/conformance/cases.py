@@ -174,16 +174,22 @@ def context() -> Iterator[Case]:
     gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"], {"precision": "fp32"}
     gemma = llama | {"by_layer": [{"window": 3}, {"window": 12}], "attention_softcap": 5.0, "tied": True}
     untied = {"tied": False}
+    factors: dict[str, Any] = {
+        "factors": [1.0, 1.2, 2.0, 3.0],
+        "long_factors": [1.5, 4.0, 9.0, 20.0],
+        "original_sequence": 12,
+    }
+    phi = llama | untied | {"rotary_scaling": factors}
     kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any], str]] = [
         (gpt, {"cp": 2}, {"recompute": "none", **fp32}, "joined"),
-        (llama | untied, {"cp": 4}, {"recompute": "selective", **fp32}, "joined"),
+        (phi, {"cp": 4}, {"recompute": "selective", **fp32}, "joined"),
         (gpt, {"cp": 2, "tp": 2, "pp": 2}, {"recompute": "full", **fp32}, "joined"),
         (llama, {"cp": 2, "tp": 2, "dp": 2}, {"recompute": "full", "precision": "bf16"}, "joined"),
         (gpt | untied, {"cp": 4, "pp": 2}, {"recompute": "none", "precision": "bf16", "gradients": "bf16"}, "joined"),
         (gemma, {"cp": 4}, {"recompute": "selective", "precision": "bf16"}, "joined"),
         (gemma, {"cp": 2, "pp": 3}, {"recompute": "full", "schedule": "zero-bubble", **fp32}, "isolated"),
         (gpt | {"positions": "alibi"}, {"cp": 2, "pp": 2}, {"micro_batch": 2, **fp32}, "joined"),
-        (llama | untied, {"cp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2, **fp32}, "isolated"),
+        (phi, {"cp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2, **fp32}, "isolated"),
         (llama, {"cp": 2, "dp": 2}, {"offload_activations": True, "sequence_parallel": False, **fp32}, "isolated"),
         (llama, {"cp": 2, "tp": 4}, {"sequence_parallel": False, "recompute": "selective", **fp32}, "joined"),
         (gpt | {"dropout": 0.1}, {"cp": 2, "tp": 2}, {"precision": "bf16"}, "joined"),

@@ -176,12 +176,12 @@ class PipelineEngine:
         whole_BS = whole_BS.to(self.device, non_blocking=True)
         return self._context.slice(whole_BS) if self._context else whole_BS
 
-    def attention(self, batch: MicroBatch | None) -> tuple[Tensor | None, Sequence[Attend] | None]:
-        """Positions and each layer's attention, as `StageModules` takes them."""
+    def attention(self, batch: MicroBatch | None) -> tuple[Tensor | None, Sequence[Attend] | None, Tensor | None]:
+        """Positions, each layer's attention and the lengths of texts, as `StageModules` takes them."""
         if self._context:
-            positions_BS, ring = self._context.attention(self.device, batch and batch.positions)
-            return positions_BS, [ring] * self.layers
-        return batch.attention(self.layers, self.device) if batch else (None, None)
+            positions_BS, ring, lengths_BS = self._context.attention(self.device, batch and batch.positions)
+            return positions_BS, [ring] * self.layers, lengths_BS
+        return *(batch.attention(self.layers, self.device) if batch else (None, None)), None
 
     def stage_of(self, chunk: int) -> int:
         """Virtual stage of this rank's part ``chunk``."""

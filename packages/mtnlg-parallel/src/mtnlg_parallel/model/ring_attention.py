@@ -31,6 +31,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mtnlg_model.functional import MAX_FLASH_HEAD, Documents
+from mtnlg_model.rotary import text_lengths
 from mtnlg_parallel.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -61,16 +62,18 @@ class Context:
         """The rank's two chunks of a whole sequence's values."""
         return own_chunks(whole_BS, self.group.rank(), self.group.size())
 
-    def attention(self, device: torch.device, positions_BS: Tensor | None = None) -> tuple[Tensor, Ring]:
-        """Positions of this rank's tokens, [B or 1, S], and its attention.
+    def attention(self, device: torch.device, positions_BS: Tensor | None = None) -> tuple[Tensor, Ring, Tensor]:
+        """Positions of this rank's tokens, [B or 1, S], its attention, and the lengths of the tokens' texts.
 
         ``positions_BS`` of the whole sequence count from 0 in each document, where documents are isolated.
         """
         places_1S = torch.arange(self.sequence, device=device)[None]
         if positions_BS is None:
-            return self.slice(places_1S), Ring((), context=self)
+            own_1S = self.slice(places_1S)
+            return own_1S, Ring((), context=self), torch.full_like(own_1S, self.sequence)
         positions_BS = positions_BS.to(device, non_blocking=True)
-        return self.slice(positions_BS), Ring((), context=self, begins=self.slice(places_1S - positions_BS))
+        ring = Ring((), context=self, begins=self.slice(places_1S - positions_BS))
+        return self.slice(positions_BS), ring, self.slice(text_lengths(positions_BS))
 
 
 @dataclass(frozen=True)

@@ -128,17 +128,24 @@ class StageModules(nn.Module):
         if self.head and config.head_bias:
             self.head.bias = nn.Parameter(torch.empty(config.vocabulary // slicing.degree, device=device))
 
-    def forward(self, x: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        positions_BS: Tensor | None = None,
+        attend: Sequence[Attend] | None = None,
+        lengths_BS: Tensor | None = None,
+    ) -> Tensor:
         """x_SBH of the previous stage, or tokens [B, S] → x_SBH, after the final norm if this stage has it.
 
         Under sequence parallelism x_SBH is this rank's part, [S/tp, B, H]. Positions count from 0 unless given;
-        ``attend`` has a replacement for each layer's attention, by the layer's number in the decoder.
+        ``attend`` has a replacement for each layer's attention, by the layer's number in the decoder. ``lengths_BS``
+        are the lengths of the texts of the positions, needed where these are not of whole texts.
         """
         x_SBH, rotations = x, None
         if self.embedding:
             x_SBH = self.embedding(x, self.slicing.positions(x, positions_BS))
         if positions_BS is not None:
-            rotations = rotary.rotations(rotary.by_base(self.config), x_SBH, positions_BS)
+            rotations = rotary.rotations(rotary.by_base(self.config), x_SBH, positions_BS, lengths_BS)
         for number, layer in self.layers.items():
             inputs = x_SBH, attend and attend[int(number)], rotations
             x_SBH = checkpoint_activations(layer, *inputs) if self._recompute_all else layer(*inputs)
