@@ -189,6 +189,7 @@ def context() -> Iterator[Case]:
         (gemma, {"cp": 4}, {"recompute": "selective", "precision": "bf16"}, "joined"),
         (gemma, {"cp": 2, "pp": 3}, {"recompute": "full", "schedule": "zero-bubble", **fp32}, "isolated"),
         (gpt | {"positions": "alibi"}, {"cp": 2, "pp": 2}, {"micro_batch": 2, **fp32}, "joined"),
+        (gpt | {"positions": "alibi-bf16"}, {"cp": 2, "tp": 2}, fp32, "isolated"),
         (phi, {"cp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2, **fp32}, "isolated"),
         (llama, {"cp": 2, "dp": 2}, {"offload_activations": True, "sequence_parallel": False, **fp32}, "isolated"),
         (llama, {"cp": 2, "tp": 4}, {"sequence_parallel": False, "recompute": "selective", **fp32}, "joined"),

@@ -15,7 +15,8 @@ that under a causal mask all ranks have the same work. All but attention acts on
 (Liu et al. 2023, Dao et al. 2022). Of another rank's tokens, either all of this rank's queries see the first chunk and
 none the second, or this rank's second chunk of queries sees both and its first none. So no mask of causality is needed
 but for a rank's own tokens. A GPU computes parts by flash attention, unless they have a window that ends within them,
-documents, a soft cap or slopes; those are computed by products in fp32, some queries at a time.
+documents, a soft cap or slopes; those are computed by products in fp32, some queries at a time. Falcon's ALiBi adds
+scale · slope · j instead, slope · j rounded to bf16 (`alibi.Bf16Slope`).
 
 S queries, T keys, B batch, N heads, G heads of keys and values, R = N / G, D head size.
 """
@@ -30,6 +31,7 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from mtnlg_model.alibi import Bf16Slope
 from mtnlg_model.functional import MAX_FLASH_HEAD, Documents
 from mtnlg_model.rotary import text_lengths
 from mtnlg_parallel.waiting import wait_for
@@ -317,8 +319,12 @@ def _scores(q: Tensor, keys_BG1TD: Tensor, part: Part, rows: slice) -> tuple[Ten
     rows_S, columns_T = part.places(q.device)
     distance_ST = rows_S[rows, None] - columns_T
     if rule.slopes is not None:
-        slopes_N = torch.tensor(rule.slopes, device=q.device)
-        scores -= slopes_N.view(scores.shape[1], -1, 1, 1) * distance_ST
+        slopes_GR11 = torch.tensor(rule.slopes, device=q.device).view(scores.shape[1], -1, 1, 1)
+        if isinstance(rule.slopes[0], Bf16Slope):
+            keys_T = columns_T if rule.begins is None else columns_T - rule.begins[:, None, None, rows, None]
+            scores += (slopes_GR11.bfloat16() * keys_T).float() * rule.scale
+        else:
+            scores -= slopes_GR11 * distance_ST
     hidden = distance_ST < 0
     if rule.window is not None:
         hidden = hidden | (distance_ST >= rule.window)
