@@ -37,13 +37,16 @@ def with_masks(data: Path, out: Path, shares: dict[str, float]) -> Path:
     return out
 
 
-def isolated(layout: tuple[int, int, int], documents: str, **train: object) -> Recipe:
+def isolated(layout: tuple[int, ...], documents: str, **train: object) -> Recipe:
     data = DataSettings.model_validate({"documents": documents})
     return recipe_of(layout, {"layers": 4}, None, **train).model_copy(update={"data": data})
 
 
-def test_losses_of_sources_are_means_over_learned_tokens(run_ranks: RunRanks, masked: Path, tmp_path: Path) -> None:
-    recipe = isolated((1, 2, 2), "joined", samples=8, ramp=None, validation_every=0)
+@pytest.mark.parametrize("layout", [(1, 2, 2), (1, 1, 2, 2)])
+def test_losses_of_sources_are_means_over_learned_tokens(
+    layout: tuple[int, ...], run_ranks: RunRanks, masked: Path, tmp_path: Path
+) -> None:
+    recipe = isolated(layout, "joined", samples=8, ramp=None, validation_every=0)
     recipe = recipe.model_copy(update={"watch": recipe.watch.model_copy(update={"every": 1})})
     (step,) = trained(run_ranks, recipe, masked, tmp_path)[0]["steps"]
     stream = open_data(masked, recipe).train

@@ -181,7 +181,7 @@ class Training:
         if skip_reason is not None:
             step["skipped"] = skip_reason
         if is_masked(self.data.train):
-            is_first = self.coordinates.tp == self.coordinates.pp == 0  # of the ranks that read the same
+            is_first = not any(self.coordinates._replace(dp=0))  # of the ranks that read the same
             own = batches.counted - counted if batches and is_first else 0
             step["learned_tokens"] = sum(all_gather_json(own, self.device))
         self.watch.end(step, settings)
