@@ -206,6 +206,9 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
         (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no 8-bit products"),
         (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no bfloat16 products; use --precision fp32"),
         (("--software", "torchtitan", "--zero", "3", "--shards", "4"), "shards 4 does not divide dp x cp = 2 ranks"),
+        (("--layout", "cp=4", "--cp", "2"), "--cp 2 and cp=4 of --layout differ"),
+        (("--layout", "cp=8,dp=2", "--nodes", "1"), "cp=8,pp=1,dp=2 is 16 GPUs and there are 8; use dp=1, or"),
+        (("--layout", "tp=8,cp=4", "--nodes", "2"), "cp=4,pp=1,dp=1 is 32 GPUs and there are 16; use --nodes 4"),
     ],
 )
 def test_what_a_program_has_not_got_is_refused(words: tuple[str, ...], line: str) -> None:
@@ -379,6 +382,7 @@ def test_a_recipe_is_planned_with_its_context_parallelism(tmp_path: Path) -> Non
     assert (planned["cp"], planned["gpus"]) == (8, 8)
     assert json.loads(plan(recipe, *words, "--layout", "cp=4,dp=2"))["cp"] == 4
     assert json.loads(plan(recipe, *words, "--cp", "4"))["cp"] == 4
+    assert json.loads(plan(recipe, *words, "--cp", "1"))["cp"] == 1
 
 
 def test_64k_tokens_of_an_8b_fit_a_node() -> None:

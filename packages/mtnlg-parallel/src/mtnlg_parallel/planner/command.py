@@ -105,7 +105,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         int | None,
         _count("With --zero 2 or 3: ranks per shard group (HSDP); default dp x cp."),
     ] = None,
-    cp: Annotated[int, _count("Ranks that share each sequence (context parallel).")] = 1,
+    cp: Annotated[int | None, _count("Ranks that share each sequence (context parallel); as --layout's cp.")] = None,
     software: Annotated[
         str | None,
         typer.Option(help="Training program; default what `train` runs, or for a published run the cluster's."),
@@ -155,9 +155,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     given = {name: value for name, value in options.items() if value is not None}
     template = _run_template(target, recipe, given, overrides or (), data)
     before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
-    axes = {"cp": template.cp} | before.model_dump() | (parse_layout(layout) if layout else {})
-    shared = axes.pop("cp")
-    template = template._replace(layout=Layout(**axes), cp=shared if cp == 1 else cp)
+    named = parse_layout(layout) if layout else {}
+    template = _laid_out(template, before, named, cp)
     searches = search or (layout is None and recipe is None and target not in LAID_OUT)
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
@@ -174,7 +173,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     request = PlanRequest(template, place, program, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
-    spreads = "dp" not in parse_layout(layout) if layout else True
+    spreads = "dp" not in named
     if search:
         asked = layout and (_spread_over_nodes(request) if spreads else request)
         _print_search(request, top, as_json, with_days=tokens is not None, asked=asked or None)
@@ -230,6 +229,15 @@ def _run_template(
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
     return _with_options(Run(_preset(target, overrides), Layout(), batch), given)
+
+
+def _laid_out(run: Run, before: Layout, named: dict[str, int], cp: int | None) -> Run:
+    """The run in layout ``before`` with the axes of --layout, and ``cp`` if that is given."""
+    if cp and named.get("cp", cp) != cp:
+        raise UsageFailure(f"--cp {cp} and cp={named['cp']} of --layout differ; give one")
+    axes = before.model_dump() | named
+    shared = axes.pop("cp", 1)
+    return run._replace(layout=Layout(**axes), cp=cp or shared)
 
 
 def _with_options(run: Run, given: dict[str, Any]) -> Run:

@@ -299,8 +299,8 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and run.gpus > gpus:
-        advice = _smaller_layout(layout, gpus, cluster.node.gpus)
-        return f"{layout} is {layout.world} GPUs and there are {gpus}; {advice}"
+        whole = layout.model_copy(update={"cp": run.cp})
+        return f"{whole} is {run.gpus} GPUs and there are {gpus}; {_smaller_layout(whole, gpus, cluster.node.gpus)}"
     chunks = layout.pp * run.interleave
     if run.micro_batches * chunks > MOST_PASSES:
         passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
@@ -390,8 +390,8 @@ def _interleave_error(run: Run, software: Software) -> str | None:
 def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
     """Advice for a layout that needs more GPUs than there are: fewer replicas, or more nodes."""
     needed = -(-layout.world // node)
-    if layout.tp * layout.pp <= gpus:
-        return f"use dp={gpus // (layout.tp * layout.pp)}, or --nodes {needed}"
+    if replicas := gpus // (layout.world // layout.dp):
+        return f"use dp={replicas}, or --nodes {needed}"
     return f"use --nodes {needed}"
 
 
