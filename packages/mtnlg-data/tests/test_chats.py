@@ -34,6 +34,7 @@ MARKED = (
     HEAD + "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL
 )
+CALLING = HEAD + "{{ m.calls | tojson if m.calls }}{{ m.content + '<|im_end|>' }}" + TAIL
 COUNTING = "{{ messages | length }} messages: " + PLAIN
 ANSWERS = ["Paris.", "Of course: Berlin, I think.", "It is 42."]
 CHAT = [
@@ -155,7 +156,8 @@ def test_weights_say_which_answers_are_learned(
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("large", [False, True])
 def test_chats_of_tables_are_those_of_json_lines(tmp_path: Path, kind: str, large: bool) -> None:
-    chats = [CHAT, [CHAT[1], CHAT[2] | {"weight": 1}, CHAT[3], CHAT[4] | {"weight": 0}]]
+    calls: list[dict[str, Any]] = [{"name": "map", "tags": [{"a": "x"}, {"b": "y"}]}, {"id": "1"}]
+    chats = [CHAT, [CHAT[1] | {"calls": calls}, CHAT[2] | {"weight": 1}, CHAT[3], CHAT[4] | {"weight": 0}]]
     rows = pa.table({"messages": chats})
     if large:
         rows = rows.cast(pa.schema([("messages", pa.large_list(rows.schema.field(0).type.value_type))]))
@@ -165,10 +167,17 @@ def test_chats_of_tables_are_those_of_json_lines(tmp_path: Path, kind: str, larg
     else:
         with pa.OSFile(str(table), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             writer.write_table(rows)
-    model = model_folder(tmp_path / "model")
+    model = model_folder(tmp_path / "model", CALLING)
     expected, _ = tokenize(tmp_path / "lines", [{"messages": chat} for chat in chats], model)
     tokens, _ = tokenize(tmp_path / "table", table, model)
     assert sorted(learned(tokens, n) for n in range(2)) == sorted(learned(expected, n) for n in range(2))
+
+
+@pytest.mark.parametrize("value", [["5", None], [5]], ids=str)
+def test_a_list_column_of_no_messages_has_no_chats(value: list[object], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"messages": [value]}), tmp_path / "chat.parquet")
+    with pytest.raises(Failure, match="not_a_chat"):
+        tokenize(tmp_path / "run", tmp_path / "chat.parquet", model_folder(tmp_path / "model"))
 
 
 def test_ambiguous_chats_are_dropped_and_counted(tmp_path: Path) -> None:

@@ -99,13 +99,18 @@ class Table(Rows):
         """The bytes of a string or dictionary scalar, without a copy, or of a chat; None for null."""
         if isinstance(value, pa.ListScalar):
             rows = value.as_py()
-            if self.message == "json" and rows:  # a key that a message lacks is null in its column
-                rows = [{key: each for key, each in (row or {}).items() if each is not None} for row in rows]
-            text = self.text_of(rows)
+            text = self.text_of(_without_nulls(rows) if self.message == "json" else rows)
             return None if text is None else text.encode()
         if isinstance(value, pa.DictionaryScalar):
             value = value.value
         return memoryview(value.as_buffer()) if value.is_valid else None
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401  (of any type)
+    """The value without the keys that are null: in a column, a struct has all keys that any struct of it has."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 @reader("parquet", ["*.parquet"])
