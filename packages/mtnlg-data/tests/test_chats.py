@@ -135,6 +135,7 @@ def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
         ({1: {"weight": 0}, 3: {"weight": 1}}, [1]),
         ({1: {"train": True}, 3: {"train": False}}, [0]),
         ({0: {"train": False}, 1: {"weight": 0, "train": True}, 3: {"weight": None}}, [0, 1]),
+        ({1: {"weight": 0, "train": None}}, [1]),
         ({1: {"weight": 0}, 3: {"train": False}}, "no_answer"),
         ({1: {"weight": 0.5}}, "unknown_weight"),
         ({0: {"train": True}}, "unknown_weight"),

@@ -173,7 +173,7 @@ class ChatEncoder:
 
 def _weight(message: dict[str, Any]) -> bool:
     """Whether a message is learned if it is an answer: its ``train`` or else its ``weight``, 0, 1 or a bool."""
-    weight = message.get("train", message.get("weight"))
+    weight = message.get("weight") if message.get("train") is None else message["train"]
     if weight not in (None, 0, 1) or (weight and message["role"] != "assistant"):
         raise UnusableChat("unknown_weight")
     return weight is None or bool(weight)
