@@ -402,6 +402,24 @@ def test_nvfp4_is_planned_and_said_not_to_train(program: str) -> None:
     assert ("does not train in nvfp4" in results[1].stderr) == (program == "mtnlg-parallel")
 
 
+@pytest.mark.parametrize(
+    ("cp", "more", "is_slow"),
+    [
+        (2, (), False),
+        (1, ("model.positions=alibi",), False),
+        (2, ("model.positions=alibi",), True),
+        (2, ("model.attention_softcap=30.0",), True),
+        (2, ("model.by_layer=[{window=256}, {}]",), True),
+        (2, ("model.by_layer=[{window=4096}, {}]",), False),
+    ],
+)
+def test_slow_attention_of_the_ring_is_said(cp: int, more: tuple[str, ...], is_slow: bool) -> None:
+    sets = [word for setting in ("model.attention_dropout=0", *more) for word in ("--set", setting)]
+    words = ["plan", "gpt2", "--cluster", "dgx-h100", "--layout", f"cp={cp}", "--batch", "8", *sets]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert ("in fp32 under cp" in result.stderr) == is_slow
+
+
 def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None:
     """Of 100 tokens each, or what a sample has of one: attention's rows are those, not the 1,024 of a sample."""
     tokens = tmp_path / "tokens"

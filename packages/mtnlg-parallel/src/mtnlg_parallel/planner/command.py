@@ -164,8 +164,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     ours = train_software(recipe.train) if recipe else load_software(ENGINES["pipeline"])
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
-    if template.precision == "nvfp4" and program.is_ours:
-        say(f"{program.name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
+    if program.is_ours:
+        _say_what_train_lacks(program.name, template, recipe is not None and recipe.data.isolated)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
@@ -229,6 +229,21 @@ def _run_template(
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
     return _with_options(Run(_preset(target, overrides), Layout(), batch), given)
+
+
+def _say_what_train_lacks(name: str, run: Run, isolated: bool) -> None:
+    """Say what this package trains otherwise than planned."""
+    model = run.model
+    if run.precision == "nvfp4":
+        say(f"{name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
+    kinds = {
+        "isolated documents": isolated,
+        "a window": any((model.layer(n).window or model.sequence) < model.sequence for n in range(model.layers)),
+        "a soft cap": model.attention_softcap is not None,
+        "ALiBi": model.positions.startswith("alibi"),
+    }
+    if run.cp > 1 and (slow := [kind for kind, is_so in kinds.items() if is_so]):
+        say(f"{name} computes attention with {' and '.join(slow)} in fp32 under cp, slower than planned here")
 
 
 def _laid_out(run: Run, before: Layout, named: dict[str, int], cp: int | None) -> Run:
