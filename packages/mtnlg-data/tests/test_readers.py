@@ -397,6 +397,10 @@ class Paragraphs(Reader):
         for number, text in enumerate(path.read_text().split("\\n\\n")):
             if text == "raise":
                 raise RuntimeError("no more")
+            if text == "text":
+                yield text
+            if text == "number":
+                yield Record(text, number)
             if len(text) < self.shortest:
                 yield Dropped("too_short", f"{path.name}: paragraph {number}")
             else:
@@ -404,7 +408,9 @@ class Paragraphs(Reader):
 
 class NotOne: ...
 
-class Clashing(Reader):
+class Reads(Reader): ...
+
+class Clashing(Paragraphs):
     paths: int = 1
 '''
 TEXT = "The people of the town did not know what to do with all of the rain. " * 3
@@ -435,11 +441,20 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
     assert summary["sources"]["own"]["dropped"] == {"too_short": 1}
 
 
-def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
-    (folder / "a.txt").write_text(f"{TEXT}\n\nraise\n\n{TEXT}")
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("raise", "RuntimeError: no more"),
+        ("text", "TypeError: 'text' is neither a Record of a str or bytes nor a Dropped"),
+        ("number", "TypeError: Record(number='number', content=1, "),
+    ],
+)
+def test_what_a_readers_error_costs_is_named(folder: Path, line: str, what: str) -> None:
+    (folder / "a.txt").write_text(f"{TEXT}\n\n{line}\n\n{TEXT}")
     summary = run_here(Extract(ExtractSettings()), load_recipe(recipe(folder)).files(), folder / "out")
     assert summary["sources"]["own"]["documents_out"] == 1
-    assert summary["lost"] == [{"source": "own", "where": "a.txt: behind record 0", "what": "RuntimeError: no more"}]
+    (lost,) = summary["lost"]
+    assert (lost["where"], lost["what"][: len(what)]) == ("a.txt: behind record 0", what)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +463,7 @@ def test_what_a_readers_error_costs_is_named(folder: Path) -> None:
         ("jsonll", "", ["jsonll", "did you mean jsonl?"]),
         ("code/mine.py:Paragraf", "", ["did you mean Paragraphs?"]),
         ("code/mine.py:NotOne", "", ["not a reader"]),
+        ("code/mine.py:Reads", "", ["no method read"]),
         ("code/gone.py:Paragraphs", "", ["gone.py"]),
         ("code/mine.py:Clashing", "", ["its key paths"]),
         ("code/mine.py:Paragraphs", "shortes = 3", ["shortes = 3", "did you mean shortest?"]),

@@ -171,6 +171,8 @@ def load_reader(kind: str, folder: Path | None = None) -> type[Reader]:
     found = READERS.load(kind, folder)
     if not (isinstance(found, type) and issubclass(found, Reader)):
         raise UsageFailure(f"{kind}: not a reader, a subclass of mtnlg_data.Reader")
+    if found.read is Reader.read:
+        raise UsageFailure(f"{kind}: defines no method read")
     return found
 
 

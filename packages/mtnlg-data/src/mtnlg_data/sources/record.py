@@ -108,19 +108,23 @@ def read_records(file: SourceFile, max_bytes: int = MAX_RECORD_BYTES) -> Iterato
 def read_any(reader: Reader, file: SourceFile, max_bytes: int) -> Iterator[Record | Dropped]:
     """As ``read_records``, for a reader that may be a user's: whatever it raises costs the rest of the file.
 
-    Raises ``OSError`` with the file's name if the system cannot read it.
+    So does an item that is neither a ``Record`` of a str or bytes nor a ``Dropped``. Raises ``OSError`` with the file's
+    name if the system cannot read it.
     """
-    number = -1
+    place = "before the first record"
     try:
         for item in reader.read(file.here, file.part, max_bytes):
+            if not isinstance(item, Dropped):
+                if not (isinstance(item, Record) and isinstance(item.content, str | bytes)):
+                    raise TypeError(f"{item!r:.80} is neither a Record of a str or bytes nor a Dropped")  # noqa: TRY301
+                place = f"behind record {item.number}"
             yield item
-            number = item.number if isinstance(item, Record) else number
     except OSError as error:
         if error.filename is None and error.errno:
             raise OSError(error.errno, os.strerror(error.errno), str(file.path)) from error
         raise
     except Exception as error:  # noqa: BLE001  (a reader of a user may raise anything)
-        where = f"{file.here.name}: behind record {number}{file.part.place}"
+        where = f"{file.here.name}: {place}{file.part.place}"
         yield Dropped("unreadable", where, f"{type(error).__name__}: {error}", ends_file=True)
 
 
