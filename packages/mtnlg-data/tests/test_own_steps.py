@@ -53,6 +53,24 @@ def mask(batch, most: int = 100_000):
 def wrong(text: str) -> int:
     return 3
 
+def nothing():
+    return True
+
+class Empty(Step[Settings]):
+    version = 1
+
+class NoFunction(Step[Settings]):
+    version = 1
+
+    def open(self, shard, item=None):
+        pass
+
+class NoOutcome(Step[Settings]):
+    version = 1
+
+    def open(self, shard, item=None):
+        return lambda batch: 3
+
 class TinySettings(Settings):
     least: int = setting(10, "Fewest characters.", unit="characters", ge=0)
 
@@ -227,6 +245,8 @@ def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: st
         (["long.use=code/filters.py:keep_lnog"], "code/filters.py has no 'keep_lnog'; did you mean keep_long?"),
         (["long.use=no_package:keep"], "no_package cannot be imported: ModuleNotFoundError"),
         (["long.use=code/filters.py:ADVERTS"], "neither a function nor a subclass of Step"),
+        (["long.use=code/filters.py:nothing"], "code/filters.py:nothing: has no parameter"),
+        (["long.use=code/filters.py:Empty"], "code/filters.py:Empty: defines neither open nor run"),
         (["steps=['extract','lnog']"], "lnog: no such step"),
         (["steps=['clean']"], "clean takes documents, but the step before it gives files"),
         (["steps=['extract','tokenize','clean']"], "clean takes documents, but the step before it gives tokens"),
@@ -243,13 +263,20 @@ def test_what_cannot_work_is_refused_before_any_work(recipe: Path, overrides: li
     assert line in str(failure.value)
 
 
-def test_invalid_result_type_is_a_one_line_error(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("wrong", "bad: gave 3 for books/books.jsonl/0"),
+        ("NoFunction", "bad: open gave None"),
+        ("NoOutcome", "bad: gave 3 for a batch"),
+    ],
+)
+def test_invalid_result_type_is_a_one_line_error(recipe: Path, tmp_path: Path, name: str, line: str) -> None:
+    loaded = load_recipe(recipe, ["steps=['extract','bad']", f"bad.use=code/filters.py:{name}"])
     with closing(Local(1)) as engine, pytest.raises(Failure) as failure:
-        curate(
-            load_recipe(recipe, ["steps=['extract','bad']", "bad.use=code/filters.py:wrong"]), tmp_path / "o", engine
-        )
+        curate(loaded, tmp_path / "o", engine)
     assert "\n" not in str(failure.value)
-    assert str(failure.value).startswith("bad: gave 3 for books/books.jsonl/0")
+    assert str(failure.value).startswith(line)
 
 
 KILLED = """

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import TypeVar, get_original_bases
 
-from .console import UsageFailure
+from .console import Failure, UsageFailure
 from .extract.language import language_code
 from .fingerprint import fingerprint, library_version
 from .settings import Settings as Table
@@ -305,18 +305,25 @@ class Step(Generic[S, K]):
         for language in (None, *languages):
             step = self if language is None and source not in self.variants["source"] else self._copy(source, language)
             opened[language] = step.open(shard, item, **shared)
+            if not callable(opened[language]):
+                raise Failure(f"{self.name}: open gave {opened[language]!r:.60}; it must return a function of a batch")
+
+        def call(decide: Decide, batch: pa.RecordBatch) -> Outcome:
+            if not isinstance(outcome := decide(batch), Outcome):
+                raise Failure(f"{self.name}: gave {outcome!r:.60} for a batch; it must be an Outcome")
+            return outcome
 
         def decide(batch: pa.RecordBatch) -> Outcome:
             codes = [*map(language_code, batch["language"].to_pylist())] if languages else []
             present = [language for language in languages if language in codes]
             if not present:
-                return opened[None](batch)
+                return call(opened[None], batch)
             groups = np.array([present.index(code) if code in present else -1 for code in codes])
             parts = []
             for number in np.unique(groups).tolist():
                 rows = np.flatnonzero(groups == number)
                 part = batch.take(pa.array(rows))
-                parts.append((rows, opened[present[number] if number >= 0 else None](part)))
+                parts.append((rows, call(opened[present[number] if number >= 0 else None], part)))
             return merge_outcomes(batch.num_rows, parts)
 
         return decide

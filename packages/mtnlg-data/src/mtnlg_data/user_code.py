@@ -51,6 +51,8 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
     """
     found = STEPS.load(reference, folder)
     if inspect.isclass(found) and issubclass(found, Step):
+        if found.open is Step.open and found.run is Step.run and found.apply is Step.apply:
+            raise UsageFailure(f"{reference}: defines neither open nor run")
         return found
     if inspect.isfunction(found):
         return function_step(found, reference)
@@ -61,7 +63,9 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
 def function_step(function: FunctionType, reference: str) -> type[FunctionStep]:
     """The class of steps that call a function. Raises ``UsageFailure`` if the function's parameters do not fit."""
     hints = get_type_hints(function, function.__globals__ | {"pa": pa, "Document": Document})
-    first, *others = inspect.signature(function).parameters.values()
+    if not (parameters := [*inspect.signature(function).parameters.values()]):
+        raise UsageFailure(f"{reference}: has no parameter; its first is text, document or batch")
+    first, *others = parameters
     kind = KINDS.get(hints.get(first.name, None), first.name)
     if kind not in KINDS.values():
         raise UsageFailure(
