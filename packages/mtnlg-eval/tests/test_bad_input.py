@@ -81,6 +81,7 @@ def test_truncated_result_is_rewritten(run: Callable[..., int], checkpoint: Chec
     ("words", "error", "line"),
     [
         ({"tasks": ["nonesuch"]}, UsageFailure, "--tasks: no task nonesuch"),
+        ({"tasks": ["lambda"]}, UsageFailure, r"--tasks: no task lambda; did you mean lambada\?"),
         ({"shots": ["-1"]}, UsageFailure, "'-1' is neither a number of examples up to 9,999 nor few"),
         ({"seeds": [1, 1]}, UsageFailure, "pass different numbers"),
         ({"shot_labels": "negative"}, UsageFailure, "use them with --tasks hans"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from difflib import get_close_matches
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -33,6 +34,7 @@ from mtnlg_eval.hub import reach_hub
 from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import regular
 
+from .published import TASKS_BY_NAME
 from .sandbox import PROMPTS
 from .shots import max_shots_that_fit
 from .sources import TaskRows, open_rows
@@ -149,7 +151,9 @@ def load_lm_eval_tasks(
     if not is_file and name not in manager.task_index:
         manager = lm_eval_manager(place, defaults=True)
         if name not in manager.task_index:
-            raise UsageFailure(f"--tasks: no task {name}; `lm-eval ls tasks` lists lm-eval's")
+            near = get_close_matches(name, [*TASKS_BY_NAME, *manager.task_index], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageFailure(f"--tasks: no task {name}; {hint}`lm-eval ls tasks` lists lm-eval's")
         if (cloze := f"{name}{CLOZE}") in manager.task_index:
             say(f"{name}: lm-eval has a cloze form, {cloze}; if scored too, the page shows both")
     reach_hub()
