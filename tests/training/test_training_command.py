@@ -104,6 +104,8 @@ def test_from_sets_initial_weights_once(tmp_path: Path) -> None:
     with pytest.raises(UsageFailure, match=r"no checkpoint; its newest is .*step-9"):
         initial_weights(checkpoints, None)
     shutil.copytree(checkpoints, out / "checkpoints")
+    with pytest.raises(UsageFailure, match=r"no checkpoint; its newest is .*checkpoints/step-9"):
+        initial_weights(out, None)
     shutil.rmtree(checkpoints)
     assert initial_weights(checkpoints / "step-9", out) == override
 

@@ -30,7 +30,9 @@ app = application(
 NINE = ",".join(TASK_NAMES)
 CheckpointArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A checkpoint, a folder of them (newest), a Hugging Face folder or hub id."),
+    typer.Argument(
+        metavar="MODEL", help="A checkpoint, a folder of them or a run (newest), a Hugging Face folder or hub id."
+    ),
 ]
 DataOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Published rows, one folder per task. Default: the Hugging Face hub.")

@@ -28,7 +28,7 @@ app = application("mtnlg-model", "The MT-NLG 530B decoder at any size: figures, 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Folder = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them (takes the newest).")
+    Path, typer.Argument(metavar="CHECKPOINT", help="A step-N folder, or a folder of them or a run (takes the newest).")
 ]
 Prompts = Annotated[
     list[str] | None,

@@ -22,7 +22,7 @@ from pydantic import Field, PositiveInt, model_validator
 from mtnlg_eval.hub import fetch_model
 from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import read_chat_files
-from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, latest, read_manifest
+from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, read_manifest, resolve_checkpoint
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.convert.huggingface import HuggingFaceWeights, require_tokenizer
@@ -132,7 +132,8 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
         raise Failure(f"{folder / ADAPTER}: an adapter: {MERGE}")
     if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
         return _open_huggingface(folder, str(source) if name else str(folder), name or folder.resolve().name, options)
-    if (newest := folder if (folder / "manifest.json").exists() else latest(folder)) is None:
+    newest = resolve_checkpoint(folder)
+    if not (newest / "manifest.json").exists():
         raise Failure(f"{folder}: no checkpoint: neither step-N/manifest.json nor Hugging Face's config.json")
     manifest = read_manifest(newest)
     checkpoint, made = Checkpoint(newest, manifest), manifest.progress

@@ -359,8 +359,10 @@ def _json_checksum(content: Any) -> str:  # noqa: ANN401  (as above)
 
 
 def resolve_checkpoint(directory: Path) -> Path:
-    """``directory`` if it is a checkpoint, else the newest checkpoint in it, else ``directory``."""
-    return directory if (directory / MANIFEST).is_file() else latest(directory) or directory
+    """``directory`` if it is a checkpoint, else the newest in it or in its ``checkpoints``, else ``directory``."""
+    if (directory / MANIFEST).is_file():
+        return directory
+    return latest(directory) or latest(directory / "checkpoints") or directory
 
 
 def latest(directory: Path | str) -> Path | None:

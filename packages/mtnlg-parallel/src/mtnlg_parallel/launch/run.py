@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_data.transfer.urls import Url, location
-from mtnlg_model.checkpoint.manifest import MANIFEST, latest
+from mtnlg_model.checkpoint.manifest import MANIFEST, latest, resolve_checkpoint
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.convert.config_json import is_huggingface
@@ -330,8 +330,8 @@ def initial_weights(given: Path | str, out: Path | None) -> str:
         if not (resumes or out is None or checkpoint.exists()):
             download(url, checkpoint.parent)
     if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
-        newest = latest(checkpoint)
-        hint = f"its newest is {newest}" if newest else "give a step-N folder, or one of Hugging Face's"
+        newest = resolve_checkpoint(checkpoint)
+        hint = f"its newest is {newest}" if newest != checkpoint else "give a step-N folder, or one of Hugging Face's"
         raise UsageFailure(f"--from {checkpoint}: no checkpoint; {hint}")
     return f"train.initial={json.dumps(str(checkpoint.absolute()))}"
 
