@@ -330,7 +330,9 @@ def _extract(place: str, out: Path, folder: Path) -> Outcome:
     kept = sum(batch.num_rows for shard in shards for batch in read_documents(shard, ["id"]))
     summary = json.loads((out / "summary.json").read_text())["stages"][0] if (out / "summary.json").exists() else {}
     counts = summary.get("sources", {}).get("documents", {})
-    line = "" if error is None else error_line(error).partition("; everything else is done")[0].replace(f"{folder}/", "")
+    line = (
+        "" if error is None else error_line(error).partition("; everything else is done")[0].replace(f"{folder}/", "")
+    )
     status = 0 if error is None else error_status(error)
     return Outcome(status, kept, counts.get("dropped", {}), line)
 

@@ -71,9 +71,7 @@ def test_megatron_multimodal_store_is_refused(indexed: ModuleType, tmp_path: Pat
     builder = indexed.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
     builder.add_document(torch.tensor([1, 2, 3]), [2, 1], [0, 1])
     builder.finalize(str(tmp_path / "x.idx"))
-    with pytest.raises(
-        Failure, match=r"x\.idx: the index of a multimodal store, with a mode per sequence; only text"
-    ):
+    with pytest.raises(Failure, match=r"x\.idx: the index of a multimodal store, with a mode per sequence; only text"):
         TokenStore(tmp_path / "x")
 
 

@@ -97,7 +97,7 @@ def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> 
 
     (item,) = read(pa.table({"body": ["x"]}))
     assert isinstance(item, Dropped)
-    assert item.what == "no string under 'text' among body but under body: set field to one of them"
+    assert item.what == "no string under 'text' among body but under body: set field (--field) to one"
     (tmp_path / "a.arrow").write_bytes(struct.pack("<i", -5) * 9)
     status, line = outcome("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
     assert status == 1

@@ -104,7 +104,9 @@ def test_folder_of_stages_is_refused_with_choices(shrunk: tuple[Path, Path], two
     with pytest.raises(Failure, match=r"holds the output of several stages; give one of 01-extract, 02-quality, "):
         find_inputs([str(shrunk[0])])
     step("tokenize", two_files, tmp_path / "tokens", "--vocabulary", 300)
-    with pytest.raises(Failure, match=r"tokens: the stage tokenize wrote no shards here; give the folder of another stage"):
+    with pytest.raises(
+        Failure, match=r"tokens: the stage tokenize wrote no shards here; give the folder of another stage"
+    ):
         find_inputs([str(tmp_path / "tokens")])
 
 
@@ -120,7 +122,9 @@ def test_a_step_changes_nothing_in_the_folder_of_another(
     before = files_of(out)
     for command, source in (("extract", two_files), ("exact", shrunk[0] / "01-extract")):
         words = ["--kinds", "documents"] if command == "exact" else []
-        with pytest.raises(Failure, match=f"out: holds the output of the stage {stage}, which would be replaced; give another"):
+        with pytest.raises(
+            Failure, match=f"out: holds the output of the stage {stage}, which would be replaced; give another"
+        ):
             step(command, source, out, *words)
     assert files_of(out) == before
 

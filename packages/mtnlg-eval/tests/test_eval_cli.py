@@ -286,7 +286,9 @@ def test_rows_longer_than_the_context_are_counted(
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "val.jsonl").write_text(json.dumps(row))
     assert score(tmp_path / "eval", "--tasks", "boolq", data=tmp_path) == 0
-    message = "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning; the first is row 7"
+    message = (
+        "boolq few: 1 prompts are longer than the context of 256 tokens and lose their beginning; the first is row 7"
+    )
     output = capsys.readouterr()
     assert output.err.count(message) == 1
     assert "1 of 1 prompts cut at the beginning" in " ".join(output.out.split())

@@ -110,7 +110,10 @@ def test_derived_widths_follow_in_a_copy() -> None:
     ("changed", "message"),
     [
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
-        ({"positions": "rotary", "rotary_fraction": 0.05}, "rotary positions rotate pairs; 0 of 16 values are not pairs"),
+        (
+            {"positions": "rotary", "rotary_fraction": 0.05},
+            "rotary positions rotate pairs; 0 of 16 values are not pairs",
+        ),
         ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
         ({"head_bias": True}, "head_bias needs an untied head: tied = false"),

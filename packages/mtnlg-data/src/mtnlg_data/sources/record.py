@@ -173,7 +173,7 @@ class Dropped(NamedTuple):
 def no_text(where: str, field: str, actual: str, others: Iterable[str]) -> Dropped:
     """Drop for no string under ``field``: ``actual`` says what is there, ``others`` are fields with strings."""
     names = ", ".join(name[:SHOWN_CHARACTERS] for name in islice(others, SHOWN_FIELDS))
-    hint = f" but under {names}: set field to one of them" if names else ""
+    hint = f" but under {names}: set field (--field) to one" if names else ""
     return Dropped("no_text", where, f"no string under {field!r}{actual}{hint}")
 
 

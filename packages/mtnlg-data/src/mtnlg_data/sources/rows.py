@@ -58,6 +58,8 @@ class Rows(Reader):
         text = self.text_of(value)
         if text is None:
             kind = "" if value is None else f" ({type(value).__name__})"
+            if isinstance(value, list) and self.message is None:
+                kind += "; set message if it is a chat"
             return no_text(where, self.field, kind, (name for name, one in row.items() if isinstance(one, str)))
         url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
         holder, key = find_key(row, self.id)
