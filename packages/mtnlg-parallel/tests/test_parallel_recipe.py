@@ -179,6 +179,7 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
+        ("model={}", "has no [model]; add it"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),
         ("train.samples=5 laps", "train.samples = '5 laps': write a number of samples, or for example \"5000 steps\""),
         (

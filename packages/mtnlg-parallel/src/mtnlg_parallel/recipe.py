@@ -352,6 +352,8 @@ class Recipe(Settings):
         train = content.get("train") if isinstance(content, dict) else None
         if not isinstance(train, dict):
             return content
+        if not (content.get("model") or train.get("initial")):
+            raise ValueError("has no [model]; add it, or start from a model's folder: train.initial, --from")
         model = _initial_model(content.get("model", {}), train.get("initial"))
         return {**content, "model": model, "train": _in_samples(train, _sequence(model))}
 
