@@ -46,9 +46,9 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
     append(data / "piqa/valid-labels.lst", "0")
     (data / "lambada/lambada_test.jsonl").write_text(json.dumps({"text": f"a {'word' * 400}"}))
     rows = {
-        "boolq": f"row 2 is left out: {boolq}:3: not JSON: ",
-        "anli_r2": f'row 3 is left out: {anli}:4: label = "perhaps": unknown label; use one of ',
-        "hellaswag": f"row 2 is left out: {scenes}:3: endings.2 is empty",
+        "boolq": f"row 2 is skipped: {boolq}:3: not JSON: ",
+        "anli_r2": f'row 3 is skipped: {anli}:4: label = "perhaps": unknown label; use one of ',
+        "hellaswag": f"row 2 is skipped: {scenes}:3: endings.2 is empty",
         "piqa 0": "tokens to score; a continuation has from 1 to 256",
         "lambada": "not run: no row of 1 can be scored; row 0: ",
     }

@@ -118,8 +118,8 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
 @pytest.mark.parametrize(
     ("revisions", "line"),
     [
-        (["boolq"], "--revision boolq: needs TASK=COMMIT, once a task"),
-        (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once a task"),
+        (["boolq"], "--revision boolq: needs TASK=COMMIT, once per task"),
+        (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once per task"),
         (["hans=a"], "--revision hans=a: no such task with a data set on the hub; choose from boolq"),
         (["wic=a"], "--revision wic=a: no such task with a data set on the hub"),
         (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; use only one of the two"),

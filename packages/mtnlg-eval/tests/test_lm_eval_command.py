@@ -149,8 +149,8 @@ def test_bad_row_of_any_task_costs_only_that_row(
     result = results_of(tmp_path / "out")["mine"]
     assert (result.rows.count, [row.number for row in result.rows.failed]) == (2, [1, 2])
     error = capsys.readouterr().err
-    assert "mine 0: row 1 is left out: its answer is neither a choice nor the number of one" in error
-    assert "mine 0: row 2 is left out: ZeroDivisionError: division by zero" in error
+    assert "mine 0: row 1 is skipped: its answer is neither a choice nor the number of one" in error
+    assert "mine 0: row 2 is skipped: ZeroDivisionError: division by zero" in error
 
 
 def test_prompts_without_a_context_begin_as_the_hf_backends_do(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
