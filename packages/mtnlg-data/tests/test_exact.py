@@ -25,6 +25,7 @@ from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
 from mtnlg_data.tally import EXCERPT_CHARACTERS
+from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +65,9 @@ def expected(documents: Sequence[Document], options: ExactSettings) -> dict[str,
         for match in re.finditer(r"[^\n]+", text) if "lines" in options.kinds else ():
             line = match[0].strip()
             if len(line) >= options.shortest_line:
-                if line.lower() in lines:
+                if fold_case(line) in lines:  # as Unicode's simple mapping, which makes one letter of one
                     gone[match.start() : match.end()] = [True] * len(match[0])
-                lines.add(line.lower())
+                lines.add(fold_case(line))
         tokens = list(TOKEN[options.substring_unit].finditer(text)) if "substrings" in options.kinds else []
         for first in range(len(tokens) - options.substring_length + 1):
             window = tokens[first : first + options.substring_length]

@@ -250,14 +250,14 @@ def test_file_changed_on_the_hub_is_not_read(tmp_path: Path, hub: Hub) -> None:
     hub.files["0.jsonl"] = b'{"text": "one"}\n'
     files = list_files("hf://datasets/me/rows")
     hub.files["0.jsonl"] = b'{"text": "two"}\n'
-    with pytest.raises(Failure, match="it changed since"):
+    with pytest.raises(Failure, match="changed since"):
         fetch_files(files, tmp_path)
 
 
 def test_a_run_is_exported_to_a_data_set_as_the_hub_creates_it(tmp_path: Path, hub: Hub, finished: Run) -> None:
     hub.files[".gitattributes"] = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
     out = ("--out", "hf://datasets/me/rows", "--work", tmp_path / "work")
-    for said in ("3 of 3 files published", "has all 3 files already"):
+    for said in ("3 of 3 files published", "already has all 3 files"):
         status, line = outcome("export", finished.out, *out)
         assert status == 0, line
         assert said in line

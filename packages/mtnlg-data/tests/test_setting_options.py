@@ -13,7 +13,7 @@ from mtnlg_data.commands.setting_options import leaves
 from mtnlg_data.commands.step_command import NAMES
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.step import Step
+from mtnlg_data.step import Decide, Step
 from mtnlg_data.user_code import open_step
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class Spy(Step[Every, Settings]):
 
     def check(self) -> None:
         raise SettingsRead(self.settings)
+
+    def open(self, shard: object, item: object) -> Decide:
+        raise NotImplementedError
 
 
 def read(folder: Path, *words: str) -> object:

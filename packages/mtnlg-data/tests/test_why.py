@@ -126,7 +126,7 @@ def test_document_is_found_by_id_or_key(named: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "name", "words"),
     [
-        ("named", "twic", r"no document twic; give an id as its source had it"),
+        ("named", "twic", r"no document twic; give the id that the source has"),
         ("raw", "twice", "no stage has finished here; give the folder of a run"),
     ],
 )

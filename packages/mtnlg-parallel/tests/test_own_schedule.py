@@ -101,7 +101,7 @@ def test_reading_a_run_runs_no_code_of_it(tmp_path: Path) -> None:
 
 
 def test_orders_that_cannot_run_are_refused(file: Path) -> None:
-    with pytest.raises(UsageFailure, match="rank 0 of 2 has not each forward, backward pass once"):
+    with pytest.raises(UsageFailure, match="rank 0 of 2 must have each forward, backward pass once"):
         orders(f"{file}:TORN", 2, 1, 4)
     with pytest.raises(UsageFailure, match="rank 0 of 2 has a backward pass before its input"):
         orders(f"{file}:EARLY", 2, 1, 4)

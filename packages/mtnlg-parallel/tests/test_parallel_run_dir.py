@@ -143,7 +143,7 @@ def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> No
 def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path) -> None:
     write_steps(tmp_path, [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)])
     cpus, gpus = (Forecast("here", 0.25, 1e9, rough) for rough in (True, False))
-    assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) a step and 1 GB a rank on here"
+    assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) per step and 1 GB a rank on here"
     assert compare_step_time(tmp_path, recipe_of(), cpus) == "a step of 8 took 0.5 s, predicted 0.25 s (rough on CPUs)"
     assert compare_step_time(tmp_path, recipe_of(), gpus) == "a step of 8 took 0.5 s, predicted 0.25 s"
     assert forecast(recipe_of(), "dgx-a100", force=False).rough is False
@@ -163,4 +163,4 @@ def test_a_forecast_says_which_gpu_it_does_not_know(gpu: str, said: str, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=48 << 30))
     expected = forecast(recipe_of(), None, force=False)
     assert expected.cluster.startswith(said)
-    assert ("does not know and takes for dgx-a100's" in str(expected)) == (gpu == "NVIDIA L40S")
+    assert ("does not know and treats as dgx-a100's" in str(expected)) == (gpu == "NVIDIA L40S")

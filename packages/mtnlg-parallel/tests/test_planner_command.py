@@ -145,9 +145,9 @@ def test_a_switch_is_turned() -> None:
         (("mt-nlg-530b", "--software", "megatron-lm", "--layout", "tp=8,pp=36,dp=8"), "use pp 21 or 35"),
         (
             ("mt-nlg-530b", "--software", "megatron-deepspeed", "--sequence-parallel"),
-            "has not got sequence parallelism",
+            "does not support sequence parallelism",
         ),
-        (("mt-nlg-530b", "--software", "megatron-lm", "--schedule", "zero-bubble"), "has not got the schedule zero-b"),
+        (("mt-nlg-530b", "--software", "megatron-lm", "--schedule", "zero-bubble"), "does not support the schedule zero-b"),
         (("mt-nlg-530b", "--interleave", "4"), "pp = 35 x train.chunks = 4"),
         (("mt-nlg-530b", "--set", "model.sequnce=4096"), "did you mean sequence?"),
         (("mt-nlg-530b", "--set", "train.batch=4096"), "preset mt-nlg-530b has only [model]"),
@@ -174,7 +174,7 @@ def test_a_number_beyond_all_clusters_is_a_mistake(option: str) -> None:
 
 
 def test_a_name_that_is_no_recipe_is_near_a_preset() -> None:
-    with pytest.raises(Failure, match=r"no such preset; there is mt-nlg-530b") as caught:
+    with pytest.raises(Failure, match=r"no such preset; choose a folder or mt-nlg-530b") as caught:
         CliRunner().invoke(app, ["plan", "530b"], catch_exceptions=False)
     assert caught.value.exit_status == 1
 
@@ -196,12 +196,12 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--software", "megatron-lm", "--zero", "3"), "megatron-lm has not got FSDP; use --software megatron-core"),
-        (("--software", "llm-foundry", "--cp", "2"), "llm-foundry has not got context parallelism"),
-        (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm has not got products of 8 bits"),
+        (("--software", "megatron-lm", "--zero", "3"), "megatron-lm does not support FSDP; use --software megatron-core"),
+        (("--software", "llm-foundry", "--cp", "2"), "llm-foundry does not support context parallelism"),
+        (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm does not support 8-bit products"),
         (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
         (("--precision", "fp8"), "A100-SXM4-80GB has no 8-bit products"),
-        (("--precision", "nvfp4", "--cluster", "mi355x"), "MI355X-288GB has no products of 4 bits"),
+        (("--precision", "nvfp4", "--cluster", "mi355x"), "MI355X-288GB has no 4-bit products"),
         (("--data", "tokens"), "is for a recipe with data.documents"),
         (("--precision", "fp8", "--search", "--nodes", "1"), "A100-SXM4-80GB has no 8-bit products"),
         (("--cluster", "dgx1-v100"), "V100-SXM2-32GB has no bfloat16 products; use --precision fp32"),
@@ -290,13 +290,13 @@ def test_eight_bit_recipe_is_planned_as_trained() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--search", "--scaling", "1,2"), "--scaling is of one layout"),
-        (("--layout", "dp=8", "--scaling", "1,2", "--html", "page.html"), "--html is of one plan, not of --scaling"),
+        (("--search", "--scaling", "1,2"), "--scaling shows one layout"),
+        (("--layout", "dp=8", "--scaling", "1,2", "--html", "page.html"), "--html shows one plan, --scaling several"),
         (
             ("--layout", "dp=8", "--scaling", "1,2", "--timeline", "a.json"),
-            "--timeline is of one plan, not of --scaling",
+            "--timeline shows one plan, --scaling several",
         ),
-        (("--layout", "dp=8", "--scaling", "1,2", "--tokens", "1T"), "--tokens is of one plan, not of --scaling"),
+        (("--layout", "dp=8", "--scaling", "1,2", "--tokens", "1T"), "--tokens shows one plan, --scaling several"),
         (("--layout", "dp=8", "--top", "3"), "--top needs --search"),
     ],
 )

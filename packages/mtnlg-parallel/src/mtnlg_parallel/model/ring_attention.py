@@ -186,7 +186,7 @@ def _forward(q: Tensor, kv: Tensor, context: Context, rule: Rule) -> tuple[Tenso
             old_out.mul_((old_lse - both).exp()[..., None]).add_(new_out * (new_lse - both).exp()[..., None])
             old_lse.copy_(both)
         if arriving:
-            kv = arriving.wait()
+            kv = arriving.receive()
     return out.to(q.dtype), lse
 
 
@@ -204,11 +204,11 @@ def _backward(  # noqa: PLR0917  (what forward has saved)
             found = _kernels(q, part)[1](*rows, *kv[:, :, :, part.keys], part)
             dq[:, :, part.queries] += found[0]
             dkv[:, :, :, part.keys] += torch.stack(found[1:])
-        gradients = _pass_on(dkv.add_(gradients.wait()) if gradients else dkv, group, 1)
+        gradients = _pass_on(dkv.add_(gradients.receive()) if gradients else dkv, group, 1)
         if arriving:
-            kv = arriving.wait()
+            kv = arriving.receive()
     assert gradients  # noqa: S101  (a ring has ranks)
-    return dq.to(q.dtype), gradients.wait().to(q.dtype)
+    return dq.to(q.dtype), gradients.receive().to(q.dtype)
 
 
 class _Arriving(NamedTuple):
@@ -218,7 +218,7 @@ class _Arriving(NamedTuple):
     sent: Tensor  # alive until then
     works: list[Work]
 
-    def wait(self) -> Tensor:
+    def receive(self) -> Tensor:
         for work in self.works:
             wait_for(work)
         return self.tensor

@@ -315,7 +315,7 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
     if run.precision == "fp16" and ours:
         return f"{software.name} does not support fp16; use --precision {half}"
     if run.precision in PRODUCT_BYTES and not gpu.narrow_flops(run.shape.product_width):
-        return f"{gpu.name} has no products of {8 * run.shape.product_width:.0f} bits; use --precision {half}"
+        return f"{gpu.name} has no {8 * run.shape.product_width:.0f}-bit products; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no bfloat16 products; use --precision {half}"
     narrow, cut = run.precision in PRODUCT_BYTES and ours, run.layout.model_copy(update={"cp": run.cp})
@@ -350,14 +350,14 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         "any_schedule": (f"the schedule {run.schedule}", not run.pipeline_schedule.widespread),
         "slices_context": ("context parallelism", run.cp > 1),
         "shards_weights": ("FSDP", run.zero > 1),
-        "multiplies_fp8": ("products of 8 bits", run.precision in PRODUCT_BYTES),
+        "multiplies_fp8": ("8-bit products", run.precision in PRODUCT_BYTES),
     }
     needed = [name for name, (_, asked) in abilities.items() if asked]
     if lacking := next((name for name in needed if not getattr(software, name)), None):
         programs = [load_software(name) for name in (*ENGINES.values(), "megatron-core")]
         able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
         advice = f"; use --software {able[0]}" if able else ", and no other program supports all of this run"
-        return f"{software.name} has not got {abilities[lacking][0]}{advice}"
+        return f"{software.name} does not support {abilities[lacking][0]}{advice}"
     if run.offload_activations and software.name == ENGINES["deepspeed"]:
         return f"{software.name} keeps activations on the device; use --software {ENGINES['pipeline']}"
     if software.is_ours and run.recompute not in RECOMPUTE:
