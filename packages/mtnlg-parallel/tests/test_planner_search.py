@@ -167,4 +167,4 @@ def test_search_tries_our_schedules() -> None:
 def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> None:
     words = ("dense-350m", "--nodes", "1", "--search")
     for option in ("--html", "--timeline"):
-        assert f"{option} is of one layout" in refusal(*words, option, str(tmp_path / "page"))
+        assert f"{option} shows one layout" in refusal(*words, option, str(tmp_path / "page"))

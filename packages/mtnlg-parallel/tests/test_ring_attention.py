@@ -40,7 +40,7 @@ class Group(NamedTuple):
 class Arriving(NamedTuple):
     link: queue.Queue[Tensor]
 
-    def wait(self) -> Tensor:
+    def receive(self) -> Tensor:
         return self.link.get(timeout=60)
 
 
