@@ -147,7 +147,10 @@ def test_a_switch_is_turned() -> None:
             ("mt-nlg-530b", "--software", "megatron-deepspeed", "--sequence-parallel"),
             "does not support sequence parallelism",
         ),
-        (("mt-nlg-530b", "--software", "megatron-lm", "--schedule", "zero-bubble"), "does not support the schedule zero-b"),
+        (
+            ("mt-nlg-530b", "--software", "megatron-lm", "--schedule", "zero-bubble"),
+            "does not support the schedule zero-b",
+        ),
         (("mt-nlg-530b", "--interleave", "4"), "pp = 35 x train.chunks = 4"),
         (("mt-nlg-530b", "--set", "model.sequnce=4096"), "did you mean sequence?"),
         (("mt-nlg-530b", "--set", "train.batch=4096"), "preset mt-nlg-530b has only [model]"),
@@ -196,7 +199,10 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--software", "megatron-lm", "--zero", "3"), "megatron-lm does not support FSDP; use --software megatron-core"),
+        (
+            ("--software", "megatron-lm", "--zero", "3"),
+            "megatron-lm does not support FSDP; use --software megatron-core",
+        ),
         (("--software", "llm-foundry", "--cp", "2"), "llm-foundry does not support context parallelism"),
         (("--software", "megatron-lm", "--precision", "fp8"), "megatron-lm does not support 8-bit products"),
         (("--software", "megatron-core", "--cp", "3"), "cp 3 does not divide model.sequence"),
