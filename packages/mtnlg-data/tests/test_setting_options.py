@@ -56,7 +56,7 @@ class Spy(Step[Every, Settings]):
     def check(self) -> None:
         raise SettingsRead(self.settings)
 
-    def open(self, shard: object, item: object) -> Decide:
+    def open(self, shard: object, item: object = None, **shared: object) -> Decide:
         raise NotImplementedError
 
 
