@@ -13,11 +13,13 @@ from mtnlg_data.commands.setting_options import leaves
 from mtnlg_data.commands.step_command import NAMES
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.step import Decide, Step
+from mtnlg_data.step import Step
 from mtnlg_data.user_code import open_step
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mtnlg_data.step import Decide
 
 STEPS = (
     "extract",
