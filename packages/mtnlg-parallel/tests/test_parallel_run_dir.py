@@ -163,4 +163,4 @@ def test_a_forecast_says_which_gpu_it_does_not_know(gpu: str, said: str, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=48 << 30))
     expected = forecast(recipe_of(), None, force=False)
     assert expected.cluster.startswith(said)
-    assert ("does not know and treats as dgx-a100's" in str(expected)) == (gpu == "NVIDIA L40S")
+    assert ("does not know and treats as dgx-a100" in str(expected)) == (gpu == "NVIDIA L40S")
