@@ -51,7 +51,7 @@ def recipe(tmp_path: Path) -> Path:
         (["--layout", "tp=2", "--set", "model.sequence=9"], 2, "use 1, or train.sequence_parallel = false"),
         (["--set", "train.leraning=1"], 2, "unknown key"),
         (["--set", "model.vocabulary=32"], 1, "set model.vocabulary to 64 or more"),
-        (["--set", "model.sequence=100000", "--force"], 1, "fewer than one sample"),
+        (["--set", "model.sequence=100000", "--force"], 1, "do not fill one sample"),
         (["--profile", "3"], 2, "--profile 3: write the first step and the last, such as 10:12"),
         (
             ["--launcher", "slurm", "--ranks-per-node", "3", "--layout", "tp=2,dp=2,pp=1"],
