@@ -114,7 +114,7 @@ def test_rollback_trains_on_without_the_samples_it_skips(
     assert done.exit_code == 0, done.output
     written = load_recipe(tmp_path / "out" / "recipe.toml")
     assert written.train.skip == ((4, 8), (20, 52 if skip == "last" else 40))
-    with pytest.raises(IdentityError, match="leaves out samples"):
+    with pytest.raises(IdentityError, match="skips samples"):
         prepare_run_dir(tmp_path / "out", recipe, open_data(data, recipe).fingerprint, resume=True)
     longer = written.model_copy(update={"train": written.train.model_copy(update={"samples": 80})})
     run_ranks("train", [longer, longer], data=data, outs=[tmp_path / "out", tmp_path / "whole"])
