@@ -38,8 +38,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, StringConstraints, create_m
 
 from .console import UsageFailure, say
 from .extract.language import check_language
-from .registry import did_you_mean, recipe_folder, references_from
-from .settings import Settings, dump, partial_settings, read_toml, setting, validate
+from .registry import recipe_folder, references_from
+from .settings import Settings, did_you_mean, dump, partial_settings, read_toml, setting, validate
 from .sources import Reader, SourceFile
 from .sources.matching import matching_files
 from .sources.reader import load_reader, open_reader, reader_in_recipe

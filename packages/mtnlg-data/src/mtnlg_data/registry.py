@@ -14,16 +14,16 @@ import importlib.util
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import get_close_matches
 from functools import reduce
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .console import UsageFailure
+from .settings import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
 
@@ -88,12 +88,6 @@ class Registry:
             public = [key for key in vars(module) if not key.startswith("_")]
             hint = f"{did_you_mean(attribute, public)}it has {', '.join(public) or 'no public name'}"
             raise UsageFailure(f"{name}: {place} has no {attribute!r}; {hint}") from None
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The part of a message that offers the nearest of these names; empty if none is near."""
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}? " if near else ""
 
 
 def file_module_name(path: str) -> str:

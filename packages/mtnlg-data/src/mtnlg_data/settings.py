@@ -19,7 +19,7 @@ from .console import Failure, UsageFailure
 from .files import read_small
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -142,13 +142,18 @@ def _override(content: dict[str, Any], override: str) -> None:
     table[parts[-1]] = value
 
 
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The part of a message that offers the nearest of these names; empty if none is near."""
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}? " if near else ""
+
+
 def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
     path = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
         valid = sorted(_valid_keys(schema, path[:-1]))
-        near = get_close_matches(str(path[-1]), valid, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(str(path[-1]), valid)
         return f"{place}: {key} = {detail['input']!r}: unknown key; {hint}valid keys: {', '.join(valid)}"
     if detail["type"] == "missing":
         return f"{place}: {key}: required key is missing"

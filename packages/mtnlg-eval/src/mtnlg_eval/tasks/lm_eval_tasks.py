@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from difflib import get_close_matches
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -33,6 +32,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from mtnlg_eval.hub import reach_hub
 from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import regular
+from mtnlg_model.settings import did_you_mean
 
 from .published import TASKS_BY_NAME
 from .sandbox import PROMPTS
@@ -151,8 +151,7 @@ def load_lm_eval_tasks(
     if not is_file and name not in manager.task_index:
         manager = lm_eval_manager(place, defaults=True)
         if name not in manager.task_index:
-            near = get_close_matches(name, [*TASKS_BY_NAME, *manager.task_index], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(name, [*TASKS_BY_NAME, *manager.task_index])
             raise UsageFailure(f"--tasks: no task {name}; {hint}`lm-eval ls tasks` lists lm-eval's")
         if (cloze := f"{name}{CLOZE}") in manager.task_index:
             say(f"{name}: lm-eval has a cloze form, {cloze}; if scored too, the page shows both")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -33,7 +32,7 @@ from pydantic import Field
 
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.files import read_small
-from mtnlg_model.settings import Settings, setting, validate
+from mtnlg_model.settings import Settings, did_you_mean, setting, validate
 
 from .programs import SOFTWARE
 
@@ -68,7 +67,7 @@ class Gpu(Settings):
     peak_flops: Positive = Field(description="dense 16-bit tensor-core operations per second; CPU: fp32 operations")
     fp32_flops: Positive | None = setting(None, "fp32 operations per second without tensor cores")
     fp8_flops: Positive | None = setting(None, "dense 8-bit tensor-core operations per second, if it has them")
-    nvfp4_flops: Positive | None = setting(None, "dense NVFP4 tensor-core operations a second, if it has them")
+    nvfp4_flops: Positive | None = setting(None, "dense NVFP4 tensor-core operations per second, if it has them")
     bf16: bool = setting(True, "has products of bfloat16")
     processors: Count = Field(description="streaming multiprocessors")
     memory_bytes: Positive
@@ -146,8 +145,7 @@ def load_cluster(name: str) -> Cluster:
         return _load_shipped(name)
     if name.endswith(".toml") or Path(name).exists():
         return _load(Path(name))
-    near = get_close_matches(name, cluster_names(), n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(name, cluster_names(), cutoff=0.3)
     raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
 
 
