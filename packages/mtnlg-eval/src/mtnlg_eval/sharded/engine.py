@@ -188,10 +188,9 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         shard = DecoderShard(cast("Checkpoint", model.weights), layout, device, model.dtype)
         # Two groups, because stored answers are looked up in a separate thread.
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
-        engine, tokens = ShardedEngine(shard, model.tokenizer, hosts), options.batch_tokens
+        engine = ShardedEngine(shard, model.tokenizer, hosts)
         with closing(SharedStore(answers_identity(model), store, lookups)) as answers:
-            more: Any = {"chat": model.chat, "longest_short_text": model.config.longest_short_text}
-            yield DecoderLM(model.context, engine, model.tokenizer, answers, batch_tokens=tokens, **more)
+            yield model.lm(engine, answers, options.batch_tokens)
             distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
