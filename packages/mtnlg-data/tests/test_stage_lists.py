@@ -146,7 +146,7 @@ def test_run_and_single_step_refuse_each_others_folders(finished: Run, two_files
 def test_unfinished_or_incomplete_stage_is_refused(shrunk: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(shrunk[0] / "03-clean", tmp_path / "clean")
     (folder / "books-00000.parquet").unlink()
-    with pytest.raises(Failure, match=r"books-00000.parquet: listed in .* but missing; run the stage again"):
+    with pytest.raises(Failure, match=r"books-00000.parquet: lost, or removed by --keep last; .* run the stage again"):
         find_inputs([str(folder)])
     for listed in ('{"stage": "clean", "shards": ["../01-extract/books-00000.parquet"]}', None):
         if listed is None:

@@ -142,7 +142,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     """
     draws, revisions = _parse_seeds(seeds), _parse_revisions(revision or ())
     if task_file:
-        say("--task-file: is removed in 0.5; use --tasks FILE")
+        say("--task-file will be removed in 0.5; use --tasks FILE")
     if launcher == "slurm":
         check_parallel("--launcher slurm")
         from mtnlg_eval.sharded.job import submit  # noqa: PLC0415  (an extra)

@@ -186,5 +186,5 @@ def listed_shards(folder: Path) -> list[Path] | None:
     shards = record.shard_paths(folder)
     for shard in shards:
         if not shard.exists():
-            raise Failure(f"{shard}: listed in {RECORD} but missing; run the stage again")
+            raise Failure(f"{shard}: lost, or removed by --keep last; it is in {RECORD}: run the stage again")
     return shards

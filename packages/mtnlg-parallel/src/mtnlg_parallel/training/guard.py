@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.metrics import Step
 
 
-NOTHING_LEARNED: Final = "it has no learned target"
+NOTHING_LEARNED: Final = "none of its targets is learned"
+"""Written to metrics.jsonl, and compared when a run resumes: do not reword it."""
 
 
 def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
