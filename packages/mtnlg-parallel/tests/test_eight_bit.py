@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from mtnlg_model.families import preset
 from mtnlg_parallel.layout import Layout, eight_bit_error
-from mtnlg_parallel.model import eight_bit, products
-from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, EightBit, Factor, Rounding
-from mtnlg_parallel.model.products import SlicedWeight
+from mtnlg_parallel.model import eight_bit
+from mtnlg_parallel.model.eight_bit import BACKWARD, FORWARD, Factor
 
 #: Half the distance between two 8-bit numbers, relative to the larger: of E4M3 and of E5M2.
 ROUNDING = {FORWARD: 2**-4, BACKWARD: 2**-3}
@@ -70,24 +66,3 @@ def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     assert "model.(heads + 2 kv_heads) x head_size of a rank, by layout.tp = 8, is 20" in str(
         eight_bit_error(Layout(tp=8), shared, 1)
     )
-
-
-def test_sums_of_fewer_bits_in_forward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_rank: Any = SimpleNamespace(degree=1, sequence_parallel=False, eight_bit=EightBit(Rounding()))
-    fast: list[bool] = []
-    eager = eight_bit.product
-
-    def product(*factors: Any, fast_sums: list[bool] = fast, **options: Any) -> Tensor:  # noqa: ANN401  (its factors)
-        fast_sums.append(options.get("fast", False))
-        return eager(*factors, **options)
-
-    monkeypatch.setattr(eight_bit, "product", product)
-    layer = SlicedWeight(torch.nn.Parameter(noise(16, 32)), one_rank)
-    torch.autograd.backward(products.column(noise(4, 1, 32).requires_grad_(), layer).sum())
-    assert fast == [True, False, False]
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **options: asked.append(options["use_fast_accum"]))
-    values: Any = SimpleNamespace(is_cuda=True, t=lambda: None)
-    for is_fast in (True, False):
-        eager(Factor(values, noise(1)), Factor(values, noise(1)), torch.bfloat16, is_fast)
-    assert asked == [True, False]

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from mtnlg_model import functional
 from mtnlg_parallel.engine.pipeline_engine import native_attention
 from mtnlg_parallel.kernels import best_ops, dispatch
-from mtnlg_parallel.model import attention_masks
 from mtnlg_parallel.model.head import EAGER
 
 CPU = torch.device("cpu")
@@ -96,16 +94,4 @@ def test_cudnn_attention_comes_first_from_hopper_on(
     with native_attention(torch.device("cuda")):
         assert (order() != before) == is_first
         assert order()[0] == (int(cudnn) if is_first else before[0])
-        q_BNSD = torch.zeros(1, 1, 2, 8)
-        attention_masks.attention_of_rank(0, q_BNSD, q_BNSD, q_BNSD, None, 1.0, 0.1)
-        assert order()[0] == (int(cudnn) if is_first else before[0])
     assert order() == before
-
-
-def test_attention_dropout_avoids_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[bool] = []
-    monkeypatch.setattr(functional, "attention", lambda *_: allowed.append(torch._C._get_cudnn_sdp_enabled()))
-    before, q_BNSD = torch._C._get_cudnn_sdp_enabled(), torch.zeros(1, 1, 2, 8)
-    attention_masks.attention_of_rank(0, q_BNSD, q_BNSD, q_BNSD, None, 1.0, 0.1)
-    assert allowed == [False]
-    assert torch._C._get_cudnn_sdp_enabled() is before

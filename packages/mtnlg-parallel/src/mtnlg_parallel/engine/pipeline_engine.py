@@ -27,7 +27,6 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mtnlg_parallel.model.attention_masks import EXACT_DROPOUT
 from mtnlg_parallel.model.ring_attention import Context
 from mtnlg_parallel.model.slicing import new_group
 from mtnlg_parallel.model.stage_modules import DTYPES, build_stages
@@ -57,6 +56,8 @@ if TYPE_CHECKING:
 
 HOPPER = (9, 0)
 """Compute capability of the H100."""
+
+ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Key = tuple[int, int]
 """(micro-batch, chunk) of one of a rank's passes."""
@@ -205,7 +206,7 @@ def native_attention(device: torch.device) -> AbstractContextManager[object]:
     any_kernel = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     if any_kernel or torch.cuda.get_device_capability(device) < HOPPER:
         return nullcontext()
-    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *EXACT_DROPOUT], set_priority=True)
+    return sdpa_kernel(ATTENTION, set_priority=True)
 
 
 class _Step:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mtnlg_model import functional
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.functional import Mask
-
-EXACT_DROPOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All but cuDNN, which PyTorch 2.10 and 2.11 prefer on Hopper: it rounds the rate to sixteenths (pytorch PR 174245)."""
 
 
 def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank)
@@ -45,7 +41,6 @@ def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank
     if not rate:
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap, slopes)
     seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank
-    fork = torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else [])
-    with fork, sdpa_kernel(EXACT_DROPOUT):
+    with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
         torch.manual_seed(seed)
         return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap, slopes)

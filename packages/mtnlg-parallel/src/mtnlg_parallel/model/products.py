@@ -298,7 +298,7 @@ def _forward(x_NI: Factor | None, x: Tensor, weight: Tensor, slicing: Slicing) -
     if x_NI is None or slicing.eight_bit is None:
         return matmul(x, weight.t())
     w_OI, _ = slicing.eight_bit.weight(weight)
-    return eight_bit.product(x_NI, w_OI, x.dtype, fast=True).view(*x.shape[:-1], -1)
+    return eight_bit.product(x_NI, w_OI, x.dtype).view(*x.shape[:-1], -1)
 
 
 def _backward(dy: Tensor, weight: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor | Factor]:
