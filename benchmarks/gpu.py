@@ -14,7 +14,7 @@
     kernels       norms at 256 rows against eager; six operations at 2,048 against torch.compile and Liger-Kernel
     evaluation    the paper's prompts on a 1.3B decoder in bf16, against lm-eval's hf backend; bits in other batches
     call 2
-    training      350M trained without checkpoints: MFU of wall time, loss, the planner's figure
+    training      350M and layers of Llama 2 7B trained: MFU of wall time, loss, memory, the planner's figures
     sanitizer     compute-sanitizer's racecheck of a norm's backward
 
 DIR gets two files. A part appends to results.jsonl; what fails is a row there, too, and a part whose process dies runs

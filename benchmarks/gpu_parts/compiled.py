@@ -18,7 +18,6 @@ from mtnlg_parallel.kernels.aot.build import check_limits
 from mtnlg_parallel.kernels.aot.compilation import compile_launches, describe, run_backward
 from mtnlg_parallel.kernels.aot.launch_signatures import launch_recipe
 from mtnlg_parallel.model import eight_bit
-from mtnlg_parallel.recipe import load_recipe
 
 from . import checks, engine, training, waiting
 from .clock import DEVICE, DTYPE
@@ -59,7 +58,7 @@ def launch_all() -> None:
         make_step(rank, way, sides_of(ops)[name])()
     for recipe in (
         *(engine.recipe_of(case, False) for case in engine.CASES),
-        load_recipe(training.RECIPE, training.SETTINGS),
+        *(training.recipe_of(case, False) for case in training.CASES),
     ):
         launch_recipe(recipe)
 

@@ -35,7 +35,7 @@ from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.training.samples import micro_batches
 
 from .clock import Clock, kernels, release
-from .training import RECIPE
+from .training import RECIPES
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class First(NamedTuple):
 
 def recipe_of(case: str, tiny: bool, *more: str) -> Recipe:
     """The recipe that a case trains."""
-    return load_recipe(RECIPE, (*SETTINGS, *(SMALL if tiny else ()), *CASES[case], *more))
+    return load_recipe(RECIPES / "dense-350m", (*SETTINGS, *(SMALL if tiny else ()), *CASES[case], *more))
 
 
 def train(recipe: Recipe, ops: Any, device: torch.device, weights: dict[str, Tensor], clock: Clock) -> First:  # noqa: ANN401

@@ -34,8 +34,12 @@ LONG_ROW: Final = 1024
 ROW: Final = 1000
 """Row length at which flash attention with a causal mask sustains half of its rate on long rows."""
 
-NATIVE_HEAD: Final = 128
-"""Widest head that kernels made for the GPU's generation support in backward (cuDNN's support matrix of 2024)."""
+NATIVE_HEAD: Final = 160
+"""Widest head with which kernels made for the GPU's generation were measured: 1.6 x FlashAttention-2, on an H200."""
+
+DROPOUT_SHARE: Final = (0.86, 0.68)
+"""Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation: heads of 128 and rows of
+4,096 to 32,768 on an H200."""
 
 MERGE_BYTES: Final = (41, 58)
 """Memory traffic, in bytes per element, to merge a block of the ring in fp32 by separate operations: forward, backward.
@@ -85,6 +89,7 @@ def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -
         / (row + ROW)
         * d
         / (d + software.attention_head)
+        * (DROPOUT_SHARE[native] if model.attention_dropout else 1)
     )
     seconds = (software.attention_backward if backward else 1.0) * operations / rate
     cost = Cost(seconds, memory_seconds(cluster, 0.0, 1), 0.0, 6 if backward else 3)
