@@ -8,7 +8,9 @@ its contents. So that a text has the same sums in every batch, no call here has 
     attention        PyTorch's memory-efficient kernel: a thread block handles a block of queries of one head of one
                      text and goes through its keys in order. It never splits the keys among blocks, as other kernels
                      do for few queries. packed_attention.py determines how many keys a query has.
-    sums of logits   run over `TILE` positions, because a reduction is laid out by the number of its results.
+    sums of logits   run over `TILE` positions, because a reduction is laid out by the number of its results, and over
+                     rows that begin at multiples of 16 bytes, because it loads vectors: a row that begins between two
+                     is summed in another order.
 
 Everything else (norms, GeLU, sums of two tensors, look-ups) computes each row, or each number, by itself. packing.py
 makes whole tiles: batches have a multiple of `TILE` tokens and of `TILE` scored positions.
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 TILE = 512
 """Rows per matrix product, and positions whose logits are summed at a time."""
+
+ALIGNED = 8
+"""Rows of products begin at multiples of this many numbers."""
 
 ATEN = torch.ops.aten
 PRODUCTS = {ATEN.mm.default, ATEN.mm.dtype, ATEN.matmul.default, ATEN.linear.default}
@@ -79,7 +84,8 @@ def tiled_product(x_MK: Tensor, weight_KN: Tensor, dtype: torch.dtype) -> Tensor
     rows = len(x_MK)
     if rest := -rows % TILE:
         x_MK = torch.cat((x_MK, x_MK.new_zeros(rest, x_MK.shape[1])))
-    y_MN = x_MK.new_empty(len(x_MK), weight_KN.shape[1], dtype=dtype)
+    width = weight_KN.shape[1]
+    y_MN = x_MK.new_empty(len(x_MK), width + -width % ALIGNED, dtype=dtype)[:, :width]
     for x_TK, y_TN in zip(torch.split(x_MK, TILE), torch.split(y_MN, TILE), strict=True):
         if dtype == x_MK.dtype:
             torch.mm(x_TK, weight_KN, out=y_TN)
