@@ -38,8 +38,8 @@ NATIVE_HEAD: Final = 160
 """Widest head with which kernels made for the GPU's generation were measured: 1.6 x FlashAttention-2, on an H200."""
 
 DROPOUT_SHARE: Final = (0.86, 0.68)
-"""Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation: heads of 128 and rows of
-4,096 to 32,768 on an H200."""
+"""Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation; measured on an H200 with
+heads of 128 and rows of 4,096 to 32,768."""
 
 MERGE_BYTES: Final = (41, 58)
 """Memory traffic, in bytes per element, to merge a block of the ring in fp32 by separate operations: forward, backward.
