@@ -11,7 +11,7 @@ from mtnlg_parallel.planner.programs import Software, load_software
 from mtnlg_parallel.planner.run import Run
 
 DGX, H100 = load_cluster("dgx-a100"), load_cluster("dgx-h100")
-SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200)
+SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200, attention_dropout=0)
 CORE = load_software("megatron-core")
 
 
@@ -43,6 +43,14 @@ def test_attention_kernels_for_narrow_heads(heads: int, native: bool) -> None:
     plain = CORE.model_copy(update={"native_attention": False})
     times = [attention(shape, H100, program, False).products for program in (CORE, plain)]
     assert (times[0] < times[1]) is native
+
+
+@pytest.mark.parametrize(("native", "share"), [(False, 0.86), (True, 0.68)])
+def test_dropout_slows_attention_as_measured(native: bool, share: float) -> None:
+    program = CORE.model_copy(update={"native_attention": native})
+    models = SMALL, SMALL.model_copy(update={"attention_dropout": 0.1})
+    plain, dropped = (attention(Run(each, Layout(), 1).shape, H100, program, False).products for each in models)
+    assert plain / dropped == pytest.approx(share)
 
 
 def test_triton_attention_is_slow_backward() -> None:

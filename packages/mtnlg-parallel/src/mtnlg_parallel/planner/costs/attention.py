@@ -38,7 +38,7 @@ NATIVE_HEAD: Final = 160
 """Widest head with which kernels made for the GPU's generation were measured: 1.6 x FlashAttention-2, on an H200."""
 
 DROPOUT_SHARE: Final = (0.86, 0.68)
-"""Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation; measured on an H200 with
+"""Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation: measured on an H200 at
 heads of 128 and rows of 4,096 to 32,768."""
 
 MERGE_BYTES: Final = (41, 58)
