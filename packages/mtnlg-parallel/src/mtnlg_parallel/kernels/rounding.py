@@ -28,8 +28,9 @@ from mtnlg_parallel.model.eight_bit import BACKWARD, Factor
 from .tiles import Matrix, custom_op, launch
 
 BLOCK: Final = {"ELEMENTS": 8192, "num_warps": 4}
-TILE: Final = {"ROWS": 128, "COLUMNS": 64, "num_warps": 8}
-"""A tile reads 128 bytes of each bf16 row, and writes 128 bytes of each transposed row."""
+TILE: Final = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+"""A tile reads 128 bytes of each bf16 row, and writes 64 bytes of each transposed row: on an H200 14 % faster than a
+tile of 128 rows, which ptxas 12.8 compiles wrongly for fp32 (tests/test_compiled_kernels.py)."""
 
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
