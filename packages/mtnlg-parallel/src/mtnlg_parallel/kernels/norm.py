@@ -31,7 +31,7 @@ from torch import Tensor
 from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
 from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, read, step_of, store_sums, write
 
-GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 3, "num_warps": 4, "maxnreg": 128}
+GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 4, "num_warps": 4, "maxnreg": 128}
 """Backward: rows per group; rows per step and columns of a program's results; columns of a partial sum of m and n;
 steps whose loads are in flight together, through shared memory; and registers, so that four programs run at a time."""
 
