@@ -22,33 +22,30 @@ class LayerCache:
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
         self.capacity, self.length, self._window = capacity, 0, capacity if window is None else window
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._kept: list[Tensor] = []
 
     def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
         """Add S tokens; return the keys and values to attend to. The first call sets B, heads, D, dtype and device."""
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, {end} were given; make it larger")
-        if self._keys is None or self._values is None:
+        slides, both = self._window < self.capacity, (k_BNSD, v_BNSD)
+        if not self._kept:
             b, n, _, d = k_BNSD.shape
-            size = self.capacity if self._window >= self.capacity else 0
-            self._keys, self._values = (x.new_empty(b, n, size, d) for x in (k_BNSD, v_BNSD))
-        if self._window < self.capacity:
-            self.length = end
-            first = max(0, self._keys.shape[2] - self._window + 1)
-            self._keys = torch.cat((self._keys[:, :, first:], k_BNSD), dim=2)
-            self._values = torch.cat((self._values[:, :, first:], v_BNSD), dim=2)
-            return self._keys, self._values
-        self._keys[:, :, self.length : end] = k_BNSD
-        self._values[:, :, self.length : end] = v_BNSD
+            self._kept = [x.new_empty(b, n, 0 if slides else self.capacity, d) for x in both]
+        if slides:
+            first = max(0, self._kept[0].shape[2] - self._window + 1)
+            self._kept = [torch.cat((old[:, :, first:], x), dim=2) for old, x in zip(self._kept, both, strict=True)]
+        else:
+            for old, x in zip(self._kept, both, strict=True):
+                old[:, :, self.length : end] = x
         self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        keys, values = (old[:, :, :end] for old in self._kept)
+        return keys, values
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows of the batch (indices [B'])."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[rows], self._values[rows]
+        self._kept = [old[rows] for old in self._kept]
 
 
 @dataclass(frozen=True)

@@ -84,17 +84,18 @@ def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     """Distribution [B, V] that tokens are drawn from, in fp32; requires a temperature above 0."""
     p_BV = torch.softmax(logits_BV.float() / max(sampling.temperature, TINY), dim=-1)
     if sampling.top_k is not None:
-        least_B1 = p_BV.topk(min(sampling.top_k, p_BV.shape[-1])).values[:, -1:]
-        p_BV = torch.where(p_BV < least_B1, 0.0, p_BV)
-        p_BV /= p_BV.sum(-1, keepdim=True)
+        p_BV = _without(p_BV, p_BV < p_BV.topk(min(sampling.top_k, p_BV.shape[-1])).values[:, -1:])
     if sampling.top_p < 1:
         sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
         before_BV = sorted_BV.cumsum(-1) - sorted_BV
         beyond_BV = before_BV >= max(sampling.top_p, TINY)
-        excluded_BV = torch.zeros_like(p_BV, dtype=torch.bool).scatter(1, order_BV, beyond_BV)
-        p_BV = p_BV.masked_fill(excluded_BV, 0)
-        p_BV /= p_BV.sum(-1, keepdim=True)
+        p_BV = _without(p_BV, torch.zeros_like(beyond_BV).scatter(1, order_BV, beyond_BV))
     if sampling.min_p > 0:
-        p_BV = torch.where(p_BV < sampling.min_p * p_BV.amax(-1, keepdim=True), 0.0, p_BV)
-        p_BV /= p_BV.sum(-1, keepdim=True)
+        p_BV = _without(p_BV, p_BV < sampling.min_p * p_BV.amax(-1, keepdim=True))
     return p_BV
+
+
+def _without(p_BV: Tensor, excluded_BV: Tensor) -> Tensor:
+    """The distribution of the tokens that are left."""
+    p_BV = p_BV.masked_fill(excluded_BV, 0)
+    return p_BV / p_BV.sum(-1, keepdim=True)
