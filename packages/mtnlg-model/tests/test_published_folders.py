@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_families import LLAMA3, SHARED, SIZES
+from test_families import LLAMA3, SHARED
 from tokenizers import Tokenizer
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
@@ -23,11 +24,16 @@ from mtnlg_model.convert.output import new_folder
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def test_parameters_of_published_models() -> None:
+    """As transformers counts them."""
+    published = json.loads((Path(__file__).parent / "hub_sizes.json").read_text())
+    for name, (parameters, content) in published.items():
+        assert from_config_json(content, name)[1].parameters == parameters, name
 
 
 def test_fields_that_transformers_does_not_read_change_nothing() -> None:
@@ -60,7 +66,7 @@ def test_fields_that_transformers_does_not_read_change_nothing() -> None:
 def test_rotary_positions_may_be_given_twice_alike(
     model_type: str, twice: dict[str, Any], once: dict[str, Any]
 ) -> None:
-    plain = {"model_type": model_type, **(SIZES if model_type == "gpt_neox" else SHARED)}
+    plain = {"model_type": model_type, **SHARED}
     assert from_config_json({**plain, **twice}, "") == from_config_json({**plain, **once}, "")
 
 
@@ -96,14 +102,14 @@ def test_rotary_positions_may_be_given_twice_alike(
 def test_rotary_positions_given_twice_in_other_words_are_refused(
     model_type: str, fields: dict[str, Any], message: str
 ) -> None:
-    plain = {"model_type": model_type, **(SIZES if model_type == "gpt_neox" else SHARED)}
+    plain = {"model_type": model_type, **SHARED}
     with pytest.raises(Failure, match=f"config.json: .*{message}") as failure:
         from_config_json({**plain, **fields}, "config.json")
     assert len(str(failure.value)) < 250
 
 
 def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
-    assert from_config_json({"model_type": "gpt_neox", **SIZES, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
+    assert from_config_json({"model_type": "gpt_neox", **SHARED, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

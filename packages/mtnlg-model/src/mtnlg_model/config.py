@@ -133,10 +133,10 @@ class ModelConfig(Settings):
     the layer's number (from 1) and multiplies it back inside the softmax: half-precision products stay small, the
     result is the same (paper.md section 1, attention numerics).
 
-    ``head_size``, ``kv_heads`` and ``ffn`` are hidden / heads, heads and 4 hidden unless given. Files (``mode="json"``)
-    leave out settings beyond a GPT's that equal their default, so a GPT's file is as it was before other decoders were
-    added. Compare configurations by `compare.differences`. ``by_layer`` is reduced to the shortest pattern that gives
-    the same layers, () if all are plain.
+    ``head_size``, ``kv_heads``, ``ffn`` and ``out_bias`` are hidden / heads, heads, 4 hidden and ``bias`` unless given.
+    Files (``mode="json"``) leave out settings beyond a GPT's that equal their default, so a GPT's file is as it was
+    before other decoders were added. Compare configurations by `compare.differences`. ``by_layer`` is reduced to the
+    shortest pattern that gives the same layers, () if all are plain.
     """
 
     layers: Count = Field(description="number of layers")
@@ -166,7 +166,7 @@ class ModelConfig(Settings):
     mlp: Literal["gelu-tanh", "gelu", "relu", "relu2", "swiglu", "geglu"] = setting(
         "gelu-tanh", "GeLU by tanh or exact, ReLU or its square, gates of SiLU or of GeLU by tanh"
     )
-    bias: bool = setting(True, "biases of the linear layers except q, k and v")
+    bias: bool = setting(True, "biases of the linear layers except attention's")
     qkv_bias: bool = setting(True, "biases of q, k and v")
     qk_norm: bool = setting(False, "RMS norm of each head's q and k")
     parallel_residual: bool = setting(False, "attention and MLP read the same input")
@@ -189,9 +189,10 @@ class ModelConfig(Settings):
     )
     embedding_norm: bool = setting(False, "a norm of the token embedding")
     shared_norm: bool = setting(False, "with parallel_residual: attention and MLP read one norm")
-    out_bias: bool = setting(True, "with bias: also on the output of attention")
+    out_bias: bool = setting(None, "bias of the output of attention; default bias")
     head_bias: bool = setting(False, "bias of an untied head")
     qkv_clip: Positive | None = setting(None, "maximum magnitude of q, k and v before positions")
+    qk_norm_by_head: bool = setting(False, "with qk_norm: layer norms without bias, each head with its own weights")
 
     @model_validator(mode="before")
     @classmethod
@@ -205,7 +206,7 @@ class ModelConfig(Settings):
                 near.sort(key=lambda n: abs(n - heads))
                 choices = ", ".join(str(n) for n in sorted(near[:4]))
                 raise ValueError(f"heads = {heads} does not divide hidden = {hidden}; use for example {choices}")
-            return {**_widths(hidden, heads), **content}
+            return {**_widths(hidden, heads), "out_bias": content.get("bias", True), **content}
         return content
 
     @field_validator("by_layer")
@@ -233,6 +234,7 @@ class ModelConfig(Settings):
                 "sandwich_norm already norms the outputs; by_layer.norm_after must be false",
             ),
             (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
+            (self.qk_norm_full and self.qk_norm_by_head, "qk_norm_full and qk_norm_by_head exclude each other"),
             (self.head_bias and self.tied, "head_bias needs an untied head: tied = false"),
             (factors, f"rotary_scaling: {factors} factors for {pairs:g} pairs of values"),
             (self.positions == "alibi-bf16" and not of_each, "positions = alibi-bf16 needs kv_heads = heads"),
@@ -259,7 +261,7 @@ class ModelConfig(Settings):
     def beyond_gpt(self) -> dict[str, Any]:
         """Settings that differ from MT-NLG's GPT in kind, not in size, with their values."""
         defaults = {name: field.default for name, field in type(self).model_fields.items() if name not in GPT_FIELDS}
-        defaults |= _widths(self.hidden, self.heads)
+        defaults |= {**_widths(self.hidden, self.heads), "out_bias": self.bias}
         return {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
 
     @property
@@ -368,12 +370,13 @@ class ModelConfig(Settings):
         h, q, d = self.hidden, self.heads * self.head_size, self.head_size
         k = self.kv_heads * d
         qk_norms = {"q_norm": q, "k_norm": k} if self.qk_norm else {}
+        whole = self.qk_norm_full or self.qk_norm_by_head
         after = [self._norm_shapes(f"{part}_post_norm") if self.sandwich_norm else {} for part in ("attention", "mlp")]
         return {
             **self._norm_shapes("attention_norm"),
             **_linear_shapes("attention.qkv", q + 2 * k, h, self.qkv_bias),
-            **_linear_shapes("attention.out", h, q, self.bias and self.out_bias),
-            **{f"attention.{name}.weight": (size if self.qk_norm_full else d,) for name, size in qk_norms.items()},
+            **_linear_shapes("attention.out", h, q, self.out_bias),
+            **{f"attention.{name}.weight": (size if whole else d,) for name, size in qk_norms.items()},
             **after[0],
             **({} if self.shared_norm else self._norm_shapes("mlp_norm")),
             **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.gated else {}),

@@ -72,30 +72,37 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops = EAGER, width: int | None = None, kind: str = "") -> None:
         super().__init__()
         self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
-        self.zero_centered = config.zero_centered_norm
+        self.zero_centered, self.head_size = config.zero_centered_norm, config.head_size
         self.width = (width or config.hidden,)
         self.weight: Any = None if self.kind == "layer-no-weight" else nn.Parameter(torch.empty(self.width))
-        self.bias = nn.Parameter(torch.empty(self.width)) if self.kind == "layer" else None
+        self.bias: Any = nn.Parameter(torch.empty(self.width)) if self.kind == "layer" else None
 
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        if self.weight is None:
-            return F.layer_norm(x_H, self.width, eps=self.eps)
-        if self.zero_centered:  # 1 + weight in fp32: half precision would round it
-            scale_H, x = 1 + self.weight.float(), x_H.float()
-            bias_H = None if self.bias is None else self.bias.float()
-            rms = self.kind == "rms"
-            y_H = (
-                functional.rms_norm(x, scale_H, self.eps)
-                if rms
-                else functional.layer_norm(x, scale_H, bias_H, self.eps)
-            )
-            return y_H.type_as(x_H)
+        exact_H, weight_H, bias_H, ops = x_H, self.weight, self.bias, self.ops
+        if self.zero_centered and weight_H is not None:  # 1 + weight in fp32: half precision would round it
+            exact_H, weight_H, ops = x_H.float(), 1 + weight_H.float(), EAGER
+            bias_H = None if bias_H is None else bias_H.float()
         if self.kind == "rms":
-            return self.ops.rms_norm(x_H, self.weight, self.eps)
-        if self.bias is None:
-            return functional.layer_norm(x_H, self.weight, None, self.eps)
-        return self.ops.layer_norm(x_H, self.weight, self.bias, self.eps)
+            return ops.rms_norm(exact_H, weight_H, self.eps).type_as(x_H)
+        if bias_H is None:
+            return F.layer_norm(exact_H, self.width, weight_H, eps=self.eps).type_as(x_H)
+        return ops.layer_norm(exact_H, weight_H, bias_H, self.eps).type_as(x_H)
+
+
+class HeadNorms(Norm):
+    """Layer norms of the heads of q or k, without biases; ``weight`` has those of all heads in order."""
+
+    def forward(self, x_H: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        heads = x_H.float().view(*x_H.shape[:-1], -1, self.head_size)
+        normed_H = F.layer_norm(heads, heads.shape[-1:], eps=self.eps).flatten(-2)
+        return (normed_H * self.scale(normed_H.shape[-1])).type_as(x_H)
+
+    def scale(self, width: int) -> Tensor:
+        """Factors of the ``width`` values that this module norms, in fp32."""
+        scale_H: Tensor = self.weight[:width].float() + self.zero_centered
+        return scale_H
 
 
 class FinalNorm(Norm):
@@ -157,10 +164,10 @@ class Attention(nn.Module):
         width = config.heads * config.head_size
         rows = width + 2 * config.kv_heads * config.head_size
         self.qkv = Linear(config.hidden, rows, config.qkv_bias)
-        self.out = Linear(width, config.hidden, config.bias and config.out_bias)
-        widths = (width, rows - width >> 1) if config.qk_norm_full else (config.head_size,) * 2
-        norms = [Norm(config, ops, size, "rms") if config.qk_norm else None for size in widths]
-        self.q_norm, self.k_norm = norms
+        self.out = Linear(width, config.hidden, config.out_bias)
+        shapes = [config.layer_shapes().get(f"attention.{x}_norm.weight") for x in "qk"]
+        norm = partial(HeadNorms if config.qk_norm_by_head else Norm, config, ops, kind="rms")
+        self.q_norm, self.k_norm = (norm(*shape) if shape else None for shape in shapes)
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:
         """x_SBH -> x_SBH. Without ``rotations``, rotary positions count from 0.

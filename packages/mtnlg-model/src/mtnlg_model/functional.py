@@ -41,7 +41,7 @@ MAX_FLASH_HEAD = 256
 """Largest head size of flash attention; head sizes must be multiples of 8."""
 
 
-def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     """Normalize the last axis, then scale and shift."""
     return F.layer_norm(x_H, weight_H.shape, weight_H, bias_H, eps)
 

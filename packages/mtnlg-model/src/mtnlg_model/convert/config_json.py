@@ -14,6 +14,7 @@ of transformers 4, which both versions read.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -129,7 +130,9 @@ def from_config_json(
             if settings.setdefault(ours, values[name]) != values[name]:
                 raise Failure(f"{place}: {name} = {values[name]!s:.100}: only {settings[ours]!s:.100} is supported")
     said = {**values, **settings}
-    kind = {name: value(said) if callable(value) else value for name, value in found.kind.items()}
+    kind: dict[str, object] = {}
+    with suppress(ArithmeticError):  # of sizes that `ModelConfig` refuses
+        kind = {name: value(said) if callable(value) else value for name, value in found.kind.items()}
     config = validate({**kind, **settings}, ModelConfig, place)
     if (
         found.rotary_fields
@@ -220,7 +223,7 @@ def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> A
         value = field.default
     elif field.kind is float and type(value) is int:
         value = float(value)
-    elif type(value) is not field.kind:
+    elif field.kind not in {object, type(value)}:
         raise Failure(f"{place}: {name} = {value!s:.100}: not of type {field.kind.__name__}")
     if field.power == 1 or value is None:
         return value
@@ -241,18 +244,19 @@ def _by_layer(
         window = None
     if window is not None and (type(window) is not int or window < 1):
         raise Failure(f"{place}: {rule.name} = {window!s:.100}: not a number of tokens")
-    numbers, agree = range(min(config.layers, MOST_LAYERS)), True
-    given = f"layer_types = {content.get('layer_types')!s:.100}"
-    contradiction = Failure(f"{place}: {given}: not what {family.architecture} computes by its fields")
+    numbers = range(min(config.layers, MOST_LAYERS))
+    types = content.get("layer_types")
+    contradiction = Failure(
+        f"{place}: layer_types = {types!s:.100}: not what {family.architecture} computes by its fields"
+    )
     try:
-        slides = [window is not None and bool(rule.slides(values, n)) for n in numbers]
-        if types := content.get("layer_types"):
-            listed = [{SLIDING: True, FULL: False}[kind] for kind in types]
-            if rule.reads_types and window is not None and len(listed) == config.layers:
-                slides = listed[: len(numbers)]
-            agree = listed == slides or not any(listed + slides)
-        layers = [dict(rule.settings(values, n, slides[n] if any(slides) else None)) for n in numbers]
-    except (TypeError, LookupError, ValueError):
+        slides = listed = [{SLIDING: True, FULL: False}[kind] for kind in types or ()]
+        if not (rule.reads_types and window is not None and len(listed) == config.layers):
+            slides = [window is not None and bool(rule.slides(values, n)) for n in numbers]
+        agree = not listed or listed == slides or not any(listed + slides)
+        slides = slides[: len(numbers)]
+        layers = [dict(rule.settings(values, n, slides[n] if window else None)) for n in numbers]
+    except (TypeError, LookupError, ValueError, ArithmeticError):
         raise contradiction from None
     except Failure as error:
         raise Failure(f"{place}: {error}") from None
@@ -314,12 +318,12 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
         local = {LOCAL_BASE: sliding.get("rope_theta")}
     table = {key: value for key, value in table.items() if value is not None}
     found = local | {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
-    kind = table.get("rope_type", table.get("type", "default"))
+    kind = str(table.get("rope_type", table.get("type", "default")))
     kind = "longrope" if kind == "su" else kind  # its former name
     if kind in {"default", "dynamic"}:  # dynamic changes the base only beyond the sequence
         return found
     if kind not in SCALINGS:
-        raise Failure(f"{place}: rope_type = {kind!s:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
+        raise Failure(f"{place}: rope_type = {kind:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
     if (original := content.get(ORIGINAL)) not in (None, table.get(ORIGINAL, original)):
         raise _ambiguous(place, ORIGINAL, original, table[ORIGINAL])
     model, names = SCALINGS[kind]

@@ -2,6 +2,7 @@
 
 qkv       ours is q, k, v of each kv head, as Megatron's; Llama has three tensors; GPT-2 has all q, all k, all v
 pairs     the two values of q or k that are rotated together are neighbours in GPT-J, half the rotary size apart in ours
+norms     StableLM has one tensor for the q or k of each head, ours one for all
 packed    Phi-3's gate_up_proj is our gate, then our up
 linear    GPT-2 stores [inputs, outputs]
 padding   only ours has padding rows of the vocabulary, which are no tokens
@@ -28,7 +29,9 @@ def their_shapes(family: Family, config: ModelConfig, name: str) -> dict[str, tu
     """Names and shapes of the family's tensors in the group of our tensor. Raises ``KeyError`` if it has no group."""
     ours, theirs = family.group(name)
     shapes = [config.parameter_shape(each) for each in ours]
-    rows = _qkv_rows(config) if len(theirs) > 1 else [sum(shape[0] for shape in shapes) - _padding(config, name)]
+    total = sum(shape[0] for shape in shapes) - _padding(config, name)
+    parts = len(theirs)
+    rows = _qkv_rows(config) if parts > 1 and ".qkv." in name else [total // parts] * parts
     sizes = [(count, *shapes[0][1:]) for count in rows]
     flip = family.transposed and name.startswith("layers.")
     return {key: size[::-1] if flip else size for key, size in zip(theirs, sizes, strict=True)}

@@ -8,11 +8,14 @@ from .llama import LIKE
 FAMILY = LIKE.like(
     "Exaone4ForCausalLM",
     kind={"qk_norm": True, "by_layer": [{"norm_after": True}]},
-    fields={"sliding_window_pattern": Field(default=4), "rms_norm_eps": Field("layer_norm_eps", float, 1e-5)},
+    fields={
+        "sliding_window_pattern": Field(kind=object, default=4),
+        "rms_norm_eps": Field("layer_norm_eps", float, 1e-5),
+    },
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
     layers_by=LayersBy(
         4096,
-        slides=lambda fields, n: (n + 1) % max(1, fields["sliding_window_pattern"]) != 0,
+        slides=lambda fields, n: (n + 1) % fields["sliding_window_pattern"] != 0,
         reads_types=True,
         settings=lambda _fields, _n, slides: {"rotary": slides is not False},
     ),

@@ -6,37 +6,23 @@ RefinedWeb are in sequence, with ALiBi.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .bloom import FAMILY as BLOOM
 from .family import EXACT_GELU, SIZES, Field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-def _kv_heads(fields: Mapping[str, Any]) -> int:
-    single = fields["multi_query"] and not fields["new_decoder_architecture"]
-    return 1 if single else fields["num_kv_heads"] or fields["heads"]
-
-
-def _is_parallel(fields: Mapping[str, Any]) -> bool:
-    return bool(fields["parallel_attn"] or fields["new_decoder_architecture"])
-
-
-def _shares_norm(fields: Mapping[str, Any]) -> bool:
-    newer = fields["new_decoder_architecture"]
-    return fields["num_ln_in_parallel_attn"] == 1 if newer else bool(fields["parallel_attn"])
-
 
 FAMILY = BLOOM.like(
     "FalconForCausalLM",
     kind={
         "positions": lambda fields: "alibi-bf16" if fields["alibi"] else "rotary",
         "embedding_norm": None,
-        "parallel_residual": _is_parallel,
-        "kv_heads": _kv_heads,
-        "shared_norm": _shares_norm,
+        "parallel_residual": lambda fields: fields["parallel_attn"] or fields["new_decoder_architecture"],
+        "kv_heads": lambda fields: (
+            1
+            if fields["multi_query"] and not fields["new_decoder_architecture"]
+            else fields["num_kv_heads"] or fields["heads"]
+        ),
+        "shared_norm": lambda fields: (
+            fields["num_ln_in_parallel_attn"] == 1 if fields["new_decoder_architecture"] else fields["parallel_attn"]
+        ),
     },
     fields={
         **dict.fromkeys(("n_layer", "n_head", "seq_length", "slow_but_exact")),

@@ -64,8 +64,8 @@ class LayersBy(NamedTuple):
 
     ``default`` is the window if that field is missing; ``switch`` names a field that must be true for windows.
     ``slides(fields, n)`` says whether layer n has the window; the list ``layer_types`` takes precedence if the family
-    ``reads_types``. ``settings(fields, n, slides)`` gives other settings of layer n, with ``slides`` None if no layer
-    has a window.
+    ``reads_types``. ``settings(fields, n, slides)`` gives other settings of layer n, with ``slides`` None if there
+    is no window.
     """
 
     default: int | None = None

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from .family import NO_DROPOUT, Field, only
-from .llama import LIKE
+from .family import NO_DROPOUT, Field
+from .llama import FAMILY as LLAMA
 
 GEGLU = Field("mlp", values={"gelu_pytorch_tanh": "geglu"})
 
-FAMILY = LIKE.like(
+FAMILY = LLAMA.like(
     "GemmaForCausalLM",
     kind={"zero_centered_norm": True, "embedding_multiplier": lambda settings: settings["hidden"] ** 0.5, **NO_DROPOUT},
     fields={
-        "hidden_act": GEGLU,
+        "hidden_act": Field(
+            "mlp", values={"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
+        ),  # "gelu" means its tanh form
         "num_key_value_heads": Field("kv_heads", default=16),
         "head_dim": Field("head_size", default=256),
         "tie_word_embeddings": Field("tied", bool, True),
-        "attention_bias": only(False),
+        "mlp_bias": None,
         "use_bidirectional_attention": Field(values={None: None, False: None}),
     },
 )

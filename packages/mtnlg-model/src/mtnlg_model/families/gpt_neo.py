@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from .family import GELU, SIZES, Field, LayersBy
+from .family import SIZES, Field, LayersBy
 from .gpt2 import FAMILY as GPT2
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mtnlg_model.config import ModelConfig
-
-
-def _slides(fields: Mapping[str, Any], n: int) -> bool:
-    kinds = [kind for pattern, times in fields["attention_types"] for _ in range(times) for kind in pattern]
-    return bool(kinds[n] == "local")
-
-
-def _types(config: ModelConfig) -> list[list[Any]]:
-    return [[["local" if config.layer(n).window else "global"], 1] for n in range(config.layers)]
-
-
-_SIZES = {name: SIZES[name] for name in ("hidden_size", "max_position_embeddings", "attention_dropout")}
+_ABSENT = """
+    n_layer n_embd n_head n_positions n_inner resid_pdrop attn_pdrop
+    scale_attn_weights scale_attn_by_inverse_layer_idx add_cross_attention
+"""
 
 FAMILY = GPT2.like(
     "GPTNeoForCausalLM",
     kind={"attention_scale": 1.0, "qkv_bias": False},
     fields={
-        **dict.fromkeys(GPT2.fields),
-        **_SIZES,
-        "initializer_range": Field("init_std", float, 0.02),
-        "vocab_size": Field("vocabulary"),
-        "tie_word_embeddings": Field("tied", bool, True),
-        "layer_norm_epsilon": Field("layer_norm_eps", float, 1e-5),
+        **dict.fromkeys(_ABSENT.split()),
+        **{name: SIZES[name] for name in ("hidden_size", "max_position_embeddings", "attention_dropout")},
         "num_layers": Field("layers"),
         "num_heads": Field("heads"),
         "intermediate_size": Field("ffn", default=None),
         "resid_dropout": Field("dropout", float, 0.0),
-        "activation_function": Field("mlp", values=GELU),
-        "attention_types": Field(kind=list, default=[[["global", "local"], 12]], write=_types),
+        "attention_types": Field(
+            kind=list,
+            default=[[["global", "local"], 12]],
+            write=lambda config: [[["local" if config.layer(n).window else "global"], 1] for n in range(config.layers)],
+        ),
     },
     modules={
         "attention.qkv": "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj",
@@ -47,5 +32,12 @@ FAMILY = GPT2.like(
     },
     transposed=False,
     aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-    layers_by=LayersBy(256, name="window_size", slides=_slides),
+    layers_by=LayersBy(
+        256,
+        name="window_size",
+        slides=lambda fields, n: (
+            [kind for pattern, times in fields["attention_types"] for _ in range(times) for kind in pattern][n]
+            == "local"
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import EXACT_GELU, NO_DROPOUT, SIZES, Family, Field, only, presets
+from .family import EXACT_GELU, NO_DROPOUT, SIZES, Family, Field, presets
 
 _PYTHIAS = {
     "pythia-70m": (6, 512, 8, 50304),
@@ -28,7 +28,7 @@ FAMILY = Family(
         "rotary_pct": Field("rotary_fraction", float, 0.25),
         "rotary_emb_base": Field("rotary_base", float, 10_000.0),
         "hidden_act": Field("mlp", values=EXACT_GELU),
-        "attention_bias": only(True),
+        "attention_bias": Field("qkv_bias out_bias", bool, True),
     },
     modules={
         "embedding.token": "embed_in",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import NO_DROPOUT, SILU, SIZES, Family, Field, only, presets
+from .family import NO_DROPOUT, SILU, SIZES, Family, Field, presets
 
 COLUMNS = "layers hidden heads kv_heads ffn tied"
 _TWO = {
@@ -38,8 +38,8 @@ FAMILY = Family(
         "rope_theta": Field("rotary_base", float, 10_000.0),
         "head_dim": Field("head_size", default=None),
         "hidden_act": Field("mlp", values=SILU),
-        "attention_bias": only(False),
-        "mlp_bias": only(False),
+        "attention_bias": Field("qkv_bias out_bias", bool, False),
+        "mlp_bias": Field("bias", bool, False),
     },
     modules={
         "embedding.token": "embed_tokens",

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from .family import Field, only
-from .llama import LIKE
+from .family import Field
+from .llama import FAMILY as LLAMA
 
-FAMILY = LIKE.like(
+FAMILY = LLAMA.like(
     "NemotronForCausalLM",
     kind={"norm": "layer", "zero_centered_norm": True},
     fields={
         "rms_norm_eps": None,
         "norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "num_key_value_heads": Field("kv_heads", default=None),
         "initializer_range": Field("init_std", float, 0.0134),
         "partial_rotary_factor": Field("rotary_fraction", float, 0.5),
         "hidden_act": Field("mlp", values={"relu2": "relu2"}),
-        "attention_bias": only(False),
-        "mlp_bias": only(False),
     },
     modules={"mlp.gate": None},
 )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from .family import NO_PADDING, Field, only
-from .llama import LIKE
+from .family import NO_PADDING, Field
+from .llama import FAMILY as LLAMA
 
-FAMILY = LIKE.like(
+FAMILY = LLAMA.like(
     "OlmoForCausalLM",
     kind={"norm": "layer-no-weight", "layer_norm_eps": 1e-5},
     fields={
         **NO_PADDING,
         "rms_norm_eps": None,
-        "num_key_value_heads": Field("kv_heads", default=None),
         "clip_qkv": Field("qkv_clip", float, None),
-        "attention_bias": only(False),
+        "mlp_bias": None,
     },
 )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from .family import Field, only
-from .llama import LIKE
+from .family import Field
+from .llama import FAMILY as LLAMA
 
-FAMILY = LIKE.like(
+FAMILY = LLAMA.like(
     "Olmo2ForCausalLM",
     kind={"qk_norm": True, "qk_norm_full": True, "by_layer": [{"norm_after": True}]},
-    fields={
-        "rms_norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "num_key_value_heads": Field("kv_heads", default=None),
-        "attention_bias": only(False),
-    },
+    fields={"rms_norm_eps": Field("layer_norm_eps", float, 1e-5), "mlp_bias": None},
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
 )

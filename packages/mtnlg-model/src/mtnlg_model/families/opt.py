@@ -17,8 +17,8 @@ FAMILY = Family(
         "activation_function": Field("mlp", values={"relu": "relu", **GELU}),
         "do_layer_norm_before": only(True),
         "_remove_final_layer_norm": only(False),
-        "enable_bias": only(True),
-        "layer_norm_elementwise_affine": only(True),
+        "enable_bias": Field("bias qkv_bias", bool, True),
+        "layer_norm_elementwise_affine": Field("norm", values={True: "layer", False: "layer-no-weight"}),
     },
     modules={
         "embedding.token": "embed_tokens",

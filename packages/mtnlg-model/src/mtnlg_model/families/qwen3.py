@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .family import only, presets
+from .family import presets
 from .llama import COLUMNS, LIKE, SHARED
+from .llama import FAMILY as LLAMA
 from .qwen2 import FIELDS, LAYERS, QWEN
 
 _ROWS = {
@@ -19,7 +20,7 @@ _KIND = {"qk_norm": True}
 FAMILY = LIKE.like(
     "Qwen3ForCausalLM",
     kind=_KIND,
-    fields=FIELDS | {"attention_bias": only(False)},
+    fields=FIELDS | {"attention_bias": LLAMA.fields["attention_bias"]},
     layers_by=LAYERS,
     presets=presets(COLUMNS, _ROWS, SHARED, QWEN, _KIND, {"head_size": 128}),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .family import NO_PADDING, Field, LayersBy, only
-from .llama import LIKE
+from .family import NO_PADDING, Field, LayersBy
+from .llama import FAMILY as LLAMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ def _rotates(fields: Mapping[str, Any], n: int) -> bool:
     return bool((n + 1) % max(1, fields["no_rope_layer_interval"]) if listed is None else listed[n])
 
 
-FAMILY = LIKE.like(
+FAMILY = LLAMA.like(
     "SmolLM3ForCausalLM",
     fields={
         **NO_PADDING,
@@ -29,8 +29,7 @@ FAMILY = LIKE.like(
             default=None,
             write=lambda config: [int(config.layer(n).rotary) for n in range(config.layers)],
         ),
-        "attention_bias": only(False),
-        "mlp_bias": only(False),
+        "num_key_value_heads": Field("kv_heads"),
     },
     layers_by=LayersBy(
         switch="use_sliding_window",

@@ -1,9 +1,15 @@
-"""StableLM: Llama with layer norms, part of each head rotated, some with biases of q, k and v (Stability AI 2024)."""
+"""StableLM: Llama with layer norms, part of each head rotated, some with biases of q, k and v (Stability AI 2024).
+
+StableLM 2 12B has attention and MLP in parallel after one norm, and norms of q and k with weights for each head.
+"""
 
 from __future__ import annotations
 
-from .family import Field, only
+from .family import Field
 from .llama import LIKE
+
+MOST_HEADS = 1024
+"""Heads with norms of their own, whose tensors are listed before any are read."""
 
 FAMILY = LIKE.like(
     "StableLmForCausalLM",
@@ -15,7 +21,11 @@ FAMILY = LIKE.like(
         "partial_rotary_factor": Field("rotary_fraction", float, 0.25),
         "use_qkv_bias": Field("qkv_bias", bool, False),
         "hidden_dropout": Field("dropout", float, 0.0),
-        "qk_layernorm": only(False),
-        "use_parallel_residual": only(False),
+        "qk_layernorm": Field("qk_norm qk_norm_by_head", bool, False),
+        "use_parallel_residual": Field("parallel_residual shared_norm", bool, False),
+    },
+    variant=lambda config: {
+        f"attention.{x}_norm": " ".join(f"self_attn.{x}_layernorm.norms.{n}" for n in range(min(heads, MOST_HEADS)))
+        for x, heads in (("q", config.heads), ("k", config.kv_heads))
     },
 )

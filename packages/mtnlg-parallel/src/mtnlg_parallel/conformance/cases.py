@@ -128,7 +128,7 @@ def matrix() -> Iterator[Case]:
 
 def unlike_layers() -> Iterator[Case]:
     """A decoder that mixes plain layers with layers that have windowed attention, no positions and norms on outputs;
-    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, BLOOM and GPT-J.
+    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, StableLM 2, BLOOM and GPT-J.
     """
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
     gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
@@ -139,6 +139,7 @@ def unlike_layers() -> Iterator[Case]:
         "other layers": FAMILIES["llama"] | gemma | factors | {"logit_softcap": 3.0},
         "olmo": FAMILIES["llama"] | {"norm": "layer-no-weight", "qkv_clip": 0.5},
         "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm_full": True, "kv_heads": 1},
+        "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm_by_head": True},
         "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
         "gpt-j": one_norm | {"head_bias": True, "tied": False},
     }

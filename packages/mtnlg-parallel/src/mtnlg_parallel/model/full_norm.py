@@ -1,4 +1,6 @@
-"""RMS norm over all heads of q or k together; each tensor-parallel rank has some heads, so the ranks sum the squares.
+"""Norms of q or k with weights for all heads, of which each tensor-parallel rank has some.
+
+An RMS norm over all heads together sums the squares over the ranks:
 
     y = x / sqrt(sum over ranks of x² / width + eps) · w
 
@@ -23,20 +25,27 @@ if TYPE_CHECKING:
     from .slicing import Slicing
 
 
-class FullNorm(decoder.Norm):
-    """`decoder.Norm` over ``heads`` heads together."""
+class HeadNorms(decoder.HeadNorms):
+    """`decoder.HeadNorms` of this rank's part of ``heads`` heads."""
 
     def __init__(self, config: ModelConfig, heads: int, slicing: Slicing) -> None:
         super().__init__(config, width=heads * config.head_size, kind="rms")
         self.slicing, self.copies = slicing, max(1, slicing.degree // heads)
 
+    def scale(self, width: int) -> Tensor:
+        """Factors of this rank's ``width`` values, in fp32."""
+        first = self.slicing.rank // self.copies * width
+        return self.weight[first : first + width].float() + self.zero_centered  # type: ignore[no-any-return]  # Any
+
+
+class FullNorm(HeadNorms):
+    """`decoder.Norm` over ``heads`` heads together."""
+
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H of this rank] -> [..., H of this rank]."""
-        first = self.slicing.rank // self.copies * x_H.shape[-1]
-        weight_H = self.weight[first : first + x_H.shape[-1]].float() + self.zero_centered
         exact_H = x_H.float()
         squares: Tensor = _Sum.apply(exact_H.square().sum(-1, keepdim=True) / self.copies, self.slicing.group)  # type: ignore[no-untyped-call]
-        scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * weight_H
+        scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * self.scale(x_H.shape[-1])
         return (exact_H * scale_H).type_as(x_H)
 
 

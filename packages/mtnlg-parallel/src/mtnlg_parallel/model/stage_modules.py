@@ -24,7 +24,7 @@ from mtnlg_parallel.layout import NORMS_OF_HEADS, Layout, sliced_axis, stages
 
 from . import products
 from .eight_bit import EightBit
-from .full_norm import FullNorm
+from .full_norm import FullNorm, HeadNorms
 from .head import EAGER, mean_loss
 from .products import SlicedWeight
 from .shared_heads import SharedHeads
@@ -87,9 +87,10 @@ class Layer(decoder.DecoderLayer):
         super().__init__(config, number, local_ops)
         if slicing.kv_group:
             self.attention = SharedHeads(config, number, local_ops, slicing)
-        if config.qk_norm_full and slicing.degree > 1:
-            self.attention.q_norm = FullNorm(config, config.heads, slicing)
-            self.attention.k_norm = FullNorm(config, config.kv_heads, slicing)
+        if (config.qk_norm_full or config.qk_norm_by_head) and slicing.degree > 1:
+            norm = FullNorm if config.qk_norm_full else HeadNorms
+            self.attention.q_norm = norm(config, config.heads, slicing)
+            self.attention.k_norm = norm(config, config.kv_heads, slicing)
         if config.gated and Column not in slicing.layers:
             self.mlp = GatedMLP(config, local_ops)
 
