@@ -118,8 +118,8 @@ def measure(scale: float = 0.01, reads: int = 1000, folder: Path | None = None, 
         "reads": reads,
         "rounds": rounds,
         "ratios": {
-            "start": spread(ratios(starts["theirs"], starts["ours"]), 2),
-            "read ours": spread(ratios(times["read theirs"], times["read ours"]), 2),
+            "start": spread(ratios(starts["theirs"], starts["ours"])),
+            "read ours": spread(ratios(times["read theirs"], times["read ours"])),
         },
         "start_seconds": starts,
         "read_microseconds": {way: [round(t / reads * 1e6, 1) for t in each] for way, each in times.items()},
@@ -127,4 +127,4 @@ def measure(scale: float = 0.01, reads: int = 1000, folder: Path | None = None, 
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "megatron-core", "torch", "numpy")
+    run(measure, __doc__)

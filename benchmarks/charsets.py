@@ -177,4 +177,4 @@ def measure(pages: int = 30, messages: Path = Path("/usr/share/locale")) -> dict
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "resiliparse", "charset-normalizer", "webencodings")
+    run(measure, __doc__)

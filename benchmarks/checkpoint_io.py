@@ -43,7 +43,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
-from record import exact_ratio, ratios, run, spread
+from record import ratios, run, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,16 +194,14 @@ def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float])
             reads[name] = {key: value - before[key] for key, value in io_counters().items()}
     return {
         **{
-            f"{kind}_against_safetensors": exact_ratio(
-                ratios(seconds[kind]["safetensors"], seconds[kind]["mtnlg_model"])
-            )
+            f"{kind}_against_safetensors": spread(ratios(seconds[kind]["safetensors"], seconds[kind]["mtnlg_model"]))
             for kind in ("save", "save_and_sync", "load")
         },
         "clock": clock.__name__,
         "threads": torch.get_num_threads(),
         "model": {"preset": preset, "bytes": 4 * config.parameters},
         **{
-            f"{kind}_seconds": {name: {**spread(each, 3), "rounds": each} for name, each in of_kind.items()}
+            f"{kind}_seconds": {name: {**spread(each), "rounds": each} for name, each in of_kind.items()}
             for kind, of_kind in seconds.items()
         },
         "bytes_of_the_slice": sum(target.nbytes for target in targets.values()),
@@ -255,4 +253,4 @@ def measure(folder: Path | None = None, short: bool = False, rounds: int = 5) ->
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-model", "torch", "safetensors")
+    run(measure, __doc__)

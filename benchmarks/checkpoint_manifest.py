@@ -181,7 +181,7 @@ def publish_and_open(scratch: Path, rounds: int) -> dict[str, Any]:
         "files": len(manifest.files) - 1,
         "pieces": sum(len(slot.pieces) for entry in manifest.tensors.values() for slot in entry.slots.values()),
         "manifest_bytes": (path / MANIFEST).stat().st_size,
-        "cpu_seconds": {name: spread(values, 3) for name, values in seconds.items()},
+        "cpu_seconds": {name: spread(values) for name, values in seconds.items()},
         "resume": resumed_bytes(config, path),
     }
 
@@ -196,4 +196,4 @@ def make_folder(folder: Path, parts: dict[str, bytes]) -> None:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-model", "mtnlg-parallel", "torch")
+    run(measure, __doc__)

@@ -61,9 +61,9 @@ def measure(rounds: int = 3) -> dict[str, Any]:
         folder = Path(scratch)
         make_data(folder / "data", vocabulary=4096, tokens=1 << 20)
         runs = [train_once(folder / "data", folder / f"out-{number}") for number in range(rounds)]
-    disk = {key: spread([figures[key] for figures in runs], 4) for key in runs[0]}
+    disk = {key: spread([figures[key] for figures in runs]) for key in runs[0]}
     return {"recipe": "quickstart", "checkpoint_every": EVERY, "steps": STEPS, "disk": disk, "rounds": rounds}
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed")
+    run(measure, __doc__)

@@ -23,7 +23,7 @@ import ftfy
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.mojibake import fix_text
-from record import articles, claimed_ratio, megabytes_of, ratios, run, time_rounds
+from record import articles, megabytes_of, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ def measure(data: Path, rounds: int = 7) -> dict[str, Any]:
         [sum(parts) for parts in zip(*(times[name][side] for name in CLAIMED), strict=True)] for side in (0, 1)
     )
     return {
-        **claimed_ratio(ratios(theirs, ours)),
+        "ratio": spread(ratios(theirs, ours)),
         "ratios": {name: round(statistics.median(ratios(*both)), 2) for name, both in times.items()},
         "texts_equal_to_ftfy": {
             name: sum(fix_text(text) == ftfy.fix_text(text) for text in texts) for name, texts in corpora.items()
@@ -75,4 +75,4 @@ def measure(data: Path, rounds: int = 7) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "ftfy")
+    run(measure, __doc__)

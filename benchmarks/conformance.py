@@ -78,4 +78,4 @@ def _digits(value: float) -> float:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed", "megatron-core")
+    run(measure, __doc__)

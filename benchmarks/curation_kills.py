@@ -55,4 +55,4 @@ def measure(kills: int = 1000, seed: int = 0) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data")
+    run(measure, __doc__)

@@ -47,17 +47,13 @@ from filters import RULES_ON, SETTINGS, Plain, their_steps
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_file
 from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.tokens.tokenizer import read_tokenizer
-from record import claimed_ratio, cpu_seconds, rates, ratios, run, time_rounds
+from record import cpu_seconds, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 END = "<|endoftext|>"
 SECONDS_A_PAGE = 30.0  # not datatrove's 1 by the clock, which on a busy machine drops pages
-LIBRARIES = (
-    *("mtnlg-data", "datatrove", "trafilatura", "tokenizers", "gigatoken", "warcio", "fastwarc", "numba", "pyarrow"),
-    *("lxml", "pycld2", "xxhash"),
-)
 RULES = [name for name in RULES_ON if not name.startswith("pii")]
 RECIPE = f"""
 [sources.crawl]
@@ -165,7 +161,7 @@ def measure(
         sides = {side: partial(go, side, each) for side, each in (("mtnlg_data", ours), ("datatrove", theirs))}
         cpu = time_rounds(sides, rounds, cpu_seconds, folder / "out")
     return {
-        **claimed_ratio(ratios(cpu["datatrove"], cpu["mtnlg_data"]), 2),
+        "ratio": spread(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
         "megabytes_per_second": rates(size / 1e6, cpu),
         "left": left,
         "method": method,
@@ -176,4 +172,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, *LIBRARIES)
+    run(measure, __doc__)

@@ -2,9 +2,10 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-data"]
 # ///
-"""Whole curations of growing size: cost of each stage, plan against measurement, duplicates found.
+"""Whole curations of growing size: cost of each stage, plan against measurement, duplicates found, workers.
 
     python benchmarks/curation_scale.py [--gigabytes 2 5 10 20] [--workers 1] [--scratch FOLDER] [--out FILE]
+    python benchmarks/curation_scale.py --gigabytes 0.2 --workers 1 2 --rounds 5 --out results/DATE-curation.json
 
 The crawl is made of the documentation installed here, with duplicates of known truth (``known_crawl``); gigabytes are
 those of its HTML. ``mtnlg-data run`` curates it beside a small curated source, with every stage that is on by default
@@ -26,19 +27,35 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from curation import SOURCES
 from found_duplicates import judge
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from record import run
+from record import ratios, run, spread
 from run_watch import RunCost, folder_bytes, watch_run
 
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
-LIBRARIES = ("mtnlg-data", "pyarrow", "lxml", "pycld2", "ftfy", "numba", "tokenizers", "zstandard")
 FILE_BYTES, FEWEST_FILES = 50e6, 8  # of HTML
 BOOKS, TASKS = 2000, 200
-RECIPE = f"""{SOURCES}
+RECIPE = """
+texts = "texts.jsonl"
+
+[sources.books]
+kind = "jsonl"
+paths = ["books/*.jsonl.zst"]
+weight = 0.4
+curated = true
+
+[sources.crawl]
+kind = "warc"
+paths = ["crawl/*.warc.gz"]
+weight = 0.6
+filtered = true
+
+[tokenize]
+vocabulary = 8192
+sample_bytes = 2_000_000
+
 [extract]
 shard_characters = 32_000_000
 
@@ -157,11 +174,29 @@ def stage_row(name: str, watch: RunCost, out: Path, planned: dict[str, Any]) -> 
 
 
 def measure(
-    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0), workers: int = 1, scratch: Path = Path("runs/curation-scale")
+    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0),
+    workers: tuple[int, ...] = (1,),
+    scratch: Path = Path("runs/curation-scale"),
+    rounds: int = 1,
 ) -> dict[str, Any]:
-    """Measure a run of each size of HTML; ``scratch`` is for crawls and runs."""
-    return {"rows": [measure_size(size, workers, scratch) for size in gigabytes]}
+    """Measure runs of each size of HTML by each number of ``workers``; ``scratch`` is for crawls and runs."""
+    rows = [
+        measure_size(size, count, scratch)
+        for size in gigabytes
+        for number in range(rounds)
+        for count in workers[:: -1 if number % 2 else 1]
+    ]
+    if [*workers] != [1, 2]:
+        return {"rows": rows}
+    one, two = ([row for row in rows if row["workers"] == count] for count in workers)
+    sides = {"speed": ("seconds", one, two), "processor_seconds": ("cpu_seconds", two, one)}
+    return {
+        "two_workers_over_one": {
+            name: spread(ratios(*([row[key] for row in side] for side in pair))) for name, (key, *pair) in sides.items()
+        },
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, *LIBRARIES, name="curation-scale")
+    run(measure, __doc__, name="curation-scale")

@@ -15,11 +15,10 @@ their sentences; one in ten has a copy with some words changed. All sides take w
     datatrove_str_split  the same with the words of ``str.split``, the cheapest
     rensa                reads Parquet and writes nothing; words as ours, by a regular expression; its LSH at 16 bands
                          of 8 rows, whose recall is nearest to ours, and its estimate of the similarity for 0.8
-    rensa_written        the same from Parquet to Parquet, zstd at level 3
     rensa_str_split      the same with the words of ``str.split``
 
-Ratios are of CPU time: ``ratio`` in one process, after a first run that imports and compiles, and ``with_start`` of a
-process for each run, imports included.
+Ratios are of CPU time: ``ratios`` in one process, after a first run that imports and compiles, and
+``ratios_with_start`` of a process for each run, imports included.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 import pyarrow.parquet as pq
 
 from record import articles as read_articles
-from record import claimed_ratio, cpu_seconds, megabytes_of, rates, ratios, run, time_rounds
+from record import cpu_seconds, megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,19 +128,16 @@ def find_theirs(reader: ParquetReader, out: Path, *, split: bool) -> None:
         LocalPipelineExecutor(pipeline, tasks=tasks, workers=1, logging_dir=str(out / f"log-{number}")).run()
 
 
-def rensas(shard: Path, out: Path, *, split: bool = False, write: bool = False) -> set[str]:
+def rensas(shard: Path, _out: Path, *, split: bool = False) -> set[str]:
     """Deduplicate by rensa in memory, words by a regular expression or ``str.split``; return the survivors' ids."""
     from rensa import RMinHashDeduplicator  # noqa: PLC0415
 
-    table = pq.read_table(shard, columns=None if write else ["id", "text"], use_threads=False)
+    table = pq.read_table(shard, columns=["id", "text"], use_threads=False)
     names, find = table["id"].to_pylist(), str.split if split else re.compile(r"\w+").findall
     words = (find(text.lower()) for text in table["text"].to_pylist())
     shingles = (list(map(" ".join, zip(*(of_text[n:] for n in range(5)), strict=False))) for of_text in words)
     index = RMinHashDeduplicator(threshold=0.8, num_perm=128, use_lsh=True, num_bands=16, seed=1)
     stays = index.add_pairs(zip(names, shingles, strict=True))
-    if write:
-        out.mkdir(parents=True)
-        pq.write_table(table.filter(stays), out / shard.name, compression="zstd", compression_level=3)
     return {name for name, kept in zip(names, stays, strict=True) if kept}
 
 
@@ -150,7 +146,6 @@ SIDES: dict[str, Callable[[Path, Path], set[str]]] = {
     "datatrove": theirs,
     "datatrove_str_split": partial(theirs, split=True),
     "rensa": rensas,
-    "rensa_written": partial(rensas, write=True),
     "rensa_str_split": partial(rensas, split=True),
 }
 
@@ -197,13 +192,9 @@ def measure(
         cpu = time_rounds({name: partial(deduplicate, name, shard) for name in sides}, rounds, cpu_seconds, out)
         whole = time_rounds({name: partial(run_side, name, shard, out) for name in sides}, rounds, cpu_seconds, out)
     return {
-        "ratios": {
-            name: {
-                **claimed_ratio(ratios(cpu[name], cpu["mtnlg_data"]), 2),
-                "with_start": claimed_ratio(ratios(whole[name], whole["mtnlg_data"]), 2),
-            }
-            for name in sides
-            if name != "mtnlg_data"
+        **{
+            key: {name: spread(ratios(each, seconds["mtnlg_data"])) for name, each in seconds.items()}
+            for key, seconds in (("ratios", cpu), ("ratios_with_start", whole))
         },
         "megabytes_per_second": rates(megabytes, cpu),
         "quality": {name: quality(kept, made, similar) for name, kept in survivors.items()},
@@ -220,4 +211,4 @@ if __name__ == "__main__":
     if "--only" in sys.argv:
         SIDES[sys.argv[3]](Path(sys.argv[1]), Path(sys.argv[4]))
     else:
-        run(measure, __doc__, "mtnlg-data", "datatrove", "rensa", "spacy", "xxhash", "numpy", "numba")
+        run(measure, __doc__)

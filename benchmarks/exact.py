@@ -13,7 +13,6 @@ their sentences, a line each; one in ten is there twice.
                 DuckDB by MD5 with the texts read twice, as here; polars and distinct on hold all texts in memory; all
                 write zstd at level 3, polars in pages of its default size, which take half as many bytes again
     lines       equal lines against sentence_dedup of single lines, in lower case; both leave short documents alone
-    substrings  passages of 50 tokens: mtnlg_data alone, since datatrove's needs programs in Rust to be built by hand
 
 mtnlg_data takes texts that differ in white space as equal. It also counts, records what it drops, and syncs and
 checksums its files. Ratios are of CPU time.
@@ -51,14 +50,14 @@ from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.steps.exact import Exact
 from record import articles as read_articles
-from record import claimed_ratio, megabytes_of, rates, ratios, run, time_rounds
+from record import megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mtnlg_data.schema import Document
 
-KINDS = ("documents", "lines", "substrings")
+KINDS = ("documents", "lines")
 DOCUMENTS = ExactDedupConfig(content_getter=lambda document: document.text, only_dedup_in_index=False)
 LINES = SentDedupConfig(
     n_sentences=1,
@@ -157,9 +156,7 @@ def compare(kind: str, shards: tuple[Path, Path], out: Path, rounds: int) -> tup
         lines = sorted(line.strip().lower() for text in texts for line in text.split("\n"))
         left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "lines": "\n".join(lines)}
 
-    sides = {name: side for name, side in SIDES.items() if name == "mtnlg_data" or kind != "substrings"}
-    if kind == "documents":
-        sides |= DOCUMENT_SIDES
+    sides = SIDES | (DOCUMENT_SIDES if kind == "documents" else {})
     time_rounds({name: partial(deduplicate, name, shards[0]) for name in sides}, 1, out=out)
     seconds = time_rounds({name: partial(deduplicate, name, shards[1]) for name in sides}, rounds, out=out)
     time_rounds({name: partial(count, name, shards[1]) for name in sides}, 1, out=out)
@@ -179,14 +176,13 @@ def measure(articles: Path, documents: int = 5000, kinds: tuple[str, ...] = KIND
         for kind in kinds:
             seconds, left = compare(kind, shards, Path(scratch) / "out", rounds)
             found[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}
-            against = {name: ratios(each, seconds["mtnlg_data"]) for name, each in seconds.items()}
-            if kind != "substrings":
-                found[kind] |= claimed_ratio(against["datatrove"])
             found[kind]["ratios"] = {
-                name: claimed_ratio(each, 2) for name, each in against.items() if name != "mtnlg_data"
+                name: spread(ratios(each, seconds["mtnlg_data"]))
+                for name, each in seconds.items()
+                if name != "mtnlg_data"
             }
     return {"kinds": found, "documents": len(made), "megabytes": round(megabytes, 3), "rounds": rounds}
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "datatrove", "polars", "duckdb", "xxhash", "numpy", "numba", "pyarrow")
+    run(measure, __doc__)

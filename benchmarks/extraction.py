@@ -6,11 +6,11 @@
 
     python benchmarks/extraction.py DATA [FOLDER ...] [--every 4] [--rounds 7] [--out FILE]
 
-DATA holds extraction/**/*.html* and web/**/*.warc*; the folders hold other HTML files, such as manuals. First, every
-paragraph and its context-free and final classes are compared with jusText's, by origin. Then every fourth page is
-timed. Both sides turn decoded pages into the paragraphs that are not boilerplate; resiliparse and trafilatura, which a
-recipe may choose instead, extract other texts. "step" is all that the step extract does with a page: it decodes bytes,
-finds the language and extracts the text.
+DATA holds extraction/**/*.html* and web/**/*.warc*; the folders hold other HTML files, such as manuals. First, the
+texts of all pages are compared with jusText's, by origin. Then every fourth page is timed. Both sides turn decoded
+pages into the paragraphs that are not boilerplate; resiliparse and trafilatura, which a recipe may choose instead,
+extract other texts. "step" is all that the step extract does with a page: it decodes bytes, finds the language and
+extracts the text.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import trafilatura
 from lxml.etree import ParserError
 from resiliparse.extract.html2text import extract_plain_text
 
-from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
+from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.paragraphs import read_page
 from mtnlg_data.extract.text import ExtractSettings, extract_record
 from mtnlg_data.sources import Record, SourceFile, read_records
-from record import claimed_ratio, megabytes_of, rates, ratios, run, time_rounds
+from record import megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,6 @@ SETTINGS, ANY_LANGUAGE = BoilerplateSettings(), ExtractSettings(languages=())
 STOP_WORDS = justext.get_stoplist("English")
 
 
-CLASSES = ("bad", "short", "neargood", "good")
 LARGEST = 2_000_000  # bytes of a page
 
 
@@ -91,16 +90,12 @@ def by_trafilatura(page: str) -> str:
     return trafilatura.extract(page, fast=True) or ""
 
 
-def same_classes(page: str) -> bool:
-    """Whether both find the same paragraphs, of the same classes."""
-    ours = read_page(page)
-    context_free = classify(ours, SETTINGS)
-    kinds = ([CLASSES[kind] for kind in each] for each in (context_free, revise_classes(ours, context_free, SETTINGS)))
+def same_text(page: str) -> bool:
+    """Whether both find the same text."""
     try:
-        expected = justext.justext(page, STOP_WORDS)
+        return theirs(page) == ours(page)
     except (AssertionError, ParserError, ValueError):  # where the package fails
         return True
-    return [*zip(ours.texts(), *kinds, strict=True)] == [(p.text, p.cf_class, p.class_type) for p in expected]
 
 
 EXTRACTORS: dict[str, Callable[[str], object]] = {
@@ -116,9 +111,7 @@ EXTRACTORS: dict[str, Callable[[str], object]] = {
 def measure(data: Path, *folders: Path, every: int = 4, rounds: int = 7) -> dict[str, Any]:
     """Compare all pages, also of other ``folders``; time one of so many."""
     by_origin = read_pages(data, folders)
-    differing = {
-        origin: [n for n, page in pages.items() if not same_classes(page)] for origin, pages in by_origin.items()
-    }
+    differing = {origin: [n for n, page in pages.items() if not same_text(page)] for origin, pages in by_origin.items()}
     pages = [page for pages in by_origin.values() for page in pages.values()]
     timed = pages[::every]
 
@@ -129,10 +122,10 @@ def measure(data: Path, *folders: Path, every: int = 4, rounds: int = 7) -> dict
     seconds = time_rounds({name: partial(extract_all, extract) for name, extract in EXTRACTORS.items()}, rounds)
     to_justext = {name: ratios(seconds["justext"], each) for name, each in seconds.items()}
     return {
-        **claimed_ratio(to_justext["mtnlg_data"], 2),
+        "ratio": spread(to_justext["mtnlg_data"]),
         "ratios_to_justext": {name: round(statistics.median(each), 2) for name, each in to_justext.items()},
         "megabytes_per_second": rates(megabytes_of(timed), seconds),
-        "step_against_resiliparse": claimed_ratio(ratios(seconds["resiliparse"], seconds["step"]), 2),
+        "step_against_resiliparse": spread(ratios(seconds["resiliparse"], seconds["step"])),
         "pages_equal_to_justext": len(pages) - sum(map(len, differing.values())),
         "pages": len(pages),
         "pages_by_origin": {origin: len(pages) for origin, pages in by_origin.items()},
@@ -144,4 +137,4 @@ def measure(data: Path, *folders: Path, every: int = 4, rounds: int = 7) -> dict
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "justext", "lxml", "resiliparse", "trafilatura")
+    run(measure, __doc__)

@@ -199,4 +199,4 @@ def measure(data: Path, rounds: int = 3, fit: bool = False, chart: Path | None =
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "lxml", "readability-lxml", "resiliparse", "trafilatura")
+    run(measure, __doc__)

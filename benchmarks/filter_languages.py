@@ -117,4 +117,4 @@ def draw(rows: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data")
+    run(measure, __doc__)

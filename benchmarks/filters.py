@@ -17,8 +17,7 @@ its files. Ratios are of CPU time. datatrove runs
 
 ``--plain`` measures each family against that setting alone, and nothing else: a minute instead of many.
 
-Decisions are compared document by document with their reasons, on the same words (white space; sentences as mtnlg_data
-counts them), and then each side's defaults against the other's.
+Decisions are compared document by document, on the same words (white space; sentences as mtnlg_data counts them).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from __future__ import annotations
 import gzip
 import re
 import tempfile
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -61,7 +60,7 @@ from mtnlg_data.schema import Document
 from mtnlg_data.steps.filter import Filter
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_table
-from record import articles, claimed_ratio, cpu_seconds, megabytes_of, rates, ratios, run, time_rounds
+from record import articles, cpu_seconds, megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,27 +77,6 @@ RULES_OF = {
 RULES_ON = tuple(rule for rules in RULES_OF.values() for rule in rules)
 SENTENCES_A_LINE = 3
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
-#: Our names of datatrove's reasons, where they do not follow from the name of a rule in order.
-GOPHER = [rule for rule in RULES_ON if rule.startswith("gopher")]
-THEIR_GOPHER = [
-    *("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac"),
-    *(f"top_{n}_gram" for n in (2, 3, 4)),
-    *(f"duplicated_{n}_n_grams" for n in range(5, 11)),
-    *("gopher_short_doc", "gopher_long_doc", "gopher_below_avg_threshold", "gopher_above_avg_threshold"),
-    *("gopher_too_many_hashes", "gopher_too_many_ellipsis", "gopher_too_many_bullets", "gopher_too_many_end_ellipsis"),
-    *("gopher_below_alpha_threshold", "gopher_enough_stop_words"),
-]
-OUR_NAMES = {
-    **dict(zip(THEIR_GOPHER, GOPHER, strict=True)),
-    "lorem_ipsum": "c4_lorem_ipsum",
-    "curly_bracket": "c4_curly_bracket",
-    "too_few_sentences": "c4_fewest_sentences",
-    "line_punct_ratio": "fineweb_line_punctuation",
-    "short_line_ratio": "fineweb_short_lines",
-    "char_dup_ratio": "fineweb_duplicate_line_characters",
-    "list_ratio": "fineweb_newlines",
-    "empty": "empty",
-}
 
 
 def real_texts(data: Path) -> list[str]:
@@ -156,51 +134,26 @@ def their_steps(words: word_tokenizers.WordTokenizer | str) -> list[Any]:
     ]
 
 
-def their_decisions(texts: list[str], words: word_tokenizers.WordTokenizer | str) -> list[str]:
-    """Return of each text its reason in our words, or in brackets what is left of it."""
-    steps, decisions = their_steps(words), []
+def compare(texts: list[str]) -> dict[str, int]:
+    """Count documents that one side keeps and the other drops, and those of which they keep other texts.
+
+    On the same words and sentences, those between white space and those that mtnlg_data counts.
+    """
+    steps, theirs = their_steps(OurSentences()), []
     for text in texts:
         document = TheirDocument(text=text, id="")
-        results = (step.filter(document) for step in steps)
-        reason = next((result[1] for result in results if isinstance(result, tuple)), None)
-        decisions.append(f"<{document.text}>" if reason is None else OUR_NAMES[reason])
-    return decisions
-
-
-def our_decisions(texts: list[str], settings: FilterSettings) -> list[str]:
-    """Return of each text its reason, or in brackets what is left of it."""
+        theirs.append(document.text if not any(isinstance(step.filter(document), tuple) for step in steps) else None)
     rules = [name for name in RULES_ON if not name.startswith("pii")]
-    chosen = DocumentFilter(rules, settings)
+    chosen = DocumentFilter(rules, SETTINGS.model_copy(update={"words": "whitespace"}))
     decided = chosen.decide(pa.array(texts, pa.large_string()), [None] * len(texts))
     kept = iter(decided.texts.to_pylist())
-    return [f"<{next(kept)}>" if number == KEPT else chosen.reasons[number] for number in decided.reasons.tolist()]
-
-
-def compare(texts: list[str]) -> dict[str, Any]:
-    """Return how many documents the two sides decide differently, and for which reasons."""
-    whitespace = our_decisions(texts, SETTINGS.model_copy(update={"words": "whitespace"}))
-    theirs = their_decisions(texts, Languages.english)
+    ours = [next(kept) if number == KEPT else None for number in decided.reasons.tolist()]
+    pairs = [*zip(theirs, ours, strict=True)]
     return {
         "documents": len(texts),
-        "kept_by_datatrove": sum(decision.startswith("<") for decision in theirs),
-        "on_the_same_words_and_sentences": _differences(their_decisions(texts, OurSentences()), whitespace),
-        "defaults_of_both": _differences(theirs, our_decisions(texts, SETTINGS)),
-        "default_of_datatrove_and_words_between_white_space": _differences(theirs, whitespace),
-    }
-
-
-def _differences(theirs: list[str], ours: list[str]) -> dict[str, Any]:
-    def name(decision: str) -> str:
-        return "kept" if decision.startswith("<") else decision
-
-    differ = [(their, our) for their, our in zip(theirs, ours, strict=True) if their != our]
-    reasons = Counter(f"{name(their)} / {name(our)}" for their, our in differ)
-    kept_or_dropped = sum(their.startswith("<") != our.startswith("<") for their, our in differ)
-    return {
-        "kept_or_dropped_differently": kept_or_dropped,
-        "share_of_equal_decisions": round(1 - kept_or_dropped / len(theirs), 4),
-        "reason_or_text_differs": len(differ),
-        "datatrove / mtnlg_data": dict(reasons.most_common()),
+        "kept_by_datatrove": len(texts) - theirs.count(None),
+        "kept_or_dropped_differently": sum((their is None) != (our is None) for their, our in pairs),
+        "other_texts": sum(None not in pair and pair[0] != pair[1] for pair in pairs),
     }
 
 
@@ -244,7 +197,7 @@ def run_filters(name: str, shard: Path, out: Path) -> None:
 def claims(seconds: dict[str, list[float]], megabytes: float) -> dict[str, Any]:
     """Return the ratios against each setting of datatrove, and each side's rate."""
     against = {
-        name.replace("datatrove", "against"): claimed_ratio(ratios(each, seconds["mtnlg_data"]))
+        name.replace("datatrove", "against"): spread(ratios(each, seconds["mtnlg_data"]))
         for name, each in seconds.items()
         if name != "mtnlg_data"
     }
@@ -280,4 +233,4 @@ def measure(data: Path, copies: int = 3, plain: bool = False, rounds: int = 5) -
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "datatrove", "spacy", "numpy", "numba", "pyarrow")
+    run(measure, __doc__)

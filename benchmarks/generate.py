@@ -26,7 +26,7 @@ from mtnlg_model.convert.family_tensors import to_theirs
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
 from mtnlg_model.generation.generate import generate, use_column_major_weights
-from record import exact_ratio, ratios, run, time_rounds
+from record import ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +79,7 @@ def compare(batch: int, rounds: int, decoder: Decoder, other: PreTrainedModel) -
     seconds = time_rounds({"mtnlg_model": ours, "transformers": theirs}, rounds)
     return {
         "batch": batch,
-        **exact_ratio(ratios(seconds["transformers"], seconds["mtnlg_model"])),
+        "ratio": spread(ratios(seconds["transformers"], seconds["mtnlg_model"])),
         "same_tokens": same_tokens,
         "tokens_per_second": {name: batch * NEW / statistics.median(each) for name, each in seconds.items()},
         "seconds": seconds,
@@ -104,4 +104,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-model", "torch", "transformers")
+    run(measure, __doc__)

@@ -53,10 +53,11 @@ class Short(NamedTuple):
 
 ARTICLES = "{data}/near_duplicates/articles_1000.train"
 TIMES = "{data}/iteration_times"
+RATIO, DATATROVE = ("ratio",), ("ratios", "datatrove")
 SHORTS = {
-    "signatures": Short(f"{ARTICLES} --rounds 5", {"signatures": ()}),
-    "cleaning": Short("{data} --rounds 5", {"ftfy's repairs": ()}),
-    "extraction": Short("{data} --rounds 5", {"extraction": ()}),
+    "signatures": Short(f"{ARTICLES} --rounds 5", {"signatures": RATIO}),
+    "cleaning": Short("{data} --rounds 5", {"ftfy's repairs": RATIO}),
+    "extraction": Short("{data} --rounds 5", {"extraction": RATIO}),
     "tokenization": Short(
         f"{{data}}/gpt2 {ARTICLES} --rounds 5",
         {"token ids": ("ratios", "ours by tokenizers"), "token ids, gigatoken": ("ratios", "ours by gigatoken, cold")},
@@ -64,7 +65,7 @@ SHORTS = {
     "deduplication": Short(
         f"{ARTICLES} --documents 600 --rounds 3",
         {
-            "near duplicates": ("ratios", "datatrove"),
+            "near duplicates": DATATROVE,
             "near duplicates, str.split": ("ratios", "datatrove_str_split"),
             "near duplicates, rensa": ("ratios", "rensa"),
         },
@@ -72,7 +73,7 @@ SHORTS = {
     ),
     "exact": Short(
         f"{ARTICLES} --documents 1000 --rounds 3",
-        {"equal lines": ("kinds", "lines"), "equal documents": ("kinds", "documents")},
+        {"equal lines": ("kinds", "lines", *DATATROVE), "equal documents": ("kinds", "documents", *DATATROVE)},
         by_peers=True,
     ),
     "filters": Short(
@@ -91,16 +92,18 @@ SHORTS = {
     ),
     # Of loading alone: the kernel's writing back is charged to whoever is at work, and saving came out at 0.2 to 3.2.
     "checkpoint_io": Short("--short --rounds 3", {"loading": ("load_against_safetensors",)}),
-    "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0)}),
+    "generate": Short("--models gpt2 --rounds 3", {"generation": ("results", 0, *RATIO)}),
     "training_engine": Short(
         "--rounds 5 --steps 2",
         {"a training step": ("ratios of processor seconds", "ours / plain")},
     ),
     "planner_published": Short(
         f"{{data}}/published_throughput.csv {TIMES}/dgx_a100_1_node.csv {TIMES}/dgx_a100_many_nodes.csv --shipped",
-        {"a roofline's error over the planner's": ("ratio",)},
+        {"a roofline's error over the planner's": RATIO},
     ),
-    "evaluation": Short("{data}/eval {data}/gpt2 --shots 0 --documents 1 --rounds 2", {"nine tasks": ("0 shots",)}),
+    "evaluation": Short(
+        "{data}/eval {data}/gpt2 --shots 0 --documents 1 --rounds 2", {"nine tasks": ("0 shots", *RATIO)}
+    ),
 }
 """Of benchmarks with a peer whose figure is a ratio, in little time, on any machine."""
 TABLE = {
@@ -122,15 +125,10 @@ class Figure(NamedTuple):
 
 
 def figure(content: Any, path: Sequence[str | int]) -> Figure:  # noqa: ANN401  (JSON)
-    """Return the ratio at a path of a result, in any of the forms in which `record` writes one."""
+    """Return the ratio at a path of a result."""
     for key in path:
         content = content[key]
-    if isinstance(content, (int, float)):
-        return Figure(content, content, content)
-    if "ratio_spread" in content:
-        return Figure(content["ratio"], *content["ratio_spread"])
-    names = ("median", "least", "most") if "median" in content else ("ratio", "ratio_least", "ratio_most")
-    return Figure(*(content[name] for name in names))
+    return Figure(content["median"], content["least"], content["most"])
 
 
 def machine() -> dict[str, Any]:

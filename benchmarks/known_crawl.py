@@ -11,9 +11,7 @@ What page n is follows from (seed, n) alone, so files are made side by side, in 
     template    the paragraphs of one template, and some of its own
 
 A copy draws its family log-uniformly over all earlier pages, so family r has copies in proportion to 1 / r (Zipf): of a
-million pages, one in 57 is a copy of the first. The truth stands in a table beside each file, not in the pages: family,
-kind, share of words replaced and, for one near copy in ``MEASURED_EVERY``, its exact Jaccard similarity to the
-original.
+million pages, one in 57 is a copy of the first. The truth, each page's family, stands in a table beside each file.
 """
 
 from __future__ import annotations
@@ -41,22 +39,12 @@ ORIGINAL, EXACT, NEAR, TEMPLATE = "original", "exact", "near", "template"
 CHANGES = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05)  # shares of words: Jaccard similarities of about 0.95 to 0.63
 FIRST, TEMPLATE_FAMILY = 0, -1
 SHINGLE = 5  # words
-MEASURED_EVERY = 25
 HOSTS = 257
 MENU = 60  # links of a host's menu
 #: The standard library, the packages beside it, and the distribution's HTML.
 DOCUMENTATION = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")), Path("/usr/share/doc"))
 TRIPLE_QUOTED = re.compile(r'"""(.{100,}?)"""', re.DOTALL)
 WORD = re.compile(r"\w+")
-TRUTH = pa.schema(
-    [
-        pa.field("page", pa.int64()),
-        pa.field("family", pa.int64()),
-        pa.field("kind", pa.string()),
-        pa.field("changed", pa.float32()),
-        pa.field("jaccard", pa.float32()),
-    ]
-)
 
 
 def paragraphs(folders: Iterable[Path] = DOCUMENTATION) -> list[str]:
@@ -162,10 +150,6 @@ class KnownCrawl:
         foot = b'</div><div class="footer"><ul>%b</ul>Copyright</div></body></html>' % b"".join(links[MENU * 2 // 3 :])
         return before, foot
 
-    def jaccard(self, one: Page, other: Page) -> float:
-        """Exact Jaccard similarity of the word shingles of two main texts."""
-        return jaccard(*(shingles(html.unescape(b"\n".join(self.main(page)).decode())) for page in (one, other)))
-
     def record(self, page: Page) -> tuple[bytes, int]:
         """The page as a gzipped WARC record, and the bytes of its HTML."""
         body = self.html(page)
@@ -203,18 +187,16 @@ def write_file(folder: Path, crawl: KnownCrawl, number: int, pages: int) -> int:
     known = pq.read_schema(table).metadata if table.exists() else {}
     if known.get(b"key") == key.encode():
         return int(known[b"html_bytes"])
-    rows, size = [], 0
+    families, size = [], 0
     with atomic_open(path) as file:
         for page in map(crawl.page, range(number * pages, (number + 1) * pages)):
             packed, length = crawl.record(page)
             file.write(packed)
             size += length
-            measured = page.kind == NEAR and page.number % MEASURED_EVERY == 0
-            original = Page(page.family, page.family, ORIGINAL, 0.0)
-            rows.append((*page, crawl.jaccard(page, original) if measured else None))
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), TRUTH, strict=True)]
+            families.append(page.family)
+    about = {"key": key, "html_bytes": str(size)}
     with atomic_path(table) as partial:
-        pq.write_table(pa.table(columns, TRUTH.with_metadata({"key": key, "html_bytes": str(size)})), partial)
+        pq.write_table(pa.table({"family": families}).replace_schema_metadata(about), partial)
     return size
 
 

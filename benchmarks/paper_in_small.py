@@ -90,4 +90,4 @@ def draw(runs: dict[str, list[Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    benchmark(measure, __doc__, "mtnlg-parallel", "torch", "deepspeed", "megatron-core")
+    benchmark(measure, __doc__)

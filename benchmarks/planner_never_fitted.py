@@ -74,4 +74,4 @@ def measure(*files: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-parallel")
+    run(measure, __doc__)

@@ -35,7 +35,7 @@ from mtnlg_parallel.planner import interval
 from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
 from planner_rows import read_rows
-from record import picture
+from record import picture, spread
 from record import run as benchmark
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def measure(*files: Path, intervals: bool = False, shipped: bool = False) -> dic
     simple = np.log([roofline(run) for run in rows.runs] / rows.measured)
     if shipped:
         theirs, ours = (float(np.abs(np.expm1(errors)).mean()) for errors in (simple, rows.shipped_errors))
-        return {"ratio": theirs / ours, "roofline": theirs, "shipped": ours}
+        return {"ratio": spread([theirs / ours]), "roofline": theirs, "shipped": ours}
     fitted = fit(rows)
     slopes = jacobian(rows, fitted)
     columns = {
@@ -240,4 +240,4 @@ def measure(*files: Path, intervals: bool = False, shipped: bool = False) -> dic
 
 
 if __name__ == "__main__":
-    benchmark(measure, __doc__, "mtnlg-parallel", "scipy")
+    benchmark(measure, __doc__)

@@ -50,4 +50,4 @@ def measure(data: Path = Path("runs/quickstart/data"), steps: int = 508) -> dict
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "torch", "mtnlg-parallel")
+    run(measure, __doc__)

@@ -118,7 +118,7 @@ def compare(path: Path, rounds: int) -> dict[str, object]:
     megabytes = megabytes_of(held_out)
     return {
         "set": path.stem,
-        "ratio": spread(ratios(times[best], times["mtnlg-data"]), 2),
+        "ratio": spread(ratios(times[best], times["mtnlg-data"])),
         "against": best,
         "auc_difference": round(accuracy["mtnlg-data"]["auc"] - accuracy[best]["auc"], 4),
         "held_out": {"texts": len(held_out), "megabytes": round(megabytes, 2)},
@@ -142,4 +142,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-data", "fasttext-numpy2-wheel", "numpy", "numba", "scikit-learn")
+    run(measure, __doc__)

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import statistics
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem
 
 def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str, name: str = "") -> None:
     """Run a benchmark as a command: print what ``measure`` returns, with the conditions, and write it to ``--out``.
+
+    The conditions have the versions of these packages, of those that the script's header declares, and of theirs.
 
     The parameters of ``measure`` are the command line: without a default a path, with one an option of its kind, of
     several values where it is a tuple, a path where it is None. With a name the result is written without ``--out``.
@@ -46,12 +49,22 @@ def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: s
             parser.add_argument(option, type=Path if default is None else type(default), default=default)
     parser.add_argument("--out", type=Path, default=default_out(name) if name else None)
     options = vars(parser.parse_args())
-    out, about = options.pop("out"), conditions(*packages)
+    out, about = options.pop("out"), conditions(*packages, *declared(Path(sys.argv[0])))
     paths = [path for word in given for path in options.pop(word)]
     result = dict(measure(*paths, **options))
     write_result({**result, **about, "load_average_after": round(os.getloadavg()[0], 1)}, out)
     if result.get("differ") or result.get("failures"):
         sys.exit(1)
+
+
+def declared(script: Path) -> list[str]:
+    """Return the packages that a script's header (PEP 723) declares, and those that these require."""
+    header = re.search(r"^# dependencies = \[(.*?)\]$", script.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names = set(re.findall(r'"([\w-]+)', header[1] if header else ""))
+    for name in list(names):
+        with suppress(PackageNotFoundError):
+            names |= {re.split(r"[^\w-]", each)[0] for each in requires(name) or () if "extra ==" not in each}
+    return sorted(names)
 
 
 def today() -> str:
@@ -165,26 +178,15 @@ def ratios(theirs: Sequence[float], ours: Sequence[float]) -> list[float]:
     return [their / our for their, our in zip(theirs, ours, strict=True)]
 
 
-def spread(values: Sequence[float], digits: int) -> dict[str, float]:
-    """Return median, least and most."""
-    return {
-        "median": round(statistics.median(values), digits),
-        "least": round(min(values), digits),
-        "most": round(max(values), digits),
-    }
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, least and most: the form of every ratio."""
+    figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {name: round(figure, 5) for name, figure in figures.items()}
 
 
-def claimed_ratio(values: Sequence[float], digits: int = 1) -> dict[str, Any]:
-    """Return the figure that a benchmark claims: the median ratio, and its least and most."""
-    return {
-        "ratio": round(statistics.median(values), digits),
-        "ratio_spread": [round(min(values), digits), round(max(values), digits)],
-    }
-
-
-def exact_ratio(values: Sequence[float]) -> dict[str, float]:
-    """Return the same under three keys, unrounded."""
-    return {"ratio": statistics.median(values), "ratio_least": min(values), "ratio_most": max(values)}
+def exact_ratio(values: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Return the same as the member ``ratio``."""
+    return {"ratio": spread(values)}
 
 
 def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:

@@ -358,4 +358,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-parallel", "torch")
+    run(measure, __doc__)

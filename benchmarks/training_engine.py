@@ -38,7 +38,7 @@ from mtnlg_model import functional
 from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.training.samples import micro_batches, open_data
-from record import exact_ratio, ratios, run
+from record import ratios, run, spread
 
 Times = NDArray[np.float64]
 """Seconds and CPU seconds."""
@@ -221,9 +221,9 @@ def measure(rounds: int = 5, steps: int = 5) -> dict[str, Any]:
     step = {side: statistics.median(each) for side, each in seconds.items()}
     pairs = {f"{engine} / {peer}": (engine, peer) for engine in ENGINES for peer in ("plain", "trainer")}
     return {
-        "ratios of tokens/s": {pair: step[peer] / step[engine] for pair, (engine, peer) in pairs.items()},
-        "ratios of processor seconds": {
-            pair: exact_ratio(ratios(used[peer], used[engine])) for pair, (engine, peer) in pairs.items()
+        **{
+            f"ratios of {what}": {pair: spread(ratios(each[peer], each[ours])) for pair, (ours, peer) in pairs.items()}
+            for what, each in (("tokens/s", seconds), ("processor seconds", used))
         },
         "tokens/s": {side: recipe.train.batch * recipe.model.sequence / each for side, each in step.items()},
         "seconds a step": seconds,
@@ -234,4 +234,4 @@ def measure(rounds: int = 5, steps: int = 5) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "torch", "deepspeed", "megatron-core", "transformers", "accelerate", "mtnlg-parallel")
+    run(measure, __doc__)

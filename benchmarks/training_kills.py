@@ -358,4 +358,4 @@ def preload() -> int:
 if __name__ == "__main__":
     if "LD_PRELOAD" not in os.environ:
         sys.exit(preload())
-    benchmark(measure, __doc__, "mtnlg-parallel", "torch")
+    benchmark(measure, __doc__)

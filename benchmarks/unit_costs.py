@@ -232,7 +232,7 @@ def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[s
                 slopes.setdefault(step, []).append(own)
         compared = compare(load_recipe(base / names[1]), some)
     return {
-        "seconds_per_million": {step: spread(own, 5) for step, own in slopes.items()},
+        "seconds_per_million": {step: spread(own) for step, own in slopes.items()},
         "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
@@ -241,5 +241,4 @@ def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[s
 
 
 if __name__ == "__main__":
-    libraries = ("mtnlg-data", "numpy", "numba", "pyarrow", "tokenizers", "gigatoken")
-    run(measure, __doc__, *libraries, name="unit-costs")
+    run(measure, __doc__, name="unit-costs")

@@ -28,15 +28,13 @@ DATES = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
 class Row(NamedTuple):
     """What, against what, the benchmark, and where its result has the ratio.
 
-    ``rounds`` are where a result that has no spread of the ratio has seconds of the rounds, the peer's key and ours.
     ``differs`` is what one side does and the other does not.
     """
 
     what: str
     against: str
     benchmark: str
-    place: tuple[str | int, ...] = ()
-    rounds: tuple[str, str, str] | None = None
+    place: tuple[str | int, ...] = ("ratio",)
     differs: str = ""
 
 
@@ -60,16 +58,16 @@ ROWS = (
         differs=LEDGER,
     ),
     *(
-        Row(f"fuzzy deduplication, {what}", against, f"deduplication-peers{kind}", ("ratios", *place), differs=RENSA)
+        Row(f"fuzzy deduplication, {what}", against, f"deduplication-peers{kind}", place, differs=RENSA)
         for kind, against, what, place in (
-            ("", "rensa", "40 MB", ("rensa",)),
-            ("", "rensa", "40 MB, start included", ("rensa", "with_start")),
-            ("", "rensa, str.split", "40 MB", ("rensa_str_split",)),
-            ("-large", "rensa", "400 MB", ("rensa",)),
+            ("", "rensa", "40 MB", ("ratios", "rensa")),
+            ("", "rensa", "40 MB, start included", ("ratios_with_start", "rensa")),
+            ("", "rensa, str.split", "40 MB", ("ratios", "rensa_str_split")),
+            ("-large", "rensa", "400 MB", ("ratios", "rensa")),
         )
     ),
     Row("MinHash signatures", "datasketch", "signatures"),
-    Row("equal lines", "datatrove", "exact", ("kinds", "lines"), differs=SUMS),
+    Row("equal lines", "datatrove", "exact", ("kinds", "lines", "ratios", "datatrove"), differs=SUMS),
     *(
         Row("equal documents", peer, "exact-peers", ("kinds", "documents", "ratios", key), differs=f"{SUMS}{memory}")
         for peer, key, memory in (
@@ -91,25 +89,19 @@ ROWS = (
     Row("loading a checkpoint", "safetensors", "checkpoint-io", ("load_against_safetensors",)),
     Row("quality scores", "fastText", "quality", ("sets", 0, "ratio")),
     Row("two workers", "one", "curation", ("two_workers_over_one", "speed")),
-    Row("a Llama's generation, one row", "transformers", "generate", ("results", 0)),
-    Row("a Llama's generation, eight rows", "transformers", "generate", ("results", 1)),
+    Row("a Llama's generation, one row", "transformers", "generate", ("results", 0, "ratio")),
+    Row("a Llama's generation, eight rows", "transformers", "generate", ("results", 1, "ratio")),
     *(
-        Row(
-            f"a step, {engine}",
-            against,
-            "training-engine",
-            (ratios, f"{ours} / {peer}"),
-            (seconds, peer, ours),
-        )
-        for engine, ours in (("pipeline engine", "pipeline engine"), ("DeepSpeed's engine", "engine"))
-        for against, peer, ratios, seconds in (
-            ("a plain loop", "plain", "ratios of processor seconds", "processor seconds a step"),
+        Row(f"a step, {engine}", against, "training-engine", (ratios, f"{ours} / {peer}"))
+        for engine, ours in (("pipeline engine", "ours"), ("DeepSpeed's engine", "deepspeed"))
+        for against, peer, ratios in (
+            ("a plain loop", "plain", "ratios of processor seconds"),
             # The result's processor seconds of the Trainer have the step that warms it up, and its start.
-            ("transformers' Trainer, by the clock", "trainer", "ratios of tokens/s", "seconds a step"),
+            ("transformers' Trainer, by the clock", "trainer", "ratios of tokens/s"),
         )
     ),
-    Row("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots",)),
-    Row("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots",)),
+    Row("log-likelihoods, 0 shots", "lm-eval's hf", "evaluation", ("0 shots", "ratio")),
+    Row("log-likelihoods, few shots", "lm-eval's hf", "evaluation", ("few shots", "ratio")),
     Row(
         "charset, language and extraction",
         "resiliparse's extraction alone",
@@ -146,25 +138,13 @@ def newest(benchmark: str) -> Path:
 
 
 def read_ratio(row: Row) -> Ratio:
-    """The ratio at the row's place of its benchmark's newest result, in any of the forms in which results have it."""
+    """The ratio at the row's place of its benchmark's newest result."""
     path = newest(row.benchmark)
-    result: Any = json.loads(path.read_text("utf-8"))
-    value = result
+    value: Any = json.loads(path.read_text("utf-8"))
     for step in row.place:
         value = value[step]
-    if row.rounds and not isinstance(value, dict):
-        value = {"ratio": value, **least_and_most(result, *row.rounds)}
-    median = value.get("ratio", value.get("median"))
-    least, most = value.get("ratio_spread", (value.get("least"), value.get("most")))
-    least, most = value.get("ratio_least", least), value.get("ratio_most", most)
-    date = path.name[: len("2026-01-01")]
-    return Ratio(row.what, row.against, float(median), float(least), float(most), date, row.differs)
-
-
-def least_and_most(result: dict[str, Any], seconds: str, theirs: str, ours: str) -> dict[str, float]:
-    """Of the peer's seconds over ours, round by round."""
-    ratios = [their / our for their, our in zip(result[seconds][theirs], result[seconds][ours], strict=True)]
-    return {"least": min(ratios), "most": max(ratios)}
+    median, least, most = (float(value[name]) for name in ("median", "least", "most"))
+    return Ratio(row.what, row.against, median, least, most, path.name[: len("2026-01-01")], row.differs)
 
 
 def draw(rows: list[Ratio]) -> str:
