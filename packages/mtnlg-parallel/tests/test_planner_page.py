@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from plan_command import PAPER, plan
+from plan_command import PAPER, plan, plan_json
 
 
 def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
-    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", "8", "--timeline", tmp_path / "step.json")
+    plan("dense-1.3b --layout tp=2,pp=4,dp=1 --batch 8 --timeline", tmp_path / "step.json")
     trace = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     boxes = [event for event in trace if event["ph"] == "X" and event["cat"] in {"forward", "backward"}]
     assert len(boxes) == 2 * 4 * 8
@@ -18,7 +18,7 @@ def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
 
 def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:
     """Bars fit any width, tables scroll by themselves."""
-    plan(*PAPER, "--html", tmp_path / "plan.html")
+    plan(PAPER, "--html", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert '<meta name="viewport" content="width=device-width' in page
     assert page.count('<div class="scroll"><table>') == page.count("<table>") == 1
@@ -28,15 +28,15 @@ def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("batch", "paths", "boxes"), [(8, 0, 2 * 4 * 8 + 1), (600, 2, 1)])
 def test_a_pipeline_of_many_passes_is_one_path_a_colour(tmp_path: Path, batch: int, paths: int, boxes: int) -> None:
-    plan("dense-1.3b", "--layout", "tp=2,pp=4,dp=1", "--batch", batch, "--html", tmp_path / "plan.html")
+    plan("dense-1.3b --layout tp=2,pp=4,dp=1 --batch", batch, "--html", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert (page.count("<path"), page.count("<rect")) == (paths, boxes)
 
 
 def test_page_is_self_contained(tmp_path: Path) -> None:
-    words = ("llama-3.1-8b", "--set", "model.sequence=8192", "--cluster", "dgx-h100", "--software", "megatron-core")
-    run = ("--layout", "tp=2,pp=2,dp=2", "--batch", "16", "--recompute", "selective")
-    plan(*words, *run, "--html", tmp_path / "plan.html")
+    words = "llama-3.1-8b --set model.sequence=8192 --cluster dgx-h100 --software megatron-core"
+    run = "--layout tp=2,pp=2,dp=2 --batch 16 --recompute selective"
+    plan(words, run, "--html", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     for title in (
         "Where the time goes",
@@ -51,8 +51,8 @@ def test_page_is_self_contained(tmp_path: Path) -> None:
 
 
 def test_page_of_an_unfit_run_says_so(tmp_path: Path) -> None:
-    run = ("mt-nlg-530b", "--layout", "tp=1,pp=2,dp=1", "--batch", "4", "--html", tmp_path / "plan.html")
-    planned = json.loads(plan(*run, "--json"))
+    run = ("mt-nlg-530b --layout tp=1,pp=2,dp=1 --batch 4 --html", tmp_path / "plan.html")
+    planned = plan_json(*run)
     page = (tmp_path / "plan.html").read_text()
     memory = page.partition("<h2>Memory by stage</h2>")[2].partition("</section>")[0]
     assert "does NOT fit" in page
@@ -69,7 +69,7 @@ def test_page_of_an_unfit_run_says_so(tmp_path: Path) -> None:
 
 
 def test_page_shows_days_with_interval(tmp_path: Path) -> None:
-    planned = json.loads(plan(*PAPER, "--tokens", "270B", "--json", "--html", tmp_path / "plan.html"))
+    planned = plan_json(PAPER, "--tokens 270B --html", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text().replace("\N{NARROW NO-BREAK SPACE}", " ")
     days, seconds = planned["run"]["days"], planned["step_seconds"]
     low, high = (days * planned[bound] / seconds for bound in ("low_step_seconds", "high_step_seconds"))
@@ -86,8 +86,8 @@ def test_page_shows_days_with_interval(tmp_path: Path) -> None:
 
 
 def test_a_page_marks_the_steps_of_runs_that_do_not_fit(tmp_path: Path) -> None:
-    words = ("llama-3.1-70b", "--cluster", "dgx-a100-40gb", "--batch", "64", "--set", "model.sequence=2048")
-    plan(*words, "--layout", "tp=8,pp=4,dp=4", "--html", tmp_path / "plan.html")
+    words = "llama-3.1-70b --cluster dgx-a100-40gb --batch 64 --set model.sequence=2048"
+    plan(words, "--layout tp=8,pp=4,dp=4 --html", tmp_path / "plan.html")
     nodes = (tmp_path / "plan.html").read_text().partition("over nodes</h2>")[2].partition("</section>")[0]
     assert nodes.count("does not fit") == nodes.count('<i class="soft"') >= 1, "the optimizer's state of few replicas"
     assert '<i class="strong"' in nodes

@@ -1,12 +1,11 @@
 """``plan --search``: layouts that others published are among the fastest, or the reason against them is told."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_command import plan, refusal
+from plan_command import plan, plan_json, refusal
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import PRESETS
@@ -75,96 +74,96 @@ def test_megatron_core_counts_embedding_and_head_as_layers() -> None:
 
 
 def test_requested_layout_is_compared_with_the_fastest() -> None:
-    words = ("dense-1.3b", "--batch", "16", "--search", "--top", "1", "--software", "megatron-lm")
-    (line,) = [line for line in plan(*words, "--layout", "tp=8").splitlines() if line.startswith("asked for")]
+    words = "dense-1.3b --batch 16 --search --top 1 --software megatron-lm"
+    (line,) = [line for line in plan(words, "--layout tp=8").splitlines() if line.startswith("asked for")]
     assert re.search(
         r"tp=8,pp=1,dp=1, micro-batch 1, .*recompute full: .*% more: launch gaps \+.*tensor comms \+", line
     )
-    told = json.loads(plan(*words, "--layout", "tp=8,dp=2", "--json"))
+    told = plan_json(words, "--layout tp=8,dp=2")
     assert told["asked"]["run"].startswith("tp=8,pp=1,dp=2")
-    assert "asked" not in json.loads(plan(*words, "--json"))
+    assert "asked" not in plan_json(words)
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "values"),
+    ("options", "field", "value"),
     [
-        (("--recompute", "full"), "recompute", {"full"}),
-        (("--micro-batch", "32"), "micro_batch", {32}),
-        (("--interleave", "2"), "interleave", {2}),
-        (("--schedule", "zero-bubble"), "schedule", {"zero-bubble"}),
-        (("--schedule", "1f1b", "--interleave", "1"), "schedule", {"1f1b"}),
-        (("--sequence-parallel",), "sequence_parallel", {True}),
+        ("--recompute full", "recompute", "full"),
+        ("--micro-batch 32", "micro_batch", 32),
+        ("--interleave 2", "interleave", 2),
+        ("--schedule zero-bubble", "schedule", "zero-bubble"),
+        ("--schedule 1f1b --interleave 1", "schedule", "1f1b"),
+        ("--sequence-parallel", "sequence_parallel", True),
     ],
 )
-def test_a_search_keeps_what_is_given(options: tuple[str, ...], field: str, values: set[Any]) -> None:
-    words = ("dense-1.3b", "--cluster", "dgx-h100", "--nodes", "2", "--batch", "128", "--json", *options)
-    found = json.loads(plan(*words, "--search", "--top", "20"))
-    assert {each[field] for each in found["best"]} == values
-    assert json.loads(plan(*words))[field] in values
+def test_search_keeps_given_options(options: str, field: str, value: object) -> None:
+    words = f"dense-1.3b --cluster dgx-h100 --nodes 2 --batch 128 {options}"
+    found = plan_json(words, "--search --top 20")
+    assert {each[field] for each in found["best"]} == {value}
+    assert plan_json(words)[field] == value
 
 
 def test_offloading_search_finds_runnable_layouts() -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "dense-6.7b"
     if not recipe.exists():
         pytest.skip("the recipes are not here")
-    settings = ("--set", "train.schedule=zero-bubble", "--set", "train.offload_activations=true")
-    words = (str(recipe), "--cluster", "dgx-a100-40gb", "--nodes", "2", *settings)
-    found = json.loads(plan(*words, "--search", "--top", "10", "--json"))
+    settings = "--set train.schedule=zero-bubble --set train.offload_activations=true"
+    words = ("--cluster dgx-a100-40gb --nodes 2", settings)
+    found = plan_json(recipe, *words, "--search --top 10")
     assert {each["schedule"] for each in found["best"]} <= {"1f1b", "interleaved", "zero-bubble"}
     assert all(each["offload_activations"] for each in found["best"])
 
 
 def test_layout_beyond_the_gpus_is_not_offered() -> None:
-    words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--batch", "64", "--search", "--top", "1")
-    assert "is 512 GPUs and there are 16" in plan(*words, "--layout", "tp=8,pp=8,dp=8")
+    words = "llama-3.1-8b --cluster dgx-h100 --nodes 2 --batch 64 --search --top 1"
+    assert "is 512 GPUs and there are 16" in plan(words, "--layout tp=8,pp=8,dp=8")
 
 
-@pytest.mark.parametrize("more", [(), ("--search",)])
-def test_context_parallelism_over_more_than_all_gpus_is_refused(more: tuple[str, ...]) -> None:
-    words = ("llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", "--software", "megatron-core")
-    assert "cp 16 needs 16 GPUs or more, and there are 8" in refusal(*words, "--cp", "16", *more)
+@pytest.mark.parametrize("more", ["", "--search"])
+def test_context_parallelism_over_more_than_all_gpus_is_refused(more: str) -> None:
+    words = "llama-3.1-8b --cluster dgx-h100 --nodes 1 --batch 64 --software megatron-core"
+    assert "cp 16 needs 16 GPUs or more, and there are 8" in refusal(words, "--cp 16", more)
 
 
 def test_a_micro_batch_that_no_layout_has_is_refused() -> None:
-    words = ("gpt2", "--cluster", "dgx-h100", "--nodes", "1", "--batch", "64", "--search")
-    assert "micro-batch 48" in refusal(*words, "--micro-batch", "48")
+    words = "gpt2 --cluster dgx-h100 --nodes 1 --batch 64 --search"
+    assert "micro-batch 48" in refusal(words, "--micro-batch 48")
 
 
-def test_a_preset_without_a_layout_takes_the_quickest() -> None:
-    told = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--json"))
-    best = json.loads(plan("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--top", "1", "--json"))["best"][0]
+def test_plan_of_a_preset_defaults_to_the_fastest_layout() -> None:
+    told = plan_json("gpt2-xl --batch 16 --nodes 1")
+    best = plan_json("gpt2-xl --batch 16 --nodes 1 --search --top 1")["best"][0]
     assert told["layout"] == best["layout"]
 
 
 def test_a_search_shows_the_best_and_why_others_were_rejected() -> None:
-    found = json.loads(plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search", "--top", "3", "--json"))
+    found = plan_json("dense-6.7b --batch 32 --nodes 2 --search --top 3")
     assert len(found["best"]) == 3
     assert found["fitting"] + len(found["rejected"]) > 100
     assert all(rejected["reason"] for rejected in found["rejected"])
-    said = plan("dense-6.7b", "--batch", "32", "--nodes", "2", "--search")
+    said = plan("dense-6.7b --batch 32 --nodes 2 --search")
     assert "rejected for memory" in said
     assert "90 % of steps take" in said
 
 
 @pytest.mark.parametrize(("batch", "idle"), [("6", True), ("8", False)])
-def test_a_search_says_when_the_fastest_leaves_gpus_idle(batch: str, idle: bool) -> None:
-    said = plan("gpt2-xl", "--batch", batch, "--nodes", "1", "--search", "--top", "1")
+def test_search_reports_idle_gpus_of_the_fastest_layout(batch: str, idle: bool) -> None:
+    said = plan("gpt2-xl --batch", batch, "--nodes 1 --search --top 1")
     assert ("the fastest takes 6 of the 8 GPUs" in said) is idle
 
 
 def test_search_tries_our_schedules() -> None:
-    words = ("gpt2-xl", "--batch", "16", "--nodes", "1", "--search", "--tokens", "1B")
-    best = json.loads(plan(*words, "--top", "200", "--json"))["best"]
+    words = "gpt2-xl --batch 16 --nodes 1 --search --tokens 1B"
+    best = plan_json(words, "--top 200")["best"]
     assert {planned["program"] for planned in best} == {"mtnlg-parallel"}
     assert {planned["schedule"] for planned in best} >= {"1f1b", "zero-bubble"}
     steps = -(-(10**9) // (16 * best[0]["sequence"]))
     assert best[0]["days_at_full_batch"] == pytest.approx(steps * best[0]["step_seconds"] / 86400)
-    said = plan(*words)
+    said = plan(words)
     assert "days" in said
     assert "program mtnlg-parallel" in said
 
 
-def test_a_search_writes_no_page_and_no_timeline_and_says_so(tmp_path: Path) -> None:
-    words = ("dense-350m", "--nodes", "1", "--search")
+def test_search_refuses_html_and_timeline(tmp_path: Path) -> None:
+    words = "dense-350m --nodes 1 --search"
     for option in ("--html", "--timeline"):
-        assert f"{option} shows one layout" in refusal(*words, option, str(tmp_path / "page"))
+        assert f"{option} shows one layout" in refusal(words, option, str(tmp_path / "page"))
