@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,9 +77,11 @@ def test_another_process_reads_the_same_samples(entry: str, stream: TokenStream,
     assert samples == [stream[number].tolist() for number in numbers]
 
 
-def test_changing_a_sample_does_not_change_the_next_read(stream: TokenStream) -> None:
-    kept = stream[0].copy()
-    stream[0].copy()[:] = 0
+def test_writing_into_a_sample_does_not_change_the_next_read(stream: TokenStream) -> None:
+    sample = stream[0]
+    kept = sample.copy()
+    with suppress(ValueError):  # of an array that is read-only
+        sample[:] = kept + 1
     assert np.array_equal(stream[0], kept)
 
 
