@@ -162,7 +162,7 @@ def test_benchmarks_page_matches_the_readme(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("page", OWN_PAGES)
-def test_a_block_runs_or_is_shown_or_says_what_it_needs(page: str) -> None:
+def test_code_block_runs_is_shown_or_states_its_requirements(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     directives = re.findall(r"^```\{(?!code-block)", text, re.MULTILINE)
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * (len(blocks(page)) + len(directives)), (

@@ -108,7 +108,7 @@ def test_one_module_reads_the_variables_of_launchers() -> None:
 
 
 @pytest.mark.parametrize(("pair", "name"), [(pair, name) for pair, names in TWINS.items() for name in names])
-def test_what_stands_in_two_packages_is_one_text(pair: tuple[str, str], name: str) -> None:
+def test_duplicated_modules_of_two_packages_are_identical(pair: tuple[str, str], name: str) -> None:
     one, other = (source_of(package) / name for package in pair)
     assert one.read_bytes() == other.read_bytes()
 

@@ -101,7 +101,7 @@ def test_intervals_hold_runs_to_which_nothing_was_fitted() -> None:
     assert 0.85 <= sum(inside) / len(inside) <= 0.96
 
 
-def test_what_ran_fits_and_what_did_not_does_not() -> None:
+def test_memory_verdicts_match_published_runs() -> None:
     """Of BLOOM's six trials without memory one is counted as its neighbours, which ran (docs/decisions/0189)."""
     fits = {row.cells["id"]: predict_row(row)["fits"] for row in NEVER_FITTED if row.published}
     failed = [row.cells["id"] for row in NEVER_FITTED if row.cells["caveat"] == "OOM"]
@@ -229,7 +229,7 @@ def test_rates_are_counted_as_the_source_counts_them() -> None:
         ("not stated", None),
     ],
 )
-def test_a_network_is_read_from_its_words(text: str, bandwidth: float | None) -> None:
+def test_network_bandwidth_is_parsed_from_text(text: str, bandwidth: float | None) -> None:
     assert network_bandwidth(text, 8) == bandwidth
 
 

@@ -26,6 +26,6 @@ def test_copies_wait_for_what_they_read_and_hold_up_no_host(schedule: str, stub_
 
 
 @pytest.mark.parametrize("missing", ["wait_event", "wait_stream", "synchronize"])
-def test_a_wait_that_is_missing_is_seen(missing: str, stub_library: Path) -> None:
+def test_missing_stream_wait_is_detected(missing: str, stub_library: Path) -> None:
     case = (RECIPE, *SETTINGS, *SCHEDULES["zero-bubble"])
     assert stub_gpu.ask("stub_copies", stub_library, missing, *case)["races"]

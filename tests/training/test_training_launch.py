@@ -98,7 +98,7 @@ def test_a_rank_that_the_launcher_kills_is_not_blamed(tmp_path: Path, monkeypatc
         launch(tmp_path, deaf, crash)
 
 
-def test_a_log_cut_off_by_a_full_disk_gives_no_torn_reason(tmp_path: Path) -> None:
+def test_truncated_log_gives_no_partial_failure_reason(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"^rank 0 on .* ended with status 74; its log is"):
         launch(tmp_path, """sys.stderr.write("Traceback:\\n  File '/site-packag"); sys.exit(74)""")
 
@@ -191,7 +191,7 @@ def test_ranks_stopped_by_one_are_restarted(tmp_path: Path, capsys: pytest.Captu
     assert "a rank received a stop signal, and all stopped; restarting (1 of 3)" in capsys.readouterr().err
 
 
-def test_a_failure_after_the_runs_end_is_none(tmp_path: Path) -> None:
+def test_failure_after_completion_is_ignored(tmp_path: Path) -> None:
     assert launch(tmp_path, "complete(); kill()") == 0
     assert failures_of(tmp_path) == []
 
@@ -217,7 +217,7 @@ def test_three_fruitless_restarts_end_with_causes(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("status", [1, 2])
-def test_what_a_person_must_mend_is_not_tried_again(tmp_path: Path, status: int) -> None:
+def test_user_errors_are_not_retried(tmp_path: Path, status: int) -> None:
     with pytest.raises(Failure, match=rf"ended with status {status}; its log is [^;]*$"):
         launch(tmp_path, f"sys.exit({status})", "sys.exit(70)", max_restarts=100)
     assert len(failures_of(tmp_path)) == 1

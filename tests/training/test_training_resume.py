@@ -173,7 +173,9 @@ def test_checkpoint_is_published_when_all_ranks_wrote(run_ranks: RunRanks, data:
         Checkpoint.open(tmp_path / "checkpoints" / f"step-{step}").verify()
 
 
-def test_publishing_slower_than_a_step_may_be_ends_well(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+def test_checkpoint_publishing_slower_than_patience_does_not_end_the_run(
+    run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
     recipe = recipe_of((1, 1, 2), guard={"patience": 2.0}, **RECIPE | {"samples": 8 * 6})
     run_ranks("run_until_death", [recipe], data=data, outs=[tmp_path], fault="slow publishing")
     assert [step["step"] for step in read_steps(tmp_path)] == list(range(1, 7))

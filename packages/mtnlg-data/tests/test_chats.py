@@ -97,7 +97,7 @@ def learned(tokens: Path, document: int = 0) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("template", "end"), [(PLAIN, "<|im_end|>\n"), (MARKED, "<|im_end|>")], ids=["plain", "marked"]
 )
-def test_answers_are_learned(tmp_path: Path, template: str, end: str) -> None:
+def test_training_targets_are_the_answers(tmp_path: Path, template: str, end: str) -> None:
     tokens, _ = tokenize(tmp_path / "run", [{"messages": CHAT}], model_folder(tmp_path / "model", template))
     text, answers = learned(tokens)
     rendered = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in CHAT)

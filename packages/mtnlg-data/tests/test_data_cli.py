@@ -148,7 +148,7 @@ def test_inspect_refuses_other_files_in_one_line(tmp_path: Path) -> None:
             inspect_path(tmp_path / name, 1, 1)
 
 
-def test_a_broken_tokenizer_beside_a_store_is_named(out: Path, tmp_path: Path) -> None:
+def test_broken_tokenizer_next_to_a_store_is_named_in_the_error(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out / "tokens", tmp_path / "tokens")
     (tmp_path / "tokens" / "tokenizer.json").write_text("{")
     with pytest.raises(Failure, match=r"tokens/tokenizer\.json: not a tokenizer\.json: "):

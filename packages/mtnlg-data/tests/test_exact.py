@@ -165,7 +165,7 @@ def test_cuts_leave_lines_and_paragraphs_apart(tmp_path: Path) -> None:
     }
 
 
-def test_a_changed_bound_runs_the_cuts_again_and_no_search(tmp_path: Path) -> None:
+def test_changed_minimum_length_reruns_cuts_but_not_the_search(tmp_path: Path) -> None:
     documents = [Document(f"{n}", "web", f"{prose(n)}\n{prose(0)}") for n in range(4)]
     paths = [tmp_path / "web-00000.parquet"]
     write_documents(paths[0], batch_documents(documents))

@@ -287,7 +287,7 @@ def test_addresses_are_blocked_by_the_lists(lists: dict[str, Any], url: str | No
     assert decide(["url"], PROSE, urls=[url], **lists) == [f"<{reason}>" if reason else PROSE]
 
 
-def test_a_list_that_windows_wrote_blocks_its_first_entry_too(tmp_path: Path) -> None:
+def test_url_list_with_windows_bom_blocks_its_first_entry(tmp_path: Path) -> None:
     path = tmp_path / "domains"
     path.write_bytes(b"\xef\xbb\xbfa.com\r\n# others\r\nb.com\r\n")
     for url in ("http://a.com/", "http://b.com/"):

@@ -60,7 +60,7 @@ def test_last_shards_tokens_and_drop_records_are_kept(finished: Run, lean: Path)
 
 
 @pytest.mark.parametrize("keep", ["last", "all"])
-def test_a_finished_run_does_no_work_without_its_earlier_shards(finished: Run, lean: Path, keep: Any) -> None:  # noqa: ANN401
+def test_finished_run_needs_no_earlier_shards(finished: Run, lean: Path, keep: Any) -> None:  # noqa: ANN401
     assert curate(load_recipe(finished.recipe), lean, NoWork(), keep=keep) == finished.summary
 
 

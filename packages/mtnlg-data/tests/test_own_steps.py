@@ -227,7 +227,7 @@ def test_finished_run_is_idle_and_a_setting_reruns_its_step(recipe: Path, run: t
         ("least: int = 100", "least: int = 101", True),
     ],
 )
-def test_a_version_is_the_code_that_is_reached(tmp_path: Path, old: str, new: str, *, reruns: bool) -> None:
+def test_step_version_covers_all_code_it_reaches(tmp_path: Path, old: str, new: str, *, reruns: bool) -> None:
     found = []
     for name, text in (("a", FILTERS), ("b", FILTERS.replace(old, new))):
         (tmp_path / name).mkdir()
@@ -371,7 +371,7 @@ def test_a_pipeline_in_python(recipe: Path, tmp_path: Path) -> None:
     assert all(len(row["text"]) % 2 == 0 for row in documents(tmp_path / "o", "03-keep_even"))
 
 
-def test_a_stage_of_ours_is_one_file(tmp_path: Path) -> None:
+def test_built_in_stage_is_one_file(tmp_path: Path) -> None:
     """A file dropped into steps/ is a step: in the default order, a command, a table of recipes."""
     package = Path(str(sys.modules["mtnlg_data"].__file__)).parent
     copy = tmp_path / "mtnlg_data"

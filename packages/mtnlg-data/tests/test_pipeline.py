@@ -159,7 +159,7 @@ def test_another_input_file_is_noticed(finished: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "report.html"])
-def test_a_first_run_writes_over_no_file_that_is_there(finished: Run, tmp_path: Path, name: str) -> None:
+def test_first_run_refuses_to_overwrite_files(finished: Run, tmp_path: Path, name: str) -> None:
     """Such as its own recipe, where that is named recipe.toml and --out is its folder."""
     shutil.copytree(finished.recipe.parent, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
     recipe = (tmp_path / "data.toml").rename(tmp_path / name) if name == "recipe.toml" else tmp_path / "data.toml"

@@ -134,7 +134,7 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
     "option",
     [*(f"--documents={number}" for number in ("0", "nan", "inf", "1e30", "many")), "--characters-per-document=9"],
 )
-def test_a_number_of_documents_that_is_none_is_refused_at_once(tmp_path: Path, option: str) -> None:
+def test_zero_or_negative_document_count_is_refused(tmp_path: Path, option: str) -> None:
     status, line = outcome("plan", WHOLE, option, "--input", tmp_path)
     assert status == 2
     assert option.partition("=")[0] in line

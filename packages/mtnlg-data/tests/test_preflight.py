@@ -102,7 +102,7 @@ def test_plan_for_a_number_of_documents_needs_no_file(recipe: Path, tmp_path: Pa
     assert command("plan", recipe, "--documents", "1e6").exit_code == 0
 
 
-def test_a_disk_that_fails_is_no_mistake_of_the_recipe(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_failure_in_preflight_is_not_a_usage_error(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise IoFailure("the store is busy; run the same command again")
 

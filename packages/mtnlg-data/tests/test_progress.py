@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_shows_done_rate_time_left_and_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_shows_count_rate_time_left_and_note(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm-256color")

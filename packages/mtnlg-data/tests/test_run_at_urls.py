@@ -96,7 +96,7 @@ def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
     assert json.loads(sample)["sources"]["books"]["documents"] > 0
 
 
-def test_an_outage_at_a_url_is_named_by_who_reads_tokens(store: Store, finished: Run) -> None:
+def test_outage_while_reading_tokens_names_the_file(store: Store, finished: Run) -> None:
     upload(store, finished.out / "tokens", f"{store.bucket}/tokens")
     store.faults["HEAD", "books.bin"] = [object_store.busy] * 20
     with pytest.raises(IoFailure, match=r"books.bin: .* 6 times"):

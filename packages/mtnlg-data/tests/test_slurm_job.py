@@ -112,7 +112,7 @@ def test_a_control_character_never_enters_the_job(bad: str) -> None:
             job_script(**{"arguments": [], "sbatch": [], "interface": None, **place}, out="o")
 
 
-def test_what_is_no_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)
+def test_malformed_slurm_job_is_refused(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  (the curation that conftest.py runs)
     def refusal(*words: str) -> str:
         with pytest.raises(UsageFailure) as caught:
             command("run", finished.recipe, "--out", "x", *words, catch_exceptions=False)

@@ -67,7 +67,7 @@ def test_clean_and_dedup_take_every_format(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "unique" / "report.html").exists()
 
 
-def test_of_duplicates_the_copy_of_the_source_named_first_stays(tmp_path: Path) -> None:
+def test_duplicate_of_the_first_named_source_is_kept(tmp_path: Path) -> None:
     for name in ("b", "a"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(number) for number in range(4)])
     words = [f"{name}={tmp_path / name}.jsonl" for name in ("b", "a")]
@@ -145,7 +145,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_one_line_before_any_work(
+def test_impossible_command_is_one_line_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Failure], match: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_what_cannot_work_is_one_line_before_any_work(
     assert not list(Path("out").rglob("*.parquet"))
 
 
-def test_two_shards_of_one_name_are_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_shards_of_equal_name_are_refused_with_a_hint(tmp_path: Path) -> None:
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
         invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)

@@ -89,7 +89,7 @@ def test_an_extra_counts_where_a_setting_chooses_it(upgrade: Callable[..., None]
     assert [key(Extract, method=method) == old for method, old in zip(methods, before, strict=True)] == [True, False]
 
 
-def test_a_newer_unicode_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unicode_version_is_part_of_the_step_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key(Extract)
     monkeypatch.setattr("mtnlg_data.step.unidata_version", "99.0.0")
     assert key(Extract) != before

@@ -126,7 +126,7 @@ def words(path: Path, *names: str, special: Sequence[str] = ()) -> Tokenizer:
     return tokenizer
 
 
-def test_a_tokenizer_that_adds_and_cuts_tokens_does_neither(tmp_path: Path) -> None:
+def test_tokenizer_post_processing_is_ignored(tmp_path: Path) -> None:
     own = words(tmp_path / "words.json", "quick", "[CLS]")
     own.post_processor = TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
     own.enable_truncation(2)
@@ -223,7 +223,7 @@ def test_an_end_token_that_is_added_is_announced(
     assert not capsys.readouterr().err
 
 
-def test_a_run_says_once_that_an_end_token_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_added_end_token_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words(tmp_path / "words.json", "quick")
     (tmp_path / "a.jsonl").write_text('{"text": "quick"}\n' * 3)
     source = 'sources.a = {kind = "jsonl", paths = ["a.jsonl"], weight = 1.0, rules = []}'

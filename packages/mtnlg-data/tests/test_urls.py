@@ -185,7 +185,7 @@ def _first(requests: list[tuple[str, str]], method: str, end: str) -> tuple[str,
     return next(r for r in requests if r[0] == method and r[1].partition("?")[0].endswith(end))
 
 
-def test_a_url_with_files_of_others_is_refused_before_any_work(store: Store, tmp_path: Path) -> None:
+def test_output_url_with_foreign_files_is_refused_before_work(store: Store, tmp_path: Path) -> None:
     store.put(f"{store.bucket}/out/mine.txt", b"mine")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     status, line = command(

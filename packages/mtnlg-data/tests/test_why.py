@@ -130,7 +130,7 @@ def test_document_is_found_by_id_or_key(named: Path) -> None:
         ("raw", "twice", "no stage has finished here; give the folder of a run"),
     ],
 )
-def test_an_id_that_is_not_there_is_one_line(
+def test_unknown_id_is_a_one_line_error(
     named: Path,
     finished: Any,  # noqa: ANN401
     folder: str,

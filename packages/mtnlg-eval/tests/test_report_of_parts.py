@@ -132,7 +132,7 @@ def test_broken_file_is_named_with_its_key(made: ModuleType, run: Path) -> None:
         write_report(run)
 
 
-def test_a_training_alone_has_its_curves(run: Path) -> None:
+def test_report_of_training_alone_has_loss_curves(run: Path) -> None:
     page = write_report(run / "train").read_text(encoding="utf-8")
     for curve in ("Loss", "Learning rate", "Gradient norm", "Batch", "Throughput"):
         assert f'<text class="title" x="4" y="12">{curve}' in page

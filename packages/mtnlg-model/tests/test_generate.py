@@ -93,7 +93,7 @@ def test_the_seed_decides_and_rows_draw_apart(biased: Build) -> None:
     assert first[0] != first[1]
 
 
-def test_a_padded_vocabulary_is_never_drawn_from(biased: Build) -> None:
+def test_generation_never_samples_padding_ids(biased: Build) -> None:
     decoder = biased(CONFIG)
     assert max(generate(decoder, [[1]], 30)[0]) >= 20
     for sampling in (Sampling(), Sampling(temperature=2.0)):
@@ -114,7 +114,7 @@ def test_generation_ends_where_the_sequence_is_full(biased: Build) -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
-def test_a_long_prompt_leaves_the_short_ones_their_room(biased: Build, sampling: Sampling) -> None:
+def test_long_prompt_does_not_shorten_other_completions(biased: Build, sampling: Sampling) -> None:
     decoder = biased(CONFIG)
     prompts = [[5], [8, 9, 10] * 12, [3] * 40, [1, 2, 3]]
     together = generate(decoder, prompts, 30, sampling)
@@ -219,7 +219,7 @@ def test_document_begins_with_the_tokenizers_prefix(tokenizer_path: Path, tmp_pa
         Tokenizer(begun_by(tokenizer_path, tmp_path / "tokenizer.json", 999))
 
 
-def test_a_completion_has_the_blank_between_it_and_the_prompt(
+def test_completion_includes_the_space_after_the_prompt(
     monkeypatch: pytest.MonkeyPatch, biased: Build, tmp_path: Path
 ) -> None:
     """SentencePiece's decoders drop the blank with which a text begins, and a completion is none."""

@@ -21,7 +21,7 @@ def test_any_box_is_the_slice_of_the_whole(data: st.DataObject, name: str, seed:
     assert torch.equal(initial_value(CONFIG, name, seed, index), initial_value(CONFIG, name, seed)[index])
 
 
-def test_the_decoder_starts_from_it() -> None:
+def test_decoder_uses_the_initialization() -> None:
     decoder = Decoder(CONFIG, seed=9)
     for name, parameter in decoder.named_parameters():
         assert torch.equal(parameter, initial_value(CONFIG, name, seed=9))

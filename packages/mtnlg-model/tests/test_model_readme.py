@@ -13,7 +13,7 @@ from mtnlg_model import cli
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_readme_is_true(
+def test_readme_examples_hold(
     tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,7 @@ PLAIN = st.recursive(
 
 @settings(max_examples=50)
 @given(value=PLAIN, protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
-def test_what_is_plain_comes_back(value: object, protocol: int) -> None:
+def test_plain_values_round_trip(value: object, protocol: int) -> None:
     assert pickle_reader.read(pickle.dumps(value, protocol), HERE) == value
 
 

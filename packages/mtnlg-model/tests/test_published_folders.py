@@ -219,7 +219,7 @@ def test_added_token_without_a_row_is_accepted(llama: Path, tmp_path: Path) -> N
         import_huggingface(llama, tmp_path / "out")
 
 
-def test_a_folder_that_another_command_writes_is_left_to_it(tmp_path: Path) -> None:
+def test_folder_being_written_by_another_command_is_untouched(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with new_folder(target) as first:
         (first / "weights").write_text("of the first")

@@ -27,7 +27,7 @@ def test_a_rank_measures_positive_rates(tmp_path: Path, monkeypatch: pytest.Monk
     assert min(product, copied, launch, latency) > 0
 
 
-def test_a_measured_machine_is_a_cluster_with_these_rates(tmp_path: Path) -> None:
+def test_calibration_writes_a_cluster_with_measured_rates(tmp_path: Path) -> None:
     machine = this_machine(Layout(dp=2), "cpu")
     cluster = calibration.measured_cluster(machine, 2, [30e9, 2e9, 7e-6, 0.8e9, 2e-3])
     path = tmp_path / "here.toml"
@@ -37,7 +37,7 @@ def test_a_measured_machine_is_a_cluster_with_these_rates(tmp_path: Path) -> Non
     assert cluster.node.link_bandwidth * cluster.measured.link == pytest.approx(0.8e9)
 
 
-def test_a_gpu_keeps_its_data_sheet() -> None:
+def test_calibration_keeps_data_sheet_figures_of_the_gpu() -> None:
     sheet = load_cluster("dgx-h100")
     cluster = calibration.measured_cluster(sheet, 1, [700e12, 2.9e12, 5e-6, 0.0, 1e-5])
     assert cluster.gpu == sheet.gpu
@@ -67,7 +67,7 @@ def test_ranks_sharing_a_processor_take_turns() -> None:
         assert together / alone == pytest.approx(ratio, rel=0.1)
 
 
-def test_a_cpus_ranks_have_a_core_each_in_turns() -> None:
+def test_cpu_ranks_share_the_cores_in_turns() -> None:
     few, many = (this_machine(Layout(dp=ranks), "cpu") for ranks in (1, 64))
     assert (few.node.processors, many.node.gpus) == (1, 64)
     assert many.node.processors

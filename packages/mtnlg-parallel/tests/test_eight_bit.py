@@ -35,7 +35,7 @@ def test_matrix_of_any_magnitude_keeps_format_precision(dtype: torch.dtype, scal
     assert values.double().abs().max() == torch.finfo(dtype).max
 
 
-def test_zeros_stay_zeros_and_what_is_not_finite_is_seen() -> None:
+def test_zeros_stay_zeros_and_non_finite_values_propagate() -> None:
     assert not rounded(torch.zeros(16, 16), FORWARD).values.float().any()
     for bad in (float("nan"), float("inf")):
         broken = noise(16, 16)

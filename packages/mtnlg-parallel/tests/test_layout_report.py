@@ -43,7 +43,7 @@ def built(recipe: Recipe, stage: Stage, rank: int) -> int:
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (4, 2)])
-def test_a_decoder_with_a_head_of_its_own_is_counted_with_it(tp: int, pp: int) -> None:
+def test_untied_head_counts_in_the_layout_report(tp: int, pp: int) -> None:
     train = {"samples": 1, "batch": 8, "lr": 1.0}
     layout = Layout(tp=tp, pp=pp)
     recipe = Recipe.model_validate({"model": PRESETS["llama-3.1-8b"], "layout": layout, "train": train})

@@ -114,7 +114,7 @@ def test_a_rank_reads_what_its_launcher_has_set(parent: int) -> None:
     assert read.launcher == ("local" if parent else "variables")
 
 
-def test_what_no_launcher_started_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_launcher_variables_is_not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(EnvironmentFailure) as caught:
         this_rank()

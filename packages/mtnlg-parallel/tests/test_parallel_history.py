@@ -108,7 +108,7 @@ def test_a_restart_says_what_it_cost() -> None:
     assert (restart.lost_steps, restart.seconds) == (5, 20.0)
 
 
-def test_a_clock_that_steps_back_is_told_and_takes_nothing_away() -> None:
+def test_clock_stepping_back_is_reported_and_loses_no_time() -> None:
     run = [
         event("start", 3600.0),  # an hour ahead
         event("resumed", 3610.0, step=0),

@@ -88,7 +88,7 @@ def test_stages_hold_the_whole_decoder(tp: int, pp: int) -> None:
         assert sum(stage.parameters for stage in cut) == config.parameters + copies
 
 
-def test_a_costly_head_takes_layers_off_the_last_stage() -> None:
+def test_costly_head_reduces_layers_of_the_last_stage() -> None:
     small = ModelConfig(layers=8, hidden=64, heads=4, sequence=128, vocabulary=8192)
     cut = stages(small, Layout(pp=2), recompute="none")
     assert len(cut[0].layers) > len(cut[1].layers)

@@ -140,7 +140,7 @@ def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> No
     json.dumps(summary, allow_nan=False)
 
 
-def test_a_predicted_step_time_is_said_to_be_rough_on_cpus_alone(tmp_path: Path) -> None:
+def test_forecast_warns_that_step_time_is_rough_only_on_cpus(tmp_path: Path) -> None:
     write_steps(tmp_path, [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)])
     cpus, gpus = (Forecast("here", 0.25, 1e9, rough) for rough in (True, False))
     assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) per step and 1 GB a rank on here"
@@ -157,7 +157,7 @@ def test_a_step_time_is_of_the_layout_that_trained_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpu", "said"), [("NVIDIA H200", "hgx-h200"), ("NVIDIA L40S", "NVIDIA L40S, which it does")])
-def test_a_forecast_says_which_gpu_it_does_not_know(gpu: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_names_an_unknown_gpu(gpu: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=48 << 30))

@@ -139,7 +139,7 @@ def test_fingerprints_are_equal_as_long_as_the_samples_are(
     assert read[0] == read[1] or len(prints) == 2
 
 
-def test_a_folder_that_was_read_before_goes_on_where_it_stopped() -> None:
+def test_returning_to_an_earlier_token_folder_continues_there() -> None:
     changes = [{"at": 40, "data": "/anneal", "skip": [[2, 5]]}, {"at": 60, "data": ""}, {"at": 70, "data": "/anneal"}]
     recipe = recipe_of(dp=1, samples=100)
     train = Train.model_validate({**recipe.train.model_dump(), "skip": [[10, 20]], "change": changes}, strict=False)

@@ -130,7 +130,7 @@ def test_learning_rate_is_bounded_and_rises_once(
         assert 0.1 <= rate.at(samples + 1) <= rate.at(samples)
 
 
-def test_a_hold_with_a_linear_decay_is_warmup_stable_decay() -> None:
+def test_hold_and_linear_decay_give_warmup_stable_decay() -> None:
     rate = LearningRate(1.0, 0.2, warmup=10, decay=100, hold=60, shape="linear")
     assert [rate.at(n) for n in (5, 10, 60, 80, 100, 200)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
     constant = LearningRate(1.0, 0.2, warmup=10, decay=100, shape="constant")

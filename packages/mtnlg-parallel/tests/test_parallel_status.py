@@ -104,7 +104,7 @@ def test_state_follows_last_event_and_heartbeat(  # noqa: PLR0917  (a table)
     assert status_lines(facts)[0] == f"{tmp_path}: {state}" + ({"stopped": " ", "failed": ": "}.get(state, "") + detail)
 
 
-def test_a_complete_run_is_complete_whatever_came_last(tmp_path: Path) -> None:
+def test_status_of_a_complete_run_ignores_later_events(tmp_path: Path) -> None:
     out = run_of(tmp_path, [START, RESUMED, event("stopped", 2010, step=1000)], 1000, 2010)
     (out / SUMMARY).write_text("{}")
     facts = status(out, BEGAN + 99_999)

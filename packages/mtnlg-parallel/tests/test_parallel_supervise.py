@@ -142,7 +142,7 @@ def test_new_steps_are_those_that_no_attempt_had_reached(tmp_path: Path) -> None
     assert attempt(60, 1, 70) == 9
 
 
-def test_a_disk_that_takes_nothing_does_not_end_the_supervisor(tmp_path: Path) -> None:
+def test_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.touch()
     assert record_failure(gone, Failed("the disk is full", 74))[:4] == ("the disk is full", 74, "", 0)

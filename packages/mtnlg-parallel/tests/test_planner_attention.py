@@ -84,7 +84,7 @@ def test_context_parallel_ranks_share_a_sequence() -> None:
     assert run._replace(cp=2).gpus == 2 * run.gpus
 
 
-def test_a_ring_costs_what_attention_does_not_hide_of_its_sends() -> None:
+def test_ring_attention_costs_only_exposed_sends() -> None:
     run = Run(SMALL.model_copy(update={"sequence": 32768}), Layout(), 1, cp=4)
     assert attention(run.shape, H100, CORE, False).collectives == 0
     slow = changed(H100, "node", link_bandwidth=H100.node.link_bandwidth / 100)

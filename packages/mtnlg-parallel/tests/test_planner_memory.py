@@ -82,7 +82,7 @@ def test_mt_nlg_holds_what_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_ran_on_80_gb_fits_and_what_could_not_does_not(name: str) -> None:
+def test_memory_verdicts_match_runs_on_80_gb(name: str) -> None:
     run = RUNS[name]
     assert memory_error(held(run), SELENE) is None
     assert memory_error(held(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
@@ -152,7 +152,7 @@ def test_zero_shares_the_optimizer_and_nothing_else() -> None:
         assert (shared.weights, shared.gradients) == (whole.weights, whole.gradients)
 
 
-def test_a_search_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
+def test_search_ranks_fitting_layouts_and_gives_reasons_for_others() -> None:
     template = Run(shape(8, 16384, 128), Layout(), 16)
     found = search(template, SELENE, LM, 16, count=3)
     times = [one.prediction.seconds for one in found.best]
@@ -191,7 +191,7 @@ def test_search_is_within_two_percent_of_the_best(model: ModelConfig, batch: int
     assert search(template, SELENE, program, 4).best[0].prediction.seconds <= 1.02 * best < inf
 
 
-def test_two_and_a_half_percent_of_the_memory_stay_free() -> None:
+def test_plan_leaves_2_5_percent_of_memory_free() -> None:
     """Published runs that ran are counted at up to 97.0 % of it, those that failed from 99.6 % on."""
     run = RUNS["22B"]
     total = max(stage.total for stage in held(run))
@@ -203,7 +203,7 @@ def test_two_and_a_half_percent_of_the_memory_stay_free() -> None:
 @pytest.mark.parametrize(
     ("layers", "pp", "v", "micro_batches"), [(126, 16, 4, 48), (30, 4, 2, 4), (22, 4, 3, 8), (9, 4, 2, 8)]
 )
-def test_uneven_chunks_keep_the_layers_that_are_in_flight(layers: int, pp: int, v: int, micro_batches: int) -> None:
+def test_uneven_chunks_keep_activations_of_layers_in_flight(layers: int, pp: int, v: int, micro_batches: int) -> None:
     program = load_software("megatron-core")
     run = Run(shape(layers, 1024, 16), Layout(tp=1, pp=pp), micro_batches, interleave=v, recompute="none")
     each, cut = layer_bytes(run.shape, program, "none"), [chunk.layers for chunk in step.chunks(run, program)]

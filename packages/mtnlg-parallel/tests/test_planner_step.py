@@ -193,7 +193,7 @@ def test_zero_shares_the_update_and_gathers_the_weights() -> None:
     assert shared.data_comms > whole.data_comms
 
 
-def test_a_tile_sustains_by_its_operations_a_byte() -> None:
+def test_tile_rate_follows_its_operations_per_byte() -> None:
     """x / (x + 30), relative to the largest tile's."""
     rates = [_sustained(*tile) for tile in TILES]
     assert rates == sorted(rates, reverse=True)
@@ -330,14 +330,14 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
     assert bytes_moved / sliced == pytest.approx(34, rel=2e-3)
 
 
-def test_late_weights_are_waited_for() -> None:
+def test_exposed_weight_gathers_add_to_data_comms() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
     shared, whole = (predict(run._replace(zero=zero), slow, PIPELINE).breakdown.data_comms for zero in (1, 0))
     assert shared > 1.2 * whole
 
 
-def test_a_send_of_nothing_takes_a_latency() -> None:
+def test_empty_send_takes_the_latency() -> None:
     run = Run(SMALL, Layout(tp=4, pp=4), 8)
     inside, between = (network.hop(DGX, run, stage, 0.0, scatter=False) for stage in (0, 1))
     assert (inside, between) == (DGX.measured.link_seconds, DGX.measured.network_seconds)
