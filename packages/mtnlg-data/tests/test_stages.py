@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,62 +99,62 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
-        (["dedup", "nowhere"], Failure, "nowhere: no such file or folder"),
-        (["dedup", "x.doc"], Failure, "x.doc: no file that a reader can read"),
-        (["dedup", "x.jsonl", "--threshold", "2"], UsageFailure, "--threshold 2: Input should be less"),
+        ("dedup nowhere", Failure, "nowhere: no such file or folder"),
+        ("dedup x.doc", Failure, "x.doc: no file that a reader can read"),
+        ("dedup x.jsonl --threshold 2", UsageFailure, "--threshold 2: Input should be less"),
         (
-            ["decontaminate", "x.jsonl", "--texts", "x", "--minimum", "14"],
+            "decontaminate x.jsonl --texts x --minimum 14",
             UsageFailure,
             "minimum = 14 is more than n = 13",
         ),
-        (["clean", "x.jsonl", "--rules", "tidy"], UsageFailure, "--rules tidy: Input should be 'unicode',"),
-        (["score", "x.jsonl"], UsageFailure, "no source has curated = true to train a classifier on"),
-        (["score", "x.jsonl", "--model", "none.npy"], Failure, "none.npy: "),
+        ("clean x.jsonl --rules tidy", UsageFailure, "--rules tidy: Input should be 'unicode',"),
+        ("score x.jsonl", UsageFailure, "no source has curated = true to train a classifier on"),
+        ("score x.jsonl --model none.npy", Failure, "none.npy: "),
         (
-            ["score", "a=x.jsonl", "--positive", "a=x.jsonl"],
+            "score a=x.jsonl --positive a=x.jsonl",
             UsageFailure,
             "a: a source of the inputs and of --positive",
         ),
-        (["decontaminate", "x.jsonl", "--texts", "none"], Failure, "none: no such file of task texts"),
-        (["decontaminate", "x.jsonl"], UsageFailure, "nothing to do; give --texts"),
+        ("decontaminate x.jsonl --texts none", Failure, "none: no such file of task texts"),
+        ("decontaminate x.jsonl", UsageFailure, "nothing to do; give --texts"),
         (
-            ["tokenize", "a=x.jsonl", "b=x.jsonl", "--vocabulary", "300"],
+            "tokenize a=x.jsonl b=x.jsonl --vocabulary 300",
             UsageFailure,
             "sources.a: weight: required key",
         ),
         (
-            ["tokenize", "x.jsonl", "--vocabulary", "300", "--weight", "a=2"],
+            "tokenize x.jsonl --vocabulary 300 --weight a=2",
             UsageFailure,
             "--weight a=2: needs NAME=VALUE for each of documents, once",
         ),
         (
-            ["tokenize", "a=x.jsonl", "--vocabulary", "300", "--weight", "a=0.1", "--weight", "a=0.2"],
+            "tokenize a=x.jsonl --vocabulary 300 --weight a=0.1 --weight a=0.2",
             UsageFailure,
             "--weight a=0.2: needs NAME=VALUE for each of a, once",
         ),
         (
-            ["tokenize", "a=x.jsonl", "b=y.jsonl", "--vocabulary", "300", "--weight", "a=0.9", "--weight", "b=0.9"],
+            "tokenize a=x.jsonl b=y.jsonl --vocabulary 300 --weight a=0.9 --weight b=0.9",
             UsageFailure,
             "the weights of the sources sum to 1.8, not to 1: a 0.9 \\+ b 0.9",
         ),
-        (["tokenize", "x.jsonl"], UsageFailure, "takes either a vocabulary"),
-        (["clean", ""], UsageFailure, "an INPUT is empty; . is this folder"),
+        ("tokenize x.jsonl", UsageFailure, "takes either a vocabulary"),
+        ("clean ''", UsageFailure, "an INPUT is empty; . is this folder"),
         (
-            ["extract", "x.jsonl", "--subset", "Books3", "--field", "body"],
+            "extract x.jsonl --subset Books3 --field body",
             UsageFailure,
             "--field body: --subset reads the Pile",
         ),
     ],
 )
 def test_impossible_command_is_one_line_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Failure], match: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, error: type[Failure], match: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("x.jsonl", "y.jsonl"):
         Path(name).write_text('{"text": "x"}\n')
     Path("x.doc").touch()
     with pytest.raises(error, match=match):
-        invoke(*words, "--out", "out", "--workers", 1)
+        invoke(*shlex.split(words), "--out", "out", "--workers", 1)
     assert not list(Path("out").rglob("*.parquet"))
 
 
