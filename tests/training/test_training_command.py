@@ -47,26 +47,26 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--layout", "tp=3"], 2, "layout.tp = 3 does not divide model.heads = 2; use 1 or 2"),
-        (["--layout", "tp=2", "--set", "model.sequence=9"], 2, "use 1, or train.sequence_parallel = false"),
-        (["--set", "train.leraning=1"], 2, "unknown key"),
-        (["--set", "model.vocabulary=32"], 1, "set model.vocabulary to 64 or more"),
-        (["--set", "model.sequence=100000", "--force"], 1, "do not fill one sample"),
-        (["--profile", "3"], 2, "--profile 3: write the first step and the last, such as 10:12"),
+        ("--layout tp=3", 2, "layout.tp = 3 does not divide model.heads = 2; use 1 or 2"),
+        ("--layout tp=2 --set model.sequence=9", 2, "use 1, or train.sequence_parallel = false"),
+        ("--set train.leraning=1", 2, "unknown key"),
+        ("--set model.vocabulary=32", 1, "set model.vocabulary to 64 or more"),
+        ("--set model.sequence=100000 --force", 1, "do not fill one sample"),
+        ("--profile 3", 2, "--profile 3: write the first step and the last, such as 10:12"),
         (
-            ["--launcher", "slurm", "--ranks-per-node", "3", "--layout", "tp=2,dp=2,pp=1"],
+            "--launcher slurm --ranks-per-node 3 --layout tp=2,dp=2,pp=1",
             2,
             "does not divide the 4 ranks",
         ),
-        (["--dry-run", "--rank", "2"], 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
-        (["--sbatch=--partition=batch"], 2, "--sbatch needs --launcher slurm"),
-        (["--from", "/none"], 2, "--from /none: no checkpoint; give a step-N folder"),
+        ("--dry-run --rank 2", 2, "--rank 2: layout tp=1,pp=2,dp=1 has ranks 0 to 1"),
+        ("--sbatch=--partition=batch", 2, "--sbatch needs --launcher slurm"),
+        ("--from /none", 2, "--from /none: no checkpoint; give a step-N folder"),
     ],
 )
 def test_impossible_run_is_refused_before_ranks_start(  # noqa: PLR0917  (three parameters, four fixtures)
-    command: Command, recipe: Path, data: Path, tmp_path: Path, words: list[str], status: int, message: str
+    command: Command, recipe: Path, data: Path, tmp_path: Path, words: str, status: int, message: str
 ) -> None:
-    result = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words)
+    result = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words.split())
     *_, line = result.err.strip().splitlines()
     assert (result.status, message in line) == (status, True), line
     assert not (tmp_path / "out" / "checkpoints").exists()

@@ -126,16 +126,14 @@ def test_rollback_trains_on_without_the_samples_it_skips(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--to", "step-9"], "no checkpoint step-9; there are steps 1, 2"),
-        (["--to", "newest"], "--to newest: write step-N"),
-        (["--to", "step-1", "--skip", "3:9"], "write A:B with 12 <= A < B"),
-        (["--to", "step-1", "--skip", "all"], "write last, or A:B"),
-        (["--to", "step-2", "--skip", "last"], "samples 16 to 16"),
+        ("--to step-9", "no checkpoint step-9; there are steps 1, 2"),
+        ("--to newest", "--to newest: write step-N"),
+        ("--to step-1 --skip 3:9", "write A:B with 12 <= A < B"),
+        ("--to step-1 --skip all", "write last, or A:B"),
+        ("--to step-2 --skip last", "samples 16 to 16"),
     ],
 )
-def test_rollback_refuses_what_the_run_does_not_have(
-    words: list[str], line: str, stopped: Path, tmp_path: Path
-) -> None:
+def test_rollback_refuses_what_the_run_does_not_have(words: str, line: str, stopped: Path, tmp_path: Path) -> None:
     out = shutil.copytree(stopped, tmp_path / "out")
     with pytest.raises(UsageFailure, match=re.escape(line)):
-        CliRunner().invoke(app, ["rollback", str(out), *words], catch_exceptions=False)
+        CliRunner().invoke(app, ["rollback", str(out), *words.split()], catch_exceptions=False)

@@ -138,11 +138,11 @@ def test_a_job_is_not_submitted_for_a_recipe_that_cannot_run(recipe: Path) -> No
 
 
 STAGES = {
-    "decontaminate": (["--texts", "broken"], r"broken:1: expected .*all strings"),
-    "filter": (["--rules", "url", "--domain-files", "broken.gz"], r"broken\.gz: damaged"),
-    "tokenize": (["--tokenizer", "broken"], r"broken: not a tokenizer\.json"),
-    "clean": (["--language-model", "broken"], r"broken.*language_model must be a fastText"),
-    "score": (["--model", "broken"], r"broken: not a classifier"),
+    "decontaminate": ("--texts broken", r"broken:1: expected .*all strings"),
+    "filter": ("--rules url --domain-files broken.gz", r"broken\.gz: damaged"),
+    "tokenize": ("--tokenizer broken", r"broken: not a tokenizer\.json"),
+    "clean": ("--language-model broken", r"broken.*language_model must be a fastText"),
+    "score": ("--model broken", r"broken: not a classifier"),
 }
 
 
@@ -156,7 +156,7 @@ def test_single_step_opens_its_files_before_reading_inputs(
         (tmp_path / name).write_text("neither one nor the other")
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(Failure, match=words):
-        command(stage, "in.jsonl", "--out", "out", *options, catch_exceptions=False)
+        command(stage, "in.jsonl", "--out", "out", *options.split(), catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
 

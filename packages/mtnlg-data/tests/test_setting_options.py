@@ -88,18 +88,18 @@ def test_each_type_has_its_form_of_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--count", "1"], "--count 1: Input should be greater than or equal to 2"),
-        (["--count", "many"], "--count many: Input should be a valid integer"),
-        (["--kind", "third"], "--kind third: Input should be 'one' or 'other'"),
-        (["--count", str(1 << 63)], "--count 9223372036854775808: the integer 9223372036854775808 does not fit in"),
-        (["--shares", f"a={10**30}"], f"--shares a={10**30}: the integer {10**30} does not fit in"),
-        (["--shares", "a=few"], "--shares a=few: Input should be a valid integer"),
-        (["--inner-low", "2"], "--inner-low 2: Input should be less than or equal to 1"),
+        ("--count 1", "--count 1: Input should be greater than or equal to 2"),
+        ("--count many", "--count many: Input should be a valid integer"),
+        ("--kind third", "--kind third: Input should be 'one' or 'other'"),
+        (f"--count {1 << 63}", "--count 9223372036854775808: the integer 9223372036854775808 does not fit in"),
+        (f"--shares a={10**30}", f"--shares a={10**30}: the integer {10**30} does not fit in"),
+        ("--shares a=few", "--shares a=few: Input should be a valid integer"),
+        ("--inner-low 2", "--inner-low 2: Input should be less than or equal to 1"),
     ],
 )
-def test_a_wrong_value_is_a_line_with_option_and_value(tmp_path: Path, words: list[str], line: str) -> None:
+def test_a_wrong_value_is_a_line_with_option_and_value(tmp_path: Path, words: str, line: str) -> None:
     with pytest.raises(UsageFailure) as failure:
-        read(tmp_path, *words)
+        read(tmp_path, *words.split())
     assert str(failure.value).startswith(line)
     assert "\n" not in str(failure.value)
 
@@ -124,17 +124,17 @@ def test_help_shows_default_unit_and_paper_value(step: str) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["dedup", "x", "--out", "y", "--treshold", "2"], "No such option: --treshold"),
-        (["dedupe"], "No such command 'dedupe'"),
-        (["dedup", "x"], "Missing option '--out'"),
-        (["dedup", "x", "--out", "y", "--workers", "none"], "Invalid value for '--workers'"),
+        ("dedup x --out y --treshold 2", "No such option: --treshold"),
+        ("dedupe", "No such command 'dedupe'"),
+        ("dedup x", "Missing option '--out'"),
+        ("dedup x --out y --workers none", "Invalid value for '--workers'"),
     ],
 )
 def test_a_mistyped_command_line_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], line: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["mtnlg-data", *words])
+    monkeypatch.setattr("sys.argv", ["mtnlg-data", *words.split()])
     with pytest.raises(SystemExit) as ended:
         run(app)
     assert ended.value.code == 2
