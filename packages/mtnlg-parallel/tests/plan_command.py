@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,14 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel.cli import app
 
 PAPER = "mt-nlg-530b --cluster selene --layout tp=8,pp=35,dp=8"
+
+
+def shipped_recipe(name: str) -> Path:
+    """A recipe of the repository; skips the test where only the package is."""
+    recipe = Path(__file__).parents[3] / "recipes" / name
+    if not recipe.exists():
+        pytest.skip("the recipes are not here")
+    return recipe
 
 
 def run_plan(*words: object) -> Result:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_command import PAPER, plan, plan_json, refusal, run_plan
+from plan_command import PAPER, plan, plan_json, refusal, run_plan, shipped_recipe
 from typer.testing import CliRunner
 
 from mtnlg_data.console import Failure as DataFailure
@@ -18,8 +18,6 @@ from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.report import PUBLISHED
 from mtnlg_parallel.recipe import load_recipe
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_json_holds_the_step_its_parts_and_the_memory() -> None:
@@ -36,9 +34,7 @@ def test_json_holds_the_step_its_parts_and_the_memory() -> None:
 
 
 def test_the_ramp_costs_what_small_batches_cost() -> None:
-    recipe = ROOT / "recipes" / "mt-nlg-530b"
-    if not recipe.exists():
-        pytest.skip("the recipes are not here")
+    recipe = shipped_recipe("mt-nlg-530b")
     told = plan_json(recipe, "--cluster selene --software megatron-deepspeed-2021")
     assert told["run"]["ramp_days"] == pytest.approx(3.1, rel=0.2)
     assert told["run"]["days"] == pytest.approx(48.7, rel=0.03)
@@ -180,9 +176,7 @@ def test_unknown_recipe_name_suggests_a_preset() -> None:
 
 
 def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
-    recipe = ROOT / "recipes" / "dense-6.7b"
-    if not recipe.exists():
-        pytest.skip("the recipes are not here")
+    recipe = shipped_recipe("dense-6.7b")
     words = ["train", str(recipe), "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     words += ["--cluster", "dgx-a100-40gb", "--layout", "tp=1,pp=1,dp=1", "--set", "train.micro_batch=4"]
     with pytest.raises(Failure, match=r"cannot fit: stage 0 needs .* or --force") as caught:
@@ -278,9 +272,7 @@ def test_scaling_nodes_fit_context_parallelism() -> None:
 
 def test_eight_bit_recipe_is_planned_as_trained() -> None:
     """Products take half of their time, and casts by one kernel a part of what that saves (docs/decisions/0127)."""
-    recipe = ROOT / "recipes" / "mt-nlg-530b-2022"
-    if not recipe.exists():
-        pytest.skip("the recipes are not here")
+    recipe = shipped_recipe("mt-nlg-530b-2022")
     steps = {
         precision: plan_json(recipe, "--cluster dgx-h100 --set", f"train.precision={precision}")["step_seconds"]
         for precision in ("bf16", "fp8")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_command import plan, plan_json, refusal
+from plan_command import plan, plan_json, refusal, shipped_recipe
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import PRESETS
@@ -103,9 +103,7 @@ def test_search_keeps_given_options(options: str, field: str, value: object) -> 
 
 
 def test_offloading_search_finds_runnable_layouts() -> None:
-    recipe = Path(__file__).parents[3] / "recipes" / "dense-6.7b"
-    if not recipe.exists():
-        pytest.skip("the recipes are not here")
+    recipe = shipped_recipe("dense-6.7b")
     settings = "--set train.schedule=zero-bubble --set train.offload_activations=true"
     words = ("--cluster dgx-a100-40gb --nodes 2", settings)
     found = plan_json(recipe, *words, "--search --top 10")
