@@ -78,6 +78,7 @@ def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsy
         curate(load_recipe(tmp_path), tmp_path / "out", engine)
     said = capsys.readouterr().err
     assert 0 <= said.index("WARNING: a.jsonl: is zip: unpack it") < said.index("clean: kept")
+    assert said.count("is zip") == 1
 
 
 def test_run_stops_after_extract_where_a_source_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

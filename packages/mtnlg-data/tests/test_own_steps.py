@@ -247,6 +247,7 @@ def test_step_version_covers_all_code_it_reaches(tmp_path: Path, old: str, new: 
         (["long.use=code/filters.py:ADVERTS"], "neither a function nor a subclass of Step"),
         (["long.use=code/filters.py:nothing"], "code/filters.py:nothing: has no parameter"),
         (["long.use=code/filters.py:Empty"], "code/filters.py:Empty: defines neither open nor run"),
+        (["long.use=code/filters.py"], "code/filters.py: write code/filters.py:NAME; it has "),
         (["steps=['extract','lnog']"], "lnog: no such step"),
         (["steps=['clean']"], "clean takes documents, but the step before it gives files"),
         (["steps=['extract','tokenize','clean']"], "clean takes documents, but the step before it gives tokens"),

@@ -117,6 +117,20 @@ def test_lines_are_read_and_bad_ones_dropped_alone(tmp_path: Path, name: str, su
     assert {record.url for record in records} <= {case.url}
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b'{"n": 1, "body": "a"}', "no string under 'text' but under body: set field (--field) to one"),
+        (b'{"n": 1, "msgs": [{}]}', "no string under 'text' but under msgs (a list): set field (--field) to one"),
+        (b'{"n": 1, "text": [{}]}', "no string under 'text' (list); set message if it is a chat"),
+        (b'{"n": 1}', "no string under 'text'"),
+    ],
+)
+def test_a_drop_without_text_names_the_keys_that_may_have_it(tmp_path: Path, line: bytes, what: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert read(tmp_path / "a.jsonl", "jsonl", 1 << 20)[1][0].what == what
+
+
 BOMB = b'{"text": "a"}\n' + b"\n" * (1 << 21) + b'{"text": "b"}\n'
 
 

@@ -71,8 +71,8 @@ class Registry:
         name, a module or file that cannot be imported, and an attribute that it lacks.
         """
         reference = name if ":" in name else self._own.get(name) or self.references().get(name, "")
-        place, _, attribute = reference.rpartition(":")
-        if not place or not attribute:
+        place, _, attribute = (f"{name}:" if name.endswith(".py") else reference).rpartition(":")
+        if not place:
             kind, names = self._group.rpartition(".")[2].removesuffix("s"), self.names()
             raise UsageFailure(
                 f"{name}: no such {kind}; {did_you_mean(name, names)}choose from {', '.join(names)}, "
@@ -87,7 +87,8 @@ class Registry:
         except AttributeError:
             public = [key for key in vars(module) if not key.startswith("_")]
             hint = f"{did_you_mean(attribute, public)}it has {', '.join(public) or 'no public name'}"
-            raise UsageFailure(f"{name}: {place} has no {attribute!r}; {hint}") from None
+            lacks = f"{place} has no {attribute!r}" if attribute else f"write {place}:NAME"
+            raise UsageFailure(f"{name}: {lacks}; {hint}") from None
 
 
 def file_module_name(path: str) -> str:

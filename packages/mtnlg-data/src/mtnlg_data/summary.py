@@ -330,10 +330,11 @@ def summary_line(summary: Summary) -> str:
         ", ".join(f"{name} {n:,}" for name, n in Counter(table).most_common())
         for table in (counts.dropped, counts.metadata_lost)
     )
-    millions = f"{stage.characters_in / 1e6:.1f} → {stage.characters_out / 1e6:.1f} M characters"
+    both = stage.characters_in, stage.characters_out
+    sizes = " → ".join(f"{n / 1e6:.1f} M" if n >= 1e6 else f"{n:,}" for n in both)
     dropped = f"; dropped: {why}" if why else ""
     without = f"; kept without their metadata: {lost}" if lost else ""
-    return f"{stage.name}: {documents}{share}, {millions}{dropped}{without}"
+    return f"{stage.name}: {documents}{share}, {sizes} characters{dropped}{without}"
 
 
 def read_summary(path: Path) -> RunSummary:

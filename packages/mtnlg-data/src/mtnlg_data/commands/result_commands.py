@@ -101,9 +101,13 @@ def export(
     *,
     out: ExportFolder,
     kind: Annotated[
-        Literal["datasets", "parquet", "jsonl"],
-        typer.Option("--format", help="What to write; datasets is Parquet with a card, as the Hub wants it."),
-    ] = "datasets",
+        Literal["datasets", "parquet", "jsonl"] | None,
+        typer.Option(
+            "--format",
+            help="What to write; datasets is Parquet with a card, as the Hub wants it. "
+            "Default what a suffix of --out names (out.jsonl, out.parquet), else datasets.",
+        ),
+    ] = None,
     work: WorkFolder = None,
     as_json: AsJson = False,
 ) -> None:

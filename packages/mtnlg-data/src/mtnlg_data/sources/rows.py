@@ -60,7 +60,12 @@ class Rows(Reader):
             kind = "" if value is None else f" ({type(value).__name__})"
             if isinstance(value, list) and self.message is None:
                 kind += "; set message if it is a chat"
-            return no_text(where, self.field, kind, (name for name, one in row.items() if isinstance(one, str)))
+            others = (
+                f"{name}{' (a list)' * isinstance(one, list)}"
+                for name, one in row.items()
+                if isinstance(one, str | list)
+            )
+            return no_text(where, self.field, kind, others)
         url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
         holder, key = find_key(row, self.id)
         given = holder.get(key)

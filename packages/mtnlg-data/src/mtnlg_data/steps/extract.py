@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from mtnlg_data.console import say
 from mtnlg_data.document import shard_name
 from mtnlg_data.extract.grouping import group_files
 from mtnlg_data.extract.shards import COPIES, extract_group
@@ -82,8 +81,7 @@ class Extract(Step[ExtractSettings, Settings]):
         lost = {"sources": {}, "lost": _empty_files(groups, summaries)}
         sources = list(dict.fromkeys(file.source for file in job.files))
         stage = stage_summary(self.name, [*summaries, lost], sources, self.settings.alarm_share)
-        if failure := read_failure(stage, self.settings.max_failed):
-            say(f"WARNING: {failure}")
+        failure = read_failure(stage, self.settings.max_failed)
         languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
         for summary in summaries:
             for name, counts in languages.items():
