@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtnlg_eval.tasks.rows import ROWS
-from mtnlg_eval.tasks.sources import Published, open_rows
+from mtnlg_eval.tasks.sources import Published, TaskRows, open_rows
 from mtnlg_model.console import Failure
 
 OURS = Path(__file__).parent / "rows"
@@ -169,3 +169,11 @@ def test_texts_hold_every_passage_question_and_option() -> None:
 def test_repeated_text_is_reported_once() -> None:
     rows = [("", lambda: PIQA), ("", lambda: PIQA | {"sol2": "c"})]
     assert [text for _, text in Published("piqa", "", {"test": lambda: rows}, "test").texts()] == ["g", "a", "b", "c"]
+
+
+def test_notes_on_shots_are_only_for_runs_with_shots() -> None:
+    rows = TaskRows([], [], "test", "test", None, {3: "no answer"}, ["train: line 1: no answer"])
+    row = "row 3 is skipped: no answer"
+    assert [*rows.notes(shots=False)] == [row]
+    of_shots = ["1 malformed rows are not used as shots, the first train: line 1: no answer"]
+    assert [*rows.notes(shots=True)] == [row, *of_shots, "no rows other than the scored ones for shots"]

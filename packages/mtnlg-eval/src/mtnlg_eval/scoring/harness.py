@@ -118,12 +118,15 @@ class Evaluation:
         self._started = time.monotonic()
         for name, why in self.not_run.items():
             self._miss(name, why)
-        own = [source for source in self.sources.values() if hasattr(source.task, "rows")]
-        for line in [f"{source.name}: {note}" for source in own for note in source.rows.notes]:
-            say(line)
+        asked = list(self._cells())
+        with_shots = {cell.source.name for cell in asked if cell.count}
+        for name, source in self.sources.items():
+            if hasattr(source.task, "rows"):
+                for note in source.rows.notes(shots=name in with_shots):
+                    say(f"{name}: {note}")
         if self.options.apply_chat_template:
             lm.chat_template(self.options.apply_chat_template)
-        cells = [cell for cell in self._cells() if self._build(cell)]
+        cells = [cell for cell in asked if self._build(cell)]
         evaluated = self._evaluate(cells) if cells else {}
         for cell in cells:
             self._finish(cell, evaluated)

@@ -60,15 +60,14 @@ class TaskRows:
     other_files: list[str] = field(default_factory=list)
     revision: str | None = None
 
-    @property
-    def notes(self) -> Iterator[str]:
-        """Notes for the user on rows and files that are left out, and on the source of the shots."""
+    def notes(self, *, shots: bool) -> Iterator[str]:
+        """Notes for the user on rows and files that are left out, and, if there are ``shots``, on their source."""
         yield from (f"row {number} is skipped: {why}" for number, why in self.malformed.items())
         if self.other_files:
             yield f"not read, since another split is scored: {', '.join(self.other_files)}"
-        if self.left_out:
+        if shots and self.left_out:
             yield f"{len(self.left_out)} malformed rows are not used as shots, the first {self.left_out[0]}"
-        if self.pool == self.split:
+        if shots and self.pool == self.split:
             yield f"no {'' if self.variant is None else self.variant + ' '}rows other than the scored ones for shots"
 
 
