@@ -77,6 +77,7 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
         ("texts=empty", "empty: no task text; mtnlg-eval texts writes one per line"),
         ("texts=raw", "raw: no such file of task texts"),
         ("tokenize={tokenizer='raw'}", "raw: not a tokenizer: expected a tokenizer.json"),
+        ("tokenize={tokenizer='model'}", "model: no tokenizer.json; make one: python -c"),
         ("tokenize={tokenizer='empty'}", "empty: not a tokenizer.json"),
         ("filter.address_files=['raw']", "raw: no such file; a filter's list has one entry per line"),
         ("extract.language_model=none.bin", "none.bin: No such file or directory; language_model must be"),
@@ -88,6 +89,8 @@ def test_all_that_is_wrong_is_in_one_message(recipe: Path) -> None:
 )
 def test_every_kind_of_mistake_is_met_before_the_first_stage(recipe: Path, override: str, words: str) -> None:
     (recipe.parent / "empty").touch()
+    (recipe.parent / "model").mkdir()
+    (recipe.parent / "model" / "config.json").write_text("{}")
     for said in refusals(recipe, override):
         (line,) = said
         assert words in line.replace(f"{recipe.parent}/", "")

@@ -11,6 +11,7 @@ import pytest
 
 from mtnlg_model import cli
 from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.generation.generate import complete
 from mtnlg_model.generation.sampling import Sampling
 from mtnlg_model.tokenizer import Tokenizer
@@ -130,6 +131,19 @@ def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_p
     stop = expected[len(expected) // 2 :][:3]
     stopped = mtnlg_model(line, checkpoint_path, "--stop", stop)[1]
     assert stopped == f"the fox{expected[: expected.index(stop)]}\n"
+
+
+def test_generate_reads_a_hugging_face_folder_in_place(
+    mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
+) -> None:
+    prompt = ("--prompt", "the fox", "--tokens", "9")
+    export_huggingface(Checkpoint.open(checkpoint_path), tmp_path / "theirs")
+    expected = mtnlg_model("generate", checkpoint_path, *prompt)
+    assert mtnlg_model("generate", tmp_path / "theirs", *prompt) == expected
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    status, _, error = mtnlg_model("generate", tmp_path / "theirs", *prompt)
+    assert status == 1
+    assert "theirs: no tokenizer.json; make one: python -c" in error
 
 
 def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint_path: Path) -> None:

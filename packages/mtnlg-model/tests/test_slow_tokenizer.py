@@ -11,7 +11,7 @@ import tokenizers
 
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure
-from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface, open_weights
 from mtnlg_model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,4 +51,5 @@ def test_end_tokens_of_config_json_are_kept(checkpoint_path: Path, tmp_path: Pat
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "eos_token_id": [content["eos_token_id"], 5, 7]}))
     import_huggingface(tmp_path / "theirs", tmp_path / "ours")
-    assert Tokenizer(Checkpoint.open(tmp_path / "ours").tokenizer_path).ends == {content["eos_token_id"], 5, 7}
+    for weights in map(open_weights, (tmp_path / "theirs", tmp_path / "ours")):
+        assert Tokenizer(weights.tokenizer_path).ends == {content["eos_token_id"], 5, 7}

@@ -69,7 +69,10 @@ def info(
 
 @app.command()
 def generate(  # noqa: PLR0917  (typer passes options by name)
-    checkpoint: Folder,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A step-N folder, a folder of them or a run, or a Hugging Face folder."),
+    ],
     prompt: Prompts = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Prompts are a user's messages, by the model's template.")
@@ -96,7 +99,7 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt, or answer it, and stream the text. Several prompts run as one batch."""
-    from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: PLC0415  (torch)
+    from mtnlg_model.convert.huggingface import open_weights  # noqa: PLC0415  (torch)
     from mtnlg_model.generation import generate as generation  # noqa: PLC0415  (torch)
     from mtnlg_model.generation.sampling import Sampling, row_seeds  # noqa: PLC0415  (torch)
 
@@ -112,7 +115,7 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seeds[0]}
     options["repetition_penalty"] = repetition_penalty
     given = {key: value for key, value in options.items() if value is not None}
-    opened = Checkpoint.open(checkpoint)
+    opened = open_weights(checkpoint)
     sampling = validate({**sampling_defaults(opened.directory), **given}, Sampling, "generate")
     drawn_by = [row_seeds(each, 1)[0] for each in seeds] if len(seeds) > 1 else None
     tokenizer = Tokenizer(opened.tokenizer_path)

@@ -322,13 +322,9 @@ class Decoder(nn.Module):
 
         It is in evaluation mode; ``dtype`` None keeps the stored one. Raises ``Failure`` naming what is wrong.
         """
-        from .checkpoint.reader import Checkpoint  # noqa: PLC0415  (which builds decoders)
-        from .convert.config_json import is_huggingface  # noqa: PLC0415  (as above)
-        from .convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (as above)
+        from .convert.huggingface import open_weights  # noqa: PLC0415  (which builds decoders)
 
-        folder = Path(path)
-        weights = HuggingFaceWeights(folder) if is_huggingface(folder) else Checkpoint.open(folder)
-        return weights.decoder(dtype, device)
+        return open_weights(Path(path)).decoder(dtype, device)
 
     def forward(
         self, tokens_BS: Tensor, positions_BS: Tensor | None = None, attend: Sequence[Attend] | None = None

@@ -57,6 +57,13 @@ def read_tokenizer(path: Path) -> str:
     return text
 
 
+def missing_tokenizer(folder: Path) -> Failure:
+    """The error of a folder without a tokenizer.json: it has the command that makes one (docs/decisions/0212)."""
+    call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    command = f'python -c "from transformers import AutoTokenizer; {call}"'
+    return Failure(f"{folder}: no tokenizer.json; make one: {command}")
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A dictionary. Raises ``ValueError`` for a duplicate key, of which the library might read the other value."""
     content = dict(pairs)

@@ -175,6 +175,8 @@ def tokenizer_files(settings: TokenizeSettings) -> tuple[Path, ...]:
     for names in TOKENIZER_FILES:
         if all((path / name).is_file() for name in names):
             return tuple(path / name for name in names)
+    if (path / "config.json").is_file():  # a model's
+        raise tokenizer_file.missing_tokenizer(path)
     wanted = "; ".join(" and ".join(names) for names in TOKENIZER_FILES)
     raise Failure(f"{path}: not a tokenizer: expected a tokenizer.json, {GPT2}, or a folder with one of: {wanted}")
 

@@ -25,7 +25,7 @@ from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, read_manifest, resolve_checkpoint
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_model.convert.huggingface import HuggingFaceWeights, require_tokenizer
+from mtnlg_model.convert.huggingface import HuggingFaceWeights
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.settings import Settings, validate
 from mtnlg_model.tokenizer import Tokenizer
@@ -163,7 +163,7 @@ def _open_huggingface(folder: Path, source: str, name: str, options: ModelOption
     weights = HuggingFaceWeights(folder)
     sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
     digest = _digest([weights.config.model_dump(), sums])
-    return _opened(weights, require_tokenizer(folder), digest, options, folder, {"source": source, "name": name})
+    return _opened(weights, weights.tokenizer_path, digest, options, folder, {"source": source, "name": name})
 
 
 def _opened(  # noqa: PLR0917  (what an identity is made of)

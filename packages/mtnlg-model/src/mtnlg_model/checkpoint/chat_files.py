@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 TEMPLATE, GENERATION, CONFIG = CHAT_FILES
+MODEL: Final = "config.json"
 MAX_BYTES: Final = 16 << 20
 
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -76,8 +79,18 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_chat_files(folder: Path) -> dict[str, bytes]:
-    """Content of each of `CHAT_FILES` in the folder. Raises ``Failure`` for a link or a file above `MAX_BYTES`."""
-    return {name: read_small(own_file(folder, name), MAX_BYTES) for name in CHAT_FILES if (folder / name).exists()}
+    """Content of each of `CHAT_FILES` in the folder. Raises ``Failure`` for a link or a file above `MAX_BYTES`.
+
+    A missing generation_config.json has the end tokens of config.json, if that lists several.
+    """
+    files = {
+        name: read_small(own_file(folder, name), MAX_BYTES) for name in (*CHAT_FILES, MODEL) if (folder / name).exists()
+    }
+    with suppress(ValueError, RecursionError, AttributeError):  # which the reader of the model reports
+        ends = json.loads(files.pop(MODEL, b"{}")).get("eos_token_id")
+        if isinstance(ends, list) and all(type(number) is int and 0 <= number < 1 << 31 for number in ends):
+            files.setdefault(GENERATION, json.dumps({"eos_token_id": ends}).encode())
+    return files
 
 
 def named_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> NamedTokens:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Final
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
-from mtnlg_model.checkpoint.chat_files import CONFIG, GENERATION, own_file, read_chat_files
+from mtnlg_model.checkpoint.chat_files import CONFIG, own_file, read_chat_files
 from mtnlg_model.checkpoint.manifest import TOKENIZER
-from mtnlg_model.checkpoint.reader import empty_decoder
+from mtnlg_model.checkpoint.reader import Checkpoint, empty_decoder
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, stored_dtype, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
+from mtnlg_model.tokenizer_file import missing_tokenizer
 
-from .config_json import read_family, to_config_json
+from .config_json import is_huggingface, read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
 from .output import new_checkpoint, new_folder, require_file_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.console import Advance
     from mtnlg_model.decoder import Decoder
@@ -114,8 +114,8 @@ def import_huggingface(
     """
     folder = Path(folder)
     weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
-    config, path = weights.config, Path(tokenizer) if tokenizer else require_tokenizer(folder)
-    with new_checkpoint(Path(target), config, path, folder, _end_tokens(folder, config)) as writer:
+    config, path = weights.config, Path(tokenizer) if tokenizer else weights.tokenizer_path
+    with new_checkpoint(Path(target), config, path, folder) as writer:
         for name, shape in config.parameter_shapes().items():
             writer.add(name, shape, "weight", None, weights.tensor(name))
             if advance:
@@ -132,6 +132,7 @@ class HuggingFaceWeights:
     def __init__(
         self, folder: Path, vocabulary_multiple: int = 1, sequence: int | None = None, family: str | None = None
     ) -> None:
+        self.directory = folder
         self._family, self.config = read_family(folder, vocabulary_multiple, sequence, family)
         config, self._files = self.config, _files_by_tensor(folder)
         for key, file in self._files.items():  # before the sizes, which quantization changes
@@ -153,6 +154,13 @@ class HuggingFaceWeights:
             elif key not in used and not key.endswith(IGNORED_SUFFIXES):
                 raise Failure(f"{folder}: {key:.100}: not a tensor of {self._family.architecture}")
 
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder's tokenizer.json. Raises ``Failure`` if there is none."""
+        if not (self.directory / TOKENIZER).exists():
+            raise missing_tokenizer(self.directory)
+        return own_file(self.directory, TOKENIZER)
+
     def tensor(self, name: str, box: tuple[slice, ...] | None = None) -> Tensor:
         """A parameter of the decoder, whole or a box of it, on the CPU, in the stored dtype."""
         tensors = [_read_tensor(self._files[key], key) for key in self._sources[name]]
@@ -173,20 +181,9 @@ class HuggingFaceWeights:
         return decoder.eval()
 
 
-def require_tokenizer(folder: Path) -> Path:
-    """The folder's tokenizer.json. If missing, raises ``Failure`` with the command to make it (docs/decisions/0212)."""
-    if not (folder / TOKENIZER).exists():
-        call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        raise Failure(f'{folder}: no {TOKENIZER}; make one: python -c "from transformers import AutoTokenizer; {call}"')
-    return own_file(folder, TOKENIZER)
-
-
-def _end_tokens(folder: Path, config: ModelConfig) -> dict[str, bytes]:
-    """A generation_config.json with the end tokens of config.json, if config.json lists several; else {}."""
-    ends = json.loads(read_small(own_file(folder, "config.json"))).get("eos_token_id")
-    if isinstance(ends, list) and all(type(number) is int and 0 <= number < config.tokens for number in ends):
-        return {GENERATION: json.dumps({"eos_token_id": ends}).encode()}
-    return {}
+def open_weights(path: Path) -> Checkpoint | HuggingFaceWeights:
+    """The weights of a checkpoint, of the newest in a folder of them, or of a Hugging Face folder, read in place."""
+    return HuggingFaceWeights(path) if is_huggingface(path) else Checkpoint.open(path)
 
 
 def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:

@@ -16,7 +16,7 @@ from mtnlg_model.tokenizer import largest_token
 from mtnlg_model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mtnlg_model.config import ModelConfig
@@ -62,11 +62,10 @@ def new_checkpoint(
     config: ModelConfig,
     tokenizer: Path,
     folder: Path | None = None,
-    defaults: Mapping[str, bytes] | None = None,
 ) -> Iterator[CheckpointWriter]:
     """Yield a writer for the checkpoint ``target``: weights only, without optimizer state and progress.
 
-    `chat_files` are copied from ``folder``, by default the tokenizer's; ``defaults`` has the content of missing ones.
+    `chat_files` are copied from ``folder``, by default the tokenizer's.
 
     Raises ``Failure`` if the tokenizer has a larger vocabulary than the model.
     """
@@ -75,7 +74,7 @@ def new_checkpoint(
         numbers = f"the tokenizer's highest id is {largest}, the model's {config.tokens - 1}"
         raise Failure(f"{target}: {numbers}: they do not belong together")
     # Read now, although needed last: by then, maybe hours later, the file may have been replaced.
-    text, chat_files = read_tokenizer(tokenizer), {**(defaults or {}), **read_chat_files(folder)}
+    text, chat_files = read_tokenizer(tokenizer), read_chat_files(folder)
     with new_folder(target) as partial:
         (partial / TOKENIZER).write_text(text, encoding="utf-8")
         # backlog=0 bounds memory to a few tensors.
