@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from mtnlg_data.engine import Local
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import stage
 from mtnlg_data.tokens import store as store_module
-from mtnlg_data.tokens.blend import held_out, read_blend
+from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_data.tokens.tokenizer import EOD, document_key
 
@@ -210,15 +209,3 @@ def test_a_source_without_weight_or_documents_is_named(tmp_path: Path) -> None:
     write_documents(path, [])
     with pytest.raises(Failure, match="source none has no document left to tokenize"):
         tokenize_shards({"none": [path]}, tmp_path / "out", TRAIN, {"none": 1.0}, Local(1))
-
-
-def test_store_shorter_than_a_paper_sample_alarms(tmp_path: Path) -> None:
-    summary = tokenize(tmp_path, tmp_path / "out")
-    tokens = {name: TokenStore(tmp_path / "out" / name) for name in WEIGHTS}
-    small = [name for name, store in tokens.items() if store.offset(len(store) - held_out(len(store), 0.1)) <= 2048]
-    assert [alarm["source"] for alarm in summary["alarms"]] == small
-    assert re.fullmatch(
-        r"tokenize leaves [\d,]+ training tokens of \w+, less than one sample of 2,048 \+ 1; "
-        r"a sequence of [\d,]+ or less uses the source",
-        summary["alarms"][0]["message"],
-    )

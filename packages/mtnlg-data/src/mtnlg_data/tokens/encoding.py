@@ -146,7 +146,6 @@ def write_store(work: StoreWrite, output: Path) -> Summary:
     return {
         "documents": writer.documents,
         "tokens": tokens,
-        "training_tokens": int(unigrams.sum()),
         "store": span_digest(paths),
         "unigrams": unigrams.tolist(),
         "files": [path.name for path in (*paths[1:], *masks)],

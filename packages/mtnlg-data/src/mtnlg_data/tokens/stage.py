@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 TEXT_BYTES_PER_UNIT = 64_000_000
 TOKENS_PER_UNIT = 1 << 26
-SEQUENCE = 2048  # tokens of the paper's samples (4.1); a store with fewer gets an alarm
 
 
 def write_blend(blend: Blend, output: Path) -> Summary:
@@ -109,21 +108,10 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     counted = [done.summary for done in encoded]
     return {
         **stage_summary("tokenize", counted, list(shards)),
-        "alarms": [
-            _short_store_alarm(source, store["training_tokens"])
-            for source, store in summaries.items()
-            if store["training_tokens"] <= SEQUENCE
-        ],
         "tokens": tokens_by_source,
         "vocabulary": vocabulary,
         "unigram_entropy_nats": unigram_entropy(weights, unigrams),
     }
-
-
-def _short_store_alarm(source: str, tokens: int) -> dict[str, str]:
-    """The alarm of a source that is too small for one sample of the paper's length; ``open_stream`` leaves it out."""
-    few = f"tokenize leaves {tokens:,} training tokens of {source}, less than one sample of {SEQUENCE:,} + 1"
-    return {"source": source, "message": f"{few}; a sequence of {max(0, tokens - 1):,} or less uses the source"}
 
 
 def _write_tokenizer(
