@@ -104,6 +104,9 @@ def test_row_groups_are_bounded_and_small_batches_merged(tmp_path: Path) -> None
     with pq.ParquetFile(tmp_path / "large.parquet") as file:
         assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 3]
     assert [batch.num_rows for batch in read_documents(tmp_path / "large.parquet")] == [4, 3]
+    filtered = [*batch_documents(Document(f"{n}", "x", "x" * length) for n in range(7))]
+    write_documents(tmp_path / "filtered.parquet", [batch.slice(0, 2) for batch in filtered])
+    assert [batch.num_rows for batch in read_documents(tmp_path / "filtered.parquet")] == [2, 2]
     few = (batch for n in range(500) for batch in batch_documents([Document(f"{n}", "x", "short")]))
     write_documents(tmp_path / "small.parquet", few)
     assert [batch.num_rows for batch in read_documents(tmp_path / "small.parquet")] == [500]

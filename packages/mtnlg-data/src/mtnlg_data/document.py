@@ -141,13 +141,14 @@ class DocumentWriter:
             self._batch_rows()
 
     def write(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Append a batch or table of documents."""
+        """Append a batch or table of documents, in a row group of its own if it does not fit into the last."""
+        rows, size = self._pending_rows + batch.num_rows, self._pending_bytes + batch.nbytes
+        if rows > ROWS_PER_GROUP or size > CHARACTERS_PER_GROUP:
+            self.flush()
         self.documents += batch.num_rows
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.nbytes
-        if self._pending_rows >= ROWS_PER_GROUP or self._pending_bytes >= CHARACTERS_PER_GROUP:
-            self.flush()
 
     def flush(self) -> None:
         """End the row group: write everything that was appended."""
