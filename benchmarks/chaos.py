@@ -47,7 +47,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.layout import Layout, parse_layout
-from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.history import goodput, read_events
 from mtnlg_parallel.record.metrics import last_step, read_steps
 from record import run

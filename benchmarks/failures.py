@@ -22,7 +22,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe

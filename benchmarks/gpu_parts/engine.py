@@ -30,7 +30,7 @@ from mtnlg_parallel.engine.process import init_distributed
 from mtnlg_parallel.engine.zero import InitialWeights, restore
 from mtnlg_parallel.launch.agent import rank_environment
 from mtnlg_parallel.model.head import EAGER
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.training.samples import micro_batches
 

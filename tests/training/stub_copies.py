@@ -30,7 +30,7 @@ def main(library: str, missing: str, path: str, *overrides: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from mtnlg_parallel.recipe import load_recipe
+    from mtnlg_parallel.recipe_file import load_recipe
     from training import stub_streams
 
     if missing:

@@ -63,7 +63,7 @@ def run(case: stub_gpu.Case) -> Answer:
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
     from mtnlg_parallel.planner.run import train_run, train_software
-    from mtnlg_parallel.recipe import load_recipe
+    from mtnlg_parallel.recipe_file import load_recipe
     from mtnlg_parallel.training import checkpointing
     from training.stub_streams import Executor, Streams
 

@@ -202,7 +202,7 @@ def step(case: Case) -> Answer:
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
     from mtnlg_parallel.planner.run import train_run, train_software
-    from mtnlg_parallel.recipe import load_recipe
+    from mtnlg_parallel.recipe_file import load_recipe
 
     recipe = load_recipe(Path(case.recipe), case.overrides)
     layout, train, device = recipe.layout, recipe.train, torch.device("cuda", 0)

@@ -116,7 +116,8 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
     import torch
 
     from gpu_parts import clock
-    from mtnlg_parallel import recipe
+    from mtnlg_parallel.recipe import RunOptions
+    from mtnlg_parallel.recipe_file import load_recipe
 
     seconds = count()
     replaced = {
@@ -127,7 +128,7 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
         "REPEATS": 2,
         "init_distributed": join_alone,
         "initial_value": lambda config, name, _seed: torch.empty(config.parameter_shape(name)),
-        "mtnlg_parallel": SimpleNamespace(load_recipe=recipe.load_recipe, RunOptions=recipe.RunOptions, train=trained),
+        "mtnlg_parallel": SimpleNamespace(load_recipe=load_recipe, RunOptions=RunOptions, train=trained),
     }
     vars(module).update({name: value for name, value in replaced.items() if name in vars(module)})
 

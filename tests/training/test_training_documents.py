@@ -9,7 +9,8 @@ import pytest
 
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.settings import dump
-from mtnlg_parallel.recipe import DataSettings, Recipe, load_recipe
+from mtnlg_parallel.recipe import DataSettings, Recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.training.guard import NOTHING_LEARNED
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import FP32, RunRanks, recipe_of

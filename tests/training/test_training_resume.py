@@ -13,7 +13,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.functional import cross_entropy
 from mtnlg_model.settings import dump
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import prepare_run_dir

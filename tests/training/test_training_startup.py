@@ -81,7 +81,8 @@ def test_cuda_finds_its_settings_when_the_forecast_starts_it() -> None:
     code = """
 import os
 from mtnlg_parallel.launch.worker import run_rank
-from mtnlg_parallel.recipe import load_recipe, RunOptions
+from mtnlg_parallel.recipe import RunOptions
+from mtnlg_parallel.recipe_file import load_recipe
 from pathlib import Path
 import torch
 def prepare():

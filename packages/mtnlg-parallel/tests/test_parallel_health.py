@@ -13,7 +13,8 @@ from mtnlg_parallel.engine.process import UnfitNode, rank_device
 from mtnlg_parallel.launch import health
 from mtnlg_parallel.launch.health import slow_devices
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 LAYOUT = Layout(tp=4, pp=2, dp=2)
 

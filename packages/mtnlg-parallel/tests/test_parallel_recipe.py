@@ -17,7 +17,7 @@ from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, train_run, train_software
 from mtnlg_parallel.planner.step import predict
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import schedule_names
 from mtnlg_parallel.training.schedule import BatchSize
 

@@ -16,7 +16,8 @@ from mtnlg_model.families import preset
 from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.slurm import Job, script_of_ranks, submit, training_script
-from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.recipe import Recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

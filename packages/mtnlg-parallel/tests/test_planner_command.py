@@ -17,7 +17,7 @@ from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.report import PUBLISHED
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 
 def test_json_holds_the_step_its_parts_and_the_memory() -> None:

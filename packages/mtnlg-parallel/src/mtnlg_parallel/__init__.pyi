@@ -8,7 +8,8 @@ from .planner.report import plan
 from .planner.run import Run
 from .planner.search import search
 from .planner.step import Prediction, predict
-from .recipe import Recipe, RunOptions, load_recipe
+from .recipe import Recipe, RunOptions
+from .recipe_file import load_recipe
 from .training.guard import TooManySkips
 from .training.samples import Data
 from .training.schedule import BatchSize, LearningRate, Ramp

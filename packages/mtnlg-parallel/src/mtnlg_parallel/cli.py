@@ -22,7 +22,8 @@ from .launch.calibration import calibrate_command
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
-from .recipe import RunOptions, load_recipe
+from .recipe import RunOptions
+from .recipe_file import load_recipe
 from .statuses import Exit
 
 URL: Final = re.compile(r"(?:--[\w-]+=)?[A-Za-z][A-Za-z0-9+.-]*://")

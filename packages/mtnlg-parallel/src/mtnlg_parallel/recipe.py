@@ -1,33 +1,22 @@
-"""The training recipe, ``train.toml``: model, layout and schedule; and the options of a run that never change it.
+"""The training recipe: model, layout and schedule; and the options of a run that never change it.
 
-Lengths are in samples of ``model.sequence`` tokens. A recipe may also write them in words, which are converted here:
-
-    "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to even
-    "3 epochs"       passes over all samples of --data, each source once per pass
-    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself, those of
-                     the shortest ramp with that many steps. A layout's rounding of the ramp is ignored, so that a
-                     length is the same in every layout
-
-A recipe that cannot work is refused here, before anything starts.
+Lengths are in samples of ``model.sequence`` tokens. `recipe_file` reads ``train.toml``, which may have them in words. A
+recipe that cannot work is refused here, before anything starts.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure, UsageFailure, say
+from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads the annotation)
+from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.families import preset
-from mtnlg_model.settings import Settings, load
+from mtnlg_model.settings import Settings
 from mtnlg_parallel.training.schedule import (
     IN_SAMPLES,
     LIMIT,
@@ -36,7 +25,6 @@ from mtnlg_parallel.training.schedule import (
     Ramp,
     Samples,
     Shape,
-    parse_length,
 )
 
 from .layout import Layout, Recompute, eight_bit_error, layout_error
@@ -50,20 +38,12 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Step], bool | None]
 
-FILE = "train.toml"
-
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
-LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
-"""Keys of [train] and its changes in samples, which a recipe may write in words; ``ramp.samples`` is another."""
 RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into other nodes' memory; use checkpoint_every"}
 """Former keys of [train] and why they are ignored: a run's own recipe.toml holds every key of its version."""
-
-
-_DATA: ContextVar[Path | None] = ContextVar("data", default=None)
-"""The data folder by which epochs are counted while a recipe is read."""
 
 Range = Annotated[tuple[Every, Every], Field(strict=False)]
 Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
@@ -138,7 +118,6 @@ class Train(Settings):
     decay_shape: Shape = Field(
         "cosine", description="cosine or linear (with a hold: warmup-stable-decay), or constant: none"
     )
-    # strict=False: a list, after `Recipe` has counted the lengths
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False, description="AdamW's, of the moments")
     eps: Positive = Field(1e-8, description="epsilon of AdamW, added to the square root of the second moment")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="for matrices, not for biases and norms")
@@ -175,14 +154,16 @@ class Train(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_retired(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Drop keys of earlier versions; prints a line for each that was in use."""
+    def _prepare(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
+        """Drop keys of earlier versions, printing a line for each that was in use; set ``decay``'s default."""
         if not isinstance(content, dict):
             return content
         for key in content.keys() & RETIRED:
             if content[key]:
                 say(f"train.{key} = {content[key]!r} is ignored: {RETIRED[key]}")
-        return {key: value for key, value in content.items() if key not in RETIRED}
+        samples = content.get("samples")
+        decay = samples if isinstance(samples, int) and 0 < samples < LIMIT else LIMIT - 1  # samples reports the error
+        return {"decay": decay, **{key: value for key, value in content.items() if key not in RETIRED}}
 
     @field_validator("initial")
     @classmethod
@@ -338,24 +319,9 @@ class Recipe(Settings):
     @classmethod
     def _expand_preset(cls, model: Any) -> Any:  # noqa: ANN401  (what the file holds)
         try:
-            return _expand_preset(model)
+            return expand_preset(model)
         except UsageFailure as failure:
             raise ValueError(str(failure)) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _count_samples(cls, content: Any) -> Any:  # noqa: ANN401  (what the file holds)
-        """Convert lengths in words to samples, and set ``decay``'s default. Fields report what cannot be converted.
-
-        A [model] without preset and layers takes its missing keys from ``train.initial``.
-        """
-        train = content.get("train") if isinstance(content, dict) else None
-        if not isinstance(train, dict):
-            return content
-        if not (content.get("model") or train.get("initial")):
-            raise ValueError("has no [model]; add it, or start from a model's folder: train.initial, --from")
-        model = _initial_model(content.get("model", {}), train.get("initial"))
-        return {**content, "model": model, "train": _in_samples(train, _sequence(model))}
 
     @model_validator(mode="after")
     def _check_layout(self) -> Self:
@@ -427,125 +393,12 @@ class Recipe(Settings):
         return notes
 
 
-def _in_samples(train: dict[str, Any], sequence: int | None) -> dict[str, Any]:
-    """A recipe's [train] with lengths in samples, if the keys needed to convert them are valid, and with ``decay``."""
-    size, ramp = train.get("batch"), train.get("ramp")
-    if isinstance(ramp, dict) and "samples" in ramp:
-        samples = _count(ramp["samples"], sequence, partial(_ramp_samples, size, ramp))
-        ramp = {**ramp, "samples": samples}
-        train = {**train, "ramp": ramp}
-    schedule = _batch_size(size, ramp)
-    if isinstance(train.get("change"), list):
-        changes = []
-        for number, change in enumerate(train["change"]):
-            counted = _lengths(change, f"train.change.{number}", sequence, schedule) if isinstance(change, dict) else {}
-            changes.append({**change, **counted} if counted else change)
-            if schedule and counted and type(change.get("batch")) is int and type(at := counted.get("at")) is int:
-                schedule = replace(schedule, changes=(*schedule.changes, (at, change["batch"])))
-        train = {**train, "change": changes}
-    lengths = _lengths(train, "train", sequence, schedule)
-    samples = lengths.get("samples")
-    valid = isinstance(samples, int) and 0 < samples < LIMIT
-    return {**train, "decay": samples if valid else LIMIT - 1, **lengths}  # what is wrong with samples is said once
-
-
-def _lengths(table: dict[str, Any], place: str, sequence: int | None, schedule: BatchSize | None) -> dict[str, Any]:
-    """The `LENGTHS` of a table, converted to samples where possible."""
-    lengths: dict[str, Any] = {key: table[key] for key in LENGTHS if key in table}
-    for key, value in lengths.items():
-        lengths[key] = _count(value, sequence, schedule.samples_after if schedule else lambda _: None)
-        if lengths[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
-            tokens = f"of model.sequence = {sequence} tokens"
-            raise ValueError(f"{place}.{key} = {value!r} is less than half a sample {tokens}, so 0 samples; write more")
-    return lengths
-
-
-def _count(written: Any, sequence: int | None, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (the file's)
-    """A length in samples; ``written`` itself if it is not in words or cannot be converted, which its field reports."""
-    try:
-        amount, unit = parse_length(written)
-    except (TypeError, ValueError):
-        return written
-    steps = min(int(amount), LIMIT)
-    if unit == "epochs":
-        from mtnlg_parallel.training.samples import samples_of  # noqa: PLC0415  (of these recipes alone)
-
-        folder = _DATA.get()
-        return round(amount * samples_of(folder, sequence)) if folder and sequence else written
-    counted = steps if unit == "samples" else after(steps) if unit == "steps" else sequence and round(amount / sequence)
-    return written if counted is None else counted
-
-
-def _expand_preset(model: Any) -> Any:  # noqa: ANN401  (as above)
+def expand_preset(model: Any) -> Any:  # noqa: ANN401  (what the file holds)
     """Replace ``preset = "dense-350m"`` by that model's values; other keys override them."""
     if not isinstance(model, dict) or "preset" not in model:
         return model
     overrides = {key: value for key, value in model.items() if key != "preset"}
     return preset(str(model["preset"])).model_dump(mode="json") | overrides
-
-
-def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (as above)
-    """A [model] merged over the configuration of the initial weights, unless it has a preset or layers of its own."""
-    if not (isinstance(initial, str) and initial and isinstance(model, dict)) or {"preset", "layers"} & model.keys():
-        return model
-    from .initial import read_initial  # noqa: PLC0415  (reads files, of these runs alone)
-
-    try:
-        return read_initial(initial).config.model_dump(mode="json") | model
-    except Failure as failure:
-        raise ValueError(str(failure)) from None
-
-
-def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
-    """Tokens per sample by a recipe's [model]; None if that is not valid."""
-    try:
-        config = model if isinstance(model, ModelConfig) else ModelConfig.model_validate(_expand_preset(model))
-    except (ValidationError, UsageFailure):
-        return None
-    return config.sequence
-
-
-def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as above)
-    """The batch size as in the recipe, before a layout rounds it; None if a key is not valid.
-
-    A ramp that does not meet the batch is ignored here: `Train` refuses it.
-    """
-    try:
-        valid = Ramp.model_validate(ramp) if ramp is not None else None
-    except ValidationError:
-        return None
-    if type(size) is not int or not 0 < size < LIMIT:
-        return None
-    return BatchSize(size, valid if valid and valid.meets(size) else None, multiple=1)
-
-
-def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  # noqa: ANN401  (as above)
-    """Samples of the shortest ramp that lasts ``steps`` steps; None if another key is not valid."""
-    schedule = _batch_size(size, {**ramp, "samples": 1})
-    if schedule is None:
-        return None
-    if schedule.ramp is None or steps == 0:
-        return steps * schedule.size
-    begin = schedule.ramp
-
-    def lasts(samples: int) -> bool:  # longer ramps last as long or longer
-        ramp = begin.model_copy(update={"samples": samples})
-        return BatchSize(size, ramp, multiple=1).samples_after(steps - 1) < samples
-
-    return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
-
-
-def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
-    """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
-
-    Epochs are passes over ``data``, a folder written by mtnlg-data. Raises ``Failure`` if there is no recipe, and
-    ``UsageFailure`` with a line for each mistake.
-    """
-    before = _DATA.set(data)
-    try:
-        return load(Path(path), FILE, Recipe, overrides)
-    finally:
-        _DATA.reset(before)
 
 
 class RunOptions(NamedTuple):

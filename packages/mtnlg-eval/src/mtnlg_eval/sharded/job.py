@@ -12,7 +12,8 @@ from mtnlg_model.settings import read_toml, validate
 from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.launch import slurm
 from mtnlg_parallel.layout import Layout, evaluation_error, parse_layout
-from mtnlg_parallel.recipe import FILE, Slurm
+from mtnlg_parallel.recipe import Slurm
+from mtnlg_parallel.recipe_file import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

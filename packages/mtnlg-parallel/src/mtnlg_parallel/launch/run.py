@@ -20,7 +20,8 @@ from mtnlg_model.convert.config_json import is_huggingface
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.identity import changes
-from mtnlg_parallel.recipe import Recipe, RunOptions, load_recipe
+from mtnlg_parallel.recipe import Recipe, RunOptions
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore

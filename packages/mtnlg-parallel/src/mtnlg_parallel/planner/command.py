@@ -14,7 +14,7 @@ from mtnlg_model.console import Failure, UsageFailure, print_json, say
 from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
 from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 

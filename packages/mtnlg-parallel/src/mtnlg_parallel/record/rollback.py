@@ -15,7 +15,7 @@ from mtnlg_model.checkpoint.manifest import list_checkpoints, list_steps, read_m
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 from . import history, metrics
 from .run_dir import CHECKPOINTS, RECIPE, SUMMARY

@@ -25,7 +25,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.recipe import Recipe, load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 from . import history, metrics
 from .history import StepSeconds, account, read_events
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from mtnlg_model.checkpoint.manifest import Manifest, Progress
     from mtnlg_parallel.identity import DataFingerprint
+    from mtnlg_parallel.recipe import Recipe
 
 SUMMARY = "summary.json"
 RECIPE = "recipe.toml"

@@ -22,7 +22,7 @@ import typer
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
 from mtnlg_model.console import Failure, print_json
-from mtnlg_parallel.recipe import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 
 from . import metrics
 from .history import StepSeconds, account, number, read_events

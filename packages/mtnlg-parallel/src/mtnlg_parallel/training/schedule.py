@@ -20,7 +20,7 @@ rounded down to a multiple of dp x micro-batch, and at least one such multiple. 
 (paper.md section 2). A change of the batch at a sample takes effect at the first step that begins there or later.
 Tokens are samples times the sequence length.
 
-A recipe may write a length in samples as ``"300B tokens"`` or ``"5000 steps"``; `mtnlg_parallel.recipe` converts it.
+A recipe may write a length in samples as ``"300B tokens"`` or ``"5000 steps"``, which `recipe_file` converts.
 """
 
 from __future__ import annotations

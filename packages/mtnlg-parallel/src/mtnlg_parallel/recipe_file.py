@@ -1,0 +1,152 @@
+"""Reads ``train.toml`` into a `Recipe`: the model of the initial weights, and lengths in words as samples.
+
+    "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to even
+    "3 epochs"       passes over all samples of --data, each source once per pass
+    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself, those of
+                     the shortest ramp with that many steps. A layout's rounding of the ramp is ignored, so that a
+                     length is the same in every layout
+
+What cannot be converted stays as it is written: the field that holds it reports why.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.settings import read_toml, validate
+from mtnlg_parallel.training.schedule import LIMIT, BatchSize, Ramp, parse_length
+
+from .recipe import Recipe, expand_preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FILE: Final = "train.toml"
+LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
+"""Keys of [train] and its changes in samples, which a recipe may write in words; ``ramp.samples`` is another."""
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
+    """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
+
+    Epochs are passes over ``data``, a folder written by mtnlg-data. Raises ``Failure`` if there is no recipe, and
+    ``UsageFailure`` with a line for each mistake.
+    """
+    place, content = read_toml(Path(path), FILE, overrides)
+    if isinstance(train := content.get("train"), dict):
+        try:
+            if not (content.get("model") or train.get("initial")):
+                raise ValueError("has no [model]; add it, or start from a model's folder: train.initial, --from")  # noqa: TRY301
+            model = _initial_model(content.get("model", {}), train.get("initial"))
+            lengths = _Lengths(_sequence(model), data)
+            content = {**content, "model": model, "train": lengths.in_samples(train)}
+        except (ValueError, Failure) as error:
+            raise UsageFailure(f"{place}: {error}") from None
+    return validate(content, Recipe, str(place))
+
+
+class _Lengths(NamedTuple):
+    """Converts lengths of a recipe with samples of ``sequence`` tokens, whose epochs are passes over ``data``."""
+
+    sequence: int | None
+    data: Path | None
+
+    def in_samples(self, train: dict[str, Any]) -> dict[str, Any]:
+        """A recipe's [train] with lengths in samples, if the keys needed to convert them are valid."""
+        size, ramp = train.get("batch"), train.get("ramp")
+        if isinstance(ramp, dict) and "samples" in ramp:
+            ramp = {**ramp, "samples": self._count(ramp["samples"], partial(_ramp_samples, size, ramp))}
+            train = {**train, "ramp": ramp}
+        schedule = _batch_size(size, ramp)
+        if isinstance(train.get("change"), list):
+            changes = []
+            for number, change in enumerate(train["change"]):
+                counted = self._of_table(change, f"train.change.{number}", schedule) if isinstance(change, dict) else {}
+                changes.append({**change, **counted} if counted else change)
+                if schedule and counted and type(change.get("batch")) is int and type(at := counted.get("at")) is int:
+                    schedule = replace(schedule, changes=(*schedule.changes, (at, change["batch"])))
+            train = {**train, "change": changes}
+        return {**train, **self._of_table(train, "train", schedule)}
+
+    def _of_table(self, table: dict[str, Any], place: str, schedule: BatchSize | None) -> dict[str, Any]:
+        """The `LENGTHS` of a table, converted where possible."""
+        lengths: dict[str, Any] = {key: table[key] for key in LENGTHS if key in table}
+        for key, value in lengths.items():
+            lengths[key] = self._count(value, schedule.samples_after if schedule else lambda _: None)
+            if lengths[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
+                less = f"less than half a sample of model.sequence = {self.sequence} tokens, so 0 samples; write more"
+                raise ValueError(f"{place}.{key} = {value!r} is {less}")
+        return lengths
+
+    def _count(self, written: Any, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (what the file holds)
+        """A length in samples, or ``written`` itself; ``after`` gives the samples of a number of steps."""
+        try:
+            amount, unit = parse_length(written)
+        except (TypeError, ValueError):
+            return written
+        counted = None
+        if unit in {"samples", "steps"}:
+            steps = min(int(amount), LIMIT)
+            counted = steps if unit == "samples" else after(steps)
+        elif self.sequence and unit == "tokens":
+            counted = round(amount / self.sequence)
+        elif self.sequence and self.data:
+            from mtnlg_parallel.training.samples import samples_of  # noqa: PLC0415  (of these recipes alone)
+
+            counted = round(amount * samples_of(self.data, self.sequence))
+        return written if counted is None else counted
+
+
+def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (what the file holds)
+    """A [model] merged over the configuration of the initial weights, unless it has a preset or layers of its own."""
+    if not (isinstance(initial, str) and initial and isinstance(model, dict)) or {"preset", "layers"} & model.keys():
+        return model
+    from .initial import read_initial  # noqa: PLC0415  (reads files, of these runs alone)
+
+    return read_initial(initial).config.model_dump(mode="json") | model
+
+
+def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)
+    """Tokens per sample by a recipe's [model]; None if that is not valid."""
+    try:
+        return ModelConfig.model_validate(expand_preset(model)).sequence
+    except (ValidationError, UsageFailure):
+        return None
+
+
+def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as above)
+    """The batch size as in the recipe, before a layout rounds it; None if a key is not valid.
+
+    A ramp that does not meet the batch is ignored here: `Train` refuses it.
+    """
+    try:
+        valid = Ramp.model_validate(ramp) if ramp is not None else None
+    except ValidationError:
+        return None
+    if type(size) is not int or not 0 < size < LIMIT:
+        return None
+    return BatchSize(size, valid if valid and valid.meets(size) else None, multiple=1)
+
+
+def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  # noqa: ANN401  (as above)
+    """Samples of the shortest ramp that lasts ``steps`` steps; None if another key is not valid."""
+    schedule = _batch_size(size, {**ramp, "samples": 1})
+    if schedule is None:
+        return None
+    if schedule.ramp is None or steps == 0:
+        return steps * schedule.size
+    begin = schedule.ramp
+
+    def lasts(samples: int) -> bool:  # longer ramps last as long or longer
+        ramp = begin.model_copy(update={"samples": samples})
+        return BatchSize(size, ramp, multiple=1).samples_after(steps - 1) < samples
+
+    return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
