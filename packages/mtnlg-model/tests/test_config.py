@@ -10,7 +10,7 @@ from mtnlg_model.compare import Difference, differences
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS, preset
-from mtnlg_model.settings import dump, load
+from mtnlg_model.settings import dump, read_toml, validate
 
 
 def test_mt_nlg_has_exactly_the_published_number_of_parameters() -> None:
@@ -96,7 +96,7 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str, tmp_path: Pat
     config = PRESETS[name]
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
     (tmp_path / "model.toml").write_text(dump(config))
-    assert load(tmp_path, "model.toml", ModelConfig) == config
+    assert validate(read_toml(tmp_path, "model.toml")[1], ModelConfig, "") == config
 
 
 def test_derived_widths_follow_in_a_copy() -> None:

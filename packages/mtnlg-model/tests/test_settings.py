@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_model.settings import Settings, load, validate
+from mtnlg_model.settings import Settings, read_toml, validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,14 +53,14 @@ def test_a_mistake_names_file_key_value_and_what_is_valid(content: dict[str, obj
 
 def test_missing_recipe_and_invalid_toml_differ(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no such recipe") as missing:
-        load(tmp_path, "train.toml", Recipe)
+        read_toml(tmp_path, "train.toml")
     assert missing.value.exit_status == 1
     (tmp_path / "train.toml").write_text("train = {", encoding="utf-8")
     with pytest.raises(UsageFailure, match="not TOML"):
-        load(tmp_path, "train.toml", Recipe)
+        read_toml(tmp_path, "train.toml")
 
 
 @pytest.mark.parametrize("override", ["train.lr", "=1", "train..lr=1", "train.lr.x=1"])
 def test_an_override_that_cannot_be_set_is_refused(recipe: Path, override: str) -> None:
     with pytest.raises(UsageFailure, match="--set"):
-        load(recipe, "train.toml", Recipe, [override])
+        read_toml(recipe, "train.toml", [override])

@@ -74,15 +74,6 @@ def is_keyed(field: FieldInfo) -> bool:
     return note(field, "keyed") != "False"
 
 
-def load(recipe: Path, name: str, schema: type[S], overrides: Sequence[str] = ()) -> S:
-    """Read ``recipe`` (a TOML file, or a folder that holds ``name``) with ``key=value`` overrides into ``schema``.
-
-    Raises ``Failure`` if the file does not exist, ``UsageFailure`` with one line per mistake if its content is wrong.
-    """
-    path, content = read_toml(recipe, name, overrides)
-    return validate(content, schema, str(path))
-
-
 def read_toml(recipe: Path, name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
     """Path and content of ``recipe``, a TOML file or a folder that holds ``name``, with ``key=value`` overrides.
 
@@ -122,7 +113,7 @@ def partial_settings(schema: type[Settings]) -> type[Settings]:
 
 
 def dump(settings: Settings) -> str:
-    """The settings as TOML with every default written out; `load` reads back an equal object."""
+    """The settings as TOML with every default written out; `read_toml` and `validate` read back an equal object."""
     return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True, by_alias=True))
 
 
