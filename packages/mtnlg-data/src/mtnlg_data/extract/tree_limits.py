@@ -76,15 +76,11 @@ GROUP_SHIFT, ENDS_SHIFT = 8, 16
 SCRIPT_HASH = np.uint64(name_hash(b"script"))
 CDATA, CDATA_END = (np.frombuffer(each, np.uint8) for each in (b"<![cdata[", b"]]>"))
 QUESTION = ord("?")
-WORD = 8  # bytes
-LOW_BITS, HIGH_BITS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 
 
 def markup_excess(html: str) -> str | None:
     """Reason why a page's markup is too large to build a tree from it; None if it is not."""
-    data = html.encode(errors="replace")
-    words = np.frombuffer(data, np.uint64, len(data) // WORD)
-    return REASONS[_scan(np.frombuffer(data, np.uint8), words, _kinds())]
+    return REASONS[_scan(np.frombuffer(html.encode(errors="replace"), np.uint8), _kinds())]
 
 
 @cache
@@ -100,12 +96,12 @@ def _kinds() -> Lookup:
 
 
 @jit
-def _scan(page: Bytes, words: NDArray[np.uint64], known: Lookup) -> int:  # noqa: C901, PLR0912, PLR0915  (one loop)
+def _scan(page: Bytes, known: Lookup) -> int:  # noqa: C901, PLR0912, PLR0915  (one loop)
     names, kinds = np.empty(MAX_DEPTH, np.uint64), np.empty(MAX_DEPTH, np.int64)
     height = formatting = nodes = hidden = place = 0
     has_mixed = False  # HTML inside of SVG, which may have ended it
     while True:
-        place = _next_tag(page, words, place)
+        place = _next_tag(page, place)
         if place + 2 >= len(page):
             return 0
         following = page[np.uint64(place + 1)]
@@ -144,12 +140,12 @@ def _scan(page: Bytes, words: NDArray[np.uint64], known: Lookup) -> int:  # noqa
             if is_end:
                 continue
         if kind & RAW and not _holds(kinds, height, FOREIGN):
-            place = _next_tag(page, words, place)
+            place = _next_tag(page, place)
             while place + 2 < len(page) and (page[place + 1] != SLASH or name_at(page, place + 2)[0] != hashed):
                 if hashed == SCRIPT_HASH and matches(page, place, COMMENT_BEGIN):
                     place = raw_end(page, place, hashed, SCRIPT)
                     break
-                place = _next_tag(page, words, place + 1)
+                place = _next_tag(page, place + 1)
             continue
         if (
             place < len(page)
@@ -170,19 +166,8 @@ def _scan(page: Bytes, words: NDArray[np.uint64], known: Lookup) -> int:  # noqa
 
 
 @jit
-def _next_tag(page: Bytes, words: NDArray[np.uint64], place: int) -> int:
-    """Position of the next "<", or the end; of eight bytes at a time, XOR with "<" makes a matching byte 0."""
-    word = place // WORD + 1
-    while place < min(word * WORD, len(page)):
-        if page[np.uint64(place)] == LESS_SIGN:
-            return place
-        place += 1
-    while word < len(words):
-        differing = words[np.uint64(word)] ^ (LOW_BITS * np.uint64(LESS_SIGN))
-        if (differing - LOW_BITS) & ~differing & HIGH_BITS:
-            break
-        word += 1
-    place = max(place, min(word, len(words)) * WORD)
+def _next_tag(page: Bytes, place: int) -> int:
+    """Position of the next "<", or the end."""
     while place < len(page) and page[np.uint64(place)] != LESS_SIGN:
         place += 1
     return place
