@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .characters import code_points, count_characters
-from .compiled import jit
+from .characters import code_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,18 +59,8 @@ def small_batches(batch: pa.RecordBatch, size: int = BYTES_AT_A_TIME) -> Iterato
 
 
 def text_lengths(column: pa.Array) -> Int64s:
-    """Characters of each text of a column without nulls; uses numba, ten times as fast, if it is already imported."""
-    if "numba" in sys.modules:
-        return _text_lengths(*texts_of(column.cast(pa.large_string())))
+    """Characters of each text of a column without nulls."""
     return np.asarray(pc.utf8_length(column).to_numpy(zero_copy_only=False), np.int64)
-
-
-@jit
-def _text_lengths(data: UInt8s, bounds: Int64s) -> Int64s:
-    lengths = np.empty(len(bounds) - 1, np.int64)
-    for text in range(len(lengths)):
-        lengths[text] = count_characters(data, bounds[text], bounds[text + 1])
-    return lengths
 
 
 def text_batches(texts: list[str]) -> Iterator[list[str]]:
