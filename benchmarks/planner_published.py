@@ -69,7 +69,7 @@ def roofline(published: PublishedRun) -> float:
     hop = 2 * 2 * shape.repeated / (0.65 * cluster.network_share) if layout.pp > 1 else 0.0
     bubble = (layout.pp - 1) / run.interleave
     parameters = model.parameters / (layout.tp * layout.pp)
-    ranks = layout.dp * run.cp
+    ranks = layout.copies
     reduced = 2 * (ranks - 1) / ranks * 2 * parameters / (0.65 * cluster.network_share) if run.zero < 2 else 0.0
     return (run.micro_batches + bubble) * (each + hop) + run.micro_batches * head + reduced
 

@@ -163,7 +163,7 @@ def _published(cells: dict[str, str]) -> PublishedRun:
     software, cluster = _program(cells), _cluster(cells)
     run = _run(cells, software)
     if run.gpus != int(cells["gpus"]):
-        raise ValueError(f"{run.layout}, cp={run.cp} is {run.gpus} GPUs, not {cells['gpus']}")
+        raise ValueError(f"{run.layout} is {run.gpus} GPUs, not {cells['gpus']}")
     if reason := run_error(run, software, cluster):
         raise ValueError(reason)
     return PublishedRun(run, cluster, software)
@@ -186,14 +186,13 @@ def _run(cells: dict[str, str], software: Software) -> Run:
     zero, shards = _find(SHARDED, cells, "sharding"), re.search(r"x(\d+)", cells["sharding"])
     return Run(
         model=_model(cells, tp, pads_vocabulary=software.name not in UNPADDED),
-        layout=Layout(tp=tp, pp=pp, dp=dp),
+        layout=Layout(tp=tp, cp=cp, pp=pp, dp=dp),
         batch=_count(cells, "global_batch"),
         micro_batch=_count(cells, "micro_batch"),
         recompute=_find(RECOMPUTED, cells, "recompute"),
         sequence_parallel=tp > 1 and sliced,
         zero=zero,
         precision=_find(PRECISIONS, cells, "precision"),
-        cp=cp,
         shards=int(shards[1]) * cp if shards else None,
     ).with_chunks(_count(cells, "vpp"))
 

@@ -163,7 +163,7 @@ def test_impossible_plan_names_the_nearest_possible(words: str, line: str) -> No
     assert line in refusal(words)
 
 
-@pytest.mark.parametrize("option", ["--nodes", "--batch", "--micro-batch", "--interleave", "--shards", "--cp", "--top"])
+@pytest.mark.parametrize("option", ["--nodes", "--batch", "--micro-batch", "--interleave", "--shards", "--top"])
 def test_integer_beyond_64_bits_is_a_usage_error(option: str) -> None:
     result = run_plan("mt-nlg-530b", option, 10**26)
     assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
@@ -194,16 +194,15 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
             "--software megatron-lm --zero 3",
             "megatron-lm does not support FSDP; use --software megatron-core",
         ),
-        ("--software llm-foundry --cp 2", "llm-foundry does not support context parallelism"),
+        ("--software llm-foundry --layout cp=2", "llm-foundry does not support context parallelism"),
         ("--software megatron-lm --precision fp8", "megatron-lm does not support 8-bit products"),
-        ("--software megatron-core --cp 3", "cp 3 does not divide model.sequence"),
+        ("--software megatron-core --layout cp=3", "layout.cp = 3 x 2 does not divide model.sequence"),
         ("--precision fp8", "A100-SXM4-80GB has no 8-bit products"),
         ("--precision nvfp4 --cluster mi355x", "MI355X-288GB has no 4-bit products"),
         ("--data tokens", "is for a recipe with data.documents"),
         ("--precision fp8 --search --nodes 1", "A100-SXM4-80GB has no 8-bit products"),
         ("--cluster dgx1-v100", "V100-SXM2-32GB has no bfloat16 products; use --precision fp32"),
         ("--software torchtitan --zero 3 --shards 4", "shards 4 does not divide dp x cp = 2 ranks"),
-        ("--layout cp=4 --cp 2", "--cp 2 and cp=4 of --layout differ"),
         ("--layout cp=8,dp=2 --nodes 1", "cp=8,pp=1,dp=2 is 16 GPUs and there are 8; use dp=1, or"),
         ("--layout tp=8,cp=4 --nodes 2", "cp=4,pp=1,dp=1 is 32 GPUs and there are 16; use --nodes 4"),
     ],
@@ -264,7 +263,7 @@ def test_plan_refuses_to_write_over_a_folder(option: str) -> None:
 
 
 def test_scaling_nodes_fit_context_parallelism() -> None:
-    words = "dense-350m --cluster dgx-h100 --software megatron-core --layout dp=1 --cp 16"
+    words = "dense-350m --cluster dgx-h100 --layout cp=16 --set model.attention_dropout=0"
     offered = re.search(r"use ([\d, ]+)", refusal(words, "--scaling 3"))
     assert offered
     plan(words, "--scaling", offered[1].replace(" ", ""))
@@ -371,10 +370,9 @@ def test_a_recipe_is_planned_with_its_context_parallelism(tmp_path: Path) -> Non
     recipe.write_text(model + "[train]\nsamples = 800\nbatch = 8\nlr = 3e-4\n")
     words = "--cluster dgx-h100 --json"
     planned = plan_json(recipe, words)
-    assert (planned["cp"], planned["gpus"]) == (8, 8)
-    assert plan_json(recipe, words, "--layout cp=4,dp=2")["cp"] == 4
-    assert plan_json(recipe, words, "--cp 4")["cp"] == 4
-    assert plan_json(recipe, words, "--cp 1")["cp"] == 1
+    assert (planned["layout"]["cp"], planned["gpus"]) == (8, 8)
+    assert plan_json(recipe, words, "--layout cp=4,dp=2")["layout"]["cp"] == 4
+    assert "cp" not in plan_json(recipe, words, "--layout cp=1")["layout"]
 
 
 def test_64k_tokens_of_an_8b_fit_a_node() -> None:

@@ -110,9 +110,14 @@ class Layout(manifest.Layout):
         """The rank at these coordinates."""
         return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
 
+    @property
+    def copies(self) -> int:
+        """Number of ranks that hold the same weights: all data-parallel and context-parallel ones."""
+        return self.dp * self.cp
+
     def replicas(self, tp: int, pp: int) -> list[int]:
-        """The ranks that hold the same weights: all data-parallel and context-parallel ones, in order."""
-        return [self.rank(tp, pp, *divmod(replica, self.cp)) for replica in range(self.dp * self.cp)]
+        """The ranks that hold the same weights, in order."""
+        return [self.rank(tp, pp, *divmod(replica, self.cp)) for replica in range(self.copies)]
 
     def coordinates(self, rank: int) -> Coordinates:
         """Coordinates of a rank. Raises ``ValueError`` outside [0, world)."""

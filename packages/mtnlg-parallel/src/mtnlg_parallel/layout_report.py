@@ -146,7 +146,7 @@ def rank_shard(recipe: Recipe, rank: int) -> RankShard:
     state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
     if train.gradients == "bf16":
         state["accumulated gradients"] //= 2
-    shared = {kind: ceil(parameters / (layout.dp * layout.cp)) * size for kind, size in ZERO_BYTES.items()}
+    shared = {kind: ceil(parameters / layout.copies) * size for kind, size in ZERO_BYTES.items()}
     if train.precision == "fp32" and not is_deepspeed:
         del shared["master weights"]
     state |= shared

@@ -105,7 +105,6 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         int | None,
         _count("With --zero 2 or 3: ranks per shard group (HSDP); default dp x cp."),
     ] = None,
-    cp: Annotated[int | None, _count("Ranks that share each sequence (context parallel); as --layout's cp.")] = None,
     software: Annotated[
         str | None,
         typer.Option(help="Training program; default what `train` runs, or for a published run the cluster's."),
@@ -150,13 +149,11 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         "precision": precision,
         "zero": zero,
         "shards": shards,
-        "cp": cp,
     }
     given = {name: value for name, value in options.items() if value is not None}
     template = _run_template(target, recipe, given, overrides or (), data)
-    before = recipe.layout if recipe else LAID_OUT.get(target, Layout())
     named = parse_layout(layout) if layout else {}
-    template = _laid_out(template, before, named, cp)
+    template = template._replace(layout=template.layout.model_copy(update=named))
     searches = search or (layout is None and recipe is None and target not in LAID_OUT)
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
@@ -165,7 +162,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
     if program.is_ours:
-        _say_what_train_lacks(program.name, template, recipe is not None and recipe.data.isolated)
+        _say_what_train_lacks(program.name, template)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
@@ -228,31 +225,16 @@ def _run_template(
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
-    return _with_options(Run(_preset(target, overrides), Layout(), batch), given)
+    return _with_options(Run(_preset(target, overrides), LAID_OUT.get(target, Layout()), batch), given)
 
 
-def _say_what_train_lacks(name: str, run: Run, isolated: bool) -> None:
+def _say_what_train_lacks(name: str, run: Run) -> None:
     """Say what this package trains otherwise than planned."""
-    model = run.model
     if run.precision == "nvfp4":
         say(f"{name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
-    kinds = {
-        "isolated documents": isolated,
-        "a window": any((model.layer(n).window or model.sequence) < model.sequence for n in range(model.layers)),
-        "a soft cap": model.attention_softcap is not None,
-        "ALiBi": model.positions.startswith("alibi"),
-    }
-    if run.cp > 1 and (slow := [kind for kind, is_so in kinds.items() if is_so]):
-        say(f"{name} computes attention with {' and '.join(slow)} in fp32 under cp, slower than planned here")
-
-
-def _laid_out(run: Run, before: Layout, named: dict[str, int], cp: int | None) -> Run:
-    """The run in layout ``before`` with the axes of --layout, and ``cp`` if that is given."""
-    if cp and named.get("cp", cp) != cp:
-        raise UsageFailure(f"--cp {cp} and cp={named['cp']} of --layout differ; give one")
-    axes = before.model_dump() | named
-    shared = axes.pop("cp", 1)
-    return run._replace(layout=Layout(**axes), cp=cp or shared)
+    if run.layout.cp > 1 and run.slow_in_ring:
+        kinds = " and ".join(run.slow_in_ring)
+        say(f"{name} computes attention with {kinds} in fp32 under cp, slower than planned here")
 
 
 def _with_options(run: Run, given: dict[str, Any]) -> Run:
@@ -304,10 +286,10 @@ def _is_plain(run: Run) -> bool:
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     """The same tp and pp on all nodes, with dp enlarged to use them."""
     run, layout = request.run, request.run.layout
-    dp = request.gpus // (layout.tp * layout.pp * run.cp)
+    dp = request.gpus // (layout.world // layout.dp)
     if dp == 0 or run.batch % (dp * run.micro_batch):
         return request
-    return request._replace(run=run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp)))
+    return request._replace(run=run._replace(layout=layout.model_copy(update={"dp": dp})))
 
 
 def _fastest_layout(request: PlanRequest) -> PlanRequest:
@@ -321,9 +303,6 @@ def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
     from .search import smallest_cluster  # noqa: PLC0415  (as above)
 
     run, gpus = request.run, request.gpus
-    if run.cp > gpus:
-        advice = f"use --nodes {-(-run.cp // request.cluster.node.gpus)}"
-        return f"cp {run.cp} needs {run.cp} GPUs or more, and there are {gpus}; {advice}"
     if all(layout_error(rejected.run.layout, run.model) for rejected in result.rejected) and request.fixed:
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"

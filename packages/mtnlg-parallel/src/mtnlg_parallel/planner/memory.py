@@ -122,7 +122,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
     recomputed = _recomputed_bytes(shape, software)
-    recomputed += ring_bytes(shape) if software.is_ours and run.cp > 1 else 0.0
+    recomputed += ring_bytes(shape) if software.is_ours and layout.cp > 1 else 0.0
     if (
         run.pipeline_schedule.splits_backward and run.recompute == "full"
     ):  # the last layer's factors wait in place of all that it keeps at work
@@ -139,7 +139,7 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
         recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
         logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
         messages = _message_bytes(run, stage)
-    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp * run.cp))
+    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.copies))
     # ZeRO's buckets; the fp16 optimizer also copies its share of the gradients to fp32.
     buckets = software.bucket_bytes if run.zero else 0.0
     if buckets and state > 1:

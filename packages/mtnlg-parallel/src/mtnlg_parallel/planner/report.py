@@ -17,7 +17,6 @@ from rich.table import Table
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
-from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.layout_report import console
 
 from .cluster import load_cluster
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 DAY: Final = 86_400
 OF_THE_RUN: Final = (
-    *("cp", "batch", "micro_batch", "micro_batches", "recompute", "schedule", "interleave", "sequence_parallel"),
+    *("batch", "micro_batch", "micro_batches", "recompute", "schedule", "interleave", "sequence_parallel"),
     *("precision", "zero", "shards", "offload_activations", "document"),
 )
 """Keys of a plan that are copied from the run's fields."""
@@ -206,7 +205,7 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
 def print_search(result: SearchResult, cluster: Cluster, software: Software, gpus: int, tokens: int | None) -> None:
     """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
-    choices = ("tp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
+    choices = ("tp", "cp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
     table = _table(choices, "seconds", "MFU", "GB", *(["days"] if tokens else []))
     closely = False
     for fitting in result.best:
@@ -215,7 +214,16 @@ def print_search(result: SearchResult, cluster: Cluster, software: Software, gpu
         is_close = _spare(size, cluster) < CLOSE
         closely |= is_close
         layout = run.layout
-        chosen = (layout.tp, layout.pp, layout.dp, run.micro_batch, run.recompute, run.schedule, run.interleave)
+        chosen = (
+            layout.tp,
+            layout.cp,
+            layout.pp,
+            layout.dp,
+            run.micro_batch,
+            run.recompute,
+            run.schedule,
+            run.interleave,
+        )
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
         size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
         sliced = "yes" if run.sequence_parallel else "no"
@@ -244,10 +252,10 @@ PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
 def _on_nodes(run: Run, cluster: Cluster, nodes: int) -> Run | None:
     """The run on this many nodes, by its number of replicas; None if no whole number divides the batch."""
     layout = run.layout
-    dp, over = divmod(nodes * cluster.node.gpus, layout.tp * layout.pp * run.cp)
+    dp, over = divmod(nodes * cluster.node.gpus, layout.world // layout.dp)
     if over or not dp or run.batch % (dp * run.micro_batch):
         return None
-    return run._replace(layout=Layout(tp=layout.tp, pp=layout.pp, dp=dp))
+    return run._replace(layout=layout.model_copy(update={"dp": dp}))
 
 
 def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:
@@ -258,7 +266,7 @@ def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence
     for number in nodes:
         if (scaled := _on_nodes(run, cluster, number)) is None:
             choices = nearest(number, (n for n in range(1, 4 * number) if _on_nodes(run, cluster, n)), 3, ", ")
-            replica = layout.tp * layout.pp * run.cp
+            replica = layout.world // layout.dp
             place = f"--scaling {number}: {number} nodes are not a whole number of replicas of {replica} GPUs"
             raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
         published = PUBLISHED.get(number, (None, None)) if measured else (None, None)

@@ -115,9 +115,9 @@ class Run(NamedTuple):
     ``interleave`` is the number of model chunks on each stage, which ``schedule`` orders. ``zero`` 1 shards the
     optimizer's state over data-parallel ranks, 2 also gradients, 3 also weights, gathered one layer at a time (FSDP);
     over ``shards`` ranks if not over all (HSDP). In a pipeline weights are gathered once per step, since nothing is
-    freed or reduced before a stage's last backward pass. ``cp`` ranks share a sequence. Under bf16 gradients are
-    accumulated in fp32, under fp16 in fp16. If documents are isolated, ``document`` is the mean length of the one that
-    a token is in, within its sample: the mean square length over the mean.
+    freed or reduced before a stage's last backward pass. Under bf16 gradients are accumulated in fp32, under fp16 in
+    fp16. If documents are isolated, ``document`` is the mean length of the one that a token is in, within its sample:
+    the mean square length over the mean.
     """
 
     model: ModelConfig
@@ -131,19 +131,18 @@ class Run(NamedTuple):
     zero: int = 1
     precision: Precision = "bf16"
     offload_activations: bool = False
-    cp: int = 1
     shards: int | None = None
     document: float | None = None
 
     @property
     def gpus(self) -> int:
         """Number of GPUs."""
-        return self.layout.world * self.cp
+        return self.layout.world
 
     @property
     def state_shards(self) -> int:
         """Number of ranks over which the optimizer's state of the same weights is sharded."""
-        return (self.shards or self.layout.dp * self.cp) if self.zero else 1
+        return (self.shards or self.layout.copies) if self.zero else 1
 
     @property
     def pipeline_schedule(self) -> Schedule:
@@ -180,6 +179,18 @@ class Run(NamedTuple):
         return min(self.document or inf, self.model.sequence)
 
     @property
+    def slow_in_ring(self) -> list[str]:
+        """What makes this package's ring compute attention in fp32, slower than it is planned (`ring_attention`)."""
+        model = self.model
+        kinds = {
+            "isolated documents": self.document is not None,
+            "a window": any((model.layer(n).window or model.sequence) < model.sequence for n in range(model.layers)),
+            "a soft cap": model.attention_softcap is not None,
+            "ALiBi": model.positions.startswith("alibi"),
+        }
+        return [kind for kind, present in kinds.items() if present]
+
+    @property
     def model_flops(self) -> float:
         """Operations of a step without recomputation: MFU counts these."""
         return self._per_step(ModelConfig.model_flops)
@@ -208,7 +219,7 @@ class Run(NamedTuple):
             self.model,
             self.micro_batch,
             self.layout.tp,
-            self.cp,
+            self.layout.cp,
             self.recompute,
             self.sequence_parallel,
             self.width,
@@ -216,7 +227,7 @@ class Run(NamedTuple):
             self.gradient_bytes,
             self.pipeline_schedule.splits_backward,
             shards,
-            self.layout.dp * self.cp // shards,
+            self.layout.copies // shards,
             self.zero > SHARED_GRADIENTS and each_pass,
             self.row,
         )
@@ -224,7 +235,6 @@ class Run(NamedTuple):
     def __str__(self) -> str:
         """Layout, micro-batch, recomputation and schedule in words."""
         words = [str(self.layout), f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
-        words += [f"cp {self.cp}"] if self.cp > 1 else []
         words += [self.precision] if self.precision != "bf16" else []
         words += [f"zero {self.zero}" + (f" over {self.shards} ranks" if self.shards else "")] if self.zero > 1 else []
         words += [] if self.pipeline_schedule.widespread else [self.schedule]
@@ -249,8 +259,7 @@ def train_run(recipe: Recipe, data: Path | None = None) -> Run:
         raise UsageFailure(reason)
     return Run(
         model=recipe.model,
-        layout=recipe.layout.model_copy(update={"cp": 1}),
-        cp=recipe.layout.cp,
+        layout=recipe.layout,
         batch=train.batch,
         micro_batch=train.micro_batch,
         recompute=train.recompute,
@@ -259,7 +268,7 @@ def train_run(recipe: Recipe, data: Path | None = None) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         offload_activations=train.offload_activations,
-        document=document_length(data, recipe.model.sequence) if data and recipe.data.isolated else None,
+        document=document_length(data, recipe.model.sequence) if recipe.data.isolated else None,
     )
 
 
@@ -267,8 +276,13 @@ SAMPLES: Final = 512
 """Samples whose documents are measured, evenly spread over a data folder's."""
 
 
-def document_length(data: Path, sequence: int) -> float:
-    """Mean length of the document that a token is in, within its sample, over samples of a data folder."""
+def document_length(data: Path | None, sequence: int) -> float:
+    """Mean length of the document that a token is in, within its sample, over samples of a data folder.
+
+    Without a folder, documents are taken to fill their samples.
+    """
+    if data is None:
+        return float(sequence)
     from mtnlg_data.stream import open_stream  # noqa: PLC0415  (numpy, which --help does not need)
 
     stream, lengths = open_stream(data / "tokens", sequence), Counter[int]()
@@ -299,8 +313,7 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and run.gpus > gpus:
-        whole = layout.model_copy(update={"cp": run.cp})
-        return f"{whole} is {run.gpus} GPUs and there are {gpus}; {_smaller_layout(whole, gpus, cluster.node.gpus)}"
+        return f"{layout} is {run.gpus} GPUs and there are {gpus}; {_smaller_layout(layout, gpus, cluster.node.gpus)}"
     chunks = layout.pp * run.interleave
     if run.micro_batches * chunks > MOST_PASSES:
         passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
@@ -318,8 +331,8 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
         return f"{gpu.name} has no {8 * run.shape.product_width:.0f}-bit products; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no bfloat16 products; use --precision {half}"
-    narrow, cut = run.precision in PRODUCT_BYTES and ours, run.layout.model_copy(update={"cp": run.cp})
-    return eight_bit_error(cut, run.model, run.micro_batch) if narrow else None
+    narrow = run.precision in PRODUCT_BYTES and ours
+    return eight_bit_error(run.layout, run.model, run.micro_batch) if narrow else None
 
 
 def nearest(number: int, choices: Iterable[int], count: int = 2, between: str = " or ") -> str:
@@ -334,11 +347,8 @@ def _decoder_error(run: Run) -> str | None:
         return reason
     if run.shards and run.zero < SHARED_GRADIENTS:
         return f"shards {run.shards} needs zero 2 or 3"
-    if run.shards and layout.dp * run.cp % run.shards:
-        return f"shards {run.shards} does not divide dp x cp = {layout.dp * run.cp} ranks"
-    if model.sequence % run.cp:
-        near = nearest(run.cp, (cp for cp in range(1, 2 * run.cp) if model.sequence % cp == 0))
-        return f"cp {run.cp} does not divide model.sequence = {model.sequence}; use cp {near}"
+    if run.shards and layout.copies % run.shards:
+        return f"shards {run.shards} does not divide dp x cp = {layout.copies} ranks"
     return None
 
 
@@ -348,7 +358,7 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         "slices_sequence": ("sequence parallelism", run.sequence_parallel),
         "interleaves": ("an interleaved schedule", v > 1),
         "any_schedule": (f"the schedule {run.schedule}", not run.pipeline_schedule.widespread),
-        "slices_context": ("context parallelism", run.cp > 1),
+        "slices_context": ("context parallelism", run.layout.cp > 1),
         "shards_weights": ("FSDP", run.zero > 1),
         "multiplies_fp8": ("8-bit products", run.precision in PRODUCT_BYTES),
     }
@@ -363,9 +373,7 @@ def _schedule_error(run: Run, software: Software) -> str | None:
     if software.is_ours and run.recompute not in RECOMPUTE:
         return f"{software.name} does not support recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.is_ours:
-        cut = run.layout.model_copy(update={"cp": run.cp})
-        reason = layout_error(cut, run.model, run.sequence_parallel)
-        return reason or schedule_error(run.layout, run.model, run.schedule, v)
+        return schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         near = nearest(pp, (n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0))
         needs = f"{software.name} needs equally many layers per stage"

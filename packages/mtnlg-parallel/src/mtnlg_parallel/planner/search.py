@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .step import Prediction
 
 KINDS = ("memory", "layout")
+LONG_SEQUENCE = 32_768
+"""Fewest tokens per sequence for which context parallelism is tried: with less, no search of Llama 3.1 8B or 70B took
+it (4,096 to 16,384 tokens, 8 to 128 A100s and H100s), and searches take up to 3.5 times as long."""
+
 MOST_MICRO_BATCH = 16
 MOST_CHUNKS = 6
 MOST_LAYERS_UNEVEN = 48
@@ -134,18 +138,17 @@ def smallest_cluster(
 def candidates(
     template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
 ) -> Iterator[Run]:
-    """Yield every combination: tp within a node, pp up to the number of layers, dp over the remaining GPUs.
+    """Yield every combination: tp within a node, cp, pp up to the number of layers, dp over the remaining GPUs.
 
     Fields that are ``fixed`` stay as the template has them.
     """
     model, batch = template.model, template.batch
     micro_batches = (template.micro_batch,) if "micro_batch" in fixed else range(1, MOST_MICRO_BATCH + 1)
-    for tp in (t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0):
-        for pp in _stage_counts(model, gpus // tp, software):
-            if not (ranks := gpus // (tp * pp * template.cp)):
-                continue
-            dp = _replicas(ranks, batch)
-            layout = Layout(tp=tp, pp=pp, dp=dp)
+    degrees = [t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0]
+    for tp, cp in product(degrees, _context_degrees(template, gpus, software)):
+        for pp in _stage_counts(model, gpus // (tp * cp), software):
+            dp = _replicas(gpus // (tp * cp * pp), batch)
+            layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp)
             if layout_error(layout, model):
                 yield template._replace(layout=layout)
                 continue
@@ -163,6 +166,13 @@ def candidates(
                     )
                     if all(getattr(run, name) == getattr(template, name) for name in fixed):
                         yield run
+
+
+def _context_degrees(template: Run, gpus: int, software: Software) -> list[int]:
+    """Context-parallel degrees to try: 1, the template's, and for long sequences powers of two."""
+    long = template.model.sequence >= LONG_SEQUENCE and software.slices_context
+    tried = long and not (software.is_ours and template.slow_in_ring)
+    return sorted({1, template.layout.cp, *(1 << n for n in range(gpus.bit_length() if tried else 0))})
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:

@@ -210,7 +210,7 @@ def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipel
     """Add the work after the schedule: gradient reduction, norm, update, weight gathering."""
     pp, shape = run.layout.pp, run.shape
     parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
-    ring = network.ring(cluster, run.layout.dp * run.cp, run.layout.tp)  # what holds the same weights
+    ring = network.ring(cluster, run.layout.copies, run.layout.tp)  # what holds the same weights
     width = software.reduced_bytes(shape.gradient_bytes)
     scattered = run.zero and software.reduce_scatter
     reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
@@ -245,7 +245,7 @@ def _sharded_updates(
     pp = run.layout.pp
     if pp == 1:
         return [0.0], 0.0
-    once = run.shape._replace(shards=run.state_shards, replicas=run.layout.dp * run.cp // run.state_shards)
+    once = run.shape._replace(shards=run.state_shards, replicas=run.layout.copies // run.state_shards)
     both = [layer_cost.shard_seconds(once, cluster, software, number) for number in parameters]
     forward = [sum(pipeline.forward[stage::pp]) for stage in range(pp)]
     gathered = [exposed(gather, f, software.prefetch_share) for (gather, _), f in zip(both, forward, strict=True)]
@@ -336,5 +336,5 @@ def _tied_seconds(run: Run, cluster: Cluster) -> float:
     layout = run.layout
     if layout.pp == 1 or not run.model.tied:
         return 0.0
-    pair = network.ring(cluster, 2, run.gpus - layout.tp * layout.dp * run.cp)
+    pair = network.ring(cluster, 2, run.gpus - layout.tp * layout.copies)
     return pair.all_reduce(run.shape.gradient_bytes * run.shape.table)

@@ -65,7 +65,7 @@ def hop(cluster: Cluster, run: Run, stage: int, size: float, scatter: bool) -> f
     With ``scatter`` each rank sends its slice, and the receivers gather (Narayanan et al. 2021, section 4.1).
     """
     node, measured, layout = cluster.node, cluster.measured, run.layout
-    width = layout.tp * layout.dp * run.cp  # ranks of a stage
+    width = layout.tp * layout.copies  # ranks of a stage
     first = (stage + 1) * width - width  # its first rank; its partner is `width` further
     inside = first // node.gpus == (first + width) // node.gpus
     bandwidth = node.link_bandwidth * measured.link if inside else cluster.network_share * measured.network
