@@ -48,6 +48,7 @@ def test_replicas_hold_the_same_weights(layout: Layout) -> None:
     slices = [layout.replicas(tp, pp) for tp in range(layout.tp) for pp in range(layout.pp)]
     assert sorted(rank for ranks in slices for rank in ranks) == list(range(layout.world))
     assert all(len({layout.coordinates(rank)[:2] for rank in ranks}) == 1 for ranks in slices)
+    assert all([layout.copy_number(rank) for rank in ranks] == [*range(layout.copies)] for ranks in slices)
 
 
 def test_cp_is_between_tp_and_dp() -> None:

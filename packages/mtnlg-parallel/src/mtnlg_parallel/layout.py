@@ -115,9 +115,14 @@ class Layout(manifest.Layout):
         """Number of ranks that hold the same weights: all data-parallel and context-parallel ones."""
         return self.dp * self.cp
 
+    def copy_number(self, rank: int) -> int:
+        """The number of a rank among those that hold the same weights."""
+        return rank // self.tp % self.copies
+
     def replicas(self, tp: int, pp: int) -> list[int]:
         """The ranks that hold the same weights, in order."""
-        return [self.rank(tp, pp, *divmod(replica, self.cp)) for replica in range(self.copies)]
+        first = self.rank(tp, pp, dp=0)
+        return [*range(first, first + self.tp * self.copies, self.tp)]
 
     def coordinates(self, rank: int) -> Coordinates:
         """Coordinates of a rank. Raises ``ValueError`` outside [0, world)."""

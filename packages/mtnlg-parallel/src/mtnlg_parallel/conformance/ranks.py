@@ -171,7 +171,7 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         masters = [fragment.master for fragment in engine.fragments()]
         seen = [_sums(masters)]
         engine.before_update = lambda masters=masters, seen=seen: seen.append(_sums(masters))  # type: ignore[misc]
-        replica = place.dp * layout.cp + place.cp
+        replica = layout.copy_number(distributed.get_rank())
         torch.manual_seed(hash((before, place.pp, replica, place.tp * train.sequence_parallel)))
         outcome = engine.train_batch(
             batches(range(before, before + batch)) if recipe.reads_samples(place.pp) else None,

@@ -190,9 +190,8 @@ class Training:
     def _dropout_seed(self, samples: int) -> int:
         """The seed of this step: equal on ranks that hold copies of the same hidden state, different on all others."""
         copies = not self.recipe.train.sequence_parallel
-        tp, pp, dp, cp = self.coordinates
-        replica = dp * self.recipe.layout.cp + cp
-        key = f"{self.recipe.train.seed}/{samples}/{pp}/{replica}/{0 if copies else tp}"
+        place, replica = self.coordinates, self.recipe.layout.copy_number(self.rank)
+        key = f"{self.recipe.train.seed}/{samples}/{place.pp}/{replica}/{0 if copies else place.tp}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
 
     def validate(self, step: Step) -> None:
