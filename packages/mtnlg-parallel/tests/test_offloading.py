@@ -17,15 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import UsageFailure
 from mtnlg_model.decoder import Decoder
-from mtnlg_parallel.engine.build import supported_engine
 from mtnlg_parallel.engine.offloading import HostActivations, Streams
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.schedules import orders
 from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
@@ -164,13 +161,6 @@ def test_planned_passes_match_a_run(ranks: int, chunks: int, schedule: str) -> N
     )
     passes = ranks if chunks == 1 else 2 * (ranks - 1) + (chunks - 1) * ranks + 1
     assert moved == pytest.approx(kept * PASSES_ON_DEVICE / passes)
-
-
-def test_deepspeeds_engine_is_refused_what_it_cannot_do() -> None:
-    for changes in ({"offload_activations": True}, {"schedule": "zero-bubble"}):
-        train = {"samples": 8, "batch": 8, "lr": 1e-3, "engine": "deepspeed", **changes}
-        with pytest.raises(UsageFailure, match=r'train\.engine = "deepspeed"'):
-            supported_engine(Recipe.model_validate({"model": CONFIG, "train": train}, strict=False))
 
 
 def test_a_saved_tensor_of_another_device_stays_where_it_is() -> None:

@@ -1,14 +1,17 @@
 """Our recipes equal the published runs, and every mistake in a recipe is one line with the way out."""
 
+import re
 from itertools import product
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_model.settings import dump
+from mtnlg_parallel.cli import app
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.layout_report import layout_facts, print_layout
@@ -301,6 +304,27 @@ def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words
     warnings = load_recipe(small, changed).warnings
     assert len(warnings) == len(words)
     assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
+
+
+@pytest.mark.parametrize("command", [("layout",), ("train", "--dry-run"), ("plan",), ("build-kernels",)])
+@pytest.mark.parametrize(
+    ("engine", "change", "reason"),
+    [
+        ("deepspeed", "layout.cp=2", "DeepSpeed has no context parallelism, and layout.cp = 2"),
+        ("deepspeed", "train.schedule=zero-bubble", 'DeepSpeed runs train.schedule = "1f1b", not "zero-bubble"'),
+        ("deepspeed", "train.offload_activations=true", "DeepSpeed keeps activations on the device"),
+        ("own.py:Engine", "layout.dp=2", "own engines have no data parallelism"),
+    ],
+)
+def test_every_command_refuses_what_the_engine_cannot_train(  # noqa: PLR0917
+    command: tuple[str, ...], engine: str, change: str, reason: str, small: Path, tmp_path: Path
+) -> None:
+    own = "class Engine:\n    unsupported = staticmethod(lambda _: 'own engines have no data parallelism')\n"
+    (tmp_path / "own.py").write_text(own)
+    name = engine.replace("own.py", str(tmp_path / "own.py"))
+    sets = [f"--set={each}" for each in (f"train.engine={name}", "model.attention_dropout=0", change)]
+    with pytest.raises(UsageFailure, match=re.escape(f'train.engine = "{name}": {reason}')):
+        CliRunner().invoke(app, [command[0], str(small), *command[1:], *sets], catch_exceptions=False)
 
 
 def test_preset_overrides_and_resolved_recipe_round_trip(small: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from mtnlg_parallel.training.schedule import (
     Shape,
 )
 
+from .engine.contract import deepspeed_error
 from .layout import Layout, Recompute, eight_bit_error, layout_error
 from .schedules import DEFAULT, OURS, resolve_name, schedule_error
 
@@ -333,6 +334,8 @@ class Recipe(Settings):
             raise ValueError(reason)
         if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
             raise ValueError(reason)
+        if train.engine == "deepspeed" and (reason := deepspeed_error(self)):
+            raise ValueError(f'train.engine = "deepspeed": {reason}')
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         batches = [("batch", train.batch), *(("change.batch", each.batch) for each in train.change if each.batch)]

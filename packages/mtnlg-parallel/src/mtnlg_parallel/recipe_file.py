@@ -24,6 +24,7 @@ from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import read_toml, validate
 from mtnlg_parallel.training.schedule import LIMIT, BatchSize, Ramp, parse_length
 
+from .engine.contract import ENGINES
 from .recipe import Recipe, expand_preset
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
     Epochs are passes over ``data``, a folder written by mtnlg-data. Raises ``Failure`` if there is no recipe, and
-    ``UsageFailure`` with a line for each mistake.
+    ``UsageFailure`` with a line for each mistake, or if a user's engine cannot train it.
     """
     place, content = read_toml(Path(path), FILE, overrides)
     if isinstance(train := content.get("train"), dict):
@@ -50,7 +51,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
             content = {**content, "model": model, "train": lengths.in_samples(train)}
         except (ValueError, Failure) as error:
             raise UsageFailure(f"{place}: {error}") from None
-    return validate(content, Recipe, str(place))
+    recipe = validate(content, Recipe, str(place))
+    if recipe.train.engine not in ENGINES:
+        from .engine.build import supported_engine  # noqa: PLC0415  (imports torch)
+
+        supported_engine(recipe)
+    return recipe
 
 
 class _Lengths(NamedTuple):

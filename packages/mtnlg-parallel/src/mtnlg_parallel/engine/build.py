@@ -13,6 +13,7 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.registry import load_object
 
+from .contract import ENGINES
 from .process import collective_timeout, suppress_output
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from .contract import Engine, EngineClass
 
 GROUP: Final = "mtnlg_parallel.engines"
-ENGINES: Final = {
-    "deepspeed": "mtnlg_parallel.engine.deepspeed:DeepSpeedEngine",
-    "pipeline": "mtnlg_parallel.engine.pipeline_engine:PipelineEngine",
-}
 
 
 def engine_class(name: str) -> EngineClass:

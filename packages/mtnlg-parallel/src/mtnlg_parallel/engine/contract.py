@@ -10,7 +10,7 @@ Either engine resumes a checkpoint of the other, since it holds `Fragment`s of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     Where only some targets count, the loss is 0 at others, and "targets" and their number in each sample come before.
     """
 
+
+ENGINES: Final = {
+    "deepspeed": "mtnlg_parallel.engine.deepspeed:DeepSpeedEngine",
+    "pipeline": "mtnlg_parallel.engine.pipeline_engine:PipelineEngine",
+}
 
 MOMENTS: tuple[SlotName, SlotName] = ("exp_avg", "exp_avg_sq")
 
@@ -136,3 +141,14 @@ class EngineClass(Protocol):
     @staticmethod
     def unsupported(recipe: Recipe) -> str | None:
         """Why the engine cannot train this recipe, in one line; None if it can."""
+
+
+def deepspeed_error(recipe: Recipe) -> str | None:
+    """Why DeepSpeed's engine cannot train this recipe; None if it can. Needs no torch, as recipes are checked by it."""
+    if recipe.train.schedule != "1f1b":
+        return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
+    if recipe.layout.cp > 1:
+        return f"DeepSpeed has no context parallelism, and layout.cp = {recipe.layout.cp}"
+    if recipe.train.gradients != "fp32":
+        return "DeepSpeed sums gradients in fp32"
+    return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None

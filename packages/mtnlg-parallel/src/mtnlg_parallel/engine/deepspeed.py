@@ -19,7 +19,7 @@ from torch import distributed, nn
 
 from mtnlg_parallel.model.stage_modules import build_stages
 
-from .contract import MOMENTS, Fragment, Outcome
+from .contract import MOMENTS, Fragment, Outcome, deepspeed_error
 from .process import suppress_output
 from .targets import weigh_targets
 
@@ -43,6 +43,8 @@ place. By default it copies all, into a buffer of 2 GB."""
 
 class DeepSpeedEngine:
     """DeepSpeed's pipeline engine for this rank's stage (`contract.Engine`)."""
+
+    unsupported = staticmethod(deepspeed_error)
 
     def __init__(self, recipe: Recipe, device: torch.device, ops: ParallelOps) -> None:
         os.environ["DS_ACCELERATOR"] = device.type
@@ -70,17 +72,6 @@ class DeepSpeedEngine:
                     optimizer=self._adamw,
                     config=deepspeed_config(recipe),
                 )
-
-    @staticmethod
-    def unsupported(recipe: Recipe) -> str | None:
-        """Why DeepSpeed's engine cannot train this recipe; None if it can."""
-        if recipe.train.schedule != "1f1b":
-            return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
-        if recipe.layout.cp > 1:
-            return f"DeepSpeed has no context parallelism, and layout.cp = {recipe.layout.cp}"
-        if recipe.train.gradients != "fp32":
-            return "DeepSpeed sums gradients in fp32"
-        return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None
 
     @property
     def before_update(self) -> Callable[[], None]:
