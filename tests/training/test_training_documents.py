@@ -11,7 +11,7 @@ from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import DataSettings, Recipe
 from mtnlg_parallel.recipe_file import load_recipe
-from mtnlg_parallel.training.guard import NOTHING_LEARNED
+from mtnlg_parallel.training.guard import NO_TARGETS
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import FP32, RunRanks, recipe_of
 from training.test_training_layouts import trained
@@ -79,5 +79,5 @@ def test_steps_of_which_nothing_is_learned_are_skipped(
     recipe = recipe.model_copy(update={"guard": recipe.guard.model_copy(update={"most_skips": 2})})
     steps = trained(run_ranks, recipe, unlearned, tmp_path / "out")[0]["steps"]
     found = {(step["loss"], step["grad_norm"], step["skipped"]) for step in steps}
-    assert found == {(None, 0.0, NOTHING_LEARNED)}
+    assert found == {(None, 0.0, NO_TARGETS.code)}
     assert "not finite" in steps[2]["validation_error"]

@@ -25,7 +25,7 @@ def test_bad_gradient_is_skipped_by_all_ranks(run_ranks: RunRanks, data: Path, t
     steps = run_ranks("train", [recipe], data=data, outs=[tmp_path], faults=faults)[0][0]["steps"]
     assert {step["step"] for step in steps if "skipped" in step} == {3, 9, 12}
     assert [steps[n]["grad_norm"] for n in (2, 8)] == [None, None]
-    assert "deviations above the last 5" in steps[11]["skipped"]
+    assert "deviations above the last 5" in steps[11]["skip_reason"]
     checkpoint = latest(tmp_path / "checkpoints")
     assert checkpoint
     assert Checkpoint.open(checkpoint).optimizer_steps == len(steps) - 3

@@ -47,7 +47,8 @@ STEP: Step = {
     "tokens_per_second": 128.0,
     "model_tflops": 126.0,
     "hardware_tflops": 160.0,
-    "skipped": "grad_norm is not finite",
+    "skipped": "grad_norm_not_finite",
+    "skip_reason": "grad_norm is not finite",
 }
 ONE_SAMPLE = recipe_of(samples=1, batch=1)
 
@@ -62,6 +63,15 @@ class MemoryTracker(list[tuple[int, dict[str, object]]]):
         self.append((0, {}))
 
 
+def test_skips_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Their reason was in words alone."""
+    words = ["none of its targets is learned", "loss is not finite"]
+    lines = [json.dumps({"step": number, "skipped": reason}) + "\n" for number, reason in enumerate(words)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    found = [(step["skipped"], step["skip_reason"]) for step in read_steps(tmp_path)]
+    assert found == list(zip(["no_targets", "other"], words, strict=True))
+
+
 def test_step_is_written_once_and_found_at_the_end(tmp_path: Path) -> None:
     truncate_after(tmp_path, 0)
     tracker = MemoryTracker()
@@ -74,7 +84,10 @@ def test_step_is_written_once_and_found_at_the_end(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path)) == [step]
     assert [event["event"] for event in read_events(tmp_path)] == ["stopped"]
     assert not (tmp_path / "summary.json").exists()
-    assert tracker[0] == (1, {k: v for k, v in step.items() if k not in {"step", "grad_norm", "skipped"}})
+    assert tracker[0] == (
+        1,
+        {k: v for k, v in step.items() if k not in {"step", "grad_norm", "skipped", "skip_reason"}},
+    )
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["grad_norm"] is None
 
 

@@ -17,7 +17,7 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel import kernels
 from mtnlg_parallel.engine import process, zero
 from mtnlg_parallel.engine.build import build_engine, engine_class
-from mtnlg_parallel.engine.contract import StepSettings
+from mtnlg_parallel.engine.contract import Skip, StepSettings
 from mtnlg_parallel.launch.agent import rank_environment
 from mtnlg_parallel.model.head import EAGER
 from mtnlg_parallel.recipe import Recipe
@@ -177,11 +177,11 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
             batches(range(before, before + batch)) if recipe.reads_samples(place.pp) else None,
             batch // multiple,
             StepSettings(train.learning_rate.at(before + batch), train.weight_decay, train.clip),
-            lambda _loss, _norm, number=number: "forbidden by the case" if number == case.skipped else None,  # type: ignore[misc]
+            lambda _loss, _norm, number=number: Skip("forbidden", "by the case") if number == case.skipped else None,  # type: ignore[misc]
         )
         skipped = number == case.skipped
-        if (outcome.skip_reason is not None) != skipped:
-            raise RankError(f"step {number}: skip_reason is {outcome.skip_reason!r}, and judge forbade it: {skipped}")
+        if (outcome.skip is not None) != skipped:
+            raise RankError(f"step {number}: skip is {outcome.skip!r}, and judge forbade it: {skipped}")
         if (len(seen) == 1) != skipped or seen[1:2] not in ([], seen[:1]):
             raise RankError(f"step {number}: before_update must be called before an update, and only then")
         losses.append(outcome.loss)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Recipe
 
     MicroBatches = Iterator["MicroBatch"]
-    Judge = Callable[[float, float], str | None]
+    Judge = Callable[[float, float], "Skip | None"]
     """Why a step with this loss and gradient norm must be skipped; None where it may be taken."""
 
     Observe = Callable[[str, Tensor], None]
@@ -83,6 +83,13 @@ class Fragment:
         return {"master": self.master, **(self.moments if with_moments else {})}
 
 
+class Skip(NamedTuple):
+    """Why a step is skipped: a code, and words for people."""
+
+    code: str
+    reason: str
+
+
 class Outcome(NamedTuple):
     """Loss and gradient norm of a step, equal on every rank, and why it was skipped.
 
@@ -91,7 +98,7 @@ class Outcome(NamedTuple):
 
     loss: float
     grad_norm: float
-    skip_reason: str | None
+    skip: Skip | None
 
 
 class StepSettings(NamedTuple):

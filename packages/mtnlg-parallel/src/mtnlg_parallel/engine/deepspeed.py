@@ -19,7 +19,7 @@ from torch import distributed, nn
 
 from mtnlg_parallel.model.stage_modules import build_stages
 
-from .contract import MOMENTS, Fragment, Outcome, deepspeed_error
+from .contract import MOMENTS, Fragment, Outcome, Skip, deepspeed_error
 from .process import suppress_output
 from .targets import weigh_targets
 
@@ -133,7 +133,7 @@ class DeepSpeedEngine:
         for timer in self._engine.timers.get_timers().values():  # else it keeps two events of every step
             timer.reset()
         outcome = verdict.outcome()
-        self._steps += outcome.skip_reason is None
+        self._steps += outcome.skip is None
         return outcome
 
     def evaluate(self, batches: MicroBatches, micro_batches: int) -> float:
@@ -247,14 +247,14 @@ class Verdict:
         self._judge, self._measure = judge, measure
         self._loss, self._grad_norm = math.nan, math.nan
         self._decided = False
-        self._reason: str | None = None
+        self._skip: Skip | None = None
 
     def permits_update(self) -> bool:
         """Whether the optimizer may update. The first call measures loss and norm: all ranks must make it together."""
         if not self._decided:
             self._decided, (self._loss, self._grad_norm) = True, self._measure()
-            self._reason = self._judge(self._loss, self._grad_norm)
-        return self._reason is None
+            self._skip = self._judge(self._loss, self._grad_norm)
+        return self._skip is None
 
     def outcome(self) -> Outcome:
         """Loss and gradient norm of the finished step, and why it was skipped; equal on every rank.
@@ -263,8 +263,8 @@ class Verdict:
         """
         dropped = not self._decided
         if self.permits_update() and dropped:
-            self._reason = "grad_norm is not finite"
-        return Outcome(self._loss, self._grad_norm, self._reason)
+            self._skip = Skip("grad_norm_not_finite", "grad_norm is not finite")
+        return Outcome(self._loss, self._grad_norm, self._skip)
 
 
 def deepspeed_config(recipe: Recipe) -> dict[str, Any]:

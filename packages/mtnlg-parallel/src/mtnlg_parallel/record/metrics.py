@@ -36,7 +36,8 @@ class Step(TypedDict, total=False):
     ``seconds``: wall time from the end of the previous step to the end of this one, including ``data_seconds`` waiting
     for samples, ``checkpoint_seconds`` delayed by a checkpoint and ``validation_seconds`` validating. FLOP/s are per
     rank, over wall time. ``goodput``: of the run so far. ``learned_tokens``: targets of the step that the loss counts,
-    where a mask leaves some out. ``skipped``: why the guard skipped the step;
+    where a mask leaves some out. ``skipped``: why the guard skipped the step, as a code: no_targets,
+    loss_not_finite, grad_norm_not_finite, loss_spike or grad_norm_spike; ``skip_reason``: the same in words.
     ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
 
     Every ``watch.every`` steps also: ``sources``, by name, with the tokens read so far, the passes over the source, and
@@ -67,6 +68,7 @@ class Step(TypedDict, total=False):
     validation_loss: float
     validation_error: str
     skipped: str
+    skip_reason: str
     sources: dict[str, dict[str, float]]
     parameter_norm: float
     update_ratio: float
@@ -94,6 +96,9 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
         with suppress(ValueError):
             step: Step = json.loads(line)
             if isinstance(step, dict) and isinstance(step.get("step"), int):
+                if "skipped" in step and "skip_reason" not in step:  # before 0.3 the reason was the code
+                    step["skip_reason"] = step["skipped"]
+                    step["skipped"] = "no_targets" if step["skipped"] == "none of its targets is learned" else "other"
                 yield step
 
 
@@ -142,7 +147,7 @@ def progress_line(step: Step) -> str:
     if "validation_error" in step:
         words.append(f"no validation: {step['validation_error']}")
     if "skipped" in step:
-        words.append(f"skipped: {step['skipped']}")
+        words.append(f"skipped: {step['skip_reason']}")
     words.append(f"lr {step['lr']:.2e}  batch {step['batch_size']}  {step['tokens_per_second']:,.0f} tokens/s")
     words.append(f"{step['model_tflops']:.3g} TFLOP/s")
     if "mfu" in step:

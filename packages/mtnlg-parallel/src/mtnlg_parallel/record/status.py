@@ -173,7 +173,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
         held_out = "" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out"
         lines.append(f"loss        {loss}{held_out}")
         if last := facts["last_skip"]:
-            lines.append(f"skipped     {facts['skipped']} steps, the last {last['step']:,}: {last['skipped']}")
+            lines.append(f"skipped     {facts['skipped']} steps, the last {last['step']:,}: {last['skip_reason']}")
         mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
         pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
         lines.append(f"speed       {pace}, over the last {min(RECENT_STEPS, facts['step'])} steps")

@@ -22,6 +22,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import Failure
+from mtnlg_parallel.engine.contract import Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from mtnlg_parallel.record.metrics import Step
 
 
-NOTHING_LEARNED: Final = "none of its targets is learned"
-"""Written to metrics.jsonl, and compared when a run resumes: do not reword it."""
+NO_TARGETS: Final = Skip("no_targets", "none of its targets is learned")
 
 
 def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
@@ -73,20 +73,21 @@ class Guard:
         for step in steps:
             self.record(step)
 
-    def skip_reason(self, loss: float, grad_norm: float) -> str | None:
-        """Reason to skip a step with this loss and gradient norm; None to take it."""
+    def judge(self, loss: float, grad_norm: float) -> Skip | None:
+        """Why to skip a step with this loss and gradient norm; None to take it."""
         if math.isnan(loss) and not grad_norm:
-            return NOTHING_LEARNED
+            return NO_TARGETS
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):
             if not math.isfinite(value):
-                return f"{name} is not finite"
+                return Skip(f"{name}_not_finite", f"{name} is not finite")
             window, allowed = self._window[name], self._settings.deviations
             if not allowed or len(window) < self._settings.window:
                 continue
             mean, deviation = fmean(window), pstdev(window)
             if value > mean + allowed * deviation > mean:
                 times = (value - mean) / deviation
-                return f"{name} {value:.4g} is {times:.1f} deviations above the last {len(window)} ({mean:.4g})"
+                above = f"{name} {value:.4g} is {times:.1f} deviations above the last {len(window)} ({mean:.4g})"
+                return Skip(f"{name}_spike", above)
         return None
 
     def record(self, step: Step) -> None:
@@ -96,7 +97,7 @@ class Guard:
             for name, value in (("loss", step["loss"]), ("grad_norm", step["grad_norm"])):
                 if value is not None:
                     self._window[name].append(value)
-        elif step["skipped"] != NOTHING_LEARNED:
+        elif step["skipped"] != NO_TARGETS.code:
             self._skipped_in_a_row.append(step)
         if any(step["samples"] - step["batch_size"] < change <= step["samples"] for change in self._changes):
             for window in self._window.values():
@@ -111,4 +112,4 @@ class Guard:
         """The failure that ends an exhausted run; ``checkpoints`` are its (step, folder), oldest first."""
         first, last = self._skipped_in_a_row[0]["step"], self._skipped_in_a_row[-1]
         good = [checkpoint for step, checkpoint in checkpoints if step < first]
-        return TooManySkips(first, last["step"], last["skipped"], good[-1] if good else None)
+        return TooManySkips(first, last["step"], last["skip_reason"], good[-1] if good else None)

@@ -156,14 +156,14 @@ class Training:
         waited, counted = (batches.waited, batches.counted) if batches else (0.0, 0)
         micro_batches = batch // recipe.batch_size.multiple
         self.watch.begin(before.step + 1)
-        judge = self.watch.judging(self.guard.skip_reason)
-        loss, norm, skip_reason = self.engine.train_batch(batches, micro_batches, settings, judge)
+        judge = self.watch.judging(self.guard.judge)
+        loss, norm, skip = self.engine.train_batch(batches, micro_batches, settings, judge)
         self.progress = before.model_copy(
             update={
                 "step": before.step + 1,
                 "samples": samples,
                 "tokens": before.tokens + batch * recipe.model.sequence,
-                "loss": before.loss if skip_reason else loss,
+                "loss": before.loss if skip else loss,
                 "layout": recipe.layout,
                 "stream": self.data.train.fingerprint_at(samples),
             }
@@ -178,8 +178,8 @@ class Training:
             "batch_size": batch,
             "data_seconds": (batches.waited if batches else 0.0) - waited,
         }
-        if skip_reason is not None:
-            step["skipped"] = skip_reason
+        if skip is not None:
+            step["skipped"], step["skip_reason"] = skip
         if is_masked(self.data.train):
             is_first = not any(self.coordinates._replace(dp=0))  # of the ranks that read the same
             own = batches.counted - counted if batches and is_first else 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mtnlg_parallel.engine.contract import Engine, Judge, StepSettings
+    from mtnlg_parallel.engine.contract import Engine, Judge, Skip, StepSettings
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Recipe
     from mtnlg_parallel.record.metrics import Step
@@ -88,7 +88,7 @@ class Watch:
     def judging(self, judge: Judge) -> Judge:
         """Wrap ``judge`` to sum the weights first: at that time all ranks have gathered them, and none has updated."""
 
-        def judge_after_sum(loss: float, norm: float) -> str | None:
+        def judge_after_sum(loss: float, norm: float) -> Skip | None:
             if self._sums:
                 self._sums.append(sum(_bits(local.parameter) for local in self._engine.local_parameters()))
             return judge(loss, norm)
