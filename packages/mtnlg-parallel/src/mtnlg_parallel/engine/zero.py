@@ -11,6 +11,7 @@ boxes of the weights, but only its own fragments of master weights and moments, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_parallel.model.slicing import Box
 
-    from .contract import Engine
+    from .contract import Engine, Fragment
 
 
 class InitialState(Protocol):
@@ -44,22 +45,30 @@ class InitialState(Protocol):
         """Elements [start, stop) of a box of the master weight or of a moment, in fp32."""
 
 
-@dataclass(frozen=True)
 class InitialWeights:
-    """State of a new run: weights only. ``value(name, box)`` returns a box of a weight on the CPU."""
+    """State of a new run: weights only. ``value(name, box)`` makes a box of one on the CPU; the last is kept."""
 
-    value: Callable[[str, Box], Tensor]
-    optimizer_steps: int = 0
+    optimizer_steps = 0
+
+    def __init__(self, value: Callable[[str, Box], Tensor]) -> None:
+        self._value = value
+        self._last: tuple[str, Box, Tensor] | None = None
 
     def weight(self, name: str, box: Box, dtype: torch.dtype) -> Tensor:
         """The initial weight, rounded to ``dtype``."""
-        return self.value(name, box).to(dtype)
+        return self._made(name, box).to(dtype)
 
     def elements(self, name: str, slot: SlotName, box: Box, start: int, stop: int) -> Tensor:
         """Elements of the initial weight, in fp32. Raises ``KeyError`` for a moment: there is none before step 1."""
         if slot in MOMENTS:
             raise KeyError(f"{name}: {slot}: {box}")
-        return self.value(name, box).flatten()[start:stop].float()
+        return self._made(name, box).flatten()[start:stop].float()
+
+    def _made(self, name: str, box: Box) -> Tensor:
+        if self._last is None or self._last[:2] != (name, box):
+            self._last = None  # before the next is made
+            self._last = name, box, self._value(name, box)
+        return self._last[2]
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,12 @@ class CheckpointWeights(CheckpointState):
 def restore(engine: Engine, initial: InitialState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():
-        fragments = list(engine.fragments())
+        fragments: dict[Tensor, list[Fragment]] = defaultdict(list)
+        for fragment in engine.fragments():
+            fragments[fragment.local.parameter].append(fragment)
         for local in engine.local_parameters():  # each with its fragments: a tensor may be costly to make
             local.parameter.copy_(initial.weight(local.name, local.box, local.parameter.dtype))
-            for fragment in (each for each in fragments if each.local.parameter is local.parameter):
+            for fragment in fragments[local.parameter]:
                 for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
                     tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
     engine.optimizer_steps = initial.optimizer_steps

@@ -6,7 +6,6 @@ its manifest and the guard's history to all. So stale directory listings cannot 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -92,11 +91,11 @@ def resume(  # noqa: PLR0917  (as Training)
 
 
 def weights_of_folder(folder: Path, vocabulary: int) -> zero.InitialWeights:
-    """The weights of a Hugging Face folder, each converted once: `zero.restore` asks for one's values in turn."""
+    """The weights of a Hugging Face folder."""
     from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
 
-    tensor = lru_cache(maxsize=1)(HuggingFaceWeights(folder, vocabulary).tensor)
-    return zero.InitialWeights(lambda name, box: tensor(name)[box])
+    weights = HuggingFaceWeights(folder, vocabulary)
+    return zero.InitialWeights(lambda name, box: weights.tensor(name)[box])
 
 
 def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
