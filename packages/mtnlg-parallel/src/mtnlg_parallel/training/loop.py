@@ -57,7 +57,7 @@ STOP_SECONDS = 60.0
 class Training:
     """One rank of a run, resumed from the newest checkpoint in ``out`` or started from initial weights.
 
-    ``signals`` is the list that `record_signals` fills.
+    ``signals`` is the list that `record_signals` fills, if the caller sets it.
     """
 
     def __init__(  # noqa: PLR0917  (what to train, on what, into what, as which rank, where)
@@ -67,11 +67,11 @@ class Training:
         out: Path,
         rank: int,
         device: torch.device,
-        signals: Sequence[int] = (),
         options: RunOptions = RunOptions(),  # noqa: B008  (a tuple)
     ) -> None:
         self.recipe, self.data, self.out, self.rank, self.device = recipe, data, out, rank, device
-        self.signals, self.options, self.validation_error = signals, options, ""
+        self.options, self.validation_error = options, ""
+        self.signals: Sequence[int] = ()
         self.coordinates = recipe.layout.coordinates(rank)
         self.watchdog = Watchdog(recipe.layout, rank, out, recipe.guard.patience, recipe.guard.disk_patience)
         self.watchdog.start()
