@@ -15,7 +15,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch.preflight import forecast
-from mtnlg_parallel.planner.cluster import load_cluster
+from mtnlg_parallel.planner.cluster import cluster_names, cluster_with, load_cluster
 from mtnlg_parallel.planner.report import PUBLISHED
 from mtnlg_parallel.recipe_file import load_recipe
 
@@ -235,6 +235,16 @@ def test_cluster_file_inherits_unset_fields_by_like(tmp_path: Path) -> None:
     path.write_text('name = "mine"\nlike = "dgx-h1000"\n', encoding="utf-8")
     with pytest.raises(Failure, match="like = 'dgx-h1000': unknown"):
         load_cluster(str(path))
+
+
+def test_a_gpus_cluster_is_the_file_that_names_it() -> None:
+    """Each shipped file, by its own GPU's name; clusters that are like it have the GPU but not the name."""
+    shipped = {name: load_cluster(name) for name in cluster_names()}
+    named = {name for name, cluster in shipped.items() if cluster.gpus}
+    assert {cluster_with(shipped[name].gpu.name) for name in named} == named
+    assert {cluster.gpu.name for cluster in shipped.values()} == {shipped[name].gpu.name for name in named}
+    assert cluster_with("NVIDIA GH200 480GB") == "gh200"
+    assert cluster_with("NVIDIA H100 PCIe") is None
 
 
 @pytest.mark.parametrize(

@@ -74,18 +74,23 @@ def is_keyed(field: FieldInfo) -> bool:
     return note(field, "keyed") != "False"
 
 
+def toml_content(path: Path, kind: str) -> dict[str, Any]:
+    """Content of a TOML file. Raises ``Failure`` if there is no such ``kind``, ``UsageFailure`` if it is not TOML."""
+    try:
+        return tomllib.loads(read_small(path, follow=True).decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise Failure(f"{path}: no such {kind}") from None
+    except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits
+        raise UsageFailure(f"{path}: not TOML: {error}") from None
+
+
 def read_toml(recipe: Path, name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
     """Path and content of ``recipe``, a TOML file or a folder that holds ``name``, with ``key=value`` overrides.
 
     Raises ``Failure`` if the file does not exist, ``UsageFailure`` if it is not TOML or an override is none.
     """
     path = recipe / name if recipe.is_dir() else recipe
-    try:
-        content = tomllib.loads(read_small(path, follow=True).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise Failure(f"{path}: no such recipe") from None
-    except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits
-        raise UsageFailure(f"{path}: not TOML: {error}") from None
+    content = toml_content(path, "recipe")
     for override in overrides:
         _override(content, override)
     return path, content

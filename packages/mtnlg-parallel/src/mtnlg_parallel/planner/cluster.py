@@ -1,5 +1,7 @@
 """Clusters: data sheets and measured constants, in TOML. ``like`` in a file names a shipped cluster for its defaults.
 
+A new GPU is one more file in ``clusters``, whose ``gpus`` tells its names.
+
 Data sheets give peaks; ``Measured`` gives the share of each that a program reaches. The evidence for every figure (data
 sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks/planner_published.py` fits the figures.
 
@@ -22,7 +24,6 @@ sheet, published measurement, fitted, set) is in the cluster's file; `benchmarks
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,9 +31,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_model.files import read_small
-from mtnlg_model.settings import Settings, did_you_mean, setting, validate
+from mtnlg_model.console import UsageFailure
+from mtnlg_model.settings import Settings, did_you_mean, setting, toml_content, validate
 
 from .programs import SOFTWARE
 
@@ -42,22 +42,8 @@ Seconds = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(gt=0)]
 
 
-HARDWARE: Final = (  # the first pattern in a GPU's name, and its cluster; None: a GPU without one
-    (r"GH200", "gh200"),
-    (r"PCI-?e|\bNVL\b|V100.*16 ?GB", None),
-    (r"GB300", "gb300-nvl72"),
-    (r"B300", "dgx-b300"),
-    (r"GB200", "gb200-nvl72"),
-    (r"B200", "dgx-b200"),
-    (r"H200", "hgx-h200"),
-    (r"H100.*(9[4-6] ?GB|500 ?W|HBM2e)", "hgx-h100-96gb"),
-    (r"H100", "dgx-h100"),
-    (r"A100.*40 ?GB", "dgx-a100-40gb"),
-    (r"A100", "dgx-a100"),
-    (r"V100", "dgx1-v100"),
-    (r"MI300X", "mi300x"),
-    (r"MI355X", "mi355x"),
-)
+OTHER_BOARDS: Final = r"^(?!.*GH200).*(PCI-?e|\bNVL\b|V100.*16 ?GB)"
+"""GPUs of the same names, but on boards of which no cluster is shipped."""
 
 
 class Gpu(Settings):
@@ -121,6 +107,7 @@ class Cluster(Settings):
     """A cluster of equal nodes."""
 
     name: str
+    gpus: str = setting("", "regular expression of GPUs' names in CUDA and publications that this cluster stands for")
     nodes: Count = Field(description="nodes that can be booked")
     gpu: Gpu
     node: Node
@@ -149,9 +136,13 @@ def load_cluster(name: str) -> Cluster:
     raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
 
 
+@cache
 def cluster_with(gpu: str) -> str | None:
     """The name of the shipped cluster with this GPU, named as CUDA or a publication names it; None if there is none."""
-    return next((name for pattern, name in HARDWARE if re.search(pattern, gpu, re.IGNORECASE)), None)
+    if re.search(OTHER_BOARDS, gpu, re.IGNORECASE):
+        return None
+    patterns = {name: load_cluster(name).gpus for name in cluster_names()}
+    return next((name for name, own in patterns.items() if own and re.search(own, gpu, re.IGNORECASE)), None)
 
 
 @cache
@@ -168,20 +159,14 @@ def _load(path: Path) -> Cluster:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(read_small(path, follow=True).decode())
-    except FileNotFoundError:
-        raise Failure(f"{path}: no such cluster") from None
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageFailure(f"{path}: not TOML: {error}") from None
+    content = toml_content(path, "cluster")
     like = content.pop("like", None)
     if like is None:
         return content
     if like not in cluster_names():
         raise UsageFailure(f"{path}: like = {like!r}: unknown; there are {', '.join(cluster_names())}")
     base = _content(Path(str(_folder() / f"{like}.toml")))
+    base.pop("gpus", None)
     tables = {key: value for key, value in base.items() if isinstance(value, dict)}
     return base | {
         key: tables[key] | value if isinstance(value, dict) and key in tables else value
