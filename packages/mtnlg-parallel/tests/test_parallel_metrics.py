@@ -270,3 +270,13 @@ def test_recomputed_attention_counts_heads_as_wide_as_they_are() -> None:
     core = 4 * model.layers * model.sequence**2 * model.heads * model.head_size
     more = throughput(selective, 1, 1.0, None)["hardware_tflops"] - throughput(whole, 1, 1.0, None)["hardware_tflops"]
     assert more == pytest.approx(core / 1e12)
+
+
+def test_isolated_documents_count_the_attention_within_them() -> None:
+    recipe = Recipe.model_validate(
+        {"model": PRESETS["tiny"], "train": {"samples": 1, "batch": 8, "lr": 1.0}, "data": {"documents": "isolated"}}
+    )
+    model, length = recipe.model, recipe.model.sequence / 4
+    whole, short = (throughput(recipe, 8, 1.0, None, document)["model_tflops"] for document in (None, length))
+    attention = 12 * 8 * model.layers * model.sequence * model.heads * model.head_size
+    assert whole - short == pytest.approx(attention * (model.sequence - length) / 1e12, rel=0.01)

@@ -10,7 +10,7 @@ from mtnlg_data.engine.machine import cores, memory_bytes
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, cluster_with, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.run import train_run, train_software
+from mtnlg_parallel.planner.run import folder_document_length, train_run, train_software
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
@@ -59,7 +59,10 @@ def forecast(
     Raises ``UsageFailure`` if the run cannot fit, unless ``force``.
     """
     train = recipe.train
-    run = train_run(recipe, Path(data) if isinstance(data, str | Path) else None)
+    document = None
+    if recipe.data.isolated and isinstance(data, str | Path):
+        document = folder_document_length(Path(data), recipe.model.sequence)
+    run = train_run(recipe, document)
     software = train_software(train)
     target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
     stage_memory = memory(run, software)

@@ -20,7 +20,7 @@ from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
 from .programs import ENGINES, Software, load_software, with_switches
-from .run import Run, run_error, train_run, train_software
+from .run import Run, folder_document_length, run_error, train_run, train_software
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,7 +221,8 @@ def _run_template(
         assumed = "are taken to fill their samples; --data counts their lengths"
         say(f"isolated documents {f'have their lengths in {data}' if data else assumed}")
     if recipe:
-        return _with_options(train_run(recipe, data), given)
+        document = folder_document_length(data, recipe.model.sequence) if data else None
+        return _with_options(train_run(recipe, document), given)
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")

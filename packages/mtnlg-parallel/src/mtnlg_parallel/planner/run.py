@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from mtnlg_data.stream import Sample
     from mtnlg_parallel.recipe import Recipe, Train
     from mtnlg_parallel.schedules import Order, Schedule
 
@@ -249,8 +250,8 @@ RECOMPUTED_SHARE: Final = {"none": 0.0, "selective": 0.0, "operators": 0.5, "alt
 """Share of the layers' forward operations that is recomputed, not counting the attention core alone."""
 
 
-def train_run(recipe: Recipe, data: Path | None = None) -> Run:
-    """The run that ``train`` makes of a recipe; isolated documents have the lengths of ``data``, a token folder.
+def train_run(recipe: Recipe, document: float | None = None) -> Run:
+    """The run that ``train`` makes of a recipe; ``document`` is the `document_length` of isolated documents.
 
     Without it they are taken to fill their samples. Raises ``UsageFailure`` if the schedule is unknown or does not fit.
     """
@@ -268,26 +269,27 @@ def train_run(recipe: Recipe, data: Path | None = None) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         offload_activations=train.offload_activations,
-        document=document_length(data, recipe.model.sequence) if recipe.data.isolated else None,
+        document=(document or float(recipe.model.sequence)) if recipe.data.isolated else None,
     )
 
 
 SAMPLES: Final = 512
-"""Samples whose documents are measured, evenly spread over a data folder's."""
+"""Samples whose documents are measured, evenly spread over a stream's."""
 
 
-def document_length(data: Path | None, sequence: int) -> float:
-    """Mean length of the document that a token is in, within its sample, over samples of a data folder.
-
-    Without a folder, documents are taken to fill their samples.
-    """
-    if data is None:
-        return float(sequence)
+def folder_document_length(data: Path, sequence: int) -> float:
+    """`document_length` over the samples of a data folder."""
     from mtnlg_data.stream import open_stream  # noqa: PLC0415  (numpy, which --help does not need)
 
-    stream, lengths = open_stream(data / "tokens", sequence), Counter[int]()
-    for number in range(0, len(stream), -(-len(stream) // SAMPLES)):
-        begins = stream.sample(number).begins
+    stream = open_stream(data / "tokens", sequence)
+    return document_length(stream.sample, len(stream), sequence)
+
+
+def document_length(sample: Callable[[int], Sample], samples: int, sequence: int) -> float:
+    """Mean length of the document that a token is in, within its sample, over ``samples`` samples."""
+    lengths = Counter[int]()
+    for number in range(0, samples, -(-samples // SAMPLES)):
+        begins = sample(number).begins
         starts = [0] if begins is None else [0, *(at for at in begins[:-1].nonzero()[0].tolist() if at)]
         lengths.update(end - start for start, end in pairwise([*starts, sequence]))
     return sum(n * length**2 for length, n in lengths.items()) / sum(n * length for length, n in lengths.items())

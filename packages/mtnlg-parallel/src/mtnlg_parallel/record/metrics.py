@@ -5,6 +5,7 @@ norm that is not finite is null.
 
 MFU (model FLOPs utilisation) counts the operations that the model needs, forward and backward; HFU (hardware FLOPs
 utilisation) counts recomputed ones too (paper.md section 1). Both are shares of the device's dense 16-bit peak.
+Attention within isolated documents counts by their mean length in `planner.run.SAMPLES` samples of the run.
 """
 
 from __future__ import annotations
@@ -161,10 +162,13 @@ def peak_flops(device: str) -> float | None:
     return load_cluster(name).gpu.peak_flops if name else None
 
 
-def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None) -> Step:
-    """The throughput keys of a step that took ``seconds``; includes MFU and HFU if the GPU's ``peak`` is known."""
+def throughput(recipe: Recipe, batch: int, seconds: float, peak: float | None, document: float | None = None) -> Step:
+    """The throughput keys of a step that took ``seconds``; includes MFU and HFU if the GPU's ``peak`` is known.
+
+    Attention counts the ``document`` length of isolated documents (`planner.run.document_length`), else whole samples.
+    """
     ranks = recipe.layout.world
-    run = train_run(recipe)._replace(batch=batch)
+    run = train_run(recipe, document)._replace(batch=batch)
     model, hardware = (flops / seconds / ranks for flops in (run.model_flops, run.hardware_flops))
     figures: Step = {
         "seconds": seconds,

@@ -14,6 +14,7 @@ import hashlib
 import math
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -27,6 +28,7 @@ from mtnlg_parallel.engine.build import build_engine
 from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.layout import stages
 from mtnlg_parallel.model.head import EAGER
+from mtnlg_parallel.planner.run import document_length
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.metrics import Step, peak_flops, throughput
 from mtnlg_parallel.record.profiler import StepProfiler
@@ -84,6 +86,8 @@ class Training:
         resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
         changes = [change.at for change in recipe.train.change]
         self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history, changes)
+        measure = partial(document_length, data.train.sample, len(data.train), recipe.model.sequence)
+        self.document = broadcast_from_rank0(measure, device) if recipe.data.isolated else None
         self.watch = Watch(recipe, data.train, self.engine, rank, device)
 
     @property
@@ -116,7 +120,7 @@ class Training:
                 stop_signal = self._agree()
                 self._checkpoint_and_validate(step, stop_signal)
                 ended = time.perf_counter()
-                step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak))
+                step.update(throughput(self.recipe, step["batch_size"], ended - began, self.peak, self.document))
                 began = ended
                 if recorder:
                     recorder.record(step)
