@@ -91,8 +91,8 @@ def read_toml(recipe: Path, name: str, overrides: Sequence[str] = ()) -> tuple[P
     """
     path = recipe / name if recipe.is_dir() else recipe
     content = toml_content(path, "recipe")
-    for override in overrides:
-        _override(content, override)
+    for each in overrides:
+        override(content, each)
     return path, content
 
 
@@ -122,10 +122,11 @@ def dump(settings: Settings) -> str:
     return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True, by_alias=True))
 
 
-def _override(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
+def override(content: dict[str, Any], written: str) -> None:
+    """Set a value of ``content`` by ``key=value``. Raises ``UsageFailure`` if ``written`` is none."""
+    key, equals, text = written.partition("=")
     if not equals or not all(parts := key.strip().split(".")):
-        raise UsageFailure(f"--set {override}: expected key=value, such as train.lr=1e-4")
+        raise UsageFailure(f"--set {written}: expected key=value, such as train.lr=1e-4")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
@@ -134,7 +135,7 @@ def _override(content: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise UsageFailure(f"--set {override}: {part} is not a table")
+            raise UsageFailure(f"--set {written}: {part} is not a table")
     table[parts[-1]] = value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -12,7 +11,7 @@ import typer
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure, print_json, say
 from mtnlg_model.families import PRESETS, preset
-from mtnlg_model.settings import validate
+from mtnlg_model.settings import override, validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
@@ -252,17 +251,12 @@ def _preset(name: str, overrides: Sequence[str]) -> ModelConfig:
     if model.sequence > TRAINED_SEQUENCE and not any(one.startswith("model.sequence") for one in overrides):
         say(f"sequences of {TRAINED_SEQUENCE:,} tokens; --set model.sequence={model.sequence} plans its full context")
         model = model.model_copy(update={"sequence": TRAINED_SEQUENCE})
-    for override in overrides:
-        key, _, text = override.partition("=")
-        table, _, field = key.strip().partition(".")
-        if table != "model":
-            raise UsageFailure(f"--set {override}: preset {name} has only [model]; use an option of plan, or a recipe")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        model = validate({**model.model_dump(mode="json"), field: value}, ModelConfig, f"--set {override}")
-    return model
+    content = {"model": model.model_dump(mode="json")}
+    for each in overrides:
+        override(content, each)
+    if content.keys() != {"model"}:
+        raise UsageFailure(f"--set: preset {name} has only [model]; use an option of plan, or a recipe")
+    return validate(content["model"], ModelConfig, f"--set {' '.join(overrides)}") if overrides else model
 
 
 def _token_count(text: str) -> int:
@@ -286,11 +280,7 @@ def _is_plain(run: Run) -> bool:
 
 def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
     """The same tp and pp on all nodes, with dp enlarged to use them."""
-    run, layout = request.run, request.run.layout
-    dp = request.gpus // (layout.world // layout.dp)
-    if dp == 0 or run.batch % (dp * run.micro_batch):
-        return request
-    return request._replace(run=run._replace(layout=layout.model_copy(update={"dp": dp})))
+    return request._replace(run=request.run.on(request.gpus) or request.run)
 
 
 def _fastest_layout(request: PlanRequest) -> PlanRequest:

@@ -118,7 +118,8 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     shape, layout = run.shape, run.layout
     parameters = stage_parameters(run, software, stage)
     state, gradients = run.state_shards, run.state_shards if run.zero > 1 else 1
-    weights, accumulated = _weight_bytes(run), _gradient_bytes(run, software)
+    weights = 4 if run.zero > 1 else shape.width  # FSDP shards fp32 weights, and gathers them in 16 bits
+    accumulated = _gradient_bytes(run, software)
     activations = _activation_bytes(run, software, stage)
     waiting = _waiting_bytes(run, software, stage)
     recomputed = _recomputed_bytes(shape, software)
@@ -163,17 +164,16 @@ def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
     )
 
 
-def _weight_bytes(run: Run) -> int:
-    """Bytes per weight parameter: FSDP shards fp32 weights, and gathers them in 16 bits."""
-    return 4 if run.zero > 1 else run.shape.width
+def _layers(run: Run, software: Software, stage: int) -> list[int]:
+    """Layers of each of a stage's chunks."""
+    return [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
 
 
 def _cast_bytes(run: Run, software: Software, stage: int) -> float:
     """Bytes of the layers' 8-bit weights and their transposes, if both are kept through a step."""
     if not software.casts_8_bits_once(run.shape.product_width):
         return 0.0
-    layers = sum(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
-    return 2.0 * layers * run.shape.parameters
+    return 2.0 * sum(_layers(run, software, stage)) * run.shape.parameters
 
 
 def _gradient_bytes(run: Run, software: Software) -> int:
@@ -271,7 +271,7 @@ def _message_bytes(run: Run, stage: int) -> float:
 
 def _activation_bytes(run: Run, software: Software, stage: int) -> float:
     """Peak bytes of the layers' activations that are kept for backward."""
-    pp, layers = run.layout.pp, [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
+    pp, layers = run.layout.pp, _layers(run, software, stage)
     kept = layer_bytes(run.shape, software, run.recompute)
     in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
@@ -299,8 +299,7 @@ def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
         one = software.name == ENGINES["pipeline"] and run.layout.tp > 1
         return _factor_bytes(run, software) / len(run.shape.linears) if one else 0.0
     passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
-    layers = max(chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp])
-    return _factor_bytes(run, software) * passes * layers
+    return _factor_bytes(run, software) * passes * max(_layers(run, software, stage))
 
 
 def _factor_bytes(run: Run, software: Software) -> float:

@@ -251,11 +251,8 @@ PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
 
 def _on_nodes(run: Run, cluster: Cluster, nodes: int) -> Run | None:
     """The run on this many nodes, by its number of replicas; None if no whole number divides the batch."""
-    layout = run.layout
-    dp, over = divmod(nodes * cluster.node.gpus, layout.world // layout.dp)
-    if over or not dp or run.batch % (dp * run.micro_batch):
-        return None
-    return run._replace(layout=layout.model_copy(update={"dp": dp}))
+    scaled = run.on(nodes * cluster.node.gpus)
+    return scaled if scaled and scaled.gpus == nodes * cluster.node.gpus else None
 
 
 def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:

@@ -159,6 +159,13 @@ class Run(NamedTuple):
         fits = self.pipeline_schedule.takes(chunks)
         return self._replace(interleave=chunks, schedule=self.schedule if fits else schedule_of(chunks))
 
+    def on(self, gpus: int) -> Run | None:
+        """The run with as many replicas as fit; None if none fits, or if they do not divide the batch."""
+        dp = gpus // (self.gpus // self.layout.dp)
+        if not dp or self.batch % (dp * self.micro_batch):
+            return None
+        return self._replace(layout=self.layout.model_copy(update={"dp": dp}))
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches per step and pipeline."""
@@ -315,7 +322,10 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
         product = f"dp {layout.dp} x micro-batch {run.micro_batch}"
         return f"{product} does not divide the batch {run.batch}; use {closest}batch {near}"
     if gpus is not None and run.gpus > gpus:
-        return f"{layout} is {run.gpus} GPUs and there are {gpus}; {_smaller_layout(layout, gpus, cluster.node.gpus)}"
+        replicas = gpus // (run.gpus // layout.dp)
+        fewer = f"use dp={replicas}, or" if replicas else "use"
+        needed = -(-run.gpus // cluster.node.gpus)
+        return f"{layout} is {run.gpus} GPUs and there are {gpus}; {fewer} --nodes {needed}"
     chunks = layout.pp * run.interleave
     if run.micro_batches * chunks > MOST_PASSES:
         passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
@@ -395,14 +405,6 @@ def _interleave_error(run: Run, software: Software) -> str | None:
     if not software.uneven_stages and run.micro_batches % pp:
         return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
     return None
-
-
-def _smaller_layout(layout: Layout, gpus: int, node: int) -> str:
-    """Advice for a layout that needs more GPUs than there are: fewer replicas, or more nodes."""
-    needed = -(-layout.world // node)
-    if replicas := gpus // (layout.world // layout.dp):
-        return f"use dp={replicas}, or --nodes {needed}"
-    return f"use --nodes {needed}"
 
 
 def _attended(row: float, window: int | None) -> float:

@@ -272,7 +272,7 @@ def _exposed_by_chunk(
         reduced = 0.0
         for chunk in sorted(own, key=lambda c: timeline.last_passes[c][1]):
             begin, end = timeline.last_passes[chunk]
-            first_bucket = begin + (end - begin) * MLP_DOWN / max(cut[chunk].layers, 1)
+            first_bucket = begin + (end - begin) * MLP_DOWN / cut[chunk].layers
             reduced = max(reduced, first_bucket) + ring.gather(width * parameters[chunk])
             reduced = max(reduced, end + last_bucket)
         late.append(reduced - timeline.done[stage])
@@ -280,11 +280,11 @@ def _exposed_by_chunk(
         for chunk in own:
             has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
             table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
-            first = arrived + ring.gather(shape.width * (parameters[chunk] / max(cut[chunk].layers, 1) + table))
+            first = arrived + ring.gather(shape.width * (parameters[chunk] / cut[chunk].layers + table))
             arrived += ring.gather(shape.width * (parameters[chunk] + table))
             last = arrived
             if software.is_ours:  # all layers but one run before the last one's weights are needed
-                last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / max(cut[chunk].layers, 1)))
+                last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / cut[chunk].layers))
             gathered = max(gathered, last - starts[chunk])
     return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
