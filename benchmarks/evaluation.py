@@ -5,10 +5,10 @@
 ROWS holds the tasks' published rows, GPT2 GPT-2's encoder.json and vocab.bpe. Prompts are the paper's, at no shots and
 at GPT-3's K. Measured is the work of a command (rows, prompts, scores, results): lm-eval's own with its hf backend over
 ours, on the same weights, tasks, rows and threads, with ``--documents`` rows of every task, in alternating order. Every
-answer is compared. Loading modules and models does not count.
+answer is compared, on a GPU also with ours in fp32. Loading modules and models does not count.
 
 On a GPU alone, "fixed order": time with sums in fixed order over the free order, and how many scores have other bits in
-other batches, in both.
+other batches, in both; of those in fixed order, the largest differences.
 
 The model is random, exported for transformers: 6 layers of 384 in fp32, or on a GPU the 1.3B model's 24 of 2,048 in
 bf16. Ratios are medians over rounds: of CPU time, on a GPU of time.
@@ -41,7 +41,7 @@ from mtnlg_eval.scoring import decoder_lm
 from mtnlg_eval.scoring import fixed_order as fixed
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.cells import TaskOptions
-from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM
+from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
 from mtnlg_eval.scoring.harness import Evaluation
 from mtnlg_eval.scoring.open_model import open_model
 from mtnlg_eval.tasks.paper_task import paper_task
@@ -72,6 +72,8 @@ LAYERS, HIDDEN, HEADS = (24, 2048, 16) if GPU else (6, 384, 6)
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 CLOCK = time.perf_counter if GPU else time.process_time
 SHOTS = ("0", "few")
+MAX_REPORTED = 5
+"""Scores in other batches that are reported."""
 
 
 def write_checkpoint(gpt2: Path, folder: Path) -> Checkpoint:
@@ -107,7 +109,7 @@ def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> t
 
 
 def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: int, shots: str) -> dict[str, Any]:  # noqa: PLR0917
-    """Time of all tasks, lm-eval's own over ours, and the largest difference of their answers."""
+    """Time of all tasks, lm-eval's own over ours, and the largest differences of answers: mutual, and from fp32."""
     lm = DecoderLM.open(checkpoint)
     model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
@@ -119,14 +121,14 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
             for n, answer in enumerate(sample["filtered_resps"])
         )
 
-    def ours() -> None:
+    def ours(side: str = "mtnlg_eval") -> None:
         lm.store = AnswerStore("benchmark")
         with tempfile.TemporaryDirectory() as out:
             Evaluation(list(TASKS_BY_NAME), [shots], TaskOptions(data, documents)).run(lm, model, Path(out), None)
             folder = ResultFolder(Path(out))
             for result in folder.results():
                 lines = folder.samples(result).read_text(encoding="utf-8").splitlines()
-                keep("mtnlg_eval", result.task, map(json.loads, lines))
+                keep(side, result.task, map(json.loads, lines))
 
     def theirs() -> None:
         for name in TASKS_BY_NAME:
@@ -136,11 +138,18 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
 
     seconds = time_rounds({"mtnlg_eval": ours, "hf": theirs}, rounds, CLOCK)
     pairs = [(answers["mtnlg_eval"][key], answer) for key, answer in answers["hf"].items()]
+    from_fp32 = {}
+    if GPU:
+        lm.engine = LocalEngine(checkpoint.decoder(torch.float32, DEVICE), lm.engine.tokenizer)  # type: ignore[attr-defined]
+        ours("fp32")
+        exact = answers.pop("fp32")
+        from_fp32 = {side: max(abs(each[key][0] - exact[key][0]) for key in exact) for side, each in answers.items()}
     return {
         **exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])),
         "documents_a_task": documents,
         "requests": len(pairs),
         "largest_difference_nats": max(abs(own[0] - their[0]) for own, their in pairs),
+        **({"largest_difference_from_fp32": from_fp32} if GPU else {}),
         "same_greedy": all(own[1] == their[1] for own, their in pairs),
         "seconds": seconds,
     }
@@ -149,12 +158,13 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
 def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int) -> dict[str, Any]:
     """Cost of the fixed order of sums, and how many scores differ when order and size of the batches do."""
     lm = DecoderLM.open(checkpoint)
-    requests: list[Request] = []
+    tasks: dict[Request, str] = {}
     for name in TASKS_BY_NAME:
         task, rows = load(name, data, documents, lm, "few")
         task.build_all_requests(samples=rows)
-        requests += [request for instance in task.instances for request in lm._encode_request(instance)]  # noqa: SLF001
-    requests = list(dict.fromkeys(requests))
+        for instance in task.instances:
+            tasks.update(dict.fromkeys(lm._encode_request(instance), name))  # noqa: SLF001
+    requests = list(tasks)
 
     module = vars(decoder_lm)
 
@@ -163,13 +173,18 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
         with patch.object(decoder_lm, "TILE", tile), patch.object(fixed, "TILE", tile):
             lm.score(requests)
 
-    def differing(order: Order) -> int:
+    def differing(order: Order) -> list[dict[str, Any]]:
         module["fixed_order"], scores = order, []
         for budget, part in ((TOKENS_PER_BATCH, requests), (TOKENS_PER_BATCH // 3, requests[::-1])):
             lm.store, lm.batch_tokens = AnswerStore("benchmark"), budget
             scores.append(dict(zip(part, lm.score(part), strict=True)))
         lm.batch_tokens = TOKENS_PER_BATCH
-        return sum(scores[0][request] != scores[1][request] for request in requests)
+        differ = [
+            {"task": tasks[each], "tokens": [*map(len, each)], "nats": abs(scores[0][each][0] - scores[1][each][0])}
+            for each in requests
+            if scores[0][each] != scores[1][each]
+        ]
+        return sorted(differ, key=lambda each: -each["nats"])
 
     def free(_: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
@@ -177,9 +192,16 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
     sides = {"fixed": partial(score, fixed.fixed_order), "free": partial(score, free)}
     sides["tiles of 2,048"] = partial(score, fixed.fixed_order, 2048)
     seconds = time_rounds(sides, rounds, time.perf_counter)
-    differ = {"requests": len(requests), "differ_fixed": differing(fixed.fixed_order), "differ_free": differing(free)}
+    differ, differ_free = differing(fixed.fixed_order), differing(free)
     module["fixed_order"] = fixed.fixed_order
-    return {**exact_ratio(ratios(seconds["fixed"], seconds["free"])), **differ, "seconds": seconds}
+    return {
+        **exact_ratio(ratios(seconds["fixed"], seconds["free"])),
+        "requests": len(requests),
+        "differ_fixed": len(differ),
+        "differ_free": len(differ_free),
+        "largest": differ[:MAX_REPORTED],
+        "seconds": seconds,
+    }
 
 
 def open_models(gpt2: Path, folder: Path, threads: int) -> tuple[Checkpoint, HFLM]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
+from mtnlg_eval.scoring import packed_attention
 from mtnlg_eval.scoring.packed_attention import AttentionPlan, Span
+from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 
@@ -94,3 +97,63 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
         assert all(map(torch.equal, hidden(decoder, texts), first))
     finally:
         torch.set_num_threads(threads)
+
+
+SPANS = [(0, 700, -1), (700, 1, 0), (701, 40, 0), (741, 5, 2), (746, 1, -1), (747, 130, -1), (877, 3, 5)]
+
+
+def plan_of_spans(device: str) -> tuple[AttentionPlan, int, int]:
+    length, scored = 896, torch.tensor([699, 0, 745, 746, 699, 879, 0, 0])
+    return AttentionPlan.build([Span(*span) for span in SPANS], length, scored, torch.device(device)), 880, length
+
+
+def attention_of_sequences(  # noqa: PLR0917  (as `flash_varlen`)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scale: float,
+    rate: float,
+    window: int | None,
+) -> Tensor:
+    """`flash_varlen` by `attention`, one sequence at a time."""
+    out = torch.full_like(q, torch.nan)
+    for (a, b), (c, d) in zip(*(torch.stack((x[:-1], x[1:]), 1).tolist() for x in bounds), strict=True):
+        assert longest[0] >= max(b - a, 2)
+        assert longest[1] >= max(d - c, window or 0)
+        q_1NSD, k_1GTD, v_1GTD = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
+        out[a:b] = functional.attention(q_1NSD, k_1GTD, v_1GTD, None, scale, rate, window)[0].transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 9, 600, 5000])
+def test_spans_are_sequences_of_flash_attention(
+    heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, end, length = plan_of_spans("cpu")
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, n, length, 16, generator=draw) for n in (4, heads, heads))
+    attention = partial(functional.attention, window=window)
+    chunked = [attend(attention, q, k, v, 0.2, 0.0) for attend in plan.attend(2)]
+    monkeypatch.setattr(packed_attention, "has_flash", lambda _: True)
+    monkeypatch.setattr(packed_attention, "flash_varlen", attention_of_sequences)
+    by_span = [attend(attention, q, k, v, 0.2, 0.0) for attend in plan.attend(2)]
+    for one, other in zip(chunked, by_span, strict=True):
+        assert torch.allclose(one[:, :, :end], other[:, :, :end], atol=1e-5, rtol=0)
+
+
+def test_flash_attention_takes_spans() -> None:
+    """PyTorch's kernel has the arguments that we give it; on the meta device it computes shapes alone."""
+    plan, _, length = plan_of_spans("meta")
+    q, k, v = (torch.empty(1, n, length, 64, device="meta", dtype=torch.bfloat16) for n in (4, 2, 2))
+    shapes = [attend(functional.attention, q, k, v, 0.2, 0.0).shape for attend in plan.attend(2)]
+    assert shapes == [(1, 4, length, 64), (1, 4, 8, 64)]
+
+
+def test_a_gpu_has_a_mask_for_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_attention, "to_device", Tensor.to)
+    plan, _, _ = plan_of_spans("meta")
+    for attend in plan.attend(2):
+        assert all(batch.mask is not None for batch in attend._chunks[0])

@@ -32,13 +32,15 @@ from . import alibi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Mask: TypeAlias = "Tensor | Documents | None"
+    Mask: TypeAlias = "Tensor | Segments | None"
 
 TABLE_ROWS = 8192
 """Rows of the token table converted to fp32 at a time."""
 
 MAX_FLASH_HEAD = 256
 """Largest head size of flash attention; head sizes must be multiples of 8."""
+
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
@@ -145,9 +147,9 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
     the last key. With a ``window`` a query attends to the last ``window`` of the keys that it may attend to, which must
     be consecutive. ``cap`` is the `softcap` of the scores. ``slopes`` are ALiBi's, one per head: the decrease of scores
-    per key of distance; keys must be consecutive, too. With `Documents` as the mask, documents do not see each other.
+    per key of distance; keys must be consecutive, too. `Segments` as the mask compute the result themselves.
     """
-    if isinstance(mask, Documents):
+    if mask is not None and not isinstance(mask, Tensor):
         return mask.attention(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap, slopes)
     if slopes is not None:
         with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale, mask)
@@ -182,6 +184,34 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
         scale=scale,
         enable_gqa=g < n,
     )
+
+
+def has_flash(q: Tensor) -> bool:
+    """Whether PyTorch's flash attention takes these queries [..., D]."""
+    d = q.shape[-1]
+    return not q.is_cpu and q.dtype in FLASH_DTYPES and d % 8 == 0 and d <= MAX_FLASH_HEAD
+
+
+def flash_varlen(  # noqa: PLR0917  (as `attention`)
+    q_TND: Tensor,
+    k_UGD: Tensor,
+    v_UGD: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scale: float,
+    rate: float,
+    window: int | None,
+) -> Tensor:
+    """Causal flash attention within each of n sequences, the last query of each at its last key -> [T, N, D].
+
+    ``bounds`` are the cumulative sums from 0 of the sequences' numbers of queries and of keys, int32 [n + 1];
+    ``longest`` are upper bounds of those numbers. Queries after the last sequence get no result.
+    """
+    sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+    # No public function of PyTorch takes sequences, windows and dropout. The flags: causal, return no mask.
+    flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
+    x_TND: Tensor = flash(q_TND, k_UGD, v_UGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
+    return x_TND
 
 
 def attention_scale(head_size: int) -> float:
@@ -268,6 +298,24 @@ class Attend(Protocol):
         """Context [B, N, S or len(places), D], computed by any number of calls of ``attention``."""
 
 
+class Segments(Protocol):
+    """A mask that computes `attention` itself."""
+
+    def attention(  # noqa: PLR0917  (as `attention`)
+        self,
+        q_BNSD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        scale: float,
+        rate: float,
+        window: int | None,
+        cap: float | None,
+        slopes: tuple[float, ...] | None,
+        /,
+    ) -> Tensor:
+        """Context of every query."""
+
+
 @dataclass(frozen=True)
 class Documents:
     """An `Attend` for rows of concatenated documents: a token attends to the earlier tokens of its document.
@@ -300,15 +348,11 @@ class Documents:
         *more: Any,  # noqa: ANN401  (cap and slopes)
     ) -> Tensor:
         """`attention` within each document, one after the other, or by one GPU kernel that computes the same."""
-        b, _, s, d = q_BNSD.shape
-        plain = more == (None, None) and d % 8 == 0 and d <= MAX_FLASH_HEAD
-        if self.bounds is not None and plain and q_BNSD.dtype in {torch.bfloat16, torch.float16}:
+        b, _, s, _ = q_BNSD.shape
+        if self.bounds is not None and more == (None, None) and has_flash(q_BNSD):
             q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
             bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
-            sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
-            # No public function of PyTorch takes documents, windows and dropout. The flags: causal, return no mask.
-            flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
-            x_TND: Tensor = flash(q_TND, k_TGD, v_TGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
+            x_TND = flash_varlen(q_TND, k_TGD, v_TGD, bounds, longest, scale, rate, window)
             return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)
         rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q_BNSD, k_BGSD, v_BGSD))
         parts: Any = zip(*(torch.split(x_1NTD, list(self.lengths), 2) for x_1NTD in rows), strict=True)

@@ -5,9 +5,9 @@ its contents. So that a text has the same sums in every batch, no call here has 
 
     products         x Wᵀ runs over `TILE` rows at a time. M, N and K are the layer's, so the library's choice is too,
                      and NVIDIA documents that cuBLAS gives the same bits for the same call.
-    attention        PyTorch's memory-efficient kernel: a thread block handles a block of queries of one head of one
-                     text and goes through its keys in order. It never splits the keys among blocks, as other kernels
-                     do for few queries. packed_attention.py determines how many keys a query has.
+    attention        flash attention of variable lengths: a row's sum goes through the blocks of its own path's keys
+                     in one order (packed_attention.py). What it does not take goes to PyTorch's memory-efficient
+                     kernel, which does not split keys among thread blocks either, always with a mask.
     sums of logits   run over `TILE` positions, because a reduction is laid out by the number of its results, and over
                      rows that begin at multiples of 16 bytes, because it loads vectors: a row that begins between two
                      is summed in another order.
@@ -17,8 +17,8 @@ makes whole tiles: batches have a multiple of `TILE` tokens and of `TILE` scored
 
 It is not documented that a row has the same bits at any position in its tile. This holds unless a kernel divides
 the tiles of one product unevenly along K (stream-K); tests/test_fixed_order.py compares scores bit by bit if there is a
-GPU. Keys and values that several heads share (GQA) with a mask have no such attention kernel, so
-this guarantee does not cover them. On a CPU packing alone is enough (docs/decisions/0085).
+GPU. The guarantee does not cover soft caps, nor keys and values that several heads share (GQA) in fp32 or with slopes:
+they have neither kernel. On a CPU packing alone is enough (docs/decisions/0085).
 """
 
 from __future__ import annotations

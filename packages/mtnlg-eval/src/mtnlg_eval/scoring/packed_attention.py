@@ -6,8 +6,16 @@ span up to itself and to all earlier spans on its path from the root:
     span 0: a context      span 1: an answer, parent 0      span 2: another answer, parent 0      span 3: a context
 
 A token's attention output depends only on its path, to the last bit: not on its index in the packed sequence, on the
-other texts or on how the path is cut into spans. The keys of a path are gathered in order, and a query at depth i of
-its path (its position in its own text) is computed over a number of keys that only i determines; later keys are masked:
+other texts or on how the path is cut into spans.
+
+On a GPU every span is a sequence of flash attention of variable lengths: its queries are the span's tokens, its keys
+the gathered path up to the span's end. In FlashAttention-2 (flash_fwd_kernel.h) one thread block handles a block of
+queries and goes through all their keys, from the last back, in blocks that begin at multiples of a fixed size. A block
+of keys that a query does not see leaves its sums as they are. Only calls with one query per sequence, and those with a
+paged cache, split keys among thread blocks.
+
+On a CPU, and for what flash attention does not take (fp32, soft caps, slopes), a query at depth i of its path (its
+position in its own text) is computed over a number of keys that only i determines; later keys are masked:
 
     keys(i) = 128      for i < 128, or the multiple of 32 below it that the path needs
     keys(i) = 512 k    for 512 (k - 1) <= i < 512 k otherwise
@@ -15,28 +23,34 @@ its path (its position in its own text) is computed over a number of keys that o
 because a BLAS sums over keys in an order that depends on their number. Up to 128 keys the order is the same; above, a
 query's sum always has the same number of terms. docs/decisions/0085 has the measurements.
 
-The last layer computes only the tokens with a next token to score.
+The last layer's output is limited to the tokens with a next token to score.
 
-S tokens of the packed sequence, G chunks of one shape, N heads, D head size, s and t queries and keys of a chunk.
+S tokens of the packed sequence, U tokens of all paths, G chunks of one shape, N heads, D head size, s and t queries and
+keys of a chunk.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from mtnlg_model.functional import attention, flash_varlen, has_flash
 from mtnlg_model.generation.sampling import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from mtnlg_model.functional import AttentionOp
+
+    Indices = NDArray[np.int64]
 
 NARROW = 32
 SHORT = 128
@@ -59,8 +73,8 @@ class _Chunk(NamedTuple):
     begins at depth 0 and needs no mask.
     """
 
-    path: list[int]
-    depths: Sequence[int]
+    path: Indices
+    depths: Indices
     queries: int
     keys: int
     causal: bool = False
@@ -76,50 +90,106 @@ class _ChunkBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _Paths:
+    """Indices of each span's path in a packed sequence of ``length`` tokens; its last ``sizes[n]`` are span n."""
+
+    indices: Sequence[Indices]
+    sizes: Sequence[int]
+    length: int
+    device: torch.device
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Indices of all paths, one after the other [U]."""
+        return to_device(torch.from_numpy(np.concatenate(self.indices)), self.device)
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Cumulative sums of the numbers of queries and of keys, as for `flash_varlen`."""
+        rows = torch.tensor([self.sizes, [len(path) for path in self.indices]])
+        sums = to_device(torch.nn.functional.pad(rows.cumsum(1, dtype=torch.int32), (1, 0)), self.device)
+        return sums[0], sums[1]
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Upper bounds of the numbers of queries and of keys; of queries at least 2, since 1 has another kernel."""
+        return max(*self.sizes, 2), max(map(len, self.indices))
+
+
+@dataclass(frozen=True)
 class PackedAttention:
-    """Attention along every path, for the tokens at indices ``places`` [N] or for all; one layer's `Attend`."""
+    """Attention along every path, for the tokens at indices ``places`` [N] or for all; one layer's `Attend`.
+
+    ``scored`` is ``places`` on the host.
+    """
 
     places: Tensor | None
-    _batches: tuple[_ChunkBatch, ...]
-    _output_index: Tensor
-
-    @classmethod
-    def build(
-        cls, chunks: Iterable[_Chunk], length: int, places: Tensor | None, device: torch.device
-    ) -> PackedAttention:
-        """Batch chunks that together answer at least ``places`` of a packed sequence of ``length`` tokens.
-
-        ``places`` is on the host.
-        """
-        by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
-        for chunk in chunks:
-            by_shape[chunk.queries, chunk.keys, chunk.causal].append(chunk)
-        output_index, start = [0] * length, 0
-        for chunk in (chunk for same_shape in by_shape.values() for chunk in same_shape):
-            for n, depth in enumerate(chunk.depths):
-                if depth >= chunk.first_output:
-                    output_index[chunk.path[depth]] = start + n
-            start += chunk.queries
-        output_S = torch.tensor(output_index)
-        batches = tuple(_batch_chunks(same_shape, device) for same_shape in by_shape.values())
-        if places is None:
-            return cls(None, batches, to_device(output_S, device))
-        return cls(to_device(places, device), batches, to_device(output_S[places], device))
+    scored: Tensor | None
+    _paths: _Paths
 
     def __call__(  # noqa: PLR0917  (attention's own arguments)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
     ) -> Tensor:
         """Run ``attention`` along every path, B = 1: [1, N, S or len(places), D]."""
+        return attention(q_BNSD, k_BNSD, v_BNSD, self, scale, rate)
+
+    def attention(  # noqa: PLR0917  (as `attention`)
+        self,
+        q_BNSD: Tensor,
+        k_BNSD: Tensor,
+        v_BNSD: Tensor,
+        scale: float,
+        rate: float,
+        window: int | None,
+        cap: float | None,
+        slopes: tuple[float, ...] | None,
+    ) -> Tensor:
+        """`attention` along every path, by flash attention if it takes these figures."""
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
-        outputs = []
-        for batch in self._batches:
-            q_GNsD, k_GNtD, v_GNtD = (
-                x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
-                for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
-            )
-            x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate)
-            outputs.append(x_GNsD.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).index_select(0, self._output_index).transpose(0, 1)[None]
+        if cap is None and slopes is None and has_flash(q_SND):
+            paths = self._paths
+            k_UND, v_UND = (x.index_select(0, paths.keys) for x in (k_SND, v_SND))
+            queries, keys = paths.longest
+            # A window is ignored, and another kernel chosen, if it is longer than all keys.
+            longest = queries, max(keys, window or 0)
+            x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
+            x_SND = x_SND if self.places is None else x_SND.index_select(0, self.places)
+        else:
+            batches, output_index = self._chunks
+            outputs = []
+            for batch in batches:
+                q_GNsD, k_GNtD, v_GNtD = (
+                    x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
+                    for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
+                )
+                x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate, window, cap, slopes)
+                outputs.append(x_GNsD.transpose(1, 2).flatten(0, 1))
+            x_SND = torch.cat(outputs).index_select(0, output_index)
+        return x_SND.transpose(0, 1)[None]
+
+    @cached_property
+    def _chunks(self) -> tuple[list[_ChunkBatch], Tensor]:
+        """Batches of chunks that answer at least ``places``, and the index of each result in their outputs."""
+        paths, scored = self._paths, self.scored
+        may_be_causal = scored is None and paths.device.type == "cpu"  # of a GPU's kernels nobody has shown equal bits
+        is_wanted = np.ones(paths.length, bool)
+        if scored is not None:
+            is_wanted[:] = False
+            is_wanted[scored.numpy()] = True
+        by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
+        for path, size in zip(paths.indices, paths.sizes, strict=True):
+            start = len(path) - size
+            depths = start + np.flatnonzero(is_wanted[path[start:]])
+            for chunk in (_chunk_span if may_be_causal and start == 0 else _chunk_masked)(path, depths):
+                by_shape[chunk.queries, chunk.keys, chunk.causal].append(chunk)
+        output_index, start = np.zeros(paths.length, np.int64), 0
+        for chunk in (chunk for same_shape in by_shape.values() for chunk in same_shape):
+            skipped = int(np.searchsorted(chunk.depths, chunk.first_output))
+            output_index[chunk.path[chunk.depths[skipped:]]] = np.arange(start + skipped, start + len(chunk.depths))
+            start += chunk.queries
+        batches = [_batch_chunks(same_shape, paths.device) for same_shape in by_shape.values()]
+        output_S = torch.from_numpy(output_index)
+        return batches, to_device(output_S if scored is None else output_S[scored], paths.device)
 
 
 @dataclass(frozen=True)
@@ -134,26 +204,20 @@ class AttentionPlan:
     def build(cls, spans: Sequence[Span], length: int, scored: Tensor, device: torch.device) -> AttentionPlan:
         """Plan attention over ``length`` tokens, in the last layer only for the indices ``scored`` [N] (may repeat).
 
-        ``scored`` is on the host; building the plan does not synchronize with ``device``. A span comes after its parent
-        in ``spans``. Tokens outside every span get position 0 and a meaningless result.
+        ``scored`` is on the host; building the plan does not synchronize with ``device``. Spans follow each other from
+        token 0 on, each after its parent. Tokens after the last span get position 0 and a meaningless result.
         """
-        scored_indices, position_ids = set(scored.tolist()), [0] * length
-        paths: list[list[int]] = []
-        all_chunks: list[_Chunk] = []
-        scored_chunks: list[_Chunk] = []
-        for span in spans:
-            ancestors = paths[span.parent] if span.parent >= 0 else []
-            indices = range(span.start, span.start + span.length)
-            path = [*ancestors, *indices]
-            depths = range(len(ancestors), len(path))
-            paths.append(path)
-            position_ids[indices.start : indices.stop] = depths
-            all_chunks += _chunk_span(path, depths)
-            scored_chunks += _chunk_masked(path, [depth for depth in depths if path[depth] in scored_indices])
+        position_ids = np.zeros(length, np.int64)
+        indices: list[Indices] = []
+        for start, size, parent in spans:
+            ancestors = indices[parent] if parent >= 0 else np.zeros(0, np.int64)
+            indices.append(np.concatenate((ancestors, np.arange(start, start + size))))
+            position_ids[start : start + size] = np.arange(len(ancestors), len(ancestors) + size)
+        paths = _Paths(indices, [span.length for span in spans], length, device)
         return cls(
-            to_device(torch.tensor(position_ids), device),
-            PackedAttention.build(all_chunks, length, None, device),
-            PackedAttention.build(scored_chunks, length, scored, device),
+            to_device(torch.from_numpy(position_ids), device),
+            PackedAttention(None, None, paths),
+            PackedAttention(to_device(scored, device), scored, paths),
         )
 
     def attend(self, layers: int) -> list[PackedAttention]:
@@ -161,43 +225,42 @@ class AttentionPlan:
         return [self.all_tokens] * (layers - 1) + [self.scored_tokens]
 
 
-def _chunk_span(path: list[int], depths: range) -> Iterator[_Chunk]:
-    """Cut a span where the number of keys changes; the beginning needs no mask if a causal kernel gives equal bits."""
-    whole_blocks = depths.stop // BLOCK * BLOCK
-    if depths.start == 0 and whole_blocks > BLOCK:  # the causal kernel uses the same blocks
-        yield _Chunk(path, range(whole_blocks), whole_blocks, whole_blocks, causal=True, first_output=SHORT)
-        depths = range(whole_blocks, depths.stop)
-        yield _causal_beginning(path, SHORT)
-    elif depths.start == 0:
-        size = min(SHORT, depths.stop)
-        yield _causal_beginning(path, size)
-        depths = range(size, depths.stop)
-    yield from _chunk_masked(path, depths)
+def _chunk_span(path: Indices, depths: Indices) -> Iterator[_Chunk]:
+    """Cut a text's first span where the number of keys changes; its beginning needs no mask: a CPU has equal bits."""
+    size, whole_blocks = len(depths), len(depths) // BLOCK * BLOCK
+    if whole_blocks > BLOCK:  # the causal kernel uses the same blocks
+        yield _Chunk(path, depths[:whole_blocks], whole_blocks, whole_blocks, causal=True, first_output=SHORT)
+    else:
+        whole_blocks = SHORT
+    keys = _round_up(min(SHORT, size), NARROW)
+    yield _Chunk(path, depths[:SHORT], keys, keys, causal=True)
+    yield from _chunk_masked(path, depths[whole_blocks:])
 
 
-def _causal_beginning(path: list[int], size: int) -> _Chunk:
-    keys = _round_up(size, NARROW)
-    return _Chunk(path, range(size), keys, keys, causal=True)
-
-
-def _chunk_masked(path: list[int], depths: Sequence[int]) -> Iterator[_Chunk]:
+def _chunk_masked(path: Indices, depths: Indices) -> Iterator[_Chunk]:
     """Cut ascending depths where the number of keys changes."""
-    for limit, group in groupby(depths, lambda depth: SHORT if depth < SHORT else _round_up(depth + 1, BLOCK)):
-        chunk = list(group)
-        keys = _round_up(chunk[-1] + 1, NARROW) if limit == SHORT else limit
+    while len(depths):
+        limit = SHORT if depths[0] < SHORT else _round_up(int(depths[0]) + 1, BLOCK)
+        chunk, depths = np.split(depths, [np.searchsorted(depths, limit)])
+        keys = _round_up(int(chunk[-1]) + 1, NARROW) if limit == SHORT else limit
         yield _Chunk(path, chunk, _round_up(len(chunk), NARROW), keys)
 
 
 def _batch_chunks(chunks: Sequence[_Chunk], device: torch.device) -> _ChunkBatch:
     """Batch chunks of one shape; queries and keys are padded with the path's first token, which every query may see."""
-    depths = [[*chunk.depths, *[0] * (chunk.queries - len(chunk.depths))] for chunk in chunks]
-    queries = [[chunk.path[depth] for depth in padded] for chunk, padded in zip(chunks, depths, strict=True)]
-    keys = [chunk.path[: chunk.keys] + chunk.path[:1] * (chunk.keys - len(chunk.path)) for chunk in chunks]
+    depths = np.zeros((len(chunks), chunks[0].queries), np.int64)
+    keys = np.repeat([[chunk.path[0]] for chunk in chunks], chunks[0].keys, 1)
+    queries = np.empty_like(depths)
+    for n, chunk in enumerate(chunks):
+        depths[n, : len(chunk.depths)] = chunk.depths
+        queries[n] = chunk.path[depths[n]]
+        keys[n, : len(chunk.path)] = chunk.path[: chunk.keys]
     mask = None
     if not chunks[0].causal:
-        depth_Gs = to_device(torch.tensor(depths), device)
+        depth_Gs = to_device(torch.from_numpy(depths), device)
         mask = (torch.arange(chunks[0].keys, device=device) <= depth_Gs[:, :, None])[:, None]
-    return _ChunkBatch(to_device(torch.tensor(queries), device), to_device(torch.tensor(keys), device), mask)
+    queries_Gs, keys_Gt = (to_device(torch.from_numpy(x), device) for x in (queries, keys))
+    return _ChunkBatch(queries_Gs, keys_Gt, mask)
 
 
 def _round_up(size: int, multiple: int) -> int:

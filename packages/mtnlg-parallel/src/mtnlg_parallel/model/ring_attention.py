@@ -32,7 +32,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mtnlg_model.alibi import Bf16Slope
-from mtnlg_model.functional import MAX_FLASH_HEAD, Documents
+from mtnlg_model.functional import Documents, has_flash
 from mtnlg_model.rotary import text_lengths
 from mtnlg_parallel.waiting import wait_for
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 TILE_ELEMENTS = 1 << 26
 """Most scores of a tile: 256 MiB of fp32."""
-
-FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def own_chunks(whole_BS: Tensor, rank: int, ranks: int) -> Tensor:
@@ -233,9 +231,7 @@ def _pass_on(tensor: Tensor, group: ProcessGroup, tag: int) -> _Arriving:
 
 
 def _kernels(q: Tensor, part: Part) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    d = q.shape[-1]
-    has_flash = not q.is_cpu and q.dtype in FLASH_DTYPES and d % 8 == 0 and d <= MAX_FLASH_HEAD
-    return (flash, flash_backward) if has_flash and part.is_plain else (attend, attend_backward)
+    return (flash, flash_backward) if has_flash(q) and part.is_plain else (attend, attend_backward)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, part: Part) -> tuple[Tensor, Tensor]:
