@@ -113,6 +113,16 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
     lm = DecoderLM.open(checkpoint)
     model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
+    scoring: list[float] = []
+    score = lm.loglikelihood
+
+    def timed(*args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's own)
+        started = CLOCK()
+        scores = score(*args, **options)
+        scoring.append(CLOCK() - started)
+        return scores
+
+    lm.loglikelihood = timed  # type: ignore[method-assign]
 
     def keep(side: str, task: str, samples: Iterable[dict[str, Any]]) -> None:
         answers.setdefault(side, {}).update(
@@ -152,6 +162,7 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
         **({"largest_difference_from_fp32": from_fp32} if GPU else {}),
         "same_greedy": all(own[1] == their[1] for own, their in pairs),
         "seconds": seconds,
+        "seconds_of_scoring": scoring[:rounds],
     }
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROWS: Final = (24, 4)
 """Of a task, for the comparison, and for the scores in other batches."""
 
+ROUNDS: Final = 3
+"""The first also loads kernels."""
+
 
 def main(tiny: bool, results: Results) -> None:
     """Measure, or say why not."""
@@ -33,15 +36,16 @@ def main(tiny: bool, results: Results) -> None:
     import evaluation  # noqa: PLC0415  (imports lm-eval, which the pack may lack)
 
     compared, scored = (1, 1) if tiny else ROWS
+    rounds = 1 if tiny else ROUNDS
 
     def compare() -> tuple[str, dict[str, Any]]:
-        figures = evaluation.whole(checkpoint, hf, Path(rows), compared, 1, "few")
+        figures = evaluation.whole(checkpoint, hf, Path(rows), compared, rounds, "few")
         line = f"{figures['ratio']:.2f} x hf, differences up to {figures['largest_difference_nats']:.1e} nats"
         from_fp32 = figures.get("largest_difference_from_fp32", {})
         return line + "".join(f"; {side} from fp32 {nats:.1e}" for side, nats in from_fp32.items()), figures
 
     def count_bits() -> tuple[str, dict[str, Any]]:
-        figures = evaluation.fixed_order(checkpoint, Path(rows), scored, 1)
+        figures = evaluation.fixed_order(checkpoint, Path(rows), scored, rounds)
         line = (
             f"{figures['differ_fixed']} of {figures['requests']} scores differ, {figures['differ_free']} in free order"
         )

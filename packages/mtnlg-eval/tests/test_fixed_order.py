@@ -13,6 +13,8 @@ from mtnlg_eval.scoring import decoder_lm
 from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.fixed_order import TILE, TiledProducts
 from mtnlg_eval.scoring.packing import Request
+from mtnlg_model.config import LayerConfig, ModelConfig
+from mtnlg_model.decoder import Decoder
 from mtnlg_model.functional import fp32_logits
 
 if TYPE_CHECKING:
@@ -112,17 +114,28 @@ def test_a_whole_forward_pass_has_products_and_sums_of_one_shape(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_bf16_scores_on_a_gpu_have_the_same_bits_in_every_batch(checkpoint: Checkpoint) -> None:
-    decoder = checkpoint.decoder(torch.bfloat16, "cuda")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kv_heads": 1}, {"by_layer": (LayerConfig(window=100), LayerConfig())}, {"positions": "alibi"}],
+    ids=["gpt", "gqa", "window", "slopes"],
+)
+def test_bf16_scores_on_a_gpu_have_the_same_bits_in_every_batch(
+    settings: dict[str, Any], checkpoint: Checkpoint
+) -> None:
+    config = ModelConfig(layers=2, hidden=256, heads=4, sequence=1024, vocabulary=512, **settings)
+    decoder = Decoder(config).to("cuda", torch.bfloat16).eval()
     draw = Random(2)
+    prefix = draw.choices(range(500), k=700)
+    contexts = [(*prefix[: draw.choice((0, 100, 600, 700))], *draw.choices(range(500), k=9)) for _ in range(30)]
     requests = [
-        Request(tuple(draw.choices(range(500), k=draw.randint(1, 240))), tuple(draw.choices(range(500), k=4)))
-        for _ in range(60)
+        Request(context, tuple(draw.choices(range(500), k=draw.choice((1, 4, 40)))))
+        for context in contexts
+        for _ in range(2)
     ]
     scores = []
     for budget, part in ((8192, requests), (1, requests[::-1]), (1000, requests), (8192, requests[:1])):
         lm = DecoderLM.open(checkpoint)
-        lm.engine = decoder_lm.LocalEngine(decoder, lm._tokenizer)
+        lm.engine, lm.max_length = decoder_lm.LocalEngine(decoder, lm._tokenizer), config.sequence
         lm.batch_tokens = budget
         scores.append(dict(zip(part, lm.score(part), strict=True)))
     for each in scores[1:]:

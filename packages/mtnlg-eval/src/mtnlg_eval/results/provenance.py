@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def provenance(layout: str | None, seconds: float, rows_revision: str | None = N
     )
 
 
+@cache
 def _hardware() -> str:
     """Name of the first GPU and number of GPUs, else cores and name of the processor."""
     if torch.cuda.is_available():
@@ -43,6 +45,7 @@ def _hardware() -> str:
     return f"{os.cpu_count()} cores, {next(names, platform.machine())}"
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
