@@ -299,20 +299,10 @@ class Attend(Protocol):
 
 
 class Segments(Protocol):
-    """A mask that computes `attention` itself."""
+    """A mask that computes `attention` itself, from the other arguments."""
 
-    def attention(  # noqa: PLR0917  (as `attention`)
-        self,
-        q_BNSD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        scale: float,
-        rate: float,
-        window: int | None,
-        cap: float | None,
-        slopes: tuple[float, ...] | None,
-        /,
-    ) -> Tensor:
+    @property
+    def attention(self) -> Callable[..., Tensor]:
         """Context of every query."""
 
 

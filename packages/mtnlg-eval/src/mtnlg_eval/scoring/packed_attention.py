@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,22 +110,18 @@ class _Paths:
         sums = to_device(torch.nn.functional.pad(rows.cumsum(1, dtype=torch.int32), (1, 0)), self.device)
         return sums[0], sums[1]
 
-    @cached_property
-    def longest(self) -> tuple[int, int]:
-        """Upper bounds of the numbers of queries and of keys; of queries at least 2, since 1 has another kernel."""
-        return max(*self.sizes, 2), max(map(len, self.indices))
-
 
 @dataclass(frozen=True)
 class PackedAttention:
-    """Attention along every path, for the tokens at indices ``places`` [N] or for all; one layer's `Attend`.
+    """Attention along every path, for the tokens at indices ``scored`` [N], on the host, or for all; an `Attend`."""
 
-    ``scored`` is ``places`` on the host.
-    """
-
-    places: Tensor | None
-    scored: Tensor | None
     _paths: _Paths
+    scored: Tensor | None = None
+
+    @cached_property
+    def places(self) -> Tensor | None:
+        """The indices on the device."""
+        return None if self.scored is None else to_device(self.scored, self._paths.device)
 
     def __call__(  # noqa: PLR0917  (attention's own arguments)
         self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
@@ -141,17 +137,15 @@ class PackedAttention:
         scale: float,
         rate: float,
         window: int | None,
-        cap: float | None,
-        slopes: tuple[float, ...] | None,
+        *more: Any,  # noqa: ANN401  (cap and slopes)
     ) -> Tensor:
         """`attention` along every path, by flash attention if it takes these figures."""
+        paths = self._paths
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
-        if cap is None and slopes is None and has_flash(q_SND):
-            paths = self._paths
+        if more == (None, None) and has_flash(q_SND):
             k_UND, v_UND = (x.index_select(0, paths.keys) for x in (k_SND, v_SND))
-            queries, keys = paths.longest
-            # A window is ignored, and another kernel chosen, if it is longer than all keys.
-            longest = queries, max(keys, window or 0)
+            # At least 2 queries, and no window longer than all keys: else another kernel computes the whole batch.
+            longest = max(*paths.sizes, 2), max(*map(len, paths.indices), window or 0)
             x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
             x_SND = x_SND if self.places is None else x_SND.index_select(0, self.places)
         else:
@@ -162,7 +156,7 @@ class PackedAttention:
                     x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
                     for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
                 )
-                x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate, window, cap, slopes)
+                x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate, window, *more)
                 outputs.append(x_GNsD.transpose(1, 2).flatten(0, 1))
             x_SND = torch.cat(outputs).index_select(0, output_index)
         return x_SND.transpose(0, 1)[None]
@@ -172,10 +166,8 @@ class PackedAttention:
         """Batches of chunks that answer at least ``places``, and the index of each result in their outputs."""
         paths, scored = self._paths, self.scored
         may_be_causal = scored is None and paths.device.type == "cpu"  # of a GPU's kernels nobody has shown equal bits
-        is_wanted = np.ones(paths.length, bool)
-        if scored is not None:
-            is_wanted[:] = False
-            is_wanted[scored.numpy()] = True
+        is_wanted = np.full(paths.length, scored is None)
+        is_wanted[[] if scored is None else scored] = True
         by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
         for path, size in zip(paths.indices, paths.sizes, strict=True):
             start = len(path) - size
@@ -214,11 +206,8 @@ class AttentionPlan:
             indices.append(np.concatenate((ancestors, np.arange(start, start + size))))
             position_ids[start : start + size] = np.arange(len(ancestors), len(ancestors) + size)
         paths = _Paths(indices, [span.length for span in spans], length, device)
-        return cls(
-            to_device(torch.from_numpy(position_ids), device),
-            PackedAttention(None, None, paths),
-            PackedAttention(to_device(scored, device), scored, paths),
-        )
+        positions_S = to_device(torch.from_numpy(position_ids), device)
+        return cls(positions_S, PackedAttention(paths), PackedAttention(paths, scored))
 
     def attend(self, layers: int) -> list[PackedAttention]:
         """Attention of each of a decoder's ``layers``."""
