@@ -143,7 +143,8 @@ class PackedAttention:
         paths = self._paths
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
         if more == (None, None) and has_flash(q_SND):
-            k_UND, v_UND = (x.index_select(0, paths.keys) for x in (k_SND, v_SND))
+            # Of contiguous rows, `[]` copies 16 bytes at a time, `index_select` one number.
+            k_UND, v_UND = (x.flatten(1)[paths.keys].view(-1, *x.shape[1:]) for x in (k_SND, v_SND))
             # At least 2 queries, and no window longer than all keys: else another kernel computes the whole batch.
             longest = max(*paths.sizes, 2), max(*map(len, paths.indices), window or 0)
             x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
