@@ -38,7 +38,7 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from mtnlg_parallel.engine.contract import MicroBatch, StepSettings
+from mtnlg_parallel.engine.contract import MicroBatch, Skip, StepSettings
 from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
 from mtnlg_parallel.engine.process import suppress_output
 from mtnlg_parallel.model.head import EAGER
@@ -188,7 +188,7 @@ def ours(case: Case, sleeper: Sleeper) -> Callable[[], object]:
             yield MicroBatch(tokens, tokens)
 
     return lambda: engine.train_batch(
-        batches(), case.micro_batches, StepSettings(1e-3, 0.0, 1.0), lambda *_: "a sleeping step"
+        batches(), case.micro_batches, StepSettings(1e-3, 0.0, 1.0), lambda *_: Skip("asleep", "a sleeping step")
     )
 
 

@@ -172,8 +172,9 @@ def find_backends(results: Results, key: str, head: int, rows: int) -> None:
     default = SDPBackend(choice).name
     shares = ", ".join(f"{name} {share:.4f}" for name, share in dropped.items() if share is not None)
     line = f"{default} by default; dropped of {RATE}: {shares}; gradients off by up to {max(errors.values()):.1e}"
-    wrong = {"error": line} if max(errors.values()) > 4 * torch.finfo(DTYPE).eps else {}
-    results.add(key, line, {"default": default, "dropped": dropped, "errors": errors} | wrong)
+    figures: dict[str, object] = {"default": default, "dropped": dropped, "errors": errors}
+    is_wrong = max(errors.values()) > 4 * torch.finfo(DTYPE).eps
+    results.add(key, line, figures | ({"error": line} if is_wrong else {}))
 
 
 def drop(q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor) -> tuple[float, float]:
