@@ -53,7 +53,7 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
-from record import exact_ratio, gpu, ratios, run, time_rounds
+from record import gpu, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -155,7 +155,7 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
         exact = answers.pop("fp32")
         from_fp32 = {side: max(abs(each[key][0] - exact[key][0]) for key in exact) for side, each in answers.items()}
     return {
-        **exact_ratio(ratios(seconds["hf"], seconds["mtnlg_eval"])),
+        "ratio": spread(ratios(seconds["hf"], seconds["mtnlg_eval"])),
         "documents_a_task": documents,
         "requests": len(pairs),
         "largest_difference_nats": max(abs(own[0] - their[0]) for own, their in pairs),
@@ -206,7 +206,7 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
     differ, differ_free = differing(fixed.fixed_order), differing(free)
     module["fixed_order"] = fixed.fixed_order
     return {
-        **exact_ratio(ratios(seconds["fixed"], seconds["free"])),
+        "ratio": spread(ratios(seconds["fixed"], seconds["free"])),
         "requests": len(requests),
         "differ_fixed": len(differ),
         "differ_free": len(differ_free),

@@ -184,11 +184,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(figure, 5) for name, figure in figures.items()}
 
 
-def exact_ratio(values: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Return the same as the member ``ratio``."""
-    return {"ratio": spread(values)}
-
-
 def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:
     """Return each side's megabytes per second, by the median of its rounds."""
     return {name: round(megabytes / statistics.median(rounds), digits) for name, rounds in seconds.items()}

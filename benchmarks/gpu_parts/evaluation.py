@@ -40,7 +40,7 @@ def main(tiny: bool, results: Results) -> None:
 
     def compare() -> tuple[str, dict[str, Any]]:
         figures = evaluation.whole(checkpoint, hf, Path(rows), compared, rounds, "few")
-        line = f"{figures['ratio']:.2f} x hf, differences up to {figures['largest_difference_nats']:.1e} nats"
+        line = f"{figures['ratio']['median']:.2f} x hf, differences up to {figures['largest_difference_nats']:.1e} nats"
         from_fp32 = figures.get("largest_difference_from_fp32", {})
         return line + "".join(f"; {side} from fp32 {nats:.1e}" for side, nats in from_fp32.items()), figures
 
@@ -49,7 +49,7 @@ def main(tiny: bool, results: Results) -> None:
         line = (
             f"{figures['differ_fixed']} of {figures['requests']} scores differ, {figures['differ_free']} in free order"
         )
-        line += f"; {figures['ratio']:.2f} x the time of free order"
+        line += f"; {figures['ratio']['median']:.2f} x the time of free order"
         line += "".join("; {task} of {tokens} tokens by {nats:.1e}".format_map(each) for each in figures["largest"])
         return line, figures | ({"error": line} if figures["differ_fixed"] else {})
 

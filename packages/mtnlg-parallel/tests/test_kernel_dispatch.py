@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend
 
 from mtnlg_parallel.engine.pipeline_engine import native_attention
 from mtnlg_parallel.kernels import best_ops, dispatch
+from mtnlg_parallel.model.eight_bit import FORWARD
 from mtnlg_parallel.model.head import EAGER
 
 CPU = torch.device("cpu")
@@ -69,6 +70,13 @@ def test_loss_kernel_falls_back_by_its_name(capsys: pytest.CaptureFixture[str]) 
     chunk = torch.randn(2, 8, dtype=torch.float64), torch.tensor([1, 9]), 0
     assert torch.equal(best_ops(CPU).statistics(*chunk), EAGER.statistics(*chunk))
     assert capsys.readouterr().err == "statistics: no fused kernel for float64 on cpu\n"
+
+
+def test_fp32_is_rounded_to_8_bits_without_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
+    factor, _ = best_ops(torch.device("meta")).eight_bit.rounded(torch.empty(16, 16, device="meta"), FORWARD, True)
+    assert factor.values.shape == (16, 16)
+    assert capsys.readouterr().err == "rounded: no fused kernel for float32 on meta\n"
 
 
 def test_empty_tensors_launch_nothing() -> None:

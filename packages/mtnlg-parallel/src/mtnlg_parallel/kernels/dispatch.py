@@ -30,7 +30,8 @@ def best_ops(device: torch.device) -> ParallelOps:
 
     Kernels run on CUDA devices of capability 8.0 and above and, slowly, on the CPU under ``TRITON_INTERPRET=1``. On
     meta tensors they are only compiled (`tiles.launch`). Each falls back to its eager function, with one message, if a
-    dtype is not fp32, bf16 or fp16, if dtypes of activations differ, or if tensors are on another device.
+    dtype is not fp32, bf16 or fp16 (bf16 alone to round to 8 bits), if dtypes of activations differ, or if tensors are
+    on another device.
     """
     if reason := _unsupported_reason(device):
         _say_once(f"no fused kernels: {reason}")
@@ -51,10 +52,11 @@ def best_ops(device: torch.device) -> ParallelOps:
         "gradient": (loss, 1),  # logsumexp is always fp32
     }
     ops: dict[str, Any] = {
-        name: _with_fallback(name, module, EAGER, device, checked) for name, (module, checked) in fused.items()
+        name: _with_fallback(name, module, EAGER, device, checked=checked) for name, (module, checked) in fused.items()
     }
     if _converts_to_eight_bits(device):
-        rounded = _with_fallback("rounded", rounding, EAGER.eight_bit, device)
+        # In fp32 the transposed numbers were wrong on an H200: ptxas 12.8, of Triton 3.6, drops some.
+        rounded = _with_fallback("rounded", rounding, EAGER.eight_bit, device, dtypes=(torch.bfloat16,))
         ops["eight_bit"] = Rounding(rounded, rounding.transpose)
     return ParallelOps(**ops)  # attention is PyTorch's own
 
@@ -80,7 +82,13 @@ def _converts_to_eight_bits(device: torch.device) -> bool:
 
 
 def _with_fallback(
-    name: str, module: object, operations: object, device: torch.device, checked: int | None = None
+    name: str,
+    module: object,
+    operations: object,
+    device: torch.device,
+    *,
+    checked: int | None = None,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> Callable[..., Any]:
     """A function that calls kernel ``name`` of a module for supported tensors, else the eager operation of that name.
 
@@ -91,11 +99,11 @@ def _with_fallback(
     @wraps(eager)
     def operation(*arguments: Any) -> Any:  # noqa: ANN401  (any operation)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
-        dtypes, devices = {tensor.dtype for tensor in tensors}, {tensor.device.type for tensor in tensors}
+        found, devices = {tensor.dtype for tensor in tensors}, {tensor.device.type for tensor in tensors}
         is_one = len({tensor.dtype for tensor in tensors[:checked]}) == 1
-        if is_one and dtypes <= set(DTYPES) and devices <= {device.type, "meta"}:
+        if is_one and found <= set(dtypes) and devices <= {device.type, "meta"}:
             return fused(*arguments)
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
         _say_once(f"{name}: no fused kernel for {names} on {', '.join(sorted(devices))}")
         return eager(*arguments)
 
