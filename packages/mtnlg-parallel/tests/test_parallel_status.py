@@ -49,6 +49,12 @@ def event(name: str, after: float, **facts: object) -> dict[str, Any]:
     return small_runs.event(name, BEGAN + after, **facts)
 
 
+def test_a_run_of_a_missing_engine_has_a_status(tmp_path: Path) -> None:
+    out = run_of(tmp_path, [START, RESUMED], 250, 510)
+    (out / RECIPE).write_text((out / RECIPE).read_text().replace('"pipeline"', '"of_another_machine:Engine"'))
+    assert status(out, BEGAN + 520)["state"] == "running"
+
+
 def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) -> None:
     out = run_of(tmp_path, [START, RESUMED], 250, 510)
     checkpoint = out / "checkpoints" / "step-200"

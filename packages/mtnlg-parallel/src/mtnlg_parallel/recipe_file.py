@@ -36,10 +36,20 @@ LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
+    """`read_recipe`, of a run to start or to plan. Raises ``UsageFailure`` also if a user's engine cannot train it."""
+    recipe = read_recipe(path, overrides, data)
+    if recipe.train.engine not in ENGINES:
+        from .engine.build import supported_engine  # noqa: PLC0415  (imports torch)
+
+        supported_engine(recipe)
+    return recipe
+
+
+def read_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
     """Read ``path``, a recipe or a folder that holds ``train.toml``, with ``KEY=VALUE`` overrides.
 
     Epochs are passes over ``data``, a folder written by mtnlg-data. Raises ``Failure`` if there is no recipe, and
-    ``UsageFailure`` with a line for each mistake, or if a user's engine cannot train it.
+    ``UsageFailure`` with a line for each mistake. A user's engine is not imported: it may be missing here.
     """
     place, content = read_toml(Path(path), FILE, overrides)
     if isinstance(train := content.get("train"), dict):
@@ -51,12 +61,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
             content = {**content, "model": model, "train": lengths.in_samples(train)}
         except (ValueError, Failure) as error:
             raise UsageFailure(f"{place}: {error}") from None
-    recipe = validate(content, Recipe, str(place))
-    if recipe.train.engine not in ENGINES:
-        from .engine.build import supported_engine  # noqa: PLC0415  (imports torch)
-
-        supported_engine(recipe)
-    return recipe
+    return validate(content, Recipe, str(place))
 
 
 class _Lengths(NamedTuple):

@@ -21,7 +21,7 @@ from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe, read_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
@@ -187,7 +187,7 @@ def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> N
     """Raise ``UsageFailure`` if a job would need other files in ``out`` than the run that is active there."""
     if not resume:
         raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
-    if found := differences(load_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
+    if found := differences(read_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
         raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
 
 

@@ -15,7 +15,7 @@ from mtnlg_model.checkpoint.manifest import list_checkpoints, list_steps, read_m
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.recipe_file import read_recipe
 
 from . import history, metrics
 from .run_dir import CHECKPOINTS, RECIPE, SUMMARY
@@ -35,7 +35,7 @@ def rollback(out: Path, step: int, skip: str | None = None) -> list[tuple[int, i
     stream that it was reading. Raises ``UsageFailure`` if the run has no such checkpoint or range.
     """
     with lock_folder(out):
-        recipe = load_recipe(out / RECIPE)
+        recipe = read_recipe(out / RECIPE)
         checkpoints = dict(list_checkpoints(out / CHECKPOINTS))
         if step not in checkpoints:
             raise UsageFailure(f"{out}: no checkpoint step-{step}; there are steps {', '.join(map(str, checkpoints))}")

@@ -25,7 +25,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.layout import Layout, stages
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.recipe_file import read_recipe
 
 from . import history, metrics
 from .history import StepSeconds, account, read_events
@@ -67,7 +67,7 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     recipe_file = out / RECIPE
     if not resume:
         _clear(out)
-    before = load_recipe(recipe_file) if recipe_file.exists() else recipe
+    before = read_recipe(recipe_file) if recipe_file.exists() else recipe
     if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
         recipe = _with_initial(recipe, before.train.initial)
     newest = latest(out / CHECKPOINTS)

@@ -22,7 +22,7 @@ import typer
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
 from mtnlg_model.console import Failure, print_json
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.recipe_file import read_recipe
 
 from . import metrics
 from .history import StepSeconds, account, number, read_events
@@ -69,7 +69,7 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
     now = time.time() if now is None else now
     if not (out / RECIPE).is_file():
         raise Failure(f"{out}: no run: it has no {RECIPE}; give the --out of mtnlg-parallel train")
-    recipe = load_recipe(out / RECIPE)
+    recipe = read_recipe(out / RECIPE)
     events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
     for step in metrics.read_steps(out):
         seconds.add(step)
