@@ -116,6 +116,8 @@ def test_derived_widths_follow_in_a_copy() -> None:
         ),
         ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
+        ({"qk_norm_by_head": True}, "need qk_norm, and exclude each other"),
+        ({"qk_norm": True, "qk_norm_full": True, "qk_norm_by_head": True}, "need qk_norm, and exclude each other"),
         ({"head_bias": True}, "head_bias needs an untied head: tied = false"),
         ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),
     ],
@@ -123,6 +125,12 @@ def test_derived_widths_follow_in_a_copy() -> None:
 def test_inconsistent_settings_are_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PRESETS["tiny"].model_copy(update=changed)
+
+
+def test_a_bias_that_is_no_boolean_is_one_mistake() -> None:
+    with pytest.raises(ValidationError) as caught:
+        PRESETS["tiny"].model_copy(update={"bias": 5})
+    assert [each["loc"] for each in caught.value.errors()] == [("bias",)]
 
 
 def test_flops_of_shared_kv_heads_count_their_own_matrices() -> None:

@@ -206,7 +206,7 @@ class ModelConfig(Settings):
                 near.sort(key=lambda n: abs(n - heads))
                 choices = ", ".join(str(n) for n in sorted(near[:4]))
                 raise ValueError(f"heads = {heads} does not divide hidden = {hidden}; use for example {choices}")
-            return {**_widths(hidden, heads), "out_bias": content.get("bias", True), **content}
+            return {**_widths(hidden, heads), "out_bias": content.get("bias") is not False, **content}
         return content
 
     @field_validator("by_layer")
@@ -234,7 +234,10 @@ class ModelConfig(Settings):
                 "sandwich_norm already norms the outputs; by_layer.norm_after must be false",
             ),
             (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
-            (self.qk_norm_full and self.qk_norm_by_head, "qk_norm_full and qk_norm_by_head exclude each other"),
+            (
+                self.qk_norm_full + self.qk_norm_by_head > self.qk_norm,
+                "qk_norm_full and qk_norm_by_head need qk_norm, and exclude each other",
+            ),
             (self.head_bias and self.tied, "head_bias needs an untied head: tied = false"),
             (factors, f"rotary_scaling: {factors} factors for {pairs:g} pairs of values"),
             (self.positions == "alibi-bf16" and not of_each, "positions = alibi-bf16 needs kv_heads = heads"),
