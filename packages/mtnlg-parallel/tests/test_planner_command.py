@@ -245,6 +245,7 @@ def test_a_gpus_cluster_is_the_file_that_names_it() -> None:
     assert {cluster.gpu.name for cluster in shipped.values()} == {shipped[name].gpu.name for name in named}
     assert cluster_with("NVIDIA GH200 480GB") == "gh200"
     assert cluster_with("NVIDIA H100 PCIe") is None
+    assert cluster_with("NVIDIA RTX A1000") is None  # begins as A100
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ def cluster_with(gpu: str) -> str | None:
     """The name of the shipped cluster with this GPU, named as CUDA or a publication names it; None if there is none."""
     if re.search(OTHER_BOARDS, gpu, re.IGNORECASE):
         return None
-    patterns = {name: load_cluster(name).gpus for name in cluster_names()}
-    return next((name for name, own in patterns.items() if own and re.search(own, gpu, re.IGNORECASE)), None)
+    patterns = {name: rf"({own})(?!\d)" for name in cluster_names() if (own := load_cluster(name).gpus)}  # not A1000
+    return next((name for name, own in patterns.items() if re.search(own, gpu, re.IGNORECASE)), None)
 
 
 @cache
