@@ -38,7 +38,8 @@ class Step(TypedDict, total=False):
     for samples, ``checkpoint_seconds`` delayed by a checkpoint and ``validation_seconds`` validating. FLOP/s are per
     rank, over wall time. ``goodput``: of the run so far. ``learned_tokens``: targets of the step that the loss counts,
     where a mask leaves some out. ``skipped``: why the guard skipped the step, as a code: no_targets,
-    loss_not_finite, grad_norm_not_finite, loss_spike or grad_norm_spike; ``skip_reason``: the same in words.
+    loss_not_finite, grad_norm_not_finite, loss_spike or grad_norm_spike, or other if a release before 0.3 skipped it;
+    ``skip_reason``: the same in words.
     ``validation_error``: why there is no validation loss. Keys that do not apply are absent.
 
     Every ``watch.every`` steps also: ``sources``, by name, with the tokens read so far, the passes over the source, and
