@@ -306,6 +306,12 @@ def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words
     assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
 
 
+def test_samples_of_another_type_are_one_mistake(small: Path) -> None:
+    with pytest.raises(UsageFailure) as caught:
+        load_recipe(small, ["train.samples=true"])
+    assert str(caught.value).count("\n") == 0
+
+
 @pytest.mark.parametrize("command", [("layout",), ("train", "--dry-run"), ("plan",), ("build-kernels",)])
 @pytest.mark.parametrize(
     ("engine", "change", "reason"),

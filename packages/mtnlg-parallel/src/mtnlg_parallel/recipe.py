@@ -163,7 +163,7 @@ class Train(Settings):
             if content[key]:
                 say(f"train.{key} = {content[key]!r} is ignored: {RETIRED[key]}")
         samples = content.get("samples")
-        decay = samples if isinstance(samples, int) and 0 < samples < LIMIT else LIMIT - 1  # samples reports the error
+        decay = samples if type(samples) is int and 0 < samples < LIMIT else LIMIT - 1  # samples reports the error
         return {"decay": decay, **{key: value for key, value in content.items() if key not in RETIRED}}
 
     @field_validator("initial")
