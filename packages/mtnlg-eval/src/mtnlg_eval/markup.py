@@ -30,12 +30,10 @@ def short(n: float) -> str:
     """A number in three figures and a magnitude: 4.12 M. T, B, M and k are powers of a thousand."""
     for size, letter in MAGNITUDES:
         if abs(n) >= 0.9995 * size:
-            return f"{_three_figures(n / size)}{NARROW}{letter}"
+            x = n / size
+            places = 2 if abs(x) < 9.995 else 1 if abs(x) < 99.95 else 0
+            return f"{x:.{places}f}{NARROW}{letter}"
     return f"{n:.3g}"
-
-
-def _three_figures(x: float) -> str:
-    return f"{x:.2f}" if abs(x) < 9.995 else f"{x:.1f}" if abs(x) < 99.95 else f"{x:.0f}"
 
 
 def decimal(x: float | None, places: int) -> str:

@@ -122,7 +122,10 @@ class Run:
         for result in self.results:
             by_rows = groups.setdefault((result.task, result.shots.asked), {})
             by_rows.setdefault(result.rows.digest, {})[result.shots.seed] = result
-        largest = {key: max(by_rows.values(), key=_size) for key, by_rows in groups.items()}
+        largest = {
+            key: max(by_rows.values(), key=lambda by_seed: max(result.rows.count for result in by_seed.values()))
+            for key, by_rows in groups.items()
+        }
         return {key: Cell(tuple(by_seed.values())) for key, by_seed in largest.items()}
 
     def tasks(self) -> list[str]:
@@ -133,10 +136,6 @@ class Run:
         """The cells of a task by shots asked, fewest first."""
         cells = [(asked, cell) for (name, asked), cell in self.cells.items() if name == task]
         return dict(sorted(cells, key=lambda item: (item[1].first.shots.count, item[0])))
-
-
-def _size(by_seed: dict[int | None, Result]) -> int:
-    return max(result.rows.count for result in by_seed.values())
 
 
 def group_runs(results: Iterable[Result]) -> list[Run]:

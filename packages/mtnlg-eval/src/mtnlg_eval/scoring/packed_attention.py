@@ -167,8 +167,9 @@ class PackedAttention:
         """Batches of chunks that answer at least ``places``, and the index of each result in their outputs."""
         paths, scored = self._paths, self.scored
         may_be_causal = scored is None and paths.device.type == "cpu"  # of a GPU's kernels nobody has shown equal bits
-        is_wanted = np.full(paths.length, scored is None)
-        is_wanted[[] if scored is None else scored] = True
+        wanted = slice(None) if scored is None else scored
+        is_wanted = np.zeros(paths.length, np.bool_)
+        is_wanted[wanted] = True
         by_shape: defaultdict[tuple[int, int, bool], list[_Chunk]] = defaultdict(list)
         for path, size in zip(paths.indices, paths.sizes, strict=True):
             start = len(path) - size
@@ -181,8 +182,7 @@ class PackedAttention:
             output_index[chunk.path[chunk.depths[skipped:]]] = np.arange(start + skipped, start + len(chunk.depths))
             start += chunk.queries
         batches = [_batch_chunks(same_shape, paths.device) for same_shape in by_shape.values()]
-        output_S = torch.from_numpy(output_index)
-        return batches, to_device(output_S if scored is None else output_S[scored], paths.device)
+        return batches, to_device(torch.from_numpy(output_index)[wanted], paths.device)
 
 
 @dataclass(frozen=True)

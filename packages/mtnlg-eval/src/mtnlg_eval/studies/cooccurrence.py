@@ -118,7 +118,9 @@ def count_adjectives(sentences: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """
     tag, polarity = load_textblob()
     words = {
-        group: Counter(word for text in texts for word in _tagged_words(tag, text))
+        group: Counter(  # words in lower case, each with whether it is an adjective
+            (word.lower(), name.startswith("JJ")) for text in texts for word, name in tag(text) if word.isalpha()
+        )
         for group, texts in sentences.items()
     }
     adjectives = {
@@ -140,11 +142,6 @@ def count_adjectives(sentences: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         for group, ranked in top.items()
     }
     return {"shared": len(set.intersection(*map(set, top.values()))), "groups": groups}
-
-
-def _tagged_words(tag: Tagger, sentence: str) -> list[tuple[str, bool]]:
-    """The words of a sentence in lower case, each with whether it is an adjective."""
-    return [(word.lower(), name.startswith("JJ")) for word, name in tag(sentence) if word.isalpha()]
 
 
 def _most_frequent(counts: Counter[str]) -> list[str]:

@@ -71,10 +71,6 @@ def _matching(pattern: str, message: str) -> AfterValidator:
 YesNo = Annotated[int, _label(**{"false": 0, "true": 1, "f": 0, "t": 1, "0": 0, "1": 1})]
 
 
-def _clean_id(value: object) -> str | None:
-    return None if value is None else str(value).strip() or None
-
-
 class Row(BaseModel):
     """One published row; keys that no prompt reads are ignored."""
 
@@ -85,8 +81,8 @@ class Row(BaseModel):
     TEXTS: ClassVar[tuple[str, ...]] = ()
     """Keys of the texts that must not be trained on."""
 
-    id: Annotated[str | None, BeforeValidator(_clean_id)] = Field(
-        None, validation_alias=AliasChoices("id", "uid", "qID", "idx", "ind", "pairID", "example_id")
+    id: Annotated[str | None, BeforeValidator(lambda value: None if value is None else str(value).strip() or None)] = (
+        Field(None, validation_alias=AliasChoices("id", "uid", "qID", "idx", "ind", "pairID", "example_id"))
     )
 
     def fields(self) -> Document:
