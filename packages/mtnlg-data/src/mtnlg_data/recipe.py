@@ -264,7 +264,11 @@ def load_recipe(recipe: Location | str, overrides: Sequence[str] = (), folder: L
     sources = content.get("sources")
     for table in sources.values() if isinstance(sources, dict) else ():
         if isinstance(table, dict):
-            table |= {key: _rooted(value, beside) for key, value in table.items() if isinstance(value, list)}
+            table |= {  # references to files beside the recipe become absolute
+                key: [str(beside / one) if isinstance(one, str) and ".py:" in one else one for one in value]
+                for key, value in table.items()
+                if isinstance(value, list)
+            }
     start = location(folder) if folder else located(str(content.get("input", ".")), own)
     start = start.absolute() if isinstance(start, Path) else start
     with references_from(beside):
@@ -328,11 +332,6 @@ def _check_sources(place: str, name: str, options: Mapping[str, Any], sources: M
     if unknown := [source for source in named if source not in sources]:
         hint = f"{did_you_mean(unknown[0], sources)}those are {', '.join(sources)}"
         raise UsageFailure(f"{place}: {name}: no source {unknown[0]!r}; {hint}")
-
-
-def _rooted(values: list[Any], folder: Path) -> list[Any]:
-    """The values, with references to files beside the recipe made absolute."""
-    return [str(folder / one) if isinstance(one, str) and ".py:" in one else one for one in values]
 
 
 def _with_defaults(name: str, table: Any, factories: Mapping[str, Factory]) -> Any:  # noqa: ANN401  (whatever TOML holds)

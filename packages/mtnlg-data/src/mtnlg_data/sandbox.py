@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -160,18 +160,13 @@ def chat_environment(*, marked: bool = False) -> Sandbox:
     """
     extensions = [_Marking if marked else _Generation, "jinja2.ext.loopcontrols"]
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().astimezone().strftime(form),
+    }
     return environment
-
-
-def _to_json(value: object, **options: Any) -> str:  # noqa: ANN401  (of json.dumps)
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

@@ -330,11 +330,10 @@ def summary_line(summary: Summary) -> str:
         ", ".join(f"{name} {n:,}" for name, n in Counter(table).most_common())
         for table in (counts.dropped, counts.metadata_lost)
     )
-    both = stage.characters_in, stage.characters_out
-    sizes = " → ".join(f"{n / 1e6:.1f} M" if n >= 1e6 else f"{n:,}" for n in both)
+    characters = (f"{n / 1e6:.1f} M" if n >= 1e6 else f"{n:,}" for n in (stage.characters_in, stage.characters_out))
     dropped = f"; dropped: {why}" if why else ""
     without = f"; kept without their metadata: {lost}" if lost else ""
-    return f"{stage.name}: {documents}{share}, {sizes} characters{dropped}{without}"
+    return f"{stage.name}: {documents}{share}, {' → '.join(characters)} characters{dropped}{without}"
 
 
 def read_summary(path: Path) -> RunSummary:

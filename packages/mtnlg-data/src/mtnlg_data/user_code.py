@@ -217,9 +217,13 @@ def _without_docstrings(node: ast.stmt) -> str:
     for inner in ast.walk(tree):
         body = getattr(inner, "body", None)
         if isinstance(body, list):
-            inner.body = [line for line in body if not _is_string(line)]  # type: ignore[attr-defined]
+            inner.body = [  # type: ignore[attr-defined]
+                line
+                for line in body
+                if not (
+                    isinstance(line, ast.Expr)
+                    and isinstance(line.value, ast.Constant)
+                    and isinstance(line.value.value, str)
+                )
+            ]
     return ast.dump(tree)
-
-
-def _is_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -53,12 +53,9 @@ def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tenso
     out = torch.empty(len(rows), len(columns), device="cpu")
     generator = torch.Generator()
     for first in range(rows.start // ROWS * ROWS, rows.stop, ROWS):
-        generator.manual_seed(_seed(f"{key}/{first}"))
+        digest = hashlib.sha256(f"{key}/{first}".encode()).digest()
+        generator.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         block = torch.randn(min(ROWS, shape[0] - first), shape[1], generator=generator, device="cpu")
         top, bottom = max(first, rows.start), min(first + len(block), rows.stop)
         out[top - rows.start : bottom - rows.start] = block[top - first : bottom - first, columns.start : columns.stop]
     return out
-
-
-def _seed(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little", signed=True)

@@ -129,13 +129,9 @@ def _samples(rule: str, batch: pa.RecordBatch, spans: Int64s) -> list[tuple[str,
     for place in lowest(ranks, CUTS_SHOWN).tolist():
         row = int(rows[place])
         name, key = (batch[column][row].as_py() for column in ("id", "key"))
-        text = _text(batch, row, *spans[first[place], 1:].tolist())
-        samples.append((rule, int(ranks[place]), key, name, text))
+        raw = batch["text"][row].as_py().encode()[slice(*spans[first[place], 1:].tolist())]
+        samples.append((rule, int(ranks[place]), key, name, raw.decode()[:EXCERPT_CHARACTERS]))
     return sorted(samples)[:CUTS_SHOWN]
-
-
-def _text(batch: pa.RecordBatch, row: int, begin: int, end: int) -> str:
-    return str(batch["text"][row].as_py().encode()[begin:end].decode()[:EXCERPT_CHARACTERS])
 
 
 def effects(summaries: Sequence[Summary], settings: ExactSettings) -> dict[str, Any]:

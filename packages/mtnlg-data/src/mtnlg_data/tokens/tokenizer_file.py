@@ -86,7 +86,8 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
     longest = max(map(len, chain(added, unigram)), default=0)
     templates = [step for step in _steps([content.get("post_processor")]) if "single" in step]
     copies = [sum("Sequence" in piece for piece in step["single"]) for step in templates]
-    around = [len(ids) for step in templates for ids in (step["single"], *_ids(step.get("special_tokens") or {}))]
+    around = [len(step["single"]) for step in templates]
+    around += [len(each["ids"]) for step in templates for each in (step.get("special_tokens") or {}).values()]
     numbers = [*(model["vocab"].values() if isinstance(model.get("vocab"), dict) else ())]
     numbers += [token.get("id", 0) for token in content.get("added_tokens") or ()]
     figures = (
@@ -101,11 +102,6 @@ def _excess(content: Any) -> str:  # noqa: ANN401  (any JSON value)
         (max(around, default=0), MAX_STEPS, "tokens are added to a text"),
     )
     return next((f"{figure:,.0f} {what}, more than {most:,}" for figure, most, what in figures if figure > most), "")
-
-
-def _ids(tokens: dict[str, Any]) -> Iterator[list[Any]]:
-    """The numbers that each token of a template stands for."""
-    return (token["ids"] for token in tokens.values())
 
 
 def _bytes(texts: list[str]) -> int:
