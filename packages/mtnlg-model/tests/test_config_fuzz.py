@@ -160,7 +160,7 @@ def test_a_changed_config_is_refused_or_equal(tmp_path: Path) -> None:
         ("LGAI-EXAONE/EXAONE-4.0-32B", {"layer_types": None, "sliding_window_pattern": -2}),
     ],
 )
-def test_once_wrong(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_exaone_windows_match_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     content = json.loads((folder_of(name, tmp_path) / "config.json").read_text())
     assert outcome(name, content | changes, tmp_path)[0] == "equal"
 

@@ -130,9 +130,8 @@ def foreign_model(name: str) -> PreTrainedModel:
 
     model_type, sizes = MODELS[name]
     ids = {"bos_token_id": 306, "eos_token_id": 306, "pad_token_id": None}
-    attention = (
-        {} if sizes.get("alibi") else {"attn_implementation": "eager"}
-    )  # Falcon's eager attention adds the slopes twice
+    # Falcon's eager attention adds the slopes twice.
+    attention = {} if sizes.get("alibi") else {"attn_implementation": "eager"}
     config = AutoConfig.for_model(**{**sizes, **attention, **ids, "model_type": model_type})
     generator = torch.Generator().manual_seed(11)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -11,9 +11,8 @@ FAMILY = LLAMA.like(
     "GemmaForCausalLM",
     kind={"zero_centered_norm": True, "embedding_multiplier": lambda settings: settings["hidden"] ** 0.5, **NO_DROPOUT},
     fields={
-        "hidden_act": Field(
-            "mlp", values={"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
-        ),  # "gelu" means its tanh form
+        # "gelu" means its tanh form.
+        "hidden_act": Field("mlp", values={"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}),
         "num_key_value_heads": Field("kv_heads", default=16),
         "head_dim": Field("head_size", default=256),
         "tie_word_embeddings": Field("tied", bool, True),
