@@ -40,8 +40,6 @@ TABLE_ROWS = 8192
 MAX_FLASH_HEAD = 256
 """Largest head size of flash attention; head sizes must be multiples of 8."""
 
-FLASH_DTYPES = (torch.bfloat16, torch.float16)
-
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     """Normalize the last axis, then scale and shift."""
@@ -189,7 +187,7 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
 def has_flash(q: Tensor) -> bool:
     """Whether PyTorch's flash attention takes these queries [..., D]."""
     d = q.shape[-1]
-    return not q.is_cpu and q.dtype in FLASH_DTYPES and d % 8 == 0 and d <= MAX_FLASH_HEAD
+    return not q.is_cpu and q.dtype in {torch.bfloat16, torch.float16} and d % 8 == 0 and d <= MAX_FLASH_HEAD
 
 
 def flash_varlen(  # noqa: PLR0917  (as `attention`)

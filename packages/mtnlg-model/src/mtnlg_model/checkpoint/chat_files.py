@@ -86,9 +86,9 @@ def read_chat_files(folder: Path) -> dict[str, bytes]:
     files = {
         name: read_small(own_file(folder, name), MAX_BYTES) for name in (*CHAT_FILES, MODEL) if (folder / name).exists()
     }
-    with suppress(ValueError, RecursionError, AttributeError):  # which the reader of the model reports
-        ends = json.loads(files.pop(MODEL, b"{}")).get("eos_token_id")
-        if isinstance(ends, list) and all(type(number) is int and 0 <= number < 1 << 31 for number in ends):
+    with suppress(ValueError):  # which the reader of the model reports
+        ends = _Tokens.model_validate_json(files.pop(MODEL, b"{}")).eos_token_id
+        if isinstance(ends, tuple):
             files.setdefault(GENERATION, json.dumps({"eos_token_id": ends}).encode())
     return files
 

@@ -88,7 +88,9 @@ def export_huggingface(
         chat_files = read_chat_files(checkpoint.directory)
         for name, raw in chat_files.items():
             (partial / name).write_bytes(raw)
-        settings = json.loads(chat_files[CONFIG]) if CONFIG in chat_files else _tokenizer_json(config, tokenizer)
+        named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eod_token, "unk_token": tokenizer.eod_token}
+        default = {"model_max_length": config.sequence, **named}
+        settings = json.loads(chat_files[CONFIG]) if CONFIG in chat_files else default
         settings.pop("auto_map", None)  # names code
         # Other tokenizer classes of transformers 5 build another tokenizer from the vocabulary in tokenizer.json.
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -196,15 +198,6 @@ def _split_into_shards(specs: dict[str, TensorSpec]) -> list[list[str]]:
         shards[-1].append(key)
         size += spec.bytes
     return shards
-
-
-def _tokenizer_json(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
-    return {
-        "model_max_length": config.sequence,
-        "bos_token": tokenizer.bos_token,
-        "eos_token": tokenizer.eod_token,
-        "unk_token": tokenizer.eod_token,
-    }
 
 
 def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
