@@ -1,10 +1,11 @@
 """Attention's time beside published measurements, and what a ring of context parallel ranks adds to it."""
 
 import pytest
+from test_planner_step import changed
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner.cluster import Cluster, load_cluster
+from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs.attention import attention
 from mtnlg_parallel.planner.programs import Software, load_software
@@ -13,10 +14,6 @@ from mtnlg_parallel.planner.run import Run
 DGX, H100 = load_cluster("dgx-a100"), load_cluster("dgx-h100")
 SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200, attention_dropout=0)
 CORE = load_software("megatron-core")
-
-
-def changed(cluster: Cluster, part: str, **figures: float) -> Cluster:
-    return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=figures)})
 
 
 @pytest.mark.parametrize(

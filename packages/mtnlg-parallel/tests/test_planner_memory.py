@@ -265,18 +265,6 @@ def test_fsdp_pipeline_holds_whole_stage_weights() -> None:
         assert stage.gathered > (2 + 4) * parameters
 
 
-@pytest.mark.parametrize(
-    ("run", "reason"),
-    [
-        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=3, shards=64), "shards 64 does not divide dp x cp = 8 ranks"),
-        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=3, shards=3), "shards 3 does not divide dp x cp = 8 ranks"),
-        (Run(shape(24, 2048, 16), Layout(dp=8), 8, zero=1, shards=2), "shards 2 needs zero 2 or 3"),
-    ],
-)
-def test_shards_that_the_ranks_do_not_make_up_are_refused(run: Run, reason: str) -> None:
-    assert reason in str(run_error(run, load_software("torchtitan"), SELENE))
-
-
 def test_unsupported_recomputation_is_refused() -> None:
     run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
     assert "does not support recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from plan_command import plan, plan_json, refusal, shipped_recipe
+from test_planner_memory import shape as gpt
 
-from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
@@ -17,10 +17,6 @@ from mtnlg_parallel.planner.search import candidates, reason_against, search
 
 FIRST = 5
 CAUSE = r"(does not divide|of it \w+|, as fast as any|more: (compute|recompute|tensor comms|bubble|p2p|data comms) \+)"
-
-
-def gpt(layers: int, hidden: int, heads: int) -> ModelConfig:
-    return ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200)
 
 
 LLAMA = PRESETS["llama-3.1-405b"].model_copy(update={"sequence": 8192})
