@@ -64,8 +64,9 @@ def calibrate_command(
         torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
             measure_rank, args=(number, folder, "cuda" if on_gpus else "cpu"), nprocs=number
         )
-        figures = [_read(Path(folder) / f"{rank}.txt") for rank in range(number)]
-    median = [statistics.median(values) for values in zip(*figures, strict=True)]
+        files = [(Path(folder) / f"{rank}.txt").read_text(encoding="utf-8") for rank in range(number)]
+    figures = zip(*(map(float, text.split()) for text in files), strict=True)
+    median = [*map(statistics.median, figures)]
     cluster = measured_cluster(this_machine(Layout(dp=number)), number, median)
     at_once = f"{number} ranks at once" if number > 1 else "one rank alone, its links not measured"
     write_text(out, f"# Measured by mtnlg-parallel calibrate, {at_once}.\n\n{dump(cluster)}")
@@ -177,7 +178,3 @@ def measure_rank(rank: int, ranks: int, folder: str, device: str) -> None:
     dist.destroy_process_group()
     figures = (product, copied, launch, link, latency)
     (Path(folder) / f"{rank}.txt").write_text(" ".join(map(repr, figures)), encoding="utf-8")
-
-
-def _read(path: Path) -> list[float]:
-    return [float(text) for text in path.read_text(encoding="utf-8").split()]

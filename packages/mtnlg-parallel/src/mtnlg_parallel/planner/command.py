@@ -169,15 +169,15 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     request = PlanRequest(template, place, program, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
-    spreads = "dp" not in named
+    spreads, spread = "dp" not in named, request._replace(run=template.on(gpus) or template)
     if search:
-        asked = layout and (_spread_over_nodes(request) if spreads else request)
+        asked = layout and (spread if spreads else request)
         _print_search(request, top, as_json, with_days=tokens is not None, asked=asked or None)
         return
     if searches:
         request = _fastest_layout(request)
     elif spreads and nodes:
-        request = _spread_over_nodes(request)
+        request = spread
     if reason := run_error(request.run, request.software, place, gpus if nodes else None):
         raise UsageFailure(f"plan: {reason}")
     if nodes and (idle := gpus - request.run.gpus) and not searches:
@@ -233,8 +233,8 @@ def _say_what_train_lacks(name: str, run: Run) -> None:
     if run.precision == "nvfp4":
         say(f"{name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
     if run.layout.cp > 1 and run.slow_in_ring:
-        kinds = " and ".join(run.slow_in_ring)
-        say(f"{name} computes attention with {kinds} in fp32 under cp, slower than planned here")
+        slow = f"attention with {' and '.join(run.slow_in_ring)} in fp32 under cp"
+        say(f"{name} computes {slow}, slower than planned here")
 
 
 def _with_options(run: Run, given: dict[str, Any]) -> Run:
@@ -276,11 +276,6 @@ def _token_count(text: str) -> int:
 def _is_plain(run: Run) -> bool:
     """Whether the run is as published in 2021: default schedule, full recomputation, no sequence parallelism."""
     return run.schedule == DEFAULT and run.recompute == "full" and not run.sequence_parallel
-
-
-def _spread_over_nodes(request: PlanRequest) -> PlanRequest:
-    """The same tp and pp on all nodes, with dp enlarged to use them."""
-    return request._replace(run=request.run.on(request.gpus) or request.run)
 
 
 def _fastest_layout(request: PlanRequest) -> PlanRequest:

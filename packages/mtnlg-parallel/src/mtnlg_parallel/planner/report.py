@@ -213,17 +213,8 @@ def print_search(result: SearchResult, cluster: Cluster, software: Software, gpu
         mfu = run.model_flops / run.gpus / prediction.seconds / cluster.gpu.peak_flops
         is_close = _spare(size, cluster) < CLOSE
         closely |= is_close
-        layout = run.layout
-        chosen = (
-            layout.tp,
-            layout.cp,
-            layout.pp,
-            layout.dp,
-            run.micro_batch,
-            run.recompute,
-            run.schedule,
-            run.interleave,
-        )
+        degrees = (getattr(run.layout, axis) for axis in choices[:4])
+        chosen = (*degrees, run.micro_batch, run.recompute, run.schedule, run.interleave)
         days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
         size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
         sliced = "yes" if run.sequence_parallel else "no"
@@ -251,8 +242,8 @@ PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
 
 def _on_nodes(run: Run, cluster: Cluster, nodes: int) -> Run | None:
     """The run on this many nodes, by its number of replicas; None if no whole number divides the batch."""
-    scaled = run.on(nodes * cluster.node.gpus)
-    return scaled if scaled and scaled.gpus == nodes * cluster.node.gpus else None
+    scaled = run.on(gpus := nodes * cluster.node.gpus)
+    return scaled if scaled and scaled.gpus == gpus else None
 
 
 def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:

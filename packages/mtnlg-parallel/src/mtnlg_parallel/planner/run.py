@@ -343,8 +343,9 @@ def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | No
         return f"{gpu.name} has no {8 * run.shape.product_width:.0f}-bit products; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no bfloat16 products; use --precision {half}"
-    narrow = run.precision in PRODUCT_BYTES and ours
-    return eight_bit_error(run.layout, run.model, run.micro_batch) if narrow else None
+    if ours and run.precision in PRODUCT_BYTES:
+        return eight_bit_error(run.layout, run.model, run.micro_batch)
+    return None
 
 
 def nearest(number: int, choices: Iterable[int], count: int = 2, between: str = " or ") -> str:

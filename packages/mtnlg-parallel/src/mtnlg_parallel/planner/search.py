@@ -147,7 +147,7 @@ def candidates(
     degrees = [t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0]
     for tp, cp in product(degrees, _context_degrees(template, gpus, software)):
         for pp in _stage_counts(model, gpus // (tp * cp), software):
-            dp = _replicas(gpus // (tp * cp * pp), batch)
+            dp = next(n for n in range(gpus // (tp * cp * pp), 0, -1) if batch % n == 0)
             layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp)
             if layout_error(layout, model):
                 yield template._replace(layout=layout)
@@ -170,9 +170,11 @@ def candidates(
 
 def _context_degrees(template: Run, gpus: int, software: Software) -> list[int]:
     """Context-parallel degrees to try: 1, the template's, and for long sequences powers of two."""
-    long = template.model.sequence >= LONG_SEQUENCE and software.slices_context
-    tried = long and not (software.is_ours and template.slow_in_ring)
-    return sorted({1, template.layout.cp, *(1 << n for n in range(gpus.bit_length() if tried else 0))})
+    degrees = {1, template.layout.cp}
+    is_slow = software.is_ours and template.slow_in_ring
+    if template.model.sequence >= LONG_SEQUENCE and software.slices_context and not is_slow:
+        degrees |= {1 << n for n in range(gpus.bit_length())}
+    return sorted(degrees)
 
 
 def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
@@ -184,11 +186,6 @@ def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int
 def _cuts_well(model: ModelConfig, chunks: int, software: Software) -> bool:
     """Whether all chunks have equally many layers, or would if embedding and head counted as layers."""
     return model.layers % chunks == 0 or (software.uneven_stages and (model.layers + 2) % chunks == 0)
-
-
-def _replicas(most: int, batch: int) -> int:
-    """The largest data-parallel degree, up to ``most``, that divides the batch."""
-    return next(dp for dp in range(most, 0, -1) if batch % dp == 0)
 
 
 def _schedules(template: Run, pp: int, micro_batches: int, software: Software) -> list[tuple[int, str]]:

@@ -69,7 +69,9 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
         _clear(out)
     before = read_recipe(recipe_file) if recipe_file.exists() else recipe
     if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
-        recipe = _with_initial(recipe, before.train.initial)
+        # The run's original train.initial, which a run with checkpoints of its own does not read.
+        train = recipe.train.model_copy(update={"initial": before.train.initial})
+        recipe = recipe.model_copy(update={"train": train})
     newest = latest(out / CHECKPOINTS)
     check_same_run(out, before, recipe, _resumed_manifest(newest).progress.samples if newest else 0)
     if complete := _complete_state(out, recipe):
@@ -78,11 +80,6 @@ def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bo
     write_text(recipe_file, dump(recipe))
     (out / SUMMARY).unlink(missing_ok=True)
     return state
-
-
-def _with_initial(recipe: Recipe, initial: str) -> Recipe:
-    """The recipe with its run's original ``train.initial``, which a run with checkpoints of its own does not read."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"initial": initial})})
 
 
 @contextmanager

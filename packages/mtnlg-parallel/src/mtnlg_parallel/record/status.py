@@ -101,7 +101,8 @@ def _state(out: Path, recipe: Recipe, events: Sequence[dict[str, Any]], recent: 
     if (out / SUMMARY).exists():
         return State("complete", since if name == "stopped" else _written(out / SUMMARY))
     if name == "stopped":
-        return State("stopped", since, _signal_name(int(number(last, "signal"))))
+        signal = int(number(last, "signal"))
+        return State("stopped", since, f"by {Signals(signal).name}" if signal in list(Signals) else "")
     if name == "failed":
         return State("failed", since, _cause(last))
     sign_of_life = max(since, _written(out / metrics.FILE))
@@ -151,10 +152,6 @@ def _written(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:  # not yet, or removed just now
         return 0.0
-
-
-def _signal_name(signal: int) -> str:
-    return f"by {Signals(signal).name}" if signal in list(Signals) else ""
 
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
