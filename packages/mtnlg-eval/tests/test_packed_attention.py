@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mtnlg_eval.scoring import packed_attention
 from mtnlg_eval.scoring.packed_attention import AttentionPlan, Span
@@ -150,6 +152,13 @@ def test_flash_attention_takes_spans() -> None:
     q, k, v = (torch.empty(1, n, length, 64, device="meta", dtype=torch.bfloat16) for n in (4, 2, 2))
     shapes = [attend(functional.attention, q, k, v, 0.2, 0.0).shape for attend in plan.attend(2)]
     assert shapes == [(1, 4, length, 64), (1, 4, 8, 64)]
+
+
+@pytest.mark.parametrize(("major", "flash"), [(7, False), (8, True)])
+def test_gpus_before_ampere_have_no_flash_attention(major: int, flash: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=major))
+    with FakeTensorMode():
+        assert functional.has_flash(torch.empty(9, 4, 64, dtype=torch.float16, device="cuda")) is flash
 
 
 def test_a_gpu_has_a_mask_for_every_query(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,9 +185,11 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
 
 
 def has_flash(q: Tensor) -> bool:
-    """Whether PyTorch's flash attention takes these queries [..., D]."""
+    """Whether PyTorch's flash attention takes these queries [..., D]; of GPUs it needs Ampere or later."""
     d = q.shape[-1]
-    return not q.is_cpu and q.dtype in {torch.bfloat16, torch.float16} and d % 8 == 0 and d <= MAX_FLASH_HEAD
+    is_older = q.is_cuda and torch.cuda.get_device_properties(q.device).major < 8
+    takes = q.dtype in {torch.bfloat16, torch.float16} and d % 8 == 0 and d <= MAX_FLASH_HEAD
+    return takes and not (q.is_cpu or is_older)
 
 
 def flash_varlen(  # noqa: PLR0917  (as `attention`)
