@@ -140,7 +140,7 @@ def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".jsonl.zst"), ("parquet", ".parquet")])
 def test_an_export_resumes_by_file(tmp_path: Path, finished: Run, kind: str, suffix: str) -> None:
-    out = tmp_path / f"out.{kind}"  # its suffix names the format
+    out = tmp_path / f"out{suffix}"  # which names the format
     assert outcome("export", finished.out, "--out", out)[0] == 0
     whole = {path: (path.read_bytes(), path.stat().st_ino) for path in out.rglob("*") if path.name.endswith(suffix)}
     assert not (out / "README.md").exists()

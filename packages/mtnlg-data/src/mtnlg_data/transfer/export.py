@@ -32,18 +32,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DATA = "data"
-KINDS = {".jsonl": "jsonl", ".parquet": "parquet"}  # by the suffix of the folder
+KINDS = ("jsonl", "parquet")  # in suffixes of the folder
 REFUSED = {*"<>:/\\|?*"}  # in names of configurations
 
 
 def export_documents(folder: Path, out: Path, kind: str | None = None) -> dict[str, int]:
     """Write the last shards of ``folder`` that are not in ``out`` yet; returns documents by source.
 
-    Without a ``kind`` the suffix of ``out`` names it, or it is datasets.
+    Without a ``kind`` a suffix of ``out`` names it, or it is datasets.
 
     Raises ``Failure`` for a folder without shards, and ``UsageFailure`` if ``out`` is inside it or holds other files.
     """
-    shards, kind = _documents(folder), kind or KINDS.get(out.suffix, "datasets")
+    shards = _documents(folder)
+    kind = kind or next((each for each in KINDS if f".{each}" in out.suffixes), "datasets")
     if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
         raise UsageFailure(f"--out {out} is in {folder}; give a folder outside of it")
     by_source: dict[str, list[Path]] = {}
