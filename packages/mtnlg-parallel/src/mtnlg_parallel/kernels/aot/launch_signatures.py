@@ -60,7 +60,8 @@ def launch_all_variants(dtype: str) -> None:
             run_backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
             run_backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
             run_backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
-    for shape, rounded in product(ROUNDED if converts_to_eight_bits(active_target()) else (), (FORWARD, BACKWARD)):
+    is_rounded = dtype == "bf16" and converts_to_eight_bits(active_target())
+    for shape, rounded in product(ROUNDED if is_rounded else (), (FORWARD, BACKWARD)):
         for transposed in (False, True):
             factor, _ = ops.eight_bit.rounded(leaf(*shape).detach(), rounded, transposed)
         ops.eight_bit.transpose(factor.values)
