@@ -105,7 +105,12 @@ def recipe_of(config: ModelConfig, **train: object) -> Recipe:
     return Recipe(model=config, train=Recipe.model_validate({"model": SIZES, "train": {**TRAIN, **train}}).train)
 
 
-NEEDS = {"shared_norm": {"parallel_residual": True}, "head_bias": {"tied": False}}
+NEEDS = {
+    "shared_norm": {"parallel_residual": True},
+    "head_bias": {"tied": False},
+    "qk_norm_full": {"qk_norm": True},
+    "qk_norm_by_head": {"qk_norm": True},
+}
 """Fields that no model has without others."""
 
 
