@@ -161,7 +161,7 @@ def test_a_second_derivative_is_refused_not_left_out(name: str) -> None:
     outputs = getattr(module, name)(x, *(given.get(each, each) for each in arguments[1:]))
     for out in as_tuple(outputs):
         (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True, retain_graph=True)
-        with pytest.raises(RuntimeError, match="no autograd formula"):
+        with pytest.raises(RuntimeError, match="differentiate twice"):
             first.sum().backward()  # type: ignore[no-untyped-call]
 
 

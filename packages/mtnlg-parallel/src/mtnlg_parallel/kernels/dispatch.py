@@ -95,16 +95,17 @@ def _with_fallback(
     The first ``checked`` tensors (None: all) must have the same dtype.
     """
     fused, eager = getattr(module, name), getattr(operations, name)
+    devices = (device.type, "meta")
 
     @wraps(eager)
     def operation(*arguments: Any) -> Any:  # noqa: ANN401  (any operation)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
-        found, devices = {tensor.dtype for tensor in tensors}, {tensor.device.type for tensor in tensors}
         is_one = len({tensor.dtype for tensor in tensors[:checked]}) == 1
-        if is_one and found <= set(dtypes) and devices <= {device.type, "meta"}:
+        if is_one and all(tensor.dtype in dtypes and tensor.device.type in devices for tensor in tensors):
             return fused(*arguments)
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
-        _say_once(f"{name}: no fused kernel for {names} on {', '.join(sorted(devices))}")
+        names = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+        places = ", ".join(sorted({tensor.device.type for tensor in tensors}))
+        _say_once(f"{name}: no fused kernel for {names} on {places}")
         return eager(*arguments)
 
     return operation

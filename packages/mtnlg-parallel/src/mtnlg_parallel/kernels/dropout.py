@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .dropout_mask import draw, kept, threshold_and_scale
-from .tiles import TILE, Matrix, contiguous, custom_op, launch, read, slab, step_of, sum_slabs, tile, write
+from .tiles import TILE, Matrix, Operator, contiguous, launch, read, slab, step_of, sum_slabs, tile, write
 
 
 def bias_dropout_add(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, rate: float, training: bool) -> Tensor:
@@ -28,7 +28,7 @@ def dropout_add(x_H: Tensor, residual_H: Tensor, rate: float, training: bool) ->
     return bias_dropout_add(x_H, None, residual_H, rate, training)
 
 
-@custom_op
+@Operator
 def _dropped_sum(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, seed: Tensor | None, rate: float) -> Tensor:
     given, size = contiguous(x_H, bias_H, residual_H), Matrix.of(x_H)
     out_H = torch.empty_like(x_H, memory_format=torch.contiguous_format)
@@ -36,7 +36,7 @@ def _dropped_sum(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, seed: T
     return out_H
 
 
-@custom_op
+@Operator
 def _dropped_sum_backward(
     out_grad_H: Tensor, bias_H: Tensor | None, seed: Tensor | None, rate: float
 ) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def _gradients(ctx: Any, out_grad_H: Tensor) -> tuple[Tensor | None, ...]:  # no
     return out_grad_H if seed is None else x_grad_H, None if bias_H is None else bias_grad_H, out_grad_H, None, None
 
 
-_dropped_sum.register_autograd(_gradients, setup_context=_save)
+_dropped_sum.derive(_gradients, _save)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold"])

@@ -18,8 +18,8 @@ from torch import Tensor
 from .tiles import (
     TILE,
     Matrix,
+    Operator,
     contiguous,
-    custom_op,
     differentiate,
     launch,
     read,
@@ -35,7 +35,7 @@ _TWICE = tl.constexpr(1.5957691216057308)  # 2 √(2/π)
 _CUBE = tl.constexpr(0.044715 * 1.5957691216057308)
 
 
-@custom_op
+@Operator
 def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
     """Fused `mtnlg_model.functional.bias_gelu`."""
     out_F, size = torch.empty_like(x_F, memory_format=torch.contiguous_format), Matrix.of(x_F)
@@ -43,7 +43,7 @@ def bias_gelu(x_F: Tensor, bias_F: Tensor) -> Tensor:
     return out_F
 
 
-@custom_op
+@Operator
 def _bias_gelu_backward(x_F: Tensor, bias_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
     size = Matrix.of(x_F)
     x_grad_F, bias_grad_F = torch.empty_like(x_F, memory_format=torch.contiguous_format), size.sum_like(bias_F)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import TILE, Matrix, custom_op, exp, launch, read, tile, write
+from .tiles import TILE, Matrix, Operator, exp, launch, read, tile, write
 
 BLOCK: Final = {"COLUMNS": 512, "num_warps": 2}
 """Eight columns per lane: one 16-byte load of bf16, and one running maximum."""
@@ -25,7 +25,7 @@ BLOCK: Final = {"COLUMNS": 512, "num_warps": 2}
 _LEAST = tl.constexpr(-2.0e38)  # below every logit; -Inf less -Inf is NaN, -Inf less this is not
 
 
-@custom_op
+@Operator
 def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     """Fused `mtnlg_parallel.model.head.statistics`."""
     size = Matrix.of(logits_NV)
@@ -34,7 +34,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     return out_3N
 
 
-@partial(custom_op, overwritten="logits_NV")
+@partial(Operator, overwritten="logits_NV")
 def gradient(logits_NV: Tensor, targets_N: Tensor, first: int, logsumexp_N: Tensor, scale: float) -> None:
     """Fused `mtnlg_parallel.model.head.gradient`."""
     size, rows = Matrix.of(logits_NV), (targets_N.contiguous(), logsumexp_N.contiguous())

@@ -29,7 +29,20 @@ import triton.language as tl
 from torch import Tensor
 
 from .dropout_mask import draw, kept, kept_of_row, threshold_and_scale
-from .tiles import Matrix, add_slabs, contiguous, custom_op, is_last, launch, read, step_of, store_sums, write
+from .tiles import (
+    Matrix,
+    Operator,
+    add_slabs,
+    cdiv,
+    contiguous,
+    is_last,
+    launch,
+    power_of_2,
+    read,
+    step_of,
+    store_sums,
+    write,
+)
 
 GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 4, "num_warps": 4, "maxnreg": 128}
 """Backward: rows per group; rows per step and columns of a program's results; columns of a partial sum of m and n;
@@ -76,7 +89,7 @@ def dropout_add_rms_norm(
     return bias_dropout_add_norm(x_H, None, residual_H, rate, training, weight_H, None, eps)
 
 
-@custom_op
+@Operator
 def _add_norm(
     x_H: Tensor,
     bias_H: Tensor | None,
@@ -102,7 +115,7 @@ def _add_norm(
     return total_H, out_H, moments
 
 
-@custom_op
+@Operator
 def _norm_gradients(
     x_H: Tensor,
     bias_H: Tensor | None,
@@ -120,10 +133,10 @@ def _norm_gradients(
     dropped_H = torch.empty_like(x_H) if seed is not None else x_H.new_empty(0)
     weight_grad_H = size.sum_like(weight_H)
     others = tuple(row if row is None else size.sum_like(row) for row in (shift_H, bias_H))
-    height, across = GROUP["ROWS"], triton.cdiv(size.columns, GROUP["COLUMNS"])
-    is_few = triton.cdiv(size.rows, height) * across < FEWEST_PROGRAMS
-    groups = triton.cdiv(size.rows, height := min(height, FEW_ROWS) if is_few else height)
-    parts, block = triton.cdiv(size.columns, GROUP["PART"]), min(max(triton.next_power_of_2(size.columns), 16), 1024)
+    height, across = GROUP["ROWS"], cdiv(size.columns, GROUP["COLUMNS"])
+    is_few = cdiv(size.rows, height) * across < FEWEST_PROGRAMS
+    groups = cdiv(size.rows, height := min(height, FEW_ROWS) if is_few else height)
+    parts, block = cdiv(size.columns, GROUP["PART"]), min(max(power_of_2(size.columns), 16), 1024)
     sums = 1 + sum(row is not None for row in others)
     scratch = (
         torch.empty(2, parts + 1, groups * height, dtype=torch.float32, device=device),
@@ -135,7 +148,7 @@ def _norm_gradients(
     grid = ((groups + 1) * across if groups else 0,)
     stride = GROUP["STRIDE"] // (2 if size.columns % 16 else 1)  # masks take registers
     constants = {**GROUP, "ROWS": height, "STRIDE": stride}
-    launch(_norm_backward, grid, *arguments, PARTS=triton.next_power_of_2(parts), BLOCK=block, **constants)
+    launch(_norm_backward, grid, *arguments, PARTS=power_of_2(parts), BLOCK=block, **constants)
     shift_grad_H, bias_grad_H = (x_H.new_empty(0) if row is None else row for row in others)
     return grad_H, dropped_H, bias_grad_H, weight_grad_H, shift_grad_H
 
@@ -162,7 +175,7 @@ def _add_norm_grads(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     return x_grad_H, row_grads[0], grad_H if ctx.adds else None, None, None, weight_grad_H, row_grads[1], None
 
 
-_add_norm.register_autograd(_add_norm_grads, setup_context=_save_add_norm)
+_add_norm.derive(_add_norm_grads, _save_add_norm)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold"])

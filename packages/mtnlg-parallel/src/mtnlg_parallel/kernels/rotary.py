@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, launch, read, write
+from .tiles import Operator, cdiv, contiguous, launch, power_of_2, read, write
 
 BYTES: Final = 2048
 """Bytes of each half that a program rotates: one 16-byte load per thread."""
@@ -32,7 +32,7 @@ def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:
     return out
 
 
-@custom_op
+@Operator
 def _rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor, inverse: bool) -> Tensor:
     s, b, g, n, d = x_SBGND.shape
     strides, token = x_SBGND.stride(), x_SBGND.stride(1)
@@ -41,12 +41,12 @@ def _rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor, inverse: bool
         x_SBGND = x_SBGND.contiguous()
     out_SBGND = torch.empty_like(x_SBGND, memory_format=torch.contiguous_format)
     r, rows = cos_SB11R.shape[-1], s * b * g * n
-    half = triton.next_power_of_2(r // 2)
+    half = power_of_2(r // 2)
     turned_rows = max(1, BYTES // x_SBGND.itemsize // half)
     repeats = b // cos_SB11R.shape[1]  # rows of tokens that share their angles
     shape = (rows, g * n, n, repeats, x_SBGND.stride(1), x_SBGND.stride(2), d, r)
     constants = {"INVERSE": inverse, "PARTIAL": r < d, "ROWS": turned_rows, "HALF": half, "num_warps": 4}
-    launch(_rotary, (triton.cdiv(rows, turned_rows),), x_SBGND, cos_SB11R, sin_SB11R, out_SBGND, *shape, **constants)
+    launch(_rotary, (cdiv(rows, turned_rows),), x_SBGND, cos_SB11R, sin_SB11R, out_SBGND, *shape, **constants)
     return out_SBGND
 
 
@@ -60,7 +60,7 @@ def _gradients(ctx: Any, out_grad_SBGND: Tensor) -> tuple[Tensor, None, None, No
     return _rotate(out_grad_SBGND, *ctx.saved_tensors, not ctx.inverse), None, None, None
 
 
-_rotate.register_autograd(_gradients, setup_context=_save)
+_rotate.derive(_gradients, _save)
 
 
 @triton.jit(do_not_specialize=["rows", "heads", "sharing", "repeats"])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mtnlg_parallel.model.eight_bit import BACKWARD, Factor
 
-from .tiles import Matrix, custom_op, launch
+from .tiles import Matrix, Operator, cdiv, launch
 
 BLOCK: Final = {"ELEMENTS": 8192, "num_warps": 4}
 TILE: Final = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
@@ -41,7 +41,7 @@ def rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Factor,
     return Factor(values_RK, scale), Factor(values_KR, scale)
 
 
-@custom_op
+@Operator
 def transpose(values_RK: Tensor) -> Tensor:
     """Fused `mtnlg_parallel.model.eight_bit.transpose`."""
     values_KR = values_RK.new_empty(values_RK.shape[::-1])
@@ -49,7 +49,7 @@ def transpose(values_RK: Tensor) -> Tensor:
     return values_KR
 
 
-@custom_op
+@Operator
 def _rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Values [R, K], their transpose [K, R] or empty, and their scale."""
     x_RK, count = x_RK.contiguous(), x_RK.numel()
@@ -57,7 +57,7 @@ def _rounded(x_RK: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tensor
     values_KR = values_RK.new_empty(x_RK.shape[::-1] if transposed else 0)
     scale = torch.empty((), device=x_RK.device)
     largest = torch.zeros((), dtype=torch.int32, device=x_RK.device)
-    launch(_largest, (triton.cdiv(count, BLOCK["ELEMENTS"]),), x_RK, largest, count, **BLOCK)
+    launch(_largest, (cdiv(count, BLOCK["ELEMENTS"]),), x_RK, largest, count, **BLOCK)
     _launch(x_RK, largest, values_RK, values_KR if transposed else None, scale, dtype)
     return values_RK, values_KR, scale
 
@@ -71,7 +71,7 @@ def _launch(
     dtype: torch.dtype,
 ) -> None:
     rows, columns = size = Matrix.of(x_RK)
-    grid = (triton.cdiv(rows, TILE["ROWS"]) * triton.cdiv(columns, TILE["COLUMNS"]),)
+    grid = (cdiv(rows, TILE["ROWS"]) * cdiv(columns, TILE["COLUMNS"]),)
     written = (values if values is None else values.view(torch.uint8) for values in (values_RK, values_KR))
     constants = {"MOST": torch.finfo(dtype).max, "IS_E5M2": dtype == BACKWARD, **TILE}
     if rows % 16 or columns % 16:  # masks take registers

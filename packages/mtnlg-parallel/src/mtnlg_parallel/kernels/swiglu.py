@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import contiguous, custom_op, differentiate, launch, read, sigmoid, write
+from .tiles import Operator, cdiv, contiguous, differentiate, launch, read, sigmoid, write
 
 BLOCK: Final = {"ELEMENTS": 1024, "num_warps": 4}
 """Eight elements per thread: one 16-byte load of bf16 per tensor."""
 
 
-@custom_op
+@Operator
 def swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
     """Fused `mtnlg_model.functional.swiglu`."""
     out_F, count = torch.empty_like(x_F, memory_format=torch.contiguous_format), x_F.numel()
@@ -31,7 +31,7 @@ def swiglu(gate_F: Tensor, x_F: Tensor) -> Tensor:
     return out_F
 
 
-@custom_op
+@Operator
 def _swiglu_gradients(gate_F: Tensor, x_F: Tensor, out_grad_F: Tensor) -> tuple[Tensor, Tensor]:
     gate_grad_F, x_grad_F = (torch.empty_like(x_F, memory_format=torch.contiguous_format) for _ in range(2))
     given, count = contiguous(gate_F, x_F, out_grad_F), x_F.numel()
@@ -43,7 +43,7 @@ differentiate(swiglu, _swiglu_gradients)
 
 
 def _blocks(count: int) -> tuple[int]:
-    return (triton.cdiv(count, BLOCK["ELEMENTS"]),)
+    return (cdiv(count, BLOCK["ELEMENTS"]),)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ launch, with deterministic results. Offsets are 64-bit.
 `launch` starts every kernel. On tensors with storage the kernel runs; on meta tensors it is only compiled, for the GPU
 that Triton's active driver names. So calling the operations on meta tensors of a run's shapes compiles exactly what the
 run will launch. On torch.compile's fake tensors `launch` does nothing, so a function that allocates and launches serves
-as both implementation and fake of a `custom_op`.
+as both implementation and fake of an `Operator`.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0917  (Triton's own language)
@@ -26,11 +26,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch._library.custom_ops import CustomOpDef
 
 TILE: Final = {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}
 SLAB: Final = {"ROWS": 128, "STRIDE": 8, "COLUMNS": 128, "num_warps": 4}
@@ -38,6 +38,16 @@ ROW_BLOCK: Final = 4096
 """Most columns in a row kernel's block: 16 per thread, that is two 16-byte loads of bf16 in flight. So 256 rows, a
 rank's share of 2,048 under sequence parallelism, keep 16 KiB per multiprocessor of an H100 in flight, about what its
 memory can serve."""
+
+
+def cdiv(count: int, size: int) -> int:
+    """Number of parts of ``size`` that hold ``count``. Triton's function, for kernels too, takes 10 us."""
+    return -(-count // size)
+
+
+def power_of_2(least: int) -> int:
+    """The smallest power of 2 that is not below ``least``, at least 1."""
+    return 1 << max(least - 1, 0).bit_length()
 
 
 class Matrix(NamedTuple):
@@ -55,12 +65,12 @@ class Matrix(NamedTuple):
     @property
     def tiles(self) -> tuple[int]:
         """Grid of a tile kernel."""
-        return (triton.cdiv(self.rows, TILE["ROWS"]) * triton.cdiv(self.columns, TILE["COLUMNS"]),)
+        return (cdiv(self.rows, TILE["ROWS"]) * cdiv(self.columns, TILE["COLUMNS"]),)
 
     @property
     def slab_grid(self) -> tuple[int]:
         """Grid of a slab kernel."""
-        return (triton.cdiv(self.rows, SLAB["ROWS"]) * triton.cdiv(self.columns, SLAB["COLUMNS"]),)
+        return (cdiv(self.rows, SLAB["ROWS"]) * cdiv(self.columns, SLAB["COLUMNS"]),)
 
     @property
     def slab(self) -> dict[str, int]:
@@ -70,14 +80,14 @@ class Matrix(NamedTuple):
     @property
     def blocks(self) -> dict[str, int]:
         """Constants of a row kernel: columns per block, and warps."""
-        block = int(min(max(triton.next_power_of_2(self.columns), 32), ROW_BLOCK))
+        block = int(min(max(power_of_2(self.columns), 32), ROW_BLOCK))
         return {"COLUMNS": block, "num_warps": max(1, block // 512)}
 
     def slab_sums(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Allocate the slabs' partial sums over rows, [slabs, columns] in fp32, and for each block of columns a counter
         of the programs that have stored theirs.
         """
-        slabs, blocks = triton.cdiv(self.rows, SLAB["ROWS"]), triton.cdiv(self.columns, SLAB["COLUMNS"])
+        slabs, blocks = cdiv(self.rows, SLAB["ROWS"]), cdiv(self.columns, SLAB["COLUMNS"])
         sums = torch.empty(slabs, self.columns, dtype=torch.float32, device=device)
         return sums, torch.zeros(blocks, dtype=torch.int32, device=device)
 
@@ -198,29 +208,46 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         kernel[grid](*arguments, **constants)
 
 
-def custom_op(function: Callable[..., Any], overwritten: str | None = None) -> CustomOpDef:
-    """Make a torch operator of a function that allocates and launches; torch.compile keeps it whole in its graph.
+class Operator:
+    """A function that allocates and launches, and its derivative, if `derive` gives one.
 
-    ``overwritten`` names an argument that it mutates. A derivative raises an error unless ``register_autograd`` defines
-    it; so do second derivatives.
+    torch.compile takes it whole into its graph, as a torch operator. Elsewhere it is called without torch's dispatcher,
+    which costs the host as much time again. Second derivatives raise an error.
     """
-    name, mutated = function.__name__.strip("_"), () if overwritten is None else (overwritten,)
-    operator = torch.library.custom_op(f"mtnlg::{name}", function, mutates_args=mutated)
-    operator.register_fake(function)
-    return operator
+
+    def __init__(self, function: Callable[..., Any], overwritten: str | None = None) -> None:
+        """``overwritten`` names an argument that the function mutates."""
+        self.function, self._direct = function, function
+        self._name, mutated = function.__name__.strip("_"), () if overwritten is None else (overwritten,)
+        self._in_graphs = torch.library.custom_op(f"mtnlg::{self._name}", function, mutates_args=mutated)
+        self._in_graphs.register_fake(function)
+
+    def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401  (any function)
+        """Call the function."""
+        return (self._in_graphs if torch.compiler.is_compiling() else self._direct)(*inputs)
+
+    def derive(self, backward: Callable[..., Any], save: Callable[[Any, tuple[Any, ...], Any], None]) -> None:
+        """Set the derivative: ``save(context, inputs, output)``, then ``backward(context, *gradients)``."""
+        self._in_graphs.register_autograd(backward, setup_context=save)
+
+        def forward(ctx: Any, *inputs: Any) -> Any:  # noqa: ANN401  (torch's context)
+            output = self.function(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
+        direct: Any = type(f"mtnlg_{self._name}", (Function,), methods)
+        self._direct = direct.apply
 
 
-def differentiate(operator: CustomOpDef, gradients: CustomOpDef) -> None:
-    """Register ``gradients``, an operator of the inputs and the output's gradient, as an operator's backward."""
+def differentiate(operator: Operator, gradients: Operator) -> None:
+    """Make ``gradients``, an operator of the inputs and the output's gradient, an operator's derivative."""
 
     def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401  (torch's context)
         del output
         ctx.save_for_backward(*inputs)
 
-    def backward(ctx: Any, out_grad: Tensor) -> Any:  # noqa: ANN401  (as above; a tensor for each input)
-        return gradients(*ctx.saved_tensors, out_grad)
-
-    operator.register_autograd(backward, setup_context=save)
+    operator.derive(lambda ctx, out_grad: gradients(*ctx.saved_tensors, out_grad), save)
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
