@@ -4,7 +4,7 @@ One rank trains four layers of recipes/dense-350m without dropout, as `mtnlg-par
 
     bf16            the defaults: our kernels, and cuDNN's attention from Hopper on
     bf16 sums       ``train.gradients = "bf16"``
-    fp8             products of 8-bit factors, those of forward summed in fewer bits (``use_fast_accum``)
+    fp8             products of 8-bit factors
     documents       isolated ones, by flash attention of variable lengths; a third of the targets count
 
 Errors are relative: of the loss, of the gradient's norm, and the largest |a - b|₂ / |b|₂ of a parameter's first moment.

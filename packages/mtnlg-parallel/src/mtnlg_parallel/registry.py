@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def load_object(group: str, ours: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (any object)
-    """Load the object of a name or a reference. Raises ``UsageFailure`` that lists the names."""
+def load_object(kind: str, group: str, ours: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (any object)
+    """Load the ``kind`` of object of a name or a reference. Raises ``UsageFailure`` that lists the names."""
     known = references(group, ours)
     reference = known.get(name, name)
     if ":" not in reference:
         choices = f"choose from {', '.join(sorted(known))}, or write package.module:name or file.py:name"
-        raise UsageFailure(f"{name}: no such name; {choices}")
-    return load_reference(reference, name)
+        raise UsageFailure(f'train.{kind} = "{name}": no such {kind}; {choices}')
+    return load_reference(reference, f'train.{kind} = "{name}"')

@@ -30,7 +30,7 @@ GROUP: Final = "mtnlg_parallel.engines"
 def engine_class(name: str) -> EngineClass:
     """The engine of this name or reference. Raises ``UsageFailure`` that lists the names, or says what is missing."""
     with suppress_output():
-        engine = load_object(GROUP, ENGINES, name)
+        engine = load_object("engine", GROUP, ENGINES, name)
     if not callable(getattr(engine, "unsupported", None)):
         raise UsageFailure(f"{name}: not an engine: it has no method unsupported (engine/contract.py: EngineClass)")
     return cast("EngineClass", engine)

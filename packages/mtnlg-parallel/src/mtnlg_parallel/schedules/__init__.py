@@ -46,7 +46,7 @@ def schedule_names() -> tuple[str, ...]:
 @cache
 def load_schedule(name: str) -> Schedule:
     """The schedule of a name or a reference. Raises ``UsageFailure`` that lists the names."""
-    schedule = load_object(GROUP, OURS, name)
+    schedule = load_object("schedule", GROUP, OURS, name)
     if not isinstance(schedule, Schedule):
         raise UsageFailure(f"{name}: a {type(schedule).__name__}, not a Schedule (mtnlg_parallel.schedules)")
     return schedule
