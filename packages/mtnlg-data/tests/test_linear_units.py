@@ -76,7 +76,6 @@ def test_units_grow_with_shards_and_each_stays_as_small(tmp_path: Path, monkeypa
     monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 16 * 24)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 2)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1)
-    monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 1000)
     once, twice = (measured(tmp_path / str(shards), shards) for shards in (SHARDS, 2 * SHARDS))
     assert {name.rpartition(":")[2] for name in once.bytes} >= {"Clean", "Filter"}  # of which each shard is written
     assert "mtnlg_data.exchange:merge" in once.bytes

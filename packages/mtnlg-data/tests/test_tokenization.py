@@ -111,11 +111,10 @@ def test_store_bytes_ignore_workers_and_shards(tmp_path: Path) -> None:
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything small: row groups, units, ranges, batches, and the number of files that a unit may open."""
+    """Everything small: row groups, units, batches, and the number of files that a unit may open."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 7)
     monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
-    monkeypatch.setattr(stage, "TOKENS_PER_UNIT", 300)
     monkeypatch.setattr(exchange, "RUN_BYTES", 200)
     monkeypatch.setattr(exchange, "FAN_OUT", 2)
 
@@ -123,17 +122,13 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 STORE_FILES = ("web.bin", "web.idx", "code.bin", "code.idx", "tokenizer.json", "blend.json")
 
 
-def test_row_groups_ranges_and_merges_change_no_byte_of_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_groups_and_merges_change_no_byte_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tokenize(tmp_path, tmp_path / "whole")
     in_pieces(monkeypatch)
     (tmp_path / "pieces").mkdir()
     merged = note(monkeypatch, exchange, "merge")
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
-    levels = {output.name[0] for _, output in merged if output.parent.parent.name == "encoded"}
-    assert len(levels) >= 2
-    assert sum(output.parent.parent.name == "stores" for _, output in merged) > 8
+    assert len({output.name[0] for _, output in merged}) >= 2
     assert max(len(work.keys.files) for work, _ in merged) == 2
     for name in STORE_FILES:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
@@ -176,7 +171,7 @@ def cut_off(patch: pytest.MonkeyPatch, writes: int) -> None:
         patch.setattr(cls, name, write)
 
 
-@pytest.mark.parametrize("writes", [0, 30, 150])
+@pytest.mark.parametrize("writes", [0, 30, 90])
 def test_interrupted_store_is_finished_with_equal_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
@@ -196,7 +191,6 @@ def test_interrupted_store_is_finished_with_equal_bytes(
     monkeypatch.undo()
     for name in STORE_FILES[:-1]:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
-    assert not (tmp_path / "pieces" / "out" / "state" / "stores").exists()
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

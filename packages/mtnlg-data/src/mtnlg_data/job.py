@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from .console import Failure
 from .document import number_shards, read_documents, shard_source, write_documents
-from .engine import VALUES, StageFolder, Task, verified_summary
+from .engine import VALUES, StageFolder, Task
 from .exchange import Rows, merge
 from .files import atomic_path
 from .fingerprint import fingerprint
@@ -137,10 +137,6 @@ class Job:
         label = f"{self.step.name}: {name}" if name else self.step.name
         summaries = self.folder.run(tasks, label, scratch=scratch)
         return [Done(task.output, task.key, summary) for task, summary in zip(tasks, summaries, strict=True)]
-
-    def is_done(self, work: Work, item: object, output: Path, **shared: object) -> bool:
-        """Whether ``map`` would skip this task as finished."""
-        return verified_summary(self._task(work, item, output, shared)) is not None
 
     def _task(self, work: Work, item: object, output: Path, shared: Mapping[str, object], memory: int = 0) -> Task:
         reference = f"{work.__module__}:{work.__qualname__}"

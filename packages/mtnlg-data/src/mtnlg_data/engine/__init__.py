@@ -15,7 +15,7 @@ from mtnlg_data.console import Failure, UsageFailure
 from .folder_lock import lock_folder
 from .local import Local
 from .stage_folder import CUTS, DROPPED, VALUES, StageFolder, StageRecord, listed_shards, read_record, stage_folders
-from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks, verified_summary
+from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -40,7 +40,6 @@ __all__ = [
     "read_record",
     "run_tasks",
     "stage_folders",
-    "verified_summary",
 ]
 
 EngineName = Literal["local", "ray"]

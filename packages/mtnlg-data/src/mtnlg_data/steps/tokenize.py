@@ -146,13 +146,13 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
         return read_chat(self.settings, chats)
 
     def cost(self, corpus: CorpusSize) -> Cost:
-        """Tokens are on disk three times: encoded, merged and in the stores; English has 4.3 characters per token."""
+        """Tokens are on disk encoded, merged for a time, and in the stores; English has 4.3 characters per token."""
         vocabulary = self.settings.vocabulary or 50_257
         width = 2 if vocabulary <= 1 << 16 else 4
         tokens = int(corpus.text / 4.3) + corpus.documents
-        disk = 3 * width * tokens + 52 * corpus.documents + 70 * vocabulary
+        disk = 2 * width * tokens + 52 * corpus.documents + 70 * vocabulary
         seconds = 0.26 * min(self.settings.sample_bytes, corpus.text) / 1e6 if self.settings.vocabulary else 0.0
-        return Cost(0.0263 * corpus.text / 1e6, 390_000_000 + corpus.group, disk, seconds_alone=seconds)
+        return Cost(0.0263 * corpus.text / 1e6, 390_000_000 + corpus.group, disk, width * tokens, seconds)
 
     def fingerprint(self, source: str) -> object:
         """What the tokens of a source depend on; the files of the tokenizer count by their content."""

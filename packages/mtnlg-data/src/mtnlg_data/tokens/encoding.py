@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import DocumentFile, shard_source
-from mtnlg_data.exchange import KEYS, read_rows, write_rows
+from mtnlg_data.exchange import write_rows
 from mtnlg_data.tally import Tallies
 from mtnlg_data.text.arrays import binary_column, texts_of
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_data.document import Shard
+    from mtnlg_data.exchange import Range
     from mtnlg_data.job import Done
     from mtnlg_data.steps.tokenize import Library
     from mtnlg_data.summary import Summary
@@ -102,47 +103,32 @@ def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encodi
     return {**tallies.summary(), "tokens": tokens}
 
 
-class StoreWrite(NamedTuple):
-    """A store to be written, from files of rows: the keys of each file are above those of the file before."""
-
-    pieces: Sequence[Path]
-    contents: str  # fingerprint of the rows
-    documents: int
-    vocabulary: int
-    validation: float
-    masked: bool = False
-
-    def fingerprint(self) -> object:
-        """All fields but the paths, and ``masked`` only if it is set."""
-        return self[1:] if self.masked else self[1:-1]
-
-
-def write_store(work: StoreWrite, output: Path) -> Summary:
+def write_store(item: tuple[Range, int, bool], output: Path, *, vocabulary: int, validation: float) -> Summary:
     """Write a store, whose ``.bin`` is ``output``; ``unigrams`` counts the tokens of documents that are not held out.
 
-    With ``masked``, a store of masks, ``PREFIX.mask``, is written beside it; ``mask`` is its checksum. Raises
-    ``ValueError`` as ``StoreWriter.extend`` does.
+    ``item`` has the rows, their number and whether they are masked: then a store of masks, ``PREFIX.mask``, is written
+    beside it; ``mask`` is its checksum. Raises ``ValueError`` as ``StoreWriter.extend`` does.
     """
-    prefix, dtype = output.with_suffix(""), dtype_for(work.vocabulary)
-    training = work.documents - held_out(work.documents, work.validation)
-    unigrams = np.zeros(work.vocabulary, np.int64)
+    rows, documents, masked = item
+    prefix, dtype = output.with_suffix(""), dtype_for(vocabulary)
+    training = documents - held_out(documents, validation)
+    unigrams = np.zeros(vocabulary, np.int64)
     tokens = 0
     beside = prefix.with_name(f"{prefix.name}.mask")
-    with writing_store(prefix, work.vocabulary) as writer, ExitStack() as stack:
-        mask = stack.enter_context(writing_store(beside, 2, np.dtype(np.uint8))) if work.masked else None
-        tables = chain.from_iterable(read_rows([piece], 0, KEYS - 1) for piece in work.pieces)
-        for batch in chain.from_iterable(table.to_batches() for table in tables):
+    with writing_store(prefix, vocabulary) as writer, ExitStack() as stack:
+        mask = stack.enter_context(writing_store(beside, 2, np.dtype(np.uint8))) if masked else None
+        for batch in chain.from_iterable(table.to_batches() for table in rows.tables()):
             data, bounds = texts_of(batch["ids"])
             ids, sizes = data[bounds[0] : bounds[-1]].view(dtype), np.diff(bounds) // dtype.itemsize
             trained = sizes[: max(0, training - writer.documents)].sum()
-            unigrams += np.bincount(ids[:trained], minlength=work.vocabulary)
+            unigrams += np.bincount(ids[:trained], minlength=vocabulary)
             writer.extend(ids, sizes)
             if mask:
                 data, bounds = texts_of(batch["mask"])
                 mask.extend(data[bounds[0] : bounds[-1]], sizes)
             tokens += len(ids)
     paths = [output, idx_path(prefix)]
-    masks = [bin_path(beside), idx_path(beside)] if work.masked else []
+    masks = [bin_path(beside), idx_path(beside)] if masked else []
     return {
         "documents": writer.documents,
         "tokens": tokens,

@@ -4,8 +4,7 @@
     vocabulary  trained on the samples, or read: tokenizer.json
     encode      some row groups of a shard: ids of the documents and the tokens around them, sorted by hash(seed, key)
     merge       for a source with more files than one task may open: the levels of ``mtnlg_data.exchange``
-    shuffle     a range of keys from all encoded files of a source: a piece of its store
-    stores      the pieces of a store, one after another
+    stores      all encoded files of a source, by key: its store
     blend       the stores and their weights: blend.json, which ``stream.open_stream`` reads
 
 No task opens more than ``exchange.FAN_OUT`` files, or holds more than about ``TEXT_BYTES_PER_UNIT`` of text or
@@ -15,26 +14,24 @@ that spells the end token is encoded as text, so that the end token occurs only 
 
 from __future__ import annotations
 
-import shutil
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards, shard_source, text_bytes
-from mtnlg_data.engine.tasks import ROWS_SUFFIX
-from mtnlg_data.exchange import Exchange, Rows, merge
+from mtnlg_data.exchange import Rows
 from mtnlg_data.files import write_json
 from mtnlg_data.summary import stage_summary
 
 from .blend import Blend, BlendSource
-from .encoding import Encoding, StoreWrite, encode_groups, write_store
+from .encoding import Encoding, encode_groups, write_store
 from .store import bin_path
 from .tokenizer import Vocabulary, draw_sample, sample_limits, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_data.document import Shard
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
     from mtnlg_data.summary import Summary
 
 TEXT_BYTES_PER_UNIT = 64_000_000
-TOKENS_PER_UNIT = 1 << 26
 
 
 def write_blend(blend: Blend, output: Path) -> Summary:
@@ -77,14 +73,11 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     ]
     how = Encoding(tokenizer, vocabulary, around, settings.seed, settings.library, chat := step.chat())
     encoded = job.map("encode", encode_groups, work, how=how)
-    by_source = groupby(encoded, key=lambda done: done.output.parent.name)
-    masked = chat.sources if chat else ()
-    stores = [
-        _Shuffle.of(job, source, [*own], vocabulary, settings.validation, source in masked) for source, own in by_source
+    work = [
+        _encoded_source(job, source, [*own], masked=chat is not None and source in chat.sources)
+        for source, own in groupby(encoded, key=lambda done: done.output.parent.name)
     ]
-    unwritten = [store for store in stores if not job.is_done(write_store, store.write, store.output)]
-    job.map("shuffle", merge, [piece for store in unwritten for piece in store.pieces()], scratch=True)
-    written = job.map("stores", write_store, [(store.write, store.output) for store in stores])
+    written = job.map("stores", write_store, work, vocabulary=vocabulary, validation=settings.validation)
     summaries = {source: done.summary for source, done in zip(shards, written, strict=True)}
 
     tokens_by_source = {
@@ -103,7 +96,6 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     )
     job.map("blend", write_blend, [(blend, out / "blend.json")])
     job.folder.shards = None
-    shutil.rmtree(job.state / "stores", ignore_errors=True)  # pieces
     unigrams = {source: store["unigrams"] for source, store in summaries.items()}
     counted = [done.summary for done in encoded]
     return {
@@ -145,34 +137,17 @@ def _split_row_groups(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return units
 
 
-class _Shuffle(NamedTuple):
-    """The encoded documents of a source, on their way to its store."""
-
-    rows: Rows
-    write: StoreWrite
-    output: Path  # the store's .bin
-
-    @classmethod
-    def of(  # noqa: PLR0917  (the figures of a store)
-        cls, job: Job, source: str, encoded: Sequence[Done], vocabulary: int, validation: float, masked: bool
-    ) -> _Shuffle:
-        """The shuffle of a source that these tasks have encoded."""
-        rows = job.collect("merge", encoded[0].output.parent, encoded, scratch=True)
-        tokens = sum(done.summary["tokens"] for done in encoded)
-        pieces = Exchange(len(encoded), -(-tokens // TOKENS_PER_UNIT)).ranges
-        folder = job.state / "stores" / source
-        documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
-        if not documents:
-            reasons = {reason for done in encoded for reason in done.summary["sources"][source]["dropped"]}
-            hint = 'read messages with message = "json"; docs/how-to/fine-tune.md has the reasons'
-            raise Failure(f"source {source}: no chat becomes tokens: {', '.join(sorted(reasons))}; {hint}")
-        paths = [folder / f"{number:07d}{ROWS_SUFFIX}" for number in range(pieces)]
-        write = StoreWrite(paths, rows.digest, documents, vocabulary, validation, masked)
-        return cls(rows, write, bin_path(job.out / source))
-
-    def pieces(self) -> Iterator[tuple[Range, Path]]:
-        """Each range of keys that one task merges, with the file that it writes."""
-        return zip(self.rows.ranges(len(self.write.pieces)), self.write.pieces, strict=True)
+def _encoded_source(
+    job: Job, source: str, encoded: Sequence[Done], *, masked: bool
+) -> tuple[tuple[Range, int, bool], Path]:
+    """Item and output of ``write_store`` for a source that these tasks have encoded."""
+    documents = sum(done.summary["sources"][source]["documents_out"] for done in encoded)
+    if not documents:
+        reasons = {reason for done in encoded for reason in done.summary["sources"][source]["dropped"]}
+        hint = 'read messages with message = "json"; docs/how-to/fine-tune.md has the reasons'
+        raise Failure(f"source {source}: no chat becomes tokens: {', '.join(sorted(reasons))}; {hint}")
+    (rows,) = job.collect("merge", encoded[0].output.parent, encoded, scratch=True).ranges(1)
+    return (rows, documents, masked), bin_path(job.out / source)
 
 
 def unigram_entropy(weights: Mapping[str, float], unigrams: Mapping[str, Sequence[int]]) -> float:
