@@ -54,7 +54,7 @@ def check(path: Path, texts: list[str]) -> dict[str, int]:
     tokenizer.encode_special_tokens = True
     expected = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
     flat = np.array([id_ for each in expected for id_ in each], np.uint32)
-    for library in ("tokenizers", "gigatoken"):
+    for library in ("tokenizers", "auto"):
         encoded, sizes = open_encoder(path, library)(texts)
         if sizes.tolist() != list(map(len, expected)) or not np.array_equal(encoded, flat):
             raise SystemExit(f"{library}: its ids differ from encode_batch's")
@@ -71,7 +71,7 @@ def sides(path: Path, texts: list[str], part: list[str]) -> dict[str, Callable[[
             each.ids for each in tokenizer.encode_batch(part, add_special_tokens=False)
         ],
         "ours by tokenizers": lambda: encode_all(plain, part),
-        "ours by gigatoken, cold": lambda: encode_all(open_encoder(path, "gigatoken"), texts),
+        "ours by gigatoken, cold": lambda: encode_all(open_encoder(path, "auto"), texts),
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -22,7 +25,7 @@ from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import encoder as encoder_module
 from mtnlg_data.tokens.encoder import MAX_BATCH_CHARACTERS, OVERLAP, open_encoder
 from mtnlg_data.tokens.encoding import Encoding
-from mtnlg_data.tokens.tokenizer import EOD, check_tokenizer, read_tokenizer, train_tokenizer
+from mtnlg_data.tokens.tokenizer import EOD, read_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from mtnlg_data.steps.tokenize import Library
     from mtnlg_data.tokens.encoder import Encoder
 
-LIBRARIES: tuple[Library, ...] = ("tokenizers", "gigatoken", "auto")
+LIBRARIES: tuple[Library, ...] = ("tokenizers", "auto")
 TEXTS = [f"The {n} quick brown foxes — naïve café {n * n} 日本\n\tdef f{n}(x): return x" for n in range(60)]
 NEW_LETTERS = ["\U0003275f's", "a\U00032d59't b", "\u10d0\u1c90's", "\u088f\u088f x"]
 AWKWARD = ["", " ", f"a{EOD}b", "\x00\x7f\u0301", "\U0001f600" * 20, "it's 'S  don'T\r\n\n  x", "\u00a0\u2003 a\u2028b"]
@@ -51,8 +54,6 @@ def path(request: pytest.FixtureRequest, gpt2: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def encode(request: pytest.FixtureRequest, path: Path) -> Encoder:
-    if request.param == "gigatoken":
-        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     return open_encoder(path, cast("Library", request.param))
 
 
@@ -126,8 +127,6 @@ def record_lengths(encode: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int
 def test_long_text_is_encoded_in_growing_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, longest: int, library: Library
 ) -> None:
-    if library == "gigatoken":
-        pytest.importorskip("gigatoken", reason="gigatoken is not installed")
     monkeypatch.setattr(encoder_module, "MAX_BATCH_CHARACTERS", 1000)
     monkeypatch.setattr(encoder_module, "OVERLAP", 251)
     tokenizer = train_kind("gpt2")
@@ -187,65 +186,30 @@ def test_bpe_dropout_is_ignored(tmp_path: Path) -> None:
 # --- gigatoken -------------------------------------------------------------------------------------------------------
 
 
-def test_ids_that_differ_from_those_of_tokenizers_end_the_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gigatoken_is_used_where_it_is_installed(path: Path) -> None:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed")
-    wrong = open_encoder(path, "gigatoken")
-
-    def shifted(texts: Sequence[str]) -> object:
-        ids, sizes = open_encoder(path, "tokenizers")(texts)
-        return ids + 1, sizes
-
-    monkeypatch.setattr(wrong.encode, "_encode", shifted)  # type: ignore[attr-defined]
-    with pytest.raises(Failure, match="gigatoken ids differ from those of tokenizers"):
-        wrong(TEXTS)
+    kinds = [type(open_encoder(path, library).encode).__name__ for library in LIBRARIES]  # type: ignore[attr-defined]
+    assert kinds == ["_Tokenizers", "_Gigatoken"]
 
 
-class Fake:
-    """gigatoken, whose ids are ``shift`` more than those of ``tokenizers``; None where it supports no tokenizer."""
+@pytest.mark.parametrize("fault", ["other ids", "unsupported", "missing"])
+def test_tokenizers_encodes_where_gigatoken_cannot(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    def from_json(_: str) -> object:
+        if fault == "unsupported":
+            raise ValueError("unsupported model")
+        return SimpleNamespace(encode_batch=encode_each_as_one)
 
-    shift: int | None = 0
-    opened = 0
+    def encode_each_as_one(texts: Sequence[str], *, parallel: bool) -> object:
+        offsets = SimpleNamespace(data=np.arange(len(texts) + 1))
+        return SimpleNamespace(
+            layout=SimpleNamespace(offsets=offsets, content=SimpleNamespace(data=np.ones(len(texts)) + parallel))
+        )
 
-    def __init__(self, path: Path) -> None:
-        type(self).opened += 1
-        if self.shift is None:
-            raise Failure("gigatoken does not support this tokenizer")
-        self._encode = open_encoder(path, "tokenizers")
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Any, Any]:
-        ids, sizes = self._encode(texts)
-        if self.shift:
-            raise Failure("gigatoken ids differ from those of tokenizers")
-        return ids, sizes
-
-
-@pytest.mark.parametrize("shift", [0, 1, None])
-def test_gigatoken_is_used_where_ids_are_equal(path: Path, monkeypatch: pytest.MonkeyPatch, shift: int | None) -> None:
-    monkeypatch.setattr(encoder_module, "_Gigatoken", Fake)
-    monkeypatch.setattr(Fake, "shift", shift)
-    monkeypatch.setattr(Fake, "opened", 0)
-    expected = open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
-    assert Fake.opened == 0
-    encode = open_encoder(path, TokenizeSettings(vocabulary=300).library)
-    assert Fake.opened == 1
+    gigatoken = SimpleNamespace(Tokenizer=SimpleNamespace(from_json=from_json))
+    monkeypatch.setitem(sys.modules, "gigatoken", None if fault == "missing" else gigatoken)  # type: ignore[arg-type]
+    encode, expected = open_encoder(path, "auto"), open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
     for _ in range(2):
         assert encode(TEXTS)[0].tolist() == expected
-    assert isinstance(encode.encode._encode, Fake) == (shift == 0)  # type: ignore[attr-defined]
-    if shift is None:
-        with pytest.raises(Failure, match="does not support"):
-            open_encoder(path, "gigatoken")
-
-
-def test_without_gigatoken_tokenizers_encodes_or_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "find_spec", lambda _: None)
-    check_tokenizer(TokenizeSettings(vocabulary=300))
-    assert open_encoder(path, "auto")(TEXTS)[0].tolist() == open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
-    for refused in (
-        lambda: open_encoder(path, "gigatoken"),
-        lambda: check_tokenizer(TokenizeSettings(vocabulary=300, library="gigatoken")),
-    ):
-        with pytest.raises(Failure, match=r'not installed; pip install "mtnlg-data\[gigatoken\]", or use "tokenizers"'):
-            refused()
 
 
 def test_encoder_library_is_in_no_key() -> None:

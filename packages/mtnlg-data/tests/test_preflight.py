@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from mtnlg_data.console import Failure, IoFailure, error_status
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.pipeline import check_inputs
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.tokens.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,18 +110,6 @@ def test_disk_failure_in_preflight_is_not_a_usage_error(recipe: Path, monkeypatc
     monkeypatch.setattr(Decontaminate, "check", fails)
     with pytest.raises(IoFailure, match="the store is busy"):
         check_inputs(load_recipe(recipe))
-
-
-def test_gigatoken_is_asked_whether_it_supports_the_tokenizer(recipe: Path) -> None:
-    pytest.importorskip("gigatoken")
-    tokenizer = train_tokenizer(iter(["one two three"] * 9), 300)
-    content = json.loads(tokenizer.to_str())
-    (recipe.parent / "sound.json").write_text(json.dumps(content))
-    content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
-    (recipe.parent / "words.json").write_text(json.dumps(content))
-    check_inputs(load_recipe(recipe, ["tokenize={tokenizer='sound.json',library='gigatoken'}"]))
-    for said in refusals(recipe, "tokenize={tokenizer='words.json',library='gigatoken'}"):
-        assert "gigatoken does not support this tokenizer" in said[0]
 
 
 def test_the_label_of_a_fasttext_model_is_looked_for(recipe: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mtnlg_data.transfer.urls import Location
 
 
-Library = Literal["auto", "tokenizers", "gigatoken"]
+Library = Literal["auto", "tokenizers"]
 MIN_VOCABULARY = 257  # 256 bytes and the end token
 
 

@@ -3,9 +3,9 @@
 A text that spells a special token is encoded as text: special tokens are renamed to random names before the library
 reads the tokenizer, since a model may have them in its vocabulary (Unigram finds "</s>" there like any other piece).
 
-gigatoken, an extra, is many times as fast, and supports only the usual tokenizers. Its first ids in every task are
-compared with those of ``tokenizers``. It is used if it is installed, supports the tokenizer and gives equal ids, unless
-the settings say otherwise.
+gigatoken, an extra, is many times as fast, and supports only the usual tokenizers. It is used if it is installed,
+supports the tokenizer and gives the ids of ``tokenizers`` for the first texts of a task, unless the settings say
+otherwise.
 
 Word boundaries depend on which characters are letters, so on the version of Unicode: of 1.1 M code points the two
 libraries (0.10.0, 0.23.3) classify 4,657 differently, all newer than Unicode 14. So ``tokenizers`` encodes all texts
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from itertools import chain
 from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
@@ -36,7 +36,6 @@ import orjson
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 
-from mtnlg_data.console import Failure
 from mtnlg_data.files import read_small
 from mtnlg_data.text.characters import code_points
 
@@ -63,22 +62,18 @@ class Encoder(Protocol):
         """The ids of all texts, concatenated, and the number of ids of each text."""
 
 
-def require_library(library: Library) -> None:
-    """Raise ``Failure`` where this library is not installed."""
-    if library != "auto" and find_spec(library) is None:
-        raise Failure(f'library = "{library}": not installed; pip install "mtnlg-data[{library}]", or use "tokenizers"')
-
-
 @lru_cache(maxsize=1)
 def _load_tokenizer(path: Path, changed: int) -> Tokenizer:
     return Tokenizer.from_str(_with_unspelled_names(path, changed))
 
 
 def open_encoder(tokenizer: Path, library: Library) -> Encoder:
-    """An encoder for this tokenizer.json. Raises ``Failure`` where the library is missing or does not support it."""
-    if library == "gigatoken":
-        return _Windows(_Gigatoken(tokenizer), tokenizer)
-    return _Windows(_Tokenizers(tokenizer) if library == "tokenizers" else _Fastest(tokenizer), tokenizer)
+    """An encoder for this tokenizer.json, by the library of the settings."""
+    encode: Encoder = _Tokenizers(tokenizer)
+    if library == "auto":
+        with suppress(Exception):  # whatever it raises, the other library encodes
+            encode = _Gigatoken(tokenizer, encode)
+    return _Windows(encode, tokenizer)
 
 
 def batch_slices(texts: Sequence[str]) -> Iterator[slice]:
@@ -141,29 +136,30 @@ class _Tokenizers:
 
 
 class _Gigatoken:
-    """gigatoken, opened anew for every task, since its cache of words grows with the texts."""
+    """gigatoken, opened anew for every task, since its cache of words grows with the texts.
 
-    def __init__(self, path: Path) -> None:
-        require_library("gigatoken")
+    If its first ids are not those of ``reference``, the reference encodes all texts.
+    """
+
+    def __init__(self, path: Path, reference: Encoder) -> None:
         import gigatoken  # noqa: PLC0415  (an extra)
 
-        try:
-            self._tokenizer = gigatoken.Tokenizer.from_json(_with_unspelled_names(path, path.stat().st_mtime_ns))
-        except Exception as error:  # noqa: BLE001  (whatever it raises, the way out is the other library)
-            reason = str(error).partition("\n")[0]
-            raise Failure(
-                f'{path}: gigatoken does not support this tokenizer: {reason}; use library = "tokenizers"'
-            ) from None
-        self._path = path
-        self._reference = _Tokenizers(path)
-        self._compared = False
+        self._tokenizer = gigatoken.Tokenizer.from_json(_with_unspelled_names(path, path.stat().st_mtime_ns))
+        self._reference = reference
+        self._is_compared = False
 
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        if self._tokenizer is None:
+            return self._reference(texts)
         is_new = _have_new_characters(texts)
         old_texts = [text for text, new in zip(texts, is_new, strict=True) if not new]
         ids, sizes = self._encode(old_texts)
-        if not self._compared and len(sizes):
-            self._compare(old_texts[:COMPARED_TEXTS], ids, sizes)
+        if not self._is_compared and len(sizes):
+            expected, expected_sizes = self._reference(old_texts[:COMPARED_TEXTS])
+            if not np.array_equal(sizes[:COMPARED_TEXTS], expected_sizes) or (ids[: len(expected)] != expected).any():
+                self._tokenizer = None
+                return self._reference(texts)
+            self._is_compared = True
         if not is_new.any():
             return ids, sizes
         new_ids, new_sizes = self._reference([text for text, new in zip(texts, is_new, strict=True) if new])
@@ -171,36 +167,10 @@ class _Gigatoken:
         all_ids, sizes = take_documents(np.concatenate([ids, new_ids]), np.concatenate([sizes, new_sizes]), order)
         return all_ids.astype(np.uint32, copy=False), sizes
 
-    def _compare(self, texts: Sequence[str], ids: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
-        """Raise ``Failure`` where ``tokenizers`` gives other ids for these texts, the first of those encoded."""
-        expected, expected_sizes = self._reference(texts)
-        same_sizes = sizes[: len(texts)].tolist() == expected_sizes.tolist()
-        if not same_sizes or (ids[: len(expected)] != expected).any():
-            raise Failure(f'{self._path}: gigatoken ids differ from those of tokenizers; use library = "tokenizers"')
-        self._compared = True
-
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(lists.offsets.data, np.int64)
         return np.asarray(lists.content.data, np.uint32)[offsets[0] : offsets[-1]], np.diff(offsets)
-
-
-class _Fastest:
-    """gigatoken, or ``tokenizers`` once gigatoken cannot be used."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._encode: Encoder = _Gigatoken(path)
-        except Failure:
-            self._encode = _Tokenizers(path)
-
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        try:
-            return self._encode(texts)
-        except Failure:  # the ids differ, which is found before any are returned
-            self._encode = _Tokenizers(self._path)
-            return self._encode(texts)
 
 
 @lru_cache(maxsize=1)

@@ -10,8 +10,6 @@ import hashlib
 import json
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -32,11 +30,11 @@ from mtnlg_data.transfer.url_files import local_path
 from mtnlg_data.transfer.urls import location
 
 from . import tokenizer_file
-from .encoder import open_encoder, require_library
 from .gpt2 import GPT2, fetch_gpt2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done
@@ -54,11 +52,10 @@ TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.j
 
 
 def check_tokenizer(settings: TokenizeSettings) -> None:
-    """Read the tokenizer, if one is given. Raises ``Failure`` if it or the encoding library cannot be used.
+    """Read the tokenizer, if one is given. Raises ``Failure`` if it cannot be used.
 
     An end token that is added is announced, or refused where the tokenizer's own configuration names another.
     """
-    require_library(settings.library)
     if settings.tokenizer is None:
         return
     files = tokenizer_files(settings)
@@ -70,11 +67,7 @@ def _check(settings: TokenizeSettings, files: Sequence[Path], _changed: int) -> 
     tokenizer = _open_tokenizer(files)
     if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
         _announce_end(files[0], tokenizer, settings.eod)
-    tokenizer = _add_ends(tokenizer, settings.eod, settings.bos)
-    if settings.library == "gigatoken":
-        with TemporaryDirectory() as folder:
-            write_text(path := Path(folder, "tokenizer.json"), tokenizer.to_str())
-            open_encoder(path, settings.library)
+    _add_ends(tokenizer, settings.eod, settings.bos)
 
 
 def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
