@@ -110,9 +110,7 @@ def test_pieces_of_a_document_by_the_papers_figures(
     assert summary["decontamination"]["documents_dropped"] == len(dropped)
 
 
-@pytest.mark.parametrize("fan_out", [2, 128])
-def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fan_out: int) -> None:
-    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", fan_out)
+def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path) -> None:
     documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
     summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
     assert [row["text"] for row in left] == documents
@@ -188,7 +186,6 @@ def test_order_of_tasks_shards_and_batches_changes_no_byte(tmp_path: Path, monke
     shards = sorted(tmp_path.glob("*.parquet"), reverse=True)
     monkeypatch.setattr("mtnlg_data.text.arrays.BATCH_CHARACTERS", 900)
     monkeypatch.setattr("mtnlg_data.decontaminate.matches.small_batches", partial(small_batches, size=900))
-    monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
     step = Decontaminate(texts=tmp_path / "texts.jsonl")
     run_step(step, shards, tmp_path / "two", Backwards(1))
     for name in (name for shard in shards for name in (shard.name, f"cuts/{shard.name}")):

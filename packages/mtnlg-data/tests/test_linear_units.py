@@ -81,7 +81,7 @@ def test_units_grow_with_shards_and_each_stays_as_small(tmp_path: Path, monkeypa
     assert "mtnlg_data.exchange:merge" in once.bytes
     for name in once.bytes:
         # of the samples of all shards, or the counts of all ranges, one after another
-        one_for_all = name.endswith(("write_tokenizer", "train_classifier", "write_store"))
+        one_for_all = name.endswith(("write_tokenizer", "train_classifier", "choose_rare", "write_store"))
         # longer numbers and names, and as many files of each of three kinds as one unit may open
         more = 64 + 3 * 20 * FAN_OUT
         assert one_for_all or twice.bytes[name] <= once.bytes[name] + more < 3000, (name, twice.bytes[name])

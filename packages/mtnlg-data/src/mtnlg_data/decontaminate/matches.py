@@ -2,14 +2,13 @@
 
 write_ngrams      the n-grams of the task texts
 scan_shard        every match in a shard, as numbers; later tasks decide from these and read no text
-count_documents   documents per n-gram over all shards, summed level by level
-choose_rare       n-grams in ``common`` documents or more are not cut
+choose_rare       n-grams in ``common`` documents or more, over all shards, are not cut
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,39 +129,20 @@ def _ends_sentence(codes: UInt32s) -> Bools:
     return np.isin(codes, SENTENCE_ENDS) | (after_letter & np.isin(codes, code_points(" \n")))
 
 
-def count_documents(files: Sequence[Done], output: Path, *, ngrams: Done) -> Summary:
-    """Sum files of matches, or of counts, into int64[2, n-grams found]: n-gram numbers, and documents with each.
+def choose_rare(matches: Sequence[Done], output: Path, *, ngrams: Done, common: int) -> Summary:
+    """Write bool[n-grams], True where an n-gram is rare enough to be cut, from the matches of all shards.
 
     Takes 8 bytes of memory per n-gram.
     """
     documents = np.zeros(pq.read_metadata(ngrams.output).num_rows, np.int64)
-    for own, counts in chain.from_iterable(map(_counts, files)):
-        documents[own] += counts
-    found = np.flatnonzero(documents)
+    for done in matches:
+        with pq.ParquetFile(done.output) as file:
+            for batch in file.iter_batches(columns=["ngram", "is_first"]):
+                is_first = batch["is_first"].to_numpy(zero_copy_only=False)
+                np.add.at(documents, batch["ngram"].to_numpy()[is_first], 1)
     with atomic_open(output) as file:
-        np.save(file, np.stack([found, documents[found]]))
-    return {}
-
-
-def _counts(file: Done) -> Iterator[Int64s]:
-    """Yield n-gram numbers and the documents with each: as counted before, or of each batch of matches."""
-    if file.output.suffix == ".npy":
-        yield np.load(file.output)
-        return
-    with pq.ParquetFile(file.output) as matches:
-        for batch in matches.iter_batches(columns=["ngram", "is_first"]):
-            ngrams = batch["ngram"].to_numpy()[batch["is_first"].to_numpy(zero_copy_only=False)]
-            yield np.stack(np.unique(ngrams, return_counts=True))
-
-
-def choose_rare(counts: Done, output: Path, *, ngrams: Done, common: int) -> Summary:
-    """Write bool[n-grams], True where an n-gram is rare enough to be cut."""
-    found, documents = np.load(counts.output)
-    is_cut = np.ones(pq.read_metadata(ngrams.output).num_rows, np.bool_)
-    is_cut[found] = documents < common
-    with atomic_open(output) as file:
-        np.save(file, is_cut)
-    return {"found": len(found), "common": int((~is_cut).sum())}
+        np.save(file, documents < common)
+    return {"common": int((documents >= common).sum())}
 
 
 def read_matches_to_cut(path: Path, is_cut: Bools) -> Iterator[tuple[int, int, list[Match]]]:

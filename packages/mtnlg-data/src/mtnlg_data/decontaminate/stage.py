@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data import exchange
 from mtnlg_data.document import read_rows, replace_columns, shard_source
 from mtnlg_data.files import atomic_path
 from mtnlg_data.fingerprint import File
@@ -27,7 +26,7 @@ from mtnlg_data.schema import required
 from mtnlg_data.step import KEPT, Outcome
 
 from .cut_planning import plan_shard
-from .matches import NGRAM_SCHEMA, choose_rare, count_documents, scan_shard, write_ngrams
+from .matches import NGRAM_SCHEMA, choose_rare, scan_shard, write_ngrams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,14 +70,7 @@ def find_matches(job: Job, settings: DecontaminateSettings) -> tuple[list[Done],
         windows = {code: own.window for code, own in job.step.by_language(shard_source(shard.path)).items()}
         shards.append(((shard, windows), job.state / f"{shard.path.stem}.matches.parquet"))
     matches = job.map("scan", scan_shard, shards, ngrams=ngrams, minimum=settings.minimum)
-    counts, level = matches, 0
-    while level == 0 or len(counts) > 1:
-        groups = [counts[first : first + exchange.FAN_OUT] for first in range(0, len(counts), exchange.FAN_OUT)]
-        items = [(group, job.state / f"counts-{level}-{number:05d}.npy") for number, group in enumerate(groups or [[]])]
-        counts, level = job.map("count", count_documents, items, ngrams=ngrams), level + 1
-    (rare,) = job.map(
-        "choose", choose_rare, [(counts[0], job.state / "cut.npy")], ngrams=ngrams, common=settings.common
-    )
+    (rare,) = job.map("count", choose_rare, [(matches, job.state / "cut.npy")], ngrams=ngrams, common=settings.common)
     return matches, Found(ngrams, rare)
 
 
