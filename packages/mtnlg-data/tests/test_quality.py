@@ -200,20 +200,14 @@ def test_positives_per_curated_source_follow_the_recipe(tmp_path: Path) -> None:
 # --- a model that is given -------------------------------------------------------------------------------------------
 
 
-def test_foreign_classifier_scores_and_is_measured_here(tmp_path: Path) -> None:
-    trained, kept = filter_corpus(tmp_path / "one")
+def test_foreign_classifier_scores_as_where_it_was_trained(tmp_path: Path) -> None:
+    _, kept = filter_corpus(tmp_path / "one")
     model = tmp_path / "one" / "out" / "classifier.npy"
-    summary, again = filter_corpus(tmp_path / "two", model=model)
-    assert again == kept
-    measured = summary["quality"]
-    assert measured["trained_on"] == 0
-    assert measured["held_out"] == trained["quality"]["trained_on"] + trained["quality"]["held_out"]
-    assert measured["auc"] > trained["quality"]["auc"] - 0.1  # measured on what it had trained from
-    assert sum(measured["positives"]) + sum(measured["negatives"]) == measured["held_out"]
-    assert not (tmp_path / "two" / "out" / "classifier.npy").exists()
-    summary, kept = filter_corpus(tmp_path / "uncurated", model=model, sources=SOURCES | {"books": {}})
-    assert {*summary["quality"]} == {"edges", "candidates", "kept"}
-    assert sum(summary["quality"]["kept"]) == len(kept) > 0
+    for name, sources in (("two", SOURCES), ("uncurated", SOURCES | {"books": {}})):
+        summary, again = filter_corpus(tmp_path / name, model=model, sources=sources)
+        assert again == kept
+        assert {*summary["quality"]} == {"edges", "candidates", "kept"}
+        assert not (tmp_path / name / "out" / "classifier.npy").exists()
 
 
 def test_recipe_with_a_model_needs_no_curated_source(tmp_path: Path) -> None:

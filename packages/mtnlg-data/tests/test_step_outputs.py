@@ -90,7 +90,7 @@ def _digest(recipe: Recipe, out: Path, name: str) -> str:
             for path in files
             if not path.with_suffix("").exists() and path.name != "stage.json"
         ]
-    return fingerprint(contents)  # measured.json, which is of floats, is left out
+    return fingerprint(contents)
 
 
 @pytest.fixture(scope="module")

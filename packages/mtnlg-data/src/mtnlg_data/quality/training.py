@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import read_documents, replace_columns, write_documents
-from mtnlg_data.files import write_json
 from mtnlg_data.schema import SCHEMA
 
-from .classifier import BATCH_TEXTS, BUCKETS, CLASSIFIED_CHARACTERS, fit_classifier, open_scorer, roc_auc
+from .classifier import BATCH_TEXTS, BUCKETS, CLASSIFIED_CHARACTERS, fit_classifier, roc_auc
 from .draws import histogram, uniform_draws
 
 if TYPE_CHECKING:
@@ -22,11 +21,8 @@ if TYPE_CHECKING:
 
     from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
-    from mtnlg_data.fingerprint import File
     from mtnlg_data.job import Done
     from mtnlg_data.summary import Summary
-
-    from .classifier import Scorer
 
 LIBRARY_BYTES = 350_000_000  # memory of a worker that has trained
 TRAINING_BYTES = 80 * BUCKETS  # the weights of SGD, their means and their updates, while it trains
@@ -80,7 +76,7 @@ def training_memory(documents: int) -> int:
 def train_classifier(
     item: tuple[Sequence[Done], int], output: Path, *, seed: int, held_out: float, epochs: int
 ) -> Summary:
-    """Train a classifier; the summary has its accuracy on the held-out examples."""
+    """Train a classifier; the summary has accuracy at threshold 0.5, ROC AUC and scores of the held-out examples."""
     examples = TrainingExamples(*item, seed)
     is_held_out = examples.held_out < held_out
     training, measured = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
@@ -91,31 +87,16 @@ def train_classifier(
         )
     classifier = fit_classifier(lambda rows: examples.texts(training[rows]), examples.labels[training], seed, epochs)
     classifier.save(output)
-    return {"trained_on": len(training), **measure_scorer(classifier, examples, measured)}
-
-
-def measure_classifier(item: tuple[Sequence[Done], int], output: Path, *, classifier: File, label: str) -> Summary:
-    """Measure a given model on all samples and write the result."""
-    examples = TrainingExamples(*item, seed=0)
-    scorer = open_scorer(classifier.path, label)
-    measured = {"trained_on": 0, **measure_scorer(scorer, examples, np.arange(len(examples.labels)))}
-    write_json(output, measured)
-    return measured
-
-
-def measure_scorer(scorer: Scorer, examples: TrainingExamples, rows: Int64s) -> Summary:
-    """Accuracy at threshold 0.5, ROC AUC and score histograms on these examples; only a count if a class is missing."""
-    batches = (rows[begin : begin + BATCH_TEXTS] for begin in range(0, len(rows), BATCH_TEXTS))
-    scores = np.concatenate([np.empty(0), *(scorer.scores(examples.texts(batch)) for batch in batches)])
-    labels = examples.labels[rows]
+    batches = (measured[begin : begin + BATCH_TEXTS] for begin in range(0, len(measured), BATCH_TEXTS))
+    scores = np.concatenate([classifier.scores(examples.texts(batch)) for batch in batches])
+    labels = examples.labels[measured]
     positives, negatives = scores[labels], scores[~labels]
-    if not (len(positives) and len(negatives)):
-        return {"held_out": len(rows)}
     correct = (positives > 0.5).sum() + (negatives <= 0.5).sum()
     return {
+        "trained_on": len(training),
         "accuracy": float(correct / len(scores)),
         "auc": roc_auc(positives, negatives),
-        "held_out": len(rows),
+        "held_out": len(measured),
         "positives": histogram(positives),
         "negatives": histogram(negatives),
     }

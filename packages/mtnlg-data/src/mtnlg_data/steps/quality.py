@@ -4,8 +4,7 @@ As crawled sources are filtered in paper.md 4.2. [bold]--model FILE[/bold] takes
 the classifier.npy of another run.
 
 The classifier is trained on documents of the run, or given. Positives are documents of the curated sources; negatives
-are as many raw extracted ones of the filtered sources. A tenth is held out to measure the classifier; a given one is
-measured on all of them.
+are as many raw extracted ones of the filtered sources. A tenth is held out to measure the classifier.
 
 A document of score s is kept if ``pareto(alpha) > 1 - s``, with probability ``(2 - s) ** -alpha``: most good documents
 and a few of every kind. Every draw is a hash of the seed and the document's key, so order, shards and restarts do not
@@ -127,12 +126,11 @@ class Quality(Step[QualitySettings, QualityKeys]):
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """Sampling, training in one process on the samples' beginnings (13 GB for 800,000 per class), and scoring."""
-        sampled = 2 * min(self.settings.sample, corpus.documents)
+        sampled = 2 * min(self.settings.sample, corpus.documents) if self.settings.model is None else 0
         characters = sampled * min(4000, corpus.characters)
-        alone = 270_000_000 + (80 << 20) + 2 * characters if self.settings.model is None else 0
+        alone = 270_000_000 + (80 << 20) + 2 * characters
         disk = corpus.disk + round(corpus.packed * characters) + (4 << 20)
-        seconds = 0.0694 * characters / 1e6 if self.settings.model is None else 0.0
-        return Cost(0.021 * corpus.text / 1e6, 270_000_000 + corpus.group, disk, 0, seconds, alone)
+        return Cost(0.021 * corpus.text / 1e6, 270_000_000 + corpus.group, disk, 0, 0.0694 * characters / 1e6, alone)
 
     def role(self, source: str) -> Role:
         """The role that the source's keys give it."""
@@ -162,9 +160,12 @@ class Quality(Step[QualitySettings, QualityKeys]):
         return decide
 
     def run(self, job: Job) -> list[Done]:
-        """Sample, train or measure, then score."""
-        classifier, measured = self._classifier(job)
-        done = job.write(name="score", classifier=classifier)
+        """Sample and train, unless a model is given; then score."""
+        classifier, measured = self.settings.model, {}
+        if classifier is None:
+            trained = self._train(job)
+            classifier, measured = trained.output, trained.summary
+        done = job.write(name="score", classifier=File(classifier))
         histograms = {
             name: [sum(one.summary["counts"].get(f"{name} {at}", 0) for one in done) for at in range(BINS)]
             for name in ("candidates", "kept")
@@ -172,42 +173,31 @@ class Quality(Step[QualitySettings, QualityKeys]):
         job.details["quality"] = {**measured, "edges": HISTOGRAM_EDGES.round(2).tolist(), **histograms}
         return done
 
-    def _classifier(self, job: Job) -> tuple[File, dict[str, Any]]:
-        """Train the classifier, or take the given one; returns it and its measurement."""
+    def _train(self, job: Job) -> Done:
+        """Train the classifier on samples of the shards."""
         from mtnlg_data.quality import training  # noqa: PLC0415
 
         settings, shares = self.settings, self._sample_shares(job)
-        sampled = [shard for shard in job.shards if shard_source(shard.path) in shares]
-        ordered = sorted(sampled, key=lambda shard: shard_source(shard.path) not in self.curated)
+        ordered = sorted(job.shards, key=lambda shard: shard_source(shard.path) not in self.curated)
         positives = sum(shard_source(shard.path) in self.curated for shard in ordered)
         items = [
             ((shard, shares[shard_source(shard.path)]), job.state / "samples" / f"{number:07d}.parquet")
             for number, shard in enumerate(ordered)
         ]
         samples = job.map("sample", training.draw_sample, items, seed=settings.seed)
-        documents = sum(sample.summary["documents"] for sample in samples)
-        item = (samples, positives)
-        if settings.model is None:
-            path = job.out / "classifier.npy"
-            (measured,) = job.map(
-                "train",
-                training.train_classifier,
-                [(item, path)],
-                memory=training.training_memory(documents),
-                seed=settings.seed,
-                held_out=settings.held_out,
-                epochs=settings.epochs,
-            )
-            return File(path), measured.summary
-        given = File(settings.model)
-        if not samples:
-            return given, {}
-        measuring = [(item, job.out / "measured.json")]
-        (measured,) = job.map("measure", training.measure_classifier, measuring, classifier=given, label=settings.label)
-        return given, measured.summary
+        (trained,) = job.map(
+            "train",
+            training.train_classifier,
+            [((samples, positives), job.out / "classifier.npy")],
+            memory=training.training_memory(sum(sample.summary["documents"] for sample in samples)),
+            seed=settings.seed,
+            held_out=settings.held_out,
+            epochs=settings.epochs,
+        )
+        return trained
 
     def _sample_shares(self, job: Job) -> dict[str, float]:
-        """The share of each source's documents to sample, for as many positives as negatives; empty to sample none."""
+        """The share of each source's documents to sample, for as many positives as negatives."""
         settings = self.settings
         sizes = {source: job.before[source]["documents_out"] for source in (*self.filtered, *self.curated)}
         wanted = {source: min(settings.positives.get(source, 0), sizes[source]) for source in self.curated}
@@ -215,9 +205,7 @@ class Quality(Step[QualitySettings, QualityKeys]):
             wanted = {source: sizes[source] for source in self.curated}
         positives, negatives = sum(wanted.values()), sum(sizes[source] for source in self.filtered)
         per_class = min(settings.sample, positives, negatives)
-        if settings.model is not None and not per_class:
-            return {}  # nothing to measure the model on
-        if settings.model is None and per_class < MIN_DOCUMENTS:
+        if per_class < MIN_DOCUMENTS:
             raise Failure(
                 f"quality: {positives} documents of {', '.join(self.curated)} and {negatives} of "
                 f"{', '.join(self.filtered)} are too few to train a classifier; it takes {MIN_DOCUMENTS} of each"
