@@ -186,7 +186,7 @@ def test_loss_over_alarm_share_stops_the_run(
     settings = WORDS.model_copy(update={"alarm_share": float(advice[1])})
     summary, _ = run(shards, out, settings, ("books", "web"), engine)
     assert summary["duplicates"]["removed_share"] == {"books": 0.166667, "web": 0.285714}
-    assert engine.functions == ["write_survivors", "write_survivors"]  # the search is not done again
+    assert engine.functions == ["write_shard", "write_shard"]  # the search is not done again
 
 
 @pytest.mark.parametrize(("share", "small"), [(2 / 7, 0), (0.1, 100)])
@@ -302,5 +302,5 @@ def test_signatures_are_reused_for_another_threshold(tmp_path: Path, documents: 
         "write_removals",
         "write_names",
         "write_ledger",
-        "write_survivors",
+        "write_shard",
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from .exchange import Rows, merge
 from .files import atomic_path
 from .fingerprint import fingerprint
 from .summary import COUNTS, passthrough_summary, stage_summary
-from .tally import recorded_tallies
+from .tally import Tallies, recorded_tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -242,7 +243,7 @@ def write_shard(write: ShardWrite, output: Path, **shared: object) -> Summary:
     counts: Counter[str] = Counter()
     samples: list[object] = []
 
-    with recorded_tallies(output) as tallies:
+    with recorded_tallies(output) if step.recorded else nullcontext(Tallies()) as tallies:
         tallies[source]  # a shard of no documents counts too
 
         def remaining() -> Iterator[pa.RecordBatch]:

@@ -99,7 +99,8 @@ class Outcome(NamedTuple):
     ) -> Outcome:
         """The documents for which ``kept`` is true; all others are dropped for this reason."""
         measured = None if scores is None else scores.astype(np.float64)
-        return cls(batch.filter(pa.array(kept)), np.where(kept, KEPT, 0), (reason,), measured)
+        documents = batch if kept.all() else batch.filter(pa.array(kept))
+        return cls(documents, np.where(kept, KEPT, 0), (reason,), measured)
 
     @property
     def rows(self) -> Int64s:
@@ -138,6 +139,8 @@ class Step(Generic[S, K]):
     #: Settings that may differ by source and language: True for all, if only ``open`` reads them; else the names of
     #: those that the step itself reads for each language (``by_language``).
     varies: ClassVar[Literal[True] | Sequence[str]] = True
+    #: Whether dropped documents are recorded and examples shown; False for a step that does so in a way of its own.
+    recorded: ClassVar[bool] = True
     #: For the step's own command: source keys of every INPUT, and options for inputs with other keys (option → keys).
     alone: ClassVar[Mapping[str, Any]] = {}
     inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

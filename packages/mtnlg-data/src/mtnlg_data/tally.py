@@ -55,7 +55,10 @@ def lowest(ranks: Int64s, count: int) -> Int64s:
 
 
 class Tally:
-    """Counts the documents of one source in one task, and records those that it drops in ``drops``."""
+    """Counts the documents of one source in one task, and records those that it drops in ``drops``.
+
+    Without ``drops``, ``count`` chooses no examples either.
+    """
 
     def __init__(self, source: str, drops: DropFile | None = None) -> None:
         self.source = source
@@ -117,14 +120,14 @@ class Tally:
             del examples[SHOWN_PER_FATE:]
 
     def count(self, batch: pa.RecordBatch, outcome: Outcome, own: Bools, ranks: Int64s) -> None:
-        """Count, record and show what a step decided on the documents of this source, the ``own`` rows of a batch."""
+        """Count, record and show what a step decided on the documents of this source: the ``own`` rows of a batch."""
         scores = np.full(batch.num_rows, np.nan) if outcome.scores is None else outcome.scores
         for number in np.unique(outcome.decisions[own]).tolist():
             rows, fate = np.flatnonzero(own & (outcome.decisions == number)), KEPT
             if number >= 0:
                 fate = outcome.reasons[number]
                 self.reasons[fate] += len(rows)
-            for row in rows[lowest(ranks[rows], SHOWN_PER_FATE)].tolist():
+            for row in rows[lowest(ranks[rows], SHOWN_PER_FATE)].tolist() if self._drops is not None else ():
                 name, key, text = (batch[column][row].as_py() for column in ("id", "key", "text"))
                 self.show(fate, name, text, None if np.isnan(scores[row]) else float(scores[row]), key)
         if self._drops is not None and (dropped := own & (outcome.decisions >= 0)).any():

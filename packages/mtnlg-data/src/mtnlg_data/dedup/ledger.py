@@ -1,4 +1,4 @@
-"""The ledger ``dropped/duplicates-*.parquet``, and the shards without the removed documents.
+"""The ledger ``dropped/duplicates-*.parquet``, and the decision on each document of a shard.
 
 A ledger row is one removed document, its kept twin, their Jaccard similarity and their component, identified by the
 number of the document that it keeps. Rows are sorted by component, then by document. ``write_names`` takes the removed
@@ -15,21 +15,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import read_documents, read_rows, write_documents
+from mtnlg_data.document import DocumentFile, read_rows
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
-from mtnlg_data.tally import DROPPED_SCHEMA, Tallies
-from mtnlg_data.text.arrays import text_lengths
+from mtnlg_data.step import Outcome
+from mtnlg_data.tally import DROPPED_SCHEMA
 from mtnlg_data.text.hashing import fmix64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from mtnlg_data.array_types import Bools, Int64s
+    from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
+    from mtnlg_data.step import Decide
 
 REASON = "duplicate"
 NAMES = ["id", "key", "source"]
@@ -139,54 +140,35 @@ def _sample_rows(table: pa.Table) -> list[tuple[int, dict[str, Any]]]:
     return list(zip(hashes[order].tolist(), table.take(pa.array(order)).to_pylist(), strict=True))
 
 
-def sampled_rows(entries: Iterable[Mapping[str, Any]], shard: str) -> tuple[int, ...]:
-    """The rows of this shard that sampled ledger rows name."""
-    sides = ((entry[f"{side}shard"], entry[f"{side}row"]) for entry in entries for side in ("", "kept_"))
-    return tuple(sorted({row for name, row in sides if name == shard}))
+def sample_pairs(entries: Iterable[Mapping[str, Any]], shards: Sequence[Shard]) -> list[dict[str, Any]]:
+    """Both texts of sampled ledger rows, the least similar pair first."""
+    paths = {shard.path.name: shard.path for shard in shards}
 
+    def beginning(shard: str, row: int) -> str:
+        with DocumentFile(paths[shard], verify=False) as file:
+            ((_, batch),) = file.read_rows(np.array([row]), ["text"])
+        return str(batch["text"][0])[:SAMPLE_CHARACTERS]
 
-def sample_pairs(entries: Iterable[Mapping[str, Any]], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
-    """Both texts of sampled ledger rows, by shard and row, the least similar pair first."""
     return [
         {
             "kept": entry["kept"],
             "dropped": entry["id"],
             "jaccard": round(entry["score"], 4),
-            "text_kept": texts[entry["kept_shard"], entry["kept_row"]],
-            "text_dropped": texts[entry["shard"], entry["row"]],
+            "text_kept": beginning(entry["kept_shard"], entry["kept_row"]),
+            "text_dropped": beginning(entry["shard"], entry["row"]),
         }
         for entry in sorted(entries, key=lambda entry: float(entry["score"]))
     ]
 
 
-def write_survivors(item: tuple[Shard, Range, Sequence[int]], output: Path, *, numbering: Numbering) -> Summary:
-    """Write one shard without its removed documents.
-
-    ``item`` has the shard, its removals, and the rows whose texts are to be shown. The summary has the tallies of the
-    shard's sources and the beginnings of these texts.
-    """
-    shard, removals, shown = item
+def drop_removed(shard: Shard, removals: Range, numbering: Numbering) -> Decide:
+    """A function that drops a shard's removed documents, batch by batch."""
     stays = np.ones(shard.rows, np.bool_)
     stays[numbering.numbers(removals.column("sort", np.uint64)) - shard.first] = False
-    tallies, samples = Tallies(), list[str]()
-    write_documents(output, _surviving_batches(shard, stays, np.array(shown, np.int64), tallies, samples))
-    return {**tallies.summary(), "samples": samples}
-
-
-def _surviving_batches(
-    shard: Shard, document_stays: Bools, sampled: Int64s, tallies: Tallies, samples: list[str]
-) -> Iterator[pa.RecordBatch]:
     first = 0
-    for batch in read_documents(shard.path):
-        stays = document_stays[first : first + batch.num_rows]
-        lengths = text_lengths(batch["text"])
-        sources = batch["source"].dictionary_encode()
-        for number, source in enumerate(sources.dictionary.to_pylist()):
-            own = sources.indices.to_numpy() == number
-            tallies[source].measure(lengths[own], lengths[own & stays])
-            if removed := int((own & ~stays).sum()):
-                tallies[source].reasons[REASON] += removed
-        shown = sampled[slice(*np.searchsorted(sampled, [first, first + batch.num_rows]))] - first
-        samples += (text[:SAMPLE_CHARACTERS] for text in batch["text"].take(pa.array(shown)).to_pylist())
-        yield batch.filter(pa.array(stays)) if not stays.all() else batch
-        first += batch.num_rows
+
+    def decide(batch: pa.RecordBatch) -> Outcome:
+        nonlocal first
+        return Outcome.keep(batch, stays[first : (first := first + batch.num_rows)], REASON)
+
+    return decide

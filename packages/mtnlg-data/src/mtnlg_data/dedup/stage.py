@@ -27,15 +27,7 @@ from mtnlg_data.summary import SMALL_SOURCE, loss_alarm
 from .candidates import collect_candidates
 from .clusters import FOREST_BYTES, check_memory, link_bands, write_band_rows, write_clusters
 from .copies import find_copies, write_removals
-from .ledger import (
-    REASON,
-    ledger_summary,
-    sample_pairs,
-    sampled_rows,
-    write_ledger,
-    write_names,
-    write_survivors,
-)
+from .ledger import REASON, ledger_summary, sample_pairs, write_ledger, write_names
 from .minhash import write_signatures
 from .verify import GROUP_BYTES, deduplicate_group
 
@@ -72,16 +64,9 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     _check_losses(documents, removed, settings.alarm_share, job.out / DROPPED)
     shares = {source: removed.get(source, 0) / documents[source] for source in sorted(documents)}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
-    sampled = [sampled_rows(duplicates["samples"], shard.path.name) for shard in shards]
-    items = [(item, job.out / item[0].path.name) for item in zip(shards, removals, sampled, strict=True)]
-    survivors = job.map("write", write_survivors, items, numbering=numbering)
-    texts = {
-        (shard.path.name, row): text
-        for shard, rows, done in zip(shards, sampled, survivors, strict=True)
-        for row, text in zip(rows, done.summary["samples"], strict=True)
-    }
-    job.details["duplicates"] = duplicates | {"samples": sample_pairs(duplicates["samples"], texts)}
-    return survivors
+    job.details["duplicates"] = duplicates | {"samples": sample_pairs(duplicates["samples"], shards)}
+    by_path = {shard.path: own for shard, own in zip(shards, removals, strict=True)}
+    return job.write([by_path[shard.path] for shard in job.through], name="write", numbering=numbering)
 
 
 class Candidates(NamedTuple):

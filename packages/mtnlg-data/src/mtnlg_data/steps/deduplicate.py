@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from pydantic import PositiveInt, ValidationInfo, field_validator, model_validator
@@ -13,8 +13,10 @@ from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 
 if TYPE_CHECKING:
+    from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
+    from mtnlg_data.step import Decide
 
 
 ShingleKind = Literal["word", "character"]
@@ -82,6 +84,7 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
     """Fuzzy deduplication across all sources (paper.md 4.3)."""
 
     number, version = 4, 2
+    recorded = False  # in the ledger instead
 
     def check(self) -> None:
         """Print the share of pairs that the search will find, at and around the threshold."""
@@ -110,6 +113,12 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
             scratch=round(near * candidate * corpus.documents),
             kept=kept,
         )
+
+    def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
+        """Drop the removals of the shard, which are ``item``."""
+        from mtnlg_data.dedup.ledger import drop_removed  # noqa: PLC0415  (numba)
+
+        return drop_removed(shard, item, shared["numbering"])
 
     def run(self, job: Job) -> list[Done]:
         """Search, verify, remove."""
