@@ -129,7 +129,7 @@ def test_row_groups_and_merges_change_no_byte_of_a_store(tmp_path: Path, monkeyp
     merged = note(monkeypatch, exchange, "merge")
     account = tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out")
     assert len({output.name[0] for _, output in merged}) >= 2
-    assert max(len(work.keys.files) for work, _ in merged) == 2
+    assert max(len(work.files) for work, _ in merged) == 2
     for name in STORE_FILES:
         assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
     assert account["unigram_entropy_nats"] == whole["unigram_entropy_nats"]
@@ -155,42 +155,6 @@ def test_the_checksum_of_a_store_of_several_spans(tmp_path: Path, monkeypatch: p
     for source in read_blend(tmp_path / "out").sources:
         assert source.sha256 == TokenStore(tmp_path / "out" / source.name).checksum()
     assert tokenize(tmp_path, tmp_path / "out", bytewise) == account  # the manifest's digests are those of the files
-
-
-def cut_off(patch: pytest.MonkeyPatch, writes: int) -> None:
-    """End the process, as far as the disk can tell, in the middle of writing rows or a store, after so many writes."""
-    left = iter(range(writes, -1, -1))
-    for cls, name in ((exchange.RunWriter, "write"), (store_module.StoreWriter, "extend")):
-        original = getattr(cls, name)
-
-        def write(*arguments: Any, original: Any = original) -> None:  # noqa: ANN401
-            original(*arguments)
-            if next(left, -1) == 0:
-                raise KeyboardInterrupt
-
-        patch.setattr(cls, name, write)
-
-
-@pytest.mark.parametrize("writes", [0, 30, 90])
-def test_interrupted_store_is_finished_with_equal_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
-) -> None:
-    tokenize(tmp_path, tmp_path / "whole")
-    in_pieces(monkeypatch)
-    monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 4000)
-    (tmp_path / "pieces").mkdir()
-    given_settings = TRAIN.model_copy(update={"vocabulary": None, "tokenizer": str(tmp_path / "whole")})
-    # the shuffle by another seed has other documents in the same places of a store of the same size
-    for seed, when in ((TRAIN.seed, writes), (99, writes // 2)):
-        settings = given_settings.model_copy(update={"seed": seed})
-        with pytest.MonkeyPatch.context() as patch:
-            cut_off(patch, when)
-            with pytest.raises(KeyboardInterrupt):
-                tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out", settings)
-    tokenize(tmp_path / "pieces", tmp_path / "pieces" / "out", given_settings)
-    monkeypatch.undo()
-    for name in STORE_FILES[:-1]:
-        assert contents(tmp_path / "whole")[name] == contents(tmp_path / "pieces" / "out")[name], name
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

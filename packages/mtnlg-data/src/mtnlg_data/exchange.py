@@ -2,16 +2,15 @@
 
 A step that sorts a corpus has F files of rows, each written by one task, and R ranges of their 64-bit keys, and both
 grow with the corpus. Opening every file for every range would be F x R opens. Here no task opens more than ``FAN_OUT``
-files: groups of files are merged level by level. From level 2 on, the keys are split into ``FAN_OUT`` times as many
-blocks as at the level before, so that all tasks have the same size:
+files: groups of files are merged level by level, until a level has no more:
 
     level 0   the files as they were written, each with keys from the whole range
-    level l   one file per group of ``FAN_OUT`` files of level l - 1 and per block of keys
-    range     read from the files of its block at the last level, ``FAN_OUT`` or fewer
+    level l   one file per group of ``FAN_OUT`` files of level l - 1
+    range     read from all files of the last level, ``FAN_OUT`` or fewer
 
 Up to ``FAN_OUT`` files need no merging. Beyond it each level opens every file once, and rewrites every byte once: one
-level is enough for 16,384 files, two for two million. The files of a level and of a range are named by numbers, so a
-task carries the same few bytes however large the corpus is.
+level is enough for 16,384 files, two for two million. The files of a level are named by numbers, so a task carries the
+same few bytes however large the corpus is.
 
     rows = job.rows("bands", write_band_rows, items)      each task: ``with write_rows(output) as rows: rows.add(…)``
     for tables in map(Range.tables, rows.ranges(8)): …    on workers
@@ -26,7 +25,6 @@ from __future__ import annotations
 import mmap
 import zlib
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -102,90 +100,27 @@ class Numbering(NamedTuple):
 # --- which files hold which keys -------------------------------------------------------------------------------------
 
 
-class SortedFile(NamedTuple):
-    """A file of the exchange; at level 0 ``group`` is the file's number and ``block`` is 0."""
-
-    level: int
-    group: int
-    block: int
-
-    @property
-    def stem(self) -> str:
-        """Its name, without suffix."""
-        return f"{self.level}-{self.group:07d}-{self.block:07d}"
-
-
-class KeyRange(NamedTuple):
-    """The keys from ``first`` to ``last``, inclusive, and the files that hold them."""
-
-    first: int
-    last: int
-    files: tuple[SortedFile, ...]
-
-    def split(self, parts: int) -> list[tuple[int, int]]:
-        """First and last key of each of ``parts`` equal parts."""
-        bounds = [self.first + part * (self.last + 1 - self.first) // parts for part in range(parts + 1)]
-        return [(first, end - 1) for first, end in pairwise(bounds)]
-
-
-class Exchange:
-    """Which task reads which files, for ``files`` at level 0 and ``ranges``, rounded up to a power of two."""
-
-    def __init__(self, files: int, ranges: int) -> None:
-        self.ranges = 1 << max(0, ranges - 1).bit_length()
-        self._levels = [(files, 1)]  # groups and blocks of each
-        while self._levels[-1][0] > FAN_OUT:
-            groups, blocks = self._levels[-1]
-            refined = 1 if len(self._levels) == 1 else min(self.ranges, blocks * FAN_OUT)
-            self._levels.append((-(-groups // FAN_OUT), refined))
-
-    def merges(self) -> Iterator[list[tuple[SortedFile, KeyRange]]]:
-        """Yield, for each level, every file to be written, with the keys and files that it is merged from."""
-        for level, (groups, blocks) in enumerate(self._levels[1:], 1):
-            yield [
-                (SortedFile(level, group, block), self._read(level - 1, *_part(block, blocks), group))
-                for group in range(groups)
-                for block in range(blocks)
-            ]
-
-    def range(self, number: int) -> KeyRange:
-        """The keys of range ``number``, from 0 to ``ranges`` - 1, and the files of the last level that hold them."""
-        return self.between(*_part(number, self.ranges))
-
-    def between(self, first: int, last: int) -> KeyRange:
-        """These keys, which need not form a range, and the files of the last level that hold them."""
-        return self._read(len(self._levels) - 1, first, last, 0)
-
-    def _read(self, level: int, first: int, last: int, group: int) -> KeyRange:
-        """These keys, and the files of one group of a level that hold them."""
-        groups, blocks = self._levels[level]
-        members = range(group * FAN_OUT, min((group + 1) * FAN_OUT, groups))
-        own = range(first * blocks // KEYS, last * blocks // KEYS + 1)
-        return KeyRange(first, last, tuple(SortedFile(level, member, block) for block in own for member in members))
-
-
-def _part(number: int, parts: int) -> tuple[int, int]:
-    """First and last key of one of ``parts`` equal parts of all keys."""
-    return number * KEYS // parts, (number + 1) * KEYS // parts - 1
-
-
 class Range(NamedTuple):
-    """The rows of one range of keys."""
+    """The rows with keys from ``first`` to ``last``, inclusive, in some files of one level."""
 
     folder: Path
-    keys: KeyRange
+    level: int
+    files: range  # their numbers
+    first: int
+    last: int
     digest: str  # of all rows of the exchange
 
     def fingerprint(self) -> object:
         """The digest of all rows and the keys of the range, which identify its rows."""
-        return [self.digest, self.keys.first, self.keys.last]
+        return [self.digest, self.first, self.last]
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows by key, about ``RUN_BYTES`` at a time.
 
         All rows of a key are in one table, unless they alone exceed this size.
         """
-        return read_rows([self.folder / f"{file.stem}{ROWS_SUFFIX}" for file in self.keys.files], *self.keys[:2])
+        paths = [Rows.path(self.folder, number, self.level) for number in self.files]
+        return read_rows(paths, self.first, self.last)
 
     def column(self, name: str, dtype: Any) -> NDArray[Any]:  # noqa: ANN401
         """A column of all rows, which must fit into memory."""
@@ -201,20 +136,22 @@ class Rows(NamedTuple):
     merge: Callable[[list[tuple[Range, Path]]], object]  # runs ``merge`` for each range and output
 
     @staticmethod
-    def path(folder: Path, number: int) -> Path:
-        """The file that task ``number`` writes."""
-        return folder / f"{SortedFile(0, number, 0).stem}{ROWS_SUFFIX}"
+    def path(folder: Path, number: int, level: int = 0) -> Path:
+        """File ``number`` of a level; task ``number`` writes that of level 0."""
+        return folder / f"{level}-{number:07d}{ROWS_SUFFIX}"
 
     def ranges(self, count: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Range]:
         """Merge, and return ``count`` ranges, rounded up to a power of two, or the ``spans`` (first and last keys)."""
-        exchange = Exchange(len(self.written), count)
-        for level in exchange.merges():
-            self.merge([(self._range(keys), self.folder / f"{file.stem}{ROWS_SUFFIX}") for file, keys in level])
-        parts = map(exchange.range, range(exchange.ranges)) if spans is None else (exchange.between(*s) for s in spans)
-        return [self._range(keys) for keys in parts]
-
-    def _range(self, keys: KeyRange) -> Range:
-        return Range(self.folder, keys, self.digest)
+        level, files = 0, range(len(self.written))
+        while len(files) > FAN_OUT:
+            groups = [files[first : first + FAN_OUT] for first in files[::FAN_OUT]]
+            merged = [Range(self.folder, level, group, 0, KEYS - 1, self.digest) for group in groups]
+            level, files = level + 1, range(len(groups))
+            self.merge([(group, self.path(self.folder, number, level)) for number, group in enumerate(merged)])
+        if spans is None:
+            width = KEYS >> max(0, count - 1).bit_length()
+            spans = [(first, first + width - 1) for first in range(0, KEYS, width)]
+        return [Range(self.folder, level, files, first, last, self.digest) for first, last in spans]
 
 
 def count_ranges(rows: int) -> int:

@@ -150,7 +150,7 @@ def _find_duplicates(
 
 def _shards_in(shards: Sequence[Shard], numbering: Numbering, documents: Range) -> list[Shard]:
     """The shards that a range of documents is in."""
-    first, last = numbering.numbers(np.array(documents.keys[:2], np.uint64)).tolist()
+    first, last = numbering.numbers(np.array([documents.first, documents.last], np.uint64)).tolist()
     return [shard for shard in shards if shard.first <= last and shard.first + shard.rows > first]
 
 
