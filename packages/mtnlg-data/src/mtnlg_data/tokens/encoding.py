@@ -16,7 +16,7 @@ import pyarrow as pa
 from mtnlg_data.document import DocumentFile, shard_source
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.tally import Tallies
-from mtnlg_data.text.arrays import binary_column, texts_of
+from mtnlg_data.text.arrays import binary_column, text_lengths, texts_of
 
 from .blend import held_out
 from .chat import ChatEncoder, UnusableChat
@@ -59,14 +59,14 @@ def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding
         return _encode_chats(shard, groups, output, how)
     around, dtype = how.around, dtype_for(how.vocabulary)
     encode = open_encoder(how.tokenizer.output, how.library)
-    tallies, tokens = Tallies(), 0
+    tally = (tallies := Tallies())[shard_source(shard.path)]
+    tokens = 0
     with DocumentFile(shard.path) as file, write_rows(output) as rows:
         for group in groups:
-            batch = file.read(group, ["key", "source", "text"])
-            texts = batch["text"].to_pylist()
+            batch = file.read(group, ["key", "text"])
+            texts, lengths = batch["text"].to_pylist(), text_lengths(batch["text"])
             keys = np.array([document_key(how.seed, key) for key in batch["key"].to_pylist()], np.uint64)
-            for source, text in zip(batch["source"].to_pylist(), texts, strict=True):
-                tallies[source].keep(len(text))
+            tally.measure(lengths, lengths)
             for part in batch_slices(texts):
                 ids, sizes = encode(texts[part])
                 ends = np.cumsum(sizes)
