@@ -18,7 +18,6 @@ from mtnlg_data.sandbox import MARKS
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
 from mtnlg_data.tokens.chat import ChatEncoder, UnusableChat, read_chat
-from mtnlg_data.tokens.merge import merge
 from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import train_tokenizer
 
@@ -258,8 +257,6 @@ def test_a_mask_is_part_of_the_stream(tmp_path: Path) -> None:
     (tokens / "blend.json").write_text(json.dumps(blend))
     plain: BlendedStream = open_stream(tokens, 32)
     assert (plain.masked, plain.sample(0).counts) == (False, None)
-    with pytest.raises(Failure, match=r"chat\.mask"):
-        merge([tokens / "chat"], tmp_path / "merged")
 
 
 def encoder(model: Path, date: str | None = None) -> ChatEncoder:

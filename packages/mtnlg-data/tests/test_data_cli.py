@@ -42,13 +42,13 @@ def test_help_and_version_answer_without_the_libraries() -> None:
 
 
 STAGE_COMMANDS = {"extract", "filter", "score", "clean", "dedup", "exact", "decontaminate", "tokenize"}
-COMMANDS = {"run", "step", "plan", "export", "fetch", "inspect", "why", "report", "merge"} | STAGE_COMMANDS
+COMMANDS = {"run", "step", "plan", "export", "fetch", "inspect", "why", "report"} | STAGE_COMMANDS
 
 
 def test_commands_are_listed_and_print_json() -> None:
     text = command("--help", env={"COLUMNS": "200"}).output
     assert set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)) == COMMANDS
-    for name in COMMANDS - {"report", "merge", "step"}:
+    for name in COMMANDS - {"report", "step"}:
         shown = command(name, "--help", env={"COLUMNS": "200"}).output
         assert "--json" in shown
         if name in {"run", *STAGE_COMMANDS}:

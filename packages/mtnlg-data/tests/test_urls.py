@@ -222,9 +222,7 @@ def test_work_folder_needs_a_url() -> None:
         Place.of(Path("out"), Path("w"))
 
 
-@pytest.mark.parametrize(
-    "words", [("why", "s3://b/run", "x"), ("report", "s3://b/run"), ("merge", "a", "--out", "s3://b/x")]
-)
+@pytest.mark.parametrize("words", [("why", "s3://b/run", "x"), ("report", "s3://b/run")])
 def test_random_access_commands_name_the_copy_command(words: tuple[str, ...]) -> None:
     status, line = command(*words)
     assert status == 2

@@ -1,4 +1,4 @@
-"""Commands on the output of runs and stages: inspect, why, merge, report, export."""
+"""Commands on the output of runs and stages: inspect, why, report, export."""
 
 from __future__ import annotations
 
@@ -65,24 +65,6 @@ def why(
         print_fates(documents)
 
 
-def merge_stores(
-    stores: Annotated[list[Path], typer.Argument(help="Token stores: their prefixes, .bin or .idx files.")],
-    *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="PREFIX", parser=local_only, help="Store to write: PREFIX.bin and .idx.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Merge token stores into one without tokenizing again; the documents of each are spread evenly over it."""
-    from mtnlg_data.tokens.merge import merge  # noqa: PLC0415
-
-    merged = merge([path.with_suffix("") if path.suffix in {".bin", ".idx"} else path for path in stores], out)
-    say(f"{out}: {len(merged):,} documents, {merged.tokens:,} tokens of {merged.dtype}")
-    if as_json:
-        checksum = merged.checksum()
-        print_json({"prefix": str(out), "documents": len(merged), "tokens": merged.tokens, "sha256": checksum})
-
-
 def draw_report(
     folder: Annotated[
         Path, typer.Argument(help="Folder of a run or of a single stage: it holds summary.json.", **LOCAL)
@@ -129,7 +111,6 @@ def export(
 COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": inspect,
     "why": why,
-    "merge": merge_stores,
     "report": draw_report,
     "export": export,
 }

@@ -39,8 +39,6 @@ from tokenizers.models import Unigram
 from mtnlg_data.files import read_small
 from mtnlg_data.text.characters import code_points
 
-from .merge import take_documents
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -163,9 +161,12 @@ class _Gigatoken:
         if not is_new.any():
             return ids, sizes
         new_ids, new_sizes = self._reference([text for text, new in zip(texts, is_new, strict=True) if new])
-        order = np.argsort(np.concatenate([np.flatnonzero(~is_new), np.flatnonzero(is_new)]))
-        all_ids, sizes = take_documents(np.concatenate([ids, new_ids]), np.concatenate([sizes, new_sizes]), order)
-        return all_ids.astype(np.uint32, copy=False), sizes
+        all_sizes = np.empty(len(texts), np.int64)
+        all_sizes[~is_new], all_sizes[is_new] = sizes, new_sizes
+        from_new = np.repeat(is_new, all_sizes)
+        all_ids = np.empty(len(from_new), np.uint32)
+        all_ids[~from_new], all_ids[from_new] = ids, new_ids
+        return all_ids, all_sizes
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
