@@ -236,14 +236,8 @@ class Blender:
         """(source, draw) of a sample; ``draw`` counts the earlier samples of that source."""
         block, position = divmod(sample, self.block)
         _, before, quotas = self._quotas(block)
-        source, rank = position_in_block(quotas, position)
-        return source, before[source] + rank
-
-    def drawn(self, samples: int) -> list[int]:
-        """How many of the first ``samples`` samples are of each source."""
-        block, position = divmod(samples, self.block)
-        _, before, quotas = self._quotas(block)
-        return [a + b for a, b in zip(before, _ranks(quotas, position)[0], strict=True)]
+        ranks, source = position_in_block(quotas, position)
+        return source, before[source] + ranks[source]
 
     def _quotas(self, block: int) -> tuple[int, list[int], list[int]]:
         """(block, samples of each source before it, quotas in it)."""
@@ -275,18 +269,10 @@ def _integers(weights: Sequence[float]) -> list[int]:
     return [int(fraction * common) for fraction in fractions]
 
 
-def position_in_block(quotas: Sequence[int], position: int) -> tuple[int, int]:
-    """(source, rank in that source) of the sample at ``position`` of a block, ordered by (rank + 1/2) / quota.
-
-    ``position`` is in [0, sum(quotas)).
-    """
-    ranks, source = _ranks(quotas, position)
-    return source, ranks[source]
-
-
-def _ranks(quotas: Sequence[int], position: int) -> tuple[list[int], int]:
+def position_in_block(quotas: Sequence[int], position: int) -> tuple[list[int], int]:
     """How many samples of each source are before ``position`` of a block, and the source of the sample there.
 
+    ``position`` is in [0, sum(quotas)); samples are ordered by (rank + 1/2) / quota.
     Before the point x of the block, source k has x q_k samples, rounded, so all sources have at most x B + K/2: start
     K/2 early, and take the few remaining samples one by one.
     """
