@@ -164,5 +164,5 @@ def test_shards_of_equal_name_are_refused_with_a_hint(tmp_path: Path) -> None:
         invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)
     with pytest.raises(UsageFailure, match="its source is already documents; give only PATH"):
         find_inputs([f"web={tmp_path / 'a'}"])
-    with pytest.raises(UsageFailure, match="has the same file name; give one of them another source by NAME="):
+    with pytest.raises(Failure, match="has the same file name; rename one of the two"):
         invoke("dedup", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out", "--workers", 1)

@@ -89,10 +89,6 @@ def run_alone(step: Step[Any, Any], found: Mapping[str, Inputs], out: Path, engi
         for name, inputs in found.items():
             if not files:
                 shards += _shards(step, inputs, out / (f"{name}s" if name else DOCUMENTS), engine, summaries)
-        by_name: dict[str, Path] = {}
-        for shard in shards:
-            if (first := by_name.setdefault(shard.name, shard)) != shard:
-                raise UsageFailure(f"{shard}: {first} has the same file name; give one of them another source by NAME=")
         _run(Job(step, shards, out, engine, files=files), summaries)
         summary = merge_summaries(summaries)
         write_json(out / "summary.json", summary)
