@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -80,19 +79,6 @@ def test_vocabulary_has_the_requested_size_or_the_maximum(tmp_path: Path) -> Non
     byte_level().save(str(tmp_path / "tokenizer.json"))
     account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(tmp_path)))  # the folder of one
     assert (account["vocabulary"], read_blend(tmp_path / "out").eod) == (300, 299)
-
-
-def test_gpt2s_two_files_give_gpt2s_ids(gpt2: Path, tmp_path: Path) -> None:
-    account = tokenize(tmp_path, tmp_path / "out", TokenizeSettings(tokenizer=str(gpt2)))
-    vocabulary = json.loads((gpt2 / "encoder.json").read_text(encoding="utf-8"))
-    assert account["vocabulary"] == len(vocabulary)
-    assert read_blend(tmp_path / "out").eod == vocabulary[EOD] == len(vocabulary) - 1
-    ids = plain(tmp_path / "out" / "tokenizer.json", "Hello world, 11 # 2 = ?")
-    names = {number: name for name, number in vocabulary.items()}
-    assert "".join(names[number] for number in ids) == "HelloĠworld,Ġ11Ġ#Ġ2Ġ=Ġ?"
-    if len(vocabulary) == 50257:
-        assert ids == [15496, 995, 11, 1367, 1303, 362, 796, 5633]
-    assert TokenStore(tmp_path / "out" / "web").dtype == np.uint16
 
 
 def test_gpt2_by_name_is_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,11 +58,6 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
     if settings.tokenizer is None:
         return
     files = tokenizer_files(settings)
-    _check(settings, files, max(file.stat().st_mtime_ns for file in files))
-
-
-@lru_cache(maxsize=1)  # a run checks its settings before its first stage, and tokenize checks them again
-def _check(settings: TokenizeSettings, files: Sequence[Path], _changed: int) -> None:
     tokenizer = _open_tokenizer(files)
     if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
         _announce_end(files[0], tokenizer, settings.eod)
