@@ -65,16 +65,6 @@ def test_we_read_and_write_the_bytes_of_megatron_core(
         assert (folder / "ours.idx").read_bytes() == (folder / "theirs.idx").read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-def test_megatron_multimodal_store_is_refused(indexed: ModuleType, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    builder = indexed.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
-    builder.add_document(torch.tensor([1, 2, 3]), [2, 1], [0, 1])
-    builder.finalize(str(tmp_path / "x.idx"))
-    with pytest.raises(Failure, match=r"x\.idx: the index of a multimodal store, with a mode per sequence; only text"):
-        TokenStore(tmp_path / "x")
-
-
 def test_the_index_is_the_same_when_sizes_do_not_fit_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [[i] * (i % 7) for i in range(50)]
     write(tmp_path / "one", documents, 100)

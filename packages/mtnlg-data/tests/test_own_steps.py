@@ -297,7 +297,7 @@ main()
 """
 
 
-def test_killed_in_every_step_it_resumes_on_other_engines(
+def test_killed_in_every_step_it_resumes_with_other_workers(
     recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out = tmp_path / "data"
@@ -311,8 +311,6 @@ def test_killed_in_every_step_it_resumes_on_other_engines(
             subprocess.run([sys.executable, "-m", "mtnlg_data.cli", *words, *part], check=True)
     assert statuses[-1] == 0
     assert len(statuses) > 3
-    assert digests(out) == digests(run[0])
-    assert command(*words, "--engine", "ray", "--workers", "1").exit_code == 0
     assert digests(out) == digests(run[0])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,14 +12,11 @@ import small_corpus as corpus
 from command_line import outcome
 from typer.testing import CliRunner
 
-from mtnlg_data import Exact, Local, run_step
 from mtnlg_data.cli import app
 from mtnlg_data.console import Failure
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.planning.corpus_size import CorpusSize, assumed_corpus, estimate_corpus
 from mtnlg_data.planning.plan import plan
 from mtnlg_data.recipe import load_recipe
-from mtnlg_data.schema import Document
 from mtnlg_data.sources import tables
 
 if TYPE_CHECKING:
@@ -75,21 +71,6 @@ def test_plan_scales_with_corpus_and_memory_with_workers(tmp_path: Path, kinds: 
 def test_a_step_that_no_source_goes_through_is_not_planned(tmp_path: Path) -> None:
     assert "quality" in stages(tmp_path, 1000, recipe=QUICK)
     assert not {"quality", "exact"} & {*stages(tmp_path, 1000, "sources.snapshot.filtered=false", recipe=QUICK)}
-
-
-@pytest.mark.parametrize(("kind", "most"), [("lines", 1.2), ("substrings", 2)])  # which are fewer where they overlap
-def test_repeats_take_the_disk_that_is_planned(tmp_path: Path, kind: str, most: float) -> None:
-    draw, documents = Random(1), 100
-    texts = ["\n".join(" ".join("".join(draw.choices("abcdefghij", k=4)) for _ in range(40)) for _ in range(23))
-             for _ in range(documents)]  # fmt: skip
-    texts[-15:] = texts[:15]  # three tenths of the text recur
-    shard = tmp_path / "web-00000.parquet"
-    write_documents(shard, batch_documents([Document(f"{n}", "web", text) for n, text in enumerate(texts)]))
-    step = Exact(kinds=(kind,))
-    run_step(step, [shard], tmp_path / "out", Local(1))
-    size = CorpusSize(documents, sum(map(len, texts)) // documents)
-    written = sum(path.stat().st_size for path in (tmp_path / "out" / "state").rglob("*") if path.is_file())
-    assert 0.8 < (step.cost(size).disk - size.disk) / written < most
 
 
 def test_without_a_number_the_documents_of_the_files_are_counted(

@@ -73,11 +73,11 @@ def tokenize(step: Tokenize, job: Job) -> Summary:
     ]
     how = Encoding(tokenizer, vocabulary, around, settings.seed, settings.library, chat := step.chat())
     encoded = job.map("encode", encode_groups, work, how=how)
-    work = [
+    stores = [
         _encoded_source(job, source, [*own], masked=chat is not None and source in chat.sources)
         for source, own in groupby(encoded, key=lambda done: done.output.parent.name)
     ]
-    written = job.map("stores", write_store, work, vocabulary=vocabulary, validation=settings.validation)
+    written = job.map("stores", write_store, stores, vocabulary=vocabulary, validation=settings.validation)
     summaries = {source: done.summary for source, done in zip(shards, written, strict=True)}
 
     tokens_by_source = {

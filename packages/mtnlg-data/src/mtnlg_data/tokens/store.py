@@ -254,8 +254,6 @@ def _read_header(index: FileReader) -> tuple[int, int, np.dtype[Any]]:
     if magic != MAGIC or version != 1 or code not in DTYPE_CODES:
         raise Failure(f"{path}: not an MMIDIDX version 1 index of integer tokens (dtype code {code})")
     expected = HEADER.size + 12 * sequences + 8 * bounds
-    if sequences and index.size == expected + sequences:
-        raise Failure(f"{path}: the index of a multimodal store, with a mode per sequence; only text is supported")
     if index.size != expected or bounds < 1:
         raise Failure(
             f"{path}: holds {index.size} bytes where {sequences} sequences need {expected}; write the store again"
