@@ -19,15 +19,12 @@ from shards import run_here, stored_rows, write_shard
 
 from mtnlg_data.decontaminate.cut_planning import plan_cuts
 from mtnlg_data.decontaminate.matches import Match, sentence_ends
-from mtnlg_data.decontaminate.ngrams import (
-    NgramSet,
-)
+from mtnlg_data.decontaminate.ngrams import NgramSet
 from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_kinds, fold_case
-from mtnlg_data.text.hashing import ngram_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,15 +168,6 @@ def test_folding_keeps_positions_and_words() -> None:
     assert (character_kinds()[codes] == character_kinds()).all()
 
 
-def test_equal_hashes_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtnlg_data.decontaminate import ngrams as module
-
-    monkeypatch.setattr(module, "ngram_hashes", lambda *run: np.zeros(len(ngram_hashes(*run)), np.uint64))
-    monkeypatch.setattr(module, "find_prefixes", lambda hashes, *_: np.arange(len(hashes)))
-    matches = NgramSet(["a b", "c d", "ab c", "e fg"], 2).search(["x c d a b", "b a", "a bc abc d", "e f", "e fgh"])
-    assert [column.tolist() for column in matches] == [[0, 0], [2, 6], [5, 9], [1, 0]]
-
-
 def test_order_of_tasks_shards_and_batches_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [around(f"{THIRTEEN} {n}", left=100 * n) for n in range(8)]
     run(tmp_path, documents, [("wic", THIRTEEN), ("boolq", THIRTEEN)], PAPER, shards=4)
@@ -190,9 +178,6 @@ def test_order_of_tasks_shards_and_batches_changes_no_byte(tmp_path: Path, monke
     run_step(step, shards, tmp_path / "two", Backwards(1))
     for name in (name for shard in shards for name in (shard.name, f"cuts/{shard.name}")):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 # --- equal to the definition -----------------------------------------------------------------------------------------
