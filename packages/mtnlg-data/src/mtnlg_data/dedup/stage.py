@@ -15,13 +15,13 @@ with them.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.engine import DROPPED
-from mtnlg_data.exchange import MERGE_COPIES, RUN_BYTES, Numbering, Range, Rows, count_ranges
+from mtnlg_data.exchange import MERGE_COPIES, RUN_BYTES, Numbering, Range, count_ranges
 from mtnlg_data.summary import SMALL_SOURCE, loss_alarm
 
 from .candidates import collect_candidates
@@ -55,11 +55,7 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     shards = sorted(job.shards, key=lambda shard: shard.path.name)
     numbering = Numbering(sum(shard.rows for shard in shards))
     check_memory(numbering.total)
-    candidates = _find_candidates(job, shards, numbering, settings)
-    removals, duplicates = _find_duplicates(job, shards, numbering, settings, candidates)
-    documents: Counter[str] = Counter()
-    for done in candidates.contents.written:
-        documents.update(done.summary["documents"])
+    documents, removals, duplicates = _search(job, shards, numbering, settings)
     removed = duplicates.pop("removed")
     _check_losses(documents, removed, settings.alarm_share, job.out / DROPPED)
     shares = {source: removed.get(source, 0) / documents[source] for source in sorted(documents)}
@@ -69,19 +65,13 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     return job.write([by_path[shard.path] for shard in job.through], name="write", numbering=numbering)
 
 
-class Candidates(NamedTuple):
-    """The results of the tasks before verification, which are the same for any threshold."""
-
-    contents: Rows
-    copies: Rows
-    candidates: Rows
-    spans: list[tuple[int, int]]  # keys of each shard's documents
-
-
-def _find_candidates(
+def _search(
     job: Job, shards: Sequence[Shard], numbering: Numbering, settings: DeduplicateSettings
-) -> Candidates:
-    """Run the tasks up to the candidates."""
+) -> tuple[Counter[str], list[Range], Summary]:
+    """Run the tasks up to the ledger; returns the documents by source, the removals by shard, the ledger's summary.
+
+    Up to the candidates, results are the same for any threshold.
+    """
     shingle, priority = (settings.shingle, settings.shingle_length), list(job.step.sources)
     contents = job.rows(
         "contents",
@@ -105,22 +95,14 @@ def _find_candidates(
     memory = LIBRARY_BYTES + FOREST_BYTES * numbering.total
     labels = job.rows("clusters", write_clusters, [links], memory=memory, numbering=numbering)
     items = list(zip(shards, contents.written, labels.ranges(1, spans), own_copies, strict=True))
-    found = job.rows(
+    candidates = job.rows(
         "candidates", collect_candidates, items, scratch=True, numbering=numbering, shingle=shingle, priority=priority
     )
-    return Candidates(contents, copies, found, spans)
-
-
-def _find_duplicates(
-    job: Job, shards: Sequence[Shard], numbering: Numbering, settings: DeduplicateSettings, found: Candidates
-) -> tuple[list[Range], Summary]:
-    """Run the tasks up to the ledger; returns the removals of each shard, and the ledger's summary."""
-    size = sum(done.summary["bytes"] for done in found.candidates.written)
-    groups = found.candidates.ranges(-(-size // GROUP_BYTES))
+    size = sum(done.summary["bytes"] for done in candidates.written)
     near = job.rows(
         "near",
         deduplicate_group,
-        groups,
+        candidates.ranges(-(-size // GROUP_BYTES)),
         label="verify",
         scratch=True,
         memory=LIBRARY_BYTES + MERGE_COPIES * RUN_BYTES + 2 * GROUP_BYTES,
@@ -130,9 +112,9 @@ def _find_duplicates(
         seed=settings.seed,
     )
     parts = count_ranges(numbering.total)
-    items = list(zip(near.ranges(parts), found.copies.ranges(parts), strict=True))
-    removals = job.rows("removals", write_removals, items, label="ledger", numbering=numbering)
-    own = removals.ranges(len(shards), found.spans)
+    of_parts = list(zip(near.ranges(parts), copies.ranges(parts), strict=True))
+    removals = job.rows("removals", write_removals, of_parts, label="ledger", numbering=numbering)
+    own = removals.ranges(len(shards), spans)
     names = job.rows(
         "names", write_names, list(zip(shards, own, strict=True)), label="ledger", scratch=True, numbering=numbering
     )
@@ -145,7 +127,10 @@ def _find_duplicates(
         ],
         numbering=numbering,
     )
-    return own, ledger_summary(done.summary for done in ledger)
+    documents: Counter[str] = Counter()
+    for done in contents.written:
+        documents.update(done.summary["documents"])
+    return documents, own, ledger_summary(done.summary for done in ledger)
 
 
 def _shards_in(shards: Sequence[Shard], numbering: Numbering, documents: Range) -> list[Shard]:
