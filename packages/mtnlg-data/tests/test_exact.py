@@ -23,7 +23,7 @@ from mtnlg_data.exact.repeats import document_orders
 from mtnlg_data.job import run_step
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
-from mtnlg_data.steps.exact import Exact, ExactSettings, Kind, TokenUnit
+from mtnlg_data.steps.exact import Exact, ExactSettings, Kind
 from mtnlg_data.tally import EXCERPT_CHARACTERS
 from mtnlg_data.text.characters import fold_case
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
 
 PRIORITY = ("books", "web")
-TOKEN = {"word": re.compile(r"[漢字]|\.|[^\s漢字.]+"), "character": re.compile(r"\S")}  # of the words below
+TOKEN = re.compile(r"[漢字]|\.|[^\s漢字.]+")  # of the words below
 
 
 def run(
@@ -68,7 +68,7 @@ def expected(documents: Sequence[Document], options: ExactSettings) -> dict[str,
                 if fold_case(line) in lines:  # as Unicode's simple mapping, which makes one letter of one
                     gone[match.start() : match.end()] = [True] * len(match[0])
                 lines.add(fold_case(line))
-        tokens = list(TOKEN[options.substring_unit].finditer(text)) if "substrings" in options.kinds else []
+        tokens = list(TOKEN.finditer(text)) if "substrings" in options.kinds else []
         for first in range(len(tokens) - options.substring_length + 1):
             window = tokens[first : first + options.substring_length]
             words = tuple(token[0] for token in window)
@@ -96,7 +96,6 @@ def test_result_matches_brute_force(
     options = ExactSettings(
         kinds=tuple(data.draw(st.lists(st.sampled_from(get_args(Kind)), min_size=1, unique=True))),
         shortest_line=3,
-        substring_unit=data.draw(st.sampled_from(get_args(TokenUnit))),
         substring_length=data.draw(st.integers(2, 9)),
         shortest=1,
     )

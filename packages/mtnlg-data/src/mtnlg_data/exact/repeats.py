@@ -10,7 +10,7 @@ shards nor on the order of the arguments.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +42,13 @@ def write_things(
     output: Path,
     *,
     kind: str,
-    measure: Sequence[Any],
+    measure: int,
     priority: Sequence[str],
 ) -> Summary:
     """Write one shard's things of a kind, documents, lines or windows, by hash.
 
-    ``item`` has the shard, its number and, for windows, its recurring anchors.
+    ``item`` has the shard, its number and, for windows, its recurring anchors; ``measure`` is the length of the
+    shortest line, or of a window.
     """
     shard, number, anchors = item
     repeated = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
@@ -56,10 +57,10 @@ def write_things(
             if kind == "documents":
                 found = find_documents(batch["text"])
             elif kind == "lines":
-                found = find_lines(batch["text"], *measure)
+                found = find_lines(batch["text"], measure)
             else:
                 texts = texts_of(batch["text"])
-                found = windows_with(find_windows(texts, *measure), texts, measure[1], repeated)
+                found = windows_with(find_windows(texts, measure), texts, measure, repeated)
             places = np.empty((len(found.keys), 4), np.uint32)
             places[:, 0] = number
             for column, values in enumerate((first + found.texts, found.begins, found.ends), 1):
@@ -69,10 +70,10 @@ def write_things(
     return {"rows": things.rows}
 
 
-def write_anchors(item: tuple[Shard, int], output: Path, *, measure: Sequence[Any]) -> Summary:
+def write_anchors(item: tuple[Shard, int], output: Path, *, length: int) -> Summary:
     """Write the anchors of one shard, each once, by hash; ``again`` says whether the shard has it more than once."""
     shard, number = item
-    windows = (find_windows(texts_of(batch["text"]), *measure) for _, batch in _batches(shard, ["text"]))
+    windows = (find_windows(texts_of(batch["text"]), length) for _, batch in _batches(shard, ["text"]))
     keys = np.concatenate([np.empty(0, np.uint64), *map(anchor_keys, windows)])
     distinct, counts = np.unique(keys, return_counts=True)
     with write_rows(output) as anchors:

@@ -54,18 +54,16 @@ def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Ran
     """The repeats of each shard, by kind; windows are searched around anchors that recur."""
     shards = sorted(job.shards, key=lambda shard: shard.path.name)
     numbering, numbered = Numbering(len(shards)), [(shard, number) for number, shard in enumerate(shards)]
-    windows = (settings.substring_unit, settings.substring_length)
-    lines = (settings.shortest_line,)
-    measures: dict[Kind, tuple[object, ...]] = {"documents": (), "lines": lines, "substrings": windows}
+    measures: dict[Kind, int] = {"lines": settings.shortest_line, "substrings": settings.substring_length}
     found: dict[Path, dict[Kind, Range]] = {shard.path: {} for shard in shards}
     for kind in (kind for kind in RULES if kind in settings.kinds):
         anchors: list[Range] | list[None] = [None] * len(shards)
         if kind == "substrings":
-            rows = job.rows("anchors", write_anchors, numbered, measure=windows)
+            rows = job.rows("anchors", write_anchors, numbered, length=settings.substring_length)
             anchors = _compared(job, rows, write_recurring, numbering)
         items = [(*item, own) for item, own in zip(numbered, anchors, strict=True)]
         priority = list(job.step.sources)
-        rows = job.rows(kind, write_things, items, kind=kind, measure=measures[kind], priority=priority)
+        rows = job.rows(kind, write_things, items, kind=kind, measure=measures.get(kind, 0), priority=priority)
         for shard, own in zip(shards, _compared(job, rows, write_repeats, numbering), strict=True):
             found[shard.path][kind] = own
     return found

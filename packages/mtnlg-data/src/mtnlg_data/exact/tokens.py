@@ -24,7 +24,6 @@ from mtnlg_data.text.words import word_classes, word_spans
 
 if TYPE_CHECKING:
     from mtnlg_data.array_types import Int64s, UInt8s, UInt64s
-    from mtnlg_data.steps.exact import TokenUnit
     from mtnlg_data.text.arrays import Texts
 
 LINE_FEED, BLANK = 10, np.uint8(32)
@@ -166,10 +165,10 @@ def _lines(  # noqa: PLR0917  (numba takes no keywords)
     return keys[:count].copy(), rows[:count].copy(), begins[:count].copy(), ends[:count].copy()
 
 
-def find_windows(texts: Texts, unit: TokenUnit, length: int) -> Windows:
+def find_windows(texts: Texts, length: int) -> Windows:
     """The windows of ``length`` tokens of every text."""
     half = length // 2
-    starts, ends, bounds = word_spans(*texts, word_classes("unicode" if unit == "word" else "characters"))
+    starts, ends, bounds = word_spans(*texts, word_classes("unicode"))
     sums = _sums(hash_spans(texts.data, starts, ends))
     halves = _window_hashes(sums, np.arange(max(0, len(starts) - half + 1)), half)
     return Windows(*_anchors(bounds, halves, length, half), halves, sums, starts, ends)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 #:             the code that made it: tensorflow/datasets, c4_utils.remove_duplicate_text)
 #: substrings  passages of 50 tokens and more that occur twice (Lee et al. 2022, arXiv 2107.06499)
 Kind = Literal["documents", "lines", "substrings"]
-TokenUnit = Literal["word", "character"]
 
 
 class ExactSettings(Settings):
@@ -30,10 +29,9 @@ class ExactSettings(Settings):
     shortest_line: int = setting(
         30, "Shorter lines may repeat (C4 has none of under five words at that point).", unit="characters", ge=1
     )
-    substring_unit: TokenUnit = setting(
-        "word", "Tokens of a substring: runs of letters and digits, and of each mark; or every character but space."
+    substring_length: int = setting(
+        50, "A passage of this many words and marks or more may not repeat (Lee et al.: 50 tokens).", ge=2
     )
-    substring_length: int = setting(50, "A passage of this many tokens or more may not repeat (Lee et al.: 50).", ge=2)
     shortest: int = setting(
         200, "Documents that have lost lines or substrings, and are shorter now, are dropped.", unit="characters", ge=1
     )
@@ -55,8 +53,7 @@ class Exact(Step[ExactSettings, Settings]):
 
     def cost(self, corpus: CorpusSize) -> Cost:
         """Each kind has its core-seconds per million characters and things per character, of 36 bytes on disk each."""
-        tokens = 5.0 if self.settings.substring_unit == "word" else 1.2
-        things = {"documents": 1 / max(1, corpus.characters), "lines": 1 / 200, "substrings": 0.4 / tokens}
+        things = {"documents": 1 / max(1, corpus.characters), "lines": 1 / 200, "substrings": 0.08}
         seconds = {"documents": 0.0022, "lines": 0.0030, "substrings": 0.0504}
         kinds = self.settings.kinds
         most = max((things[kind] for kind in kinds), default=0.0)
