@@ -6,7 +6,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +64,7 @@ def test_every_row_is_read_once_by_key_then_by_file(
     width = KEYS // len(parts)
     assert read == [[row for row in all_rows if row[0] // width == number] for number in range(len(parts))]
     assert read_between == [row for row in all_rows if span[0] <= row[0] <= span[1]]
+    assert [part.column("place", np.int64).tolist() for part in parts] == [[place for _, place in one] for one in read]
     assert max(len(part.files) for part in parts) <= fan_out
     keys = [key for key, _ in all_rows]
     for table in tables:  # a key is in several tables only where each of them has no other
@@ -106,8 +106,3 @@ def test_digest_of_rows_changes_with_damage(tmp_path: Path, damage: str) -> None
     }[damage]
     path.write_bytes(damaged)
     assert run_digest(path) != before
-
-
-def test_a_range_of_no_rows_has_an_empty_column(tmp_path: Path) -> None:
-    (part,) = write(tmp_path, [[], []]).ranges(1)
-    assert pa.array(part.column("place", np.int64)).to_pylist() == []

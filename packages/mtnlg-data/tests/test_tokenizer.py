@@ -22,9 +22,6 @@ from two_sources import plain, texts, tokenize
 
 from mtnlg_data.console import Failure
 from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import gpt2
@@ -207,15 +204,6 @@ def test_an_end_token_that_is_added_is_announced(
     assert f"has no token {EOD}; it is added as number 2; tokenize.eod sets another" in capsys.readouterr().err
     check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), eod="quick"))
     assert not capsys.readouterr().err
-
-
-def test_added_end_token_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words(tmp_path / "words.json", "quick")
-    (tmp_path / "a.jsonl").write_text('{"text": "quick"}\n' * 3)
-    source = 'sources.a = {kind = "jsonl", paths = ["a.jsonl"], weight = 1.0, rules = []}'
-    (tmp_path / "data.toml").write_text(f'tokenize.tokenizer = "words.json"\n{source}\n')
-    curate(load_recipe(tmp_path), tmp_path / "out", Local(1))
-    assert capsys.readouterr().err.count("it is added as number 2") == 1
 
 
 # --- the sample ------------------------------------------------------------------------------------------------------
