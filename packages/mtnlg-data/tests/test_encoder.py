@@ -206,7 +206,7 @@ def test_tokenizers_encodes_where_gigatoken_cannot(path: Path, monkeypatch: pyte
         )
 
     gigatoken = SimpleNamespace(Tokenizer=SimpleNamespace(from_json=from_json))
-    monkeypatch.setitem(sys.modules, "gigatoken", None if fault == "missing" else gigatoken)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gigatoken", None if fault == "missing" else gigatoken)
     encode, expected = open_encoder(path, "auto"), open_encoder(path, "tokenizers")(TEXTS)[0].tolist()
     for _ in range(2):
         assert encode(TEXTS)[0].tolist() == expected
