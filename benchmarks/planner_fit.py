@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.planner.cluster import Cluster
     from mtnlg_parallel.planner.programs import Software
-    from planner_rows import PublishedRun, Row
+    from mtnlg_parallel.planner.run import Run
+    from planner_rows import Row
 
     Vector = NDArray[np.float64]
 
@@ -80,7 +81,7 @@ class Rows:
         self.measured = np.array([measured_seconds(row) for row in self.rows], dtype=float)
         self.computed = np.array([source_of(row) == COMPUTED for row in self.rows])
         self.shipped = np.array([self._shipped(name) for name in CONSTANTS])
-        predicted = np.array([step.predict(*run).seconds for run in self.runs])
+        predicted = np.array([step.predict(run).seconds for run in self.runs])
         self.shipped_errors = np.log(predicted / self.measured)
         self.over_bound = predicted / self._bounds(self.shipped)
         sources = [f"{source_of(row)} {run.cluster.gpu.name}" for row, run in zip(self.rows, self.runs, strict=True)]
@@ -121,19 +122,22 @@ class Rows:
         return np.array(
             [
                 step.lower_bound(
-                    run.run, clusters[run.cluster.model_dump_json()], programs[run.software.model_dump_json()]
+                    run._replace(
+                        cluster=clusters[run.cluster.model_dump_json()],
+                        software=programs[run.software.model_dump_json()],
+                    )
                 )
                 for run in self.runs
             ]
         )
 
 
-def _named(values: dict[str, float], kind: str, run: PublishedRun) -> dict[str, float]:
+def _named(values: dict[str, float], kind: str, run: Run) -> dict[str, float]:
     applying = (name for name in values if name.startswith(kind) and _applies(name, run))
     return {name.split()[1]: values[name] for name in applying}
 
 
-def _applies(name: str, run: PublishedRun) -> bool:
+def _applies(name: str, run: Run) -> bool:
     """Whether a constant of a GPU, a cluster or a program is one of this run's."""
     things = (run.cluster.name, run.cluster.gpu.name) if name.startswith("gpu") else (run.software.name,)
     return any(part in thing for part in CONSTANTS[name].where.split("|") for thing in things)
@@ -145,7 +149,7 @@ COMPUTED: Final = "vTrain, computed"
 
 def source_of(row: Row) -> str:
     """Where a row was published; vTrain's files have no such column."""
-    one_node = row.published is not None and row.published.run.gpus <= row.published.cluster.node.gpus
+    one_node = row.published is not None and row.published.gpus <= row.published.cluster.node.gpus
     return row.cells.get("family") or (COMPUTED if one_node else "vTrain")
 
 

@@ -32,7 +32,7 @@ def described(row: Row) -> dict[str, Any]:
     result: dict[str, Any] = {"id": row.cells["id"], "kind": f"{row.cells['family']}, {row.cells['hardware']}"}
     if row.published is None:
         return result | {"why_not": row.why_not}
-    result["kind"] = f"{row.cells['family']}, {row.published.cluster.gpu.name}, {row.published.run.precision}"
+    result["kind"] = f"{row.cells['family']}, {row.published.cluster.gpu.name}, {row.published.precision}"
     result["wrong"] = predicted["fits"] == failed
     if seconds := measured_seconds(row):
         result |= {

@@ -41,7 +41,7 @@ from record import run as benchmark
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner_rows import PublishedRun
+    from mtnlg_parallel.planner.run import Run
 
     Vector = NDArray[np.float64]
 
@@ -49,24 +49,23 @@ HERE: Final = Path(__file__).parent
 INTERVALS: Final = Path(interval.__file__).parent / "intervals.toml"
 
 
-def roofline(published: PublishedRun) -> float:
+def roofline(run: Run) -> float:
     """Seconds of a step by the simplest published kind of formula: roofline layers, ring collectives, bubble.
 
     Its efficiencies of an A100 system are taken for all GPUs: 0.9 of products and memory, 0.65 of links and network.
     """
-    run, cluster, _ = published
-    shape, layout, gpu = run.shape, run.layout, cluster.gpu
-    model = run.model
-    forward = sum(2 * shape.tokens * columns * depth for columns, depth in shape.linears)
-    attention = 4 * shape.tokens * model.sequence * model.heads * model.head_size / shape.tp
-    moved = 2 * (shape.elements * 12 + 8 * shape.tokens * model.ffn / shape.tp)
+    model, layout, cluster = run.model, run.layout, run.cluster
+    gpu = cluster.gpu
+    forward = sum(2 * run.tokens * columns * depth for columns, depth in run.linears)
+    attention = 4 * run.tokens * model.sequence * model.heads * model.head_size / layout.tp
+    moved = 2 * (run.elements * 12 + 8 * run.tokens * model.ffn / layout.tp)
     computed = (forward + attention) / (0.9 * gpu.peak_flops) + moved / (0.9 * gpu.memory_bandwidth)
     link = 0.65 * (cluster.node.link_bandwidth if layout.tp <= cluster.node.gpus else cluster.network_share)
-    tensor = 4 * (layout.tp - 1) / layout.tp * 2 * shape.elements / link
+    tensor = 4 * (layout.tp - 1) / layout.tp * 2 * run.elements / link
     again = {"none": 0, "selective": 0, "operators": 0.5, "alternate": 0.5, "full": 1}[run.recompute]
     each = model.layers / layout.pp * ((3 + again) * computed + (2 + again) * tensor)
-    head = 6 * shape.tokens * model.vocabulary * model.hidden / shape.tp / (0.9 * gpu.peak_flops)
-    hop = 2 * 2 * shape.repeated / (0.65 * cluster.network_share) if layout.pp > 1 else 0.0
+    head = 6 * run.tokens * model.vocabulary * model.hidden / layout.tp / (0.9 * gpu.peak_flops)
+    hop = 2 * 2 * run.repeated / (0.65 * cluster.network_share) if layout.pp > 1 else 0.0
     bubble = (layout.pp - 1) / run.interleave
     parameters = model.parameters / (layout.tp * layout.pp)
     ranks = layout.copies
@@ -74,11 +73,10 @@ def roofline(published: PublishedRun) -> float:
     return (run.micro_batches + bubble) * (each + hop) + run.micro_batches * head + reduced
 
 
-def six_operations(published: PublishedRun) -> float:
+def six_operations(run: Run) -> float:
     """Seconds of a step by 6 operations a parameter and token at half of the GPU's 16-bit peak."""
-    run = published.run
     tokens = run.batch * run.model.sequence
-    return 6 * run.model.parameters * tokens / run.gpus / (0.5 * published.cluster.gpu.peak_flops)
+    return 6 * run.model.parameters * tokens / run.gpus / (0.5 * run.cluster.gpu.peak_flops)
 
 
 COVERED: Final = 0.9
@@ -89,8 +87,8 @@ SHRINKAGE: Final = 8
 def kinds_and_sizes(rows: Rows) -> tuple[NDArray[np.str_], NDArray[np.int_]]:
     """Return each run's kind and hidden size."""
     return (
-        np.array([kind_of(run.run, run.software) for run in rows.runs]),
-        np.array([run.run.model.hidden for run in rows.runs]),
+        np.array([kind_of(run) for run in rows.runs]),
+        np.array([run.model.hidden for run in rows.runs]),
     )
 
 
@@ -170,8 +168,8 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
     shipped_inside = np.abs(columns["shipped"]) <= widths
     kinds = []
     for row, run in zip(rows.rows, rows.runs, strict=True):
-        nodes = "one node" if run.run.gpus <= run.cluster.node.gpus else "many nodes"
-        kinds.append(f"{source_of(row)}, {run.cluster.gpu.name}, {run.run.precision}, {nodes}")
+        nodes = "one node" if run.gpus <= run.cluster.node.gpus else "many nodes"
+        kinds.append(f"{source_of(row)}, {run.cluster.gpu.name}, {run.precision}, {nodes}")
     result = []
     for kind in dict.fromkeys(kinds):
         mask = np.array([each == kind for each in kinds])

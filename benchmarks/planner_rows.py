@@ -119,19 +119,11 @@ VTRAIN_RUNS: Final = {  # what its files do not say
 }
 
 
-class PublishedRun(NamedTuple):
-    """A row that can be predicted."""
-
-    run: Run
-    cluster: Cluster
-    software: Software
-
-
 class Row(NamedTuple):
-    """A row: its cells by column, and what it describes, or why that cannot be predicted."""
+    """A row: its cells by column, and the run that it describes, or why that cannot be predicted."""
 
     cells: dict[str, str]
-    published: PublishedRun | None
+    published: Run | None
     why_not: str = ""
 
     def figure(self, column: str) -> float | None:
@@ -158,15 +150,15 @@ def _row(cells: dict[str, str]) -> Row:
         return Row(cells, None, str(error))
 
 
-def _published(cells: dict[str, str]) -> PublishedRun:
+def _published(cells: dict[str, str]) -> Run:
     """Return what a row describes. Raises ``ValueError`` with the reason why it cannot be predicted."""
     software, cluster = _program(cells), _cluster(cells)
-    run = _run(cells, software)
+    run = _run(cells, software, cluster)
     if run.gpus != int(cells["gpus"]):
         raise ValueError(f"{run.layout} is {run.gpus} GPUs, not {cells['gpus']}")
-    if reason := run_error(run, software, cluster):
+    if reason := run_error(run):
         raise ValueError(reason)
-    return PublishedRun(run, cluster, software)
+    return run
 
 
 def _find(patterns: Patterns, cells: dict[str, str], column: str) -> Any:  # noqa: ANN401
@@ -180,7 +172,7 @@ def _count(cells: dict[str, str], column: str, default: int = 1) -> int:
     return int(cells.get(column) or default)
 
 
-def _run(cells: dict[str, str], software: Software) -> Run:
+def _run(cells: dict[str, str], software: Software, cluster: Cluster) -> Run:
     tp, pp, cp, dp = (_count(cells, axis) for axis in ("tp", "pp", "cp", "dp"))
     sliced = _find(SLICED, cells, "sequence_parallel") if cells.get("sequence_parallel") else software.slices_sequence
     zero, shards = _find(SHARDED, cells, "sharding"), re.search(r"x(\d+)", cells["sharding"])
@@ -194,6 +186,8 @@ def _run(cells: dict[str, str], software: Software) -> Run:
         zero=zero,
         precision=_find(PRECISIONS, cells, "precision"),
         shards=int(shards[1]) * cp if shards else None,
+        software=software,
+        cluster=cluster,
     ).with_chunks(_count(cells, "vpp"))
 
 
@@ -281,19 +275,20 @@ def predict_row(row: Row) -> dict[str, Any]:
     allocator has reserved, in GiB.
     """
     result: dict[str, Any] = dict.fromkeys(COLUMNS) | {"why_not": row.why_not}
-    if row.published is None:
+    run = row.published
+    if run is None:
         return result
-    run, cluster, software = row.published
-    seconds, interval = predict(run, cluster, software).seconds, interval_of(run, cluster, software)
-    stages, measured = memory(run, software), measured_seconds(row)
+    seconds, interval = predict(run).seconds, interval_of(run)
+    stages, measured = memory(run), measured_seconds(row)
     return result | {
         "predicted_step_seconds": seconds,
         "low_step_seconds": seconds * interval.low,
         "high_step_seconds": seconds * interval.high,
         "predicted_tokens_per_s_per_gpu": run.batch * run.model.sequence / run.gpus / seconds,
         "predicted_tflops_per_gpu": counted_flops(row, run) / run.gpus / seconds / 1e12,
-        "predicted_memory_gb": stages[fullest_stage(stages)].total / (GIB if software.name == "torchtitan" else 1e9),
-        "fits": memory_error(stages, cluster) is None,
+        "predicted_memory_gb": stages[fullest_stage(stages)].total
+        / (GIB if run.software.name == "torchtitan" else 1e9),
+        "fits": memory_error(stages, run.cluster) is None,
         "error": seconds / measured - 1 if measured else None,
     }
 
@@ -306,9 +301,9 @@ def counted_flops(row: Row, run: Run) -> float:
 
 def measured_seconds(row: Row) -> float | None:
     """Return measured seconds of a step, also where the source has a rate; None where nothing was measured."""
-    if row.published is None:
+    run = row.published
+    if run is None:
         return None
-    run = row.published.run
     if seconds := row.figure("step_seconds"):
         return seconds
     if rate := row.figure("tokens_per_s_per_gpu"):

@@ -23,7 +23,7 @@ PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
 
 def of_family(family: str, *, precision: str | None = None) -> list[Row]:
     rows = [row for row in ROWS if row.cells["family"] == family]
-    return [row for row in rows if precision is None or (row.published and row.published.run.precision == precision)]
+    return [row for row in rows if precision is None or (row.published and row.published.precision == precision)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_runs_to_which_nothing_was_fitted_are_predicted(
         if row.cells["family"] != family or not re.search(hardware, row.cells["hardware"]) or not row.published:
             continue
         seconds = measured_seconds(row)
-        if seconds and precision in {None, row.published.run.precision}:
+        if seconds and precision in {None, row.published.precision}:
             errors.append(abs(predict_row(row)["predicted_step_seconds"] / seconds - 1))
     assert len(errors) >= 4
     assert sum(errors) / len(errors) <= bound
@@ -133,16 +133,16 @@ def test_intervals_cover_their_steps() -> None:
     ]
     assert sum(inside) / len(inside) >= 0.9
     for row in ROWS:
-        predicted, (run, _, software) = PREDICTED[row.cells["id"]], row.published or pytest.fail(row.why_not)
-        most = 1.65 if kind_of(run, software) == "torchtitan fp8" else 1.43
+        predicted, run = PREDICTED[row.cells["id"]], row.published or pytest.fail(row.why_not)
+        most = 1.65 if kind_of(run) == "torchtitan fp8" else 1.43
         assert predicted["high_step_seconds"] <= most * predicted["low_step_seconds"]
 
 
 def test_unmeasured_program_gets_the_held_out_interval() -> None:
     """This package's engines are among them, until they have run on GPUs; of MT-NLG's program three runs are known."""
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    run = next(row.published for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     ours, few, theirs = (
-        interval_of(run, H100, load_software(name))
+        interval_of(run._replace(cluster=H100, software=load_software(name)))
         for name in ("mtnlg-parallel", "megatron-deepspeed-2021", "megatron-core")
     )
     assert ours.kind.endswith("runs of programs that were held out")
@@ -153,25 +153,27 @@ def test_unmeasured_program_gets_the_held_out_interval() -> None:
 
 def test_rows_that_nobody_measured_make_no_interval() -> None:
     """Of vTrain's rows 14 of many nodes were measured, and 196 of one node computed (docs/decisions/0189)."""
-    run = next(row.published.run for row in of_family("vtrain") if row.published)
-    interval = interval_of(run, load_cluster("dgx-a100"), load_software("megatron-deepspeed"))
+    run = next(row.published for row in of_family("vtrain") if row.published)
+    interval = interval_of(run._replace(cluster=load_cluster("dgx-a100"), software=load_software("megatron-deepspeed")))
     assert interval.kind == "14 runs of megatron-deepspeed"
 
 
 def test_eight_bits_are_a_kind_of_runs_of_their_own() -> None:
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
+    run = next(row.published for row in of_family("nvidia-dgxc", precision="fp8") if row.published)
     software = load_software("megatron-core")
-    narrow, wide = (interval_of(each, H100, software) for each in (run._replace(precision="bf16"), run))
+    narrow, wide = (
+        interval_of(each._replace(cluster=H100, software=software)) for each in (run._replace(precision="bf16"), run)
+    )
     assert (narrow.kind.endswith("megatron-core"), wide.kind.endswith("megatron-core fp8")) == (True, True)
     assert wide.high - wide.low > narrow.high - narrow.low
 
 
 @pytest.mark.parametrize("name", ["dgx-b200", "dgx1-v100"])
 def test_unmeasured_gpu_gets_a_wide_interval(name: str) -> None:
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    run = next(row.published for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     core = load_software("megatron-core")
     measured, new, other = (
-        interval_of(run, load_cluster(cluster), program)
+        interval_of(run._replace(cluster=load_cluster(cluster), software=program))
         for cluster, program in (("dgx-h100", core), (name, core), ("dgx-h100", load_software("mtnlg-parallel")))
     )
     assert (new.low, new.high) == (min(measured.low, other.low), max(measured.high, other.high))
@@ -181,9 +183,11 @@ def test_unmeasured_gpu_gets_a_wide_interval(name: str) -> None:
 @pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False)])
 def test_driver_name_of_a_gpu_finds_its_interval(name: str, known: bool) -> None:
     """As in a cluster that ``calibrate`` wrote."""
-    run = next(row.published.run for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
+    run = next(row.published for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     here = H100.model_copy(update={"gpu": H100.gpu.model_copy(update={"name": name})})
-    ours, shipped = (interval_of(run, each, load_software("megatron-core")) for each in (here, H100))
+    ours, shipped = (
+        interval_of(run._replace(cluster=each, software=load_software("megatron-core"))) for each in (here, H100)
+    )
     assert (ours == shipped) is known
 
 

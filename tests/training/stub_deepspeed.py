@@ -62,7 +62,7 @@ def run(case: stub_gpu.Case) -> Answer:
     from mtnlg_parallel.engine.deepspeed import DeepSpeedEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
-    from mtnlg_parallel.planner.run import train_run, train_software
+    from mtnlg_parallel.planner.run import train_run
     from mtnlg_parallel.recipe_file import load_recipe
     from mtnlg_parallel.training import checkpointing
     from training.stub_streams import Executor, Streams
@@ -95,7 +95,7 @@ def run(case: stub_gpu.Case) -> Answer:
             piece.tensor.sum()  # as the thread that writes files
         left = gpu.bytes - before
     distributed.destroy_process_group()
-    planned = memory(train_run(recipe), train_software(recipe.train))[layout.coordinates(case.rank).pp]
+    planned = memory(train_run(recipe))[layout.coordinates(case.rank).pp]
     bytes_planned = planned.total - planned.buffers - planned.slack
     more = timing_events() - events
     return Answer(gpu.peak, bytes_planned, left, dict(streams.waits), sorted(streams.races), more)

@@ -201,7 +201,7 @@ def step(case: Case) -> Answer:
     from mtnlg_parallel.engine.pipeline_engine import PipelineEngine
     from mtnlg_parallel.kernels import best_ops
     from mtnlg_parallel.planner.memory import memory
-    from mtnlg_parallel.planner.run import train_run, train_software
+    from mtnlg_parallel.planner.run import train_run
     from mtnlg_parallel.recipe_file import load_recipe
 
     recipe = load_recipe(Path(case.recipe), case.overrides)
@@ -223,7 +223,7 @@ def step(case: Case) -> Answer:
         engine.train_batch(batches(), case.micro_batches, StepSettings(1e-4, 0.1, 1.0), lambda _loss, _norm: None)
     distributed.destroy_process_group()
     run = train_run(recipe)._replace(batch=case.micro_batches * layout.dp * train.micro_batch)
-    planned = memory(run, train_software(train))[layout.coordinates(case.rank).pp]
+    planned = memory(run)[layout.coordinates(case.rank).pp]
     return Answer(built, gpu.peak, gpu.bytes, planned.total - planned.buffers - planned.slack, sorted(gpu.on_host))
 
 

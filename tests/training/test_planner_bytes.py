@@ -17,7 +17,7 @@ def test_a_rank_holds_the_bytes_that_the_planner_predicts(
     recipe = recipe_of(layout, samples=8, engine="deepspeed")
     train, tp = recipe.train, recipe.layout.tp
     run = Run(recipe.model, recipe.layout, train.batch, train.micro_batch, train.recompute, precision="fp32")
-    planned = memory(run, load_software(ENGINES["deepspeed"]))
+    planned = memory(run._replace(software=load_software(ENGINES["deepspeed"])))
     for rank, state_bytes in enumerate(run_ranks("state_bytes", [recipe], data=data, outs=[tmp_path])):
         stage = planned[rank // tp]
         assert state_bytes == {"parameters": stage.weights, "gradients": stage.gradients, "moments": stage.moments}

@@ -63,7 +63,7 @@ def test_ranks_sharing_a_processor_take_turns() -> None:
     program = load_software("megatron-lm")
     for batch, ratio in ((1, 1.0), (64, 2.0)):
         run = Run(model, Layout(pp=2), batch)
-        alone, together = (predict(run, each, program).seconds for each in (cluster, shared))
+        alone, together = (predict(run._replace(cluster=each, software=program)).seconds for each in (cluster, shared))
         assert together / alone == pytest.approx(ratio, rel=0.1)
 
 

@@ -21,7 +21,6 @@ from mtnlg_model.decoder import Decoder
 from mtnlg_parallel.engine.offloading import HostActivations, Streams
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.memory import memory
-from mtnlg_parallel.planner.programs import ENGINES, load_software
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.schedules import orders
 from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
@@ -155,10 +154,7 @@ def test_passes_on_the_device_are_bounded(
 def test_planned_passes_match_a_run(ranks: int, chunks: int, schedule: str) -> None:
     model = CONFIG.model_copy(update={"layers": 48})
     run = Run(model, Layout(pp=ranks), 4 * ranks, recompute="none", interleave=chunks, schedule=schedule)
-    kept, moved = (
-        memory(each, load_software(ENGINES["pipeline"]))[0].activations
-        for each in (run, run._replace(offload_activations=True))
-    )
+    kept, moved = (memory(each)[0].activations for each in (run, run._replace(offload_activations=True)))
     passes = ranks if chunks == 1 else 2 * (ranks - 1) + (chunks - 1) * ranks + 1
     assert moved == pytest.approx(kept * PASSES_ON_DEVICE / passes)
 

@@ -18,7 +18,7 @@ from mtnlg_parallel.layout_report import layout_facts, print_layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.programs import load_software
-from mtnlg_parallel.planner.run import RECOMPUTE, train_run, train_software
+from mtnlg_parallel.planner.run import RECOMPUTE, train_run
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import schedule_names
@@ -77,11 +77,11 @@ def test_530b_resumes_the_papers_run() -> None:
     selene = load_cluster("selene")
     planned = {}
     for name, recipe in (("paper", paper), ("later", later)):
-        run = train_run(recipe)
-        stage_memory = memory(run, train_software(recipe.train))
+        run = train_run(recipe)._replace(cluster=selene)
+        stage_memory = memory(run)
         assert memory_error(stage_memory, selene) is None
         fullest = stage_memory[fullest_stage(stage_memory)].total
-        planned[name] = predict(run, selene, train_software(recipe.train)).seconds, fullest / 1e9
+        planned[name] = predict(run).seconds, fullest / 1e9
     assert planned["paper"] == pytest.approx((45.5, 30.5), rel=2e-3)
     assert planned["later"] == pytest.approx((31.9, 47.3), rel=2e-3)
 
@@ -90,20 +90,20 @@ def test_530b_resumes_the_papers_run() -> None:
 def test_530b_plan_is_fastest_and_beats_megatron_by_5_percent() -> None:
     """Of its layout's schedules, chunks and recomputation; the runs of Korthikanti et al. 2022 on as many GPUs."""
     selene, recipe = load_cluster("selene"), load_recipe(RECIPES / "mt-nlg-530b-2022")
-    run = train_run(recipe)
+    run = train_run(recipe)._replace(cluster=selene)
     seconds = {}
     for recompute, chunks, schedule in product(RECOMPUTE, (1, 3), schedule_names()):
         other = run._replace(recompute=recompute, interleave=chunks, schedule=schedule)
         if not other.pipeline_schedule.takes(chunks):
             continue
-        if not memory_error(memory(other, train_software(recipe.train)), selene):
-            seconds[other] = predict(other, selene, train_software(recipe.train)).seconds
+        if not memory_error(memory(other), selene):
+            seconds[other] = predict(other).seconds
     assert min(seconds, key=seconds.__getitem__) == run
     for dp, ratio in ((1, 1.064), (8, 1.090)):
         ours = run._replace(layout=Layout(tp=8, pp=35, dp=dp), batch=280 * dp)
         theirs = ours._replace(recompute="selective", zero=0, schedule="1f1b")
-        speedup = predict(theirs, selene, load_software("megatron-lm")).seconds
-        speedup /= predict(ours, selene, train_software(recipe.train)).seconds
+        speedup = predict(theirs._replace(software=load_software("megatron-lm"))).seconds
+        speedup /= predict(ours).seconds
         assert speedup == pytest.approx(ratio, abs=1e-3)
         assert speedup >= 1.05
 
@@ -114,7 +114,7 @@ def test_a_dense_recipe_fits_40_gb_without_recomputation(name: str) -> None:
     recipe = load_recipe(RECIPES / name)
     assert recipe.train.recompute == "none"
     run = train_run(recipe)
-    assert memory_error(memory(run, train_software(recipe.train)), load_cluster("dgx-a100-40gb")) is None
+    assert memory_error(memory(run), load_cluster("dgx-a100-40gb")) is None
 
 
 @beside_recipes
@@ -149,11 +149,11 @@ def test_the_recipe_of_a_llama_is_tinyllama_and_fits_40_gb() -> None:
     assert recipe.train.samples * recipe.model.sequence == pytest.approx(3e12, rel=1e-4)
     assert recipe.train.warmup == 2000 * recipe.train.batch
     cluster, run = load_cluster("dgx-a100-40gb"), train_run(recipe)
-    assert memory_error(memory(run, train_software(recipe.train)), cluster) is None
+    assert memory_error(memory(run), cluster) is None
     tokens = recipe.train.batch * recipe.model.sequence
     # 24 thousand tokens a second and GPU: README of github.com/jzhang38/TinyLlama at 026587c; predicted 14 % less time.
     published = tokens / (24_000 * recipe.layout.world)
-    assert predict(run, cluster, train_software(recipe.train)).seconds == pytest.approx(published, rel=0.16)
+    assert predict(run._replace(cluster=cluster)).seconds == pytest.approx(published, rel=0.16)
 
 
 @pytest.mark.parametrize(("every", "lines"), [(0, 0), (2, 1)])

@@ -28,17 +28,17 @@ def test_attention_takes_the_published_time(name: str, native: bool, row: int, m
     """TFLOP/s of both passes, causal, heads of 128: NVIDIA's cudnn-frontend, benchmark/."""
     cluster = changed(load_cluster(name), "measured", clock=1.0)
     program = CORE.model_copy(update={"native_attention": native})
-    shape = Run(SMALL.model_copy(update={"sequence": row}), Layout(), 1).shape
-    seconds = sum(attention(shape, cluster, program, backward).products for backward in (False, True))
+    run = Run(SMALL.model_copy(update={"sequence": row}), Layout(), 1, cluster=cluster, software=program)
+    seconds = sum(attention(run, backward).products for backward in (False, True))
     operations = (1 + CORE.attention_backward) * 2 * row**2 * SMALL.hidden
     assert operations / seconds / 1e12 == pytest.approx(measured, rel=0.08)
 
 
 @pytest.mark.parametrize(("heads", "native"), [(32, True), (16, False)])
 def test_attention_kernels_for_narrow_heads(heads: int, native: bool) -> None:
-    shape = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1).shape
+    run = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1, cluster=H100)
     plain = CORE.model_copy(update={"native_attention": False})
-    times = [attention(shape, H100, program, False).products for program in (CORE, plain)]
+    times = [attention(run._replace(software=program), False).products for program in (CORE, plain)]
     assert (times[0] < times[1]) is native
 
 
@@ -46,7 +46,9 @@ def test_attention_kernels_for_narrow_heads(heads: int, native: bool) -> None:
 def test_dropout_slows_attention_as_measured(native: bool, share: float) -> None:
     program = CORE.model_copy(update={"native_attention": native})
     models = SMALL, SMALL.model_copy(update={"attention_dropout": 0.1})
-    plain, dropped = (attention(Run(each, Layout(), 1).shape, H100, program, False).products for each in models)
+    plain, dropped = (
+        attention(Run(each, Layout(), 1, cluster=H100, software=program), False).products for each in models
+    )
     assert plain / dropped == pytest.approx(share)
 
 
@@ -55,8 +57,8 @@ def test_triton_attention_is_slow_backward() -> None:
     triton, plain = load_software("llm-foundry"), CORE.model_copy(update={"native_attention": False})
 
     def seconds(heads: int, program: Software) -> list[float]:
-        shape = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1).shape
-        return [attention(shape, DGX, program, backward).products for backward in (False, True)]
+        run = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1, software=program)
+        return [attention(run, backward).products for backward in (False, True)]
 
     wide, narrow = ([seconds(heads, program) for program in (triton, plain)] for heads in (32, 64))
     assert wide[0][1] / wide[0][0] == pytest.approx(triton.attention_backward)
@@ -67,51 +69,52 @@ def test_triton_attention_is_slow_backward() -> None:
 
 def test_a_clock_slows_products_and_attention_but_not_memory() -> None:
     slow = changed(DGX, "measured", clock=DGX.measured.clock / 2)
-    shape = Run(SMALL, Layout(tp=2), 4).shape
-    fast, slowed = (layer_cost.layer(shape, cluster, CORE).forward for cluster in (DGX, slow))
+    run = Run(SMALL, Layout(tp=2), 4, software=CORE)
+    fast, slowed = (layer_cost.layer(run._replace(cluster=cluster)).forward for cluster in (DGX, slow))
     assert slowed.memory == fast.memory
     assert 1.6 < slowed.products / fast.products <= 2
 
 
 def test_context_parallel_ranks_share_a_sequence() -> None:
     """Half of the products each, and less than half of attention's time saved: rows are shorter, keys go round."""
-    run = Run(SMALL, Layout(tp=2, dp=2), 8, recompute="none")
     alone, both = (
-        layer_cost.layer(run._replace(layout=Layout(tp=2, cp=cp, dp=2)).shape, DGX, CORE).forward for cp in (1, 2)
+        layer_cost.layer(Run(SMALL, Layout(tp=2, cp=cp, dp=2), 8, recompute="none", software=CORE)).forward
+        for cp in (1, 2)
     )
     assert 0.4 < both.products / alone.products < 0.6
 
 
 def test_ring_attention_costs_only_exposed_sends() -> None:
-    run = Run(SMALL.model_copy(update={"sequence": 32768}), Layout(cp=4), 1)
-    assert attention(run.shape, H100, CORE, False).collectives == 0
+    run = Run(SMALL.model_copy(update={"sequence": 32768}), Layout(cp=4), 1, cluster=H100, software=CORE)
+    assert attention(run, False).collectives == 0
     slow = changed(H100, "node", link_bandwidth=H100.node.link_bandwidth / 100)
-    cost = attention(run.shape, slow, CORE, False)
+    cost = attention(run._replace(cluster=slow), False)
     sent = 0.75 * 2 * 2 * 32768 * SMALL.hidden / (slow.node.link_bandwidth * slow.measured.link)
     assert cost.collectives + cost.products == pytest.approx(sent, rel=1e-3)
 
 
 def test_torchtitan_ring_merges_in_fp32() -> None:
     """41 bytes an element and block forward, 58 backward; of 32 heads of queries, not of 8 of keys and values."""
-    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1)
     program = load_software("torchtitan")
-    once = program.model_copy(update={"eager": False})
+    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1, cluster=H100, software=program)
+    both = run, run._replace(software=program.model_copy(update={"eager": False}))
     for backward, size in ((False, 41), (True, 58)):
-        merged, plain = (attention(run.shape, H100, each, backward) for each in (program, once))
-        seconds = size * 4 * run.shape.elements / (H100.gpu.memory_bandwidth * H100.measured.memory)
+        merged, plain = (attention(each, backward) for each in both)
+        seconds = size * 4 * run.elements / (H100.gpu.memory_bandwidth * H100.measured.memory)
         assert merged.memory - plain.memory == pytest.approx(seconds + 40 * H100.measured.kernel_seconds)
     slow = changed(H100, "node", link_bandwidth=1e8)
-    sent = [sum(attention(run.shape, slow, each, False)[i] for i in (0, 2)) for each in (program, once)]
+    sent = [sum(attention(each._replace(cluster=slow), False)[i] for i in (0, 2)) for each in both]
     assert sent[0] / sent[1] == pytest.approx(4, rel=1e-2)
 
 
 def test_our_ring_sends_gradients_in_fp32_and_merges() -> None:
-    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1)
-    slow, ours = changed(H100, "node", link_bandwidth=1e8), load_software("mtnlg-parallel")
-    sent = [sum(attention(run.shape, slow, ours, backward)[i] for i in (0, 2)) for backward in (False, True)]
+    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1, cluster=H100)
+    slow = run._replace(cluster=changed(H100, "node", link_bandwidth=1e8))
+    sent = [sum(attention(slow, backward)[i] for i in (0, 2)) for backward in (False, True)]
     assert sent[1] / sent[0] == pytest.approx(3, rel=1e-2)
-    assert attention(run.shape, H100, ours, True).memory > attention(run.shape, H100, CORE, True).memory
-    assert attention(run.shape, H100, ours, True).products > attention(run.shape, H100, CORE, True).products
+    ours, theirs = attention(run, True), attention(run._replace(software=CORE), True)
+    assert ours.memory > theirs.memory
+    assert ours.products > theirs.products
 
 
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
@@ -120,7 +123,10 @@ def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None
     switches = {"overlap_tensor": False, "overlap_forward": False}
     run = Run(SMALL, Layout(tp=2), 8, recompute="none", sequence_parallel=True, precision="fp8")
     program = load_software(name).model_copy(update=switches)
-    narrow, plain = (layer_cost.layer(each.shape, H100, program) for each in (run, run._replace(precision="bf16")))
+    narrow, plain = (
+        layer_cost.layer(each._replace(cluster=H100, software=program))
+        for each in (run, run._replace(precision="bf16"))
+    )
     assert narrow.forward.collectives / plain.forward.collectives == pytest.approx(1.5 / 2)
     assert narrow.backward.collectives / plain.backward.collectives == pytest.approx(2 / 3)
 
@@ -129,7 +135,7 @@ def test_documents_shorten_the_rows_of_attention() -> None:
     """Half as long: half of the pairs, at the lower rate of a shorter row; with a window, the pairs inside it."""
     whole = Run(SMALL, Layout(), 1)
     halves = whole._replace(document=SMALL.sequence / 2)
-    full, half = (attention(run.shape, H100, CORE, False).products for run in (whole, halves))
+    full, half = (attention(run._replace(cluster=H100, software=CORE), False).products for run in (whole, halves))
     assert half / full == pytest.approx(0.5 * (1024 + 1000) / 1024 * 2048 / (2048 + 1000))
-    assert whole._replace(document=1e9).shape == whole.shape
+    assert whole._replace(document=1e9).row == whole.row
     assert halves.model_flops < halves._replace(document=2048.0).model_flops == whole.model_flops

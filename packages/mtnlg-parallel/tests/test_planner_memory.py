@@ -27,7 +27,7 @@ def shape(layers: int, hidden: int, heads: int) -> ModelConfig:
 
 
 def held(run: Run) -> tuple[Memory, ...]:
-    return memory(run, LM)
+    return memory(run._replace(software=LM))
 
 
 RUNS = {  # Korthikanti et al. 2022, table 3
@@ -71,12 +71,14 @@ def test_each_saving_is_within_eight_percent_of_the_literature(name: str) -> Non
 
 def test_mt_nlg_holds_what_the_paper_says() -> None:
     run = Run(preset("mt-nlg-530b"), Layout(tp=8, pp=35, dp=8), 1920)
-    stages = memory(run, load_software(SELENE.software))
-    assert memory(run._replace(zero=0), load_software(SELENE.software))[17].state == pytest.approx(37.7e9, rel=0.01)
+    stages = memory(run._replace(software=load_software(SELENE.software)))
+    assert memory(run._replace(zero=0, software=load_software(SELENE.software)))[17].state == pytest.approx(
+        37.7e9, rel=0.01
+    )
     assert stages[17].state == pytest.approx(18.0e9, rel=0.01)
-    assert layer_bytes(run.shape, LM, "none") == pytest.approx(0.88e9, rel=0.01)
+    assert layer_bytes(run._replace(software=LM), "none") == pytest.approx(0.88e9, rel=0.01)
     assert stages[0].activations == pytest.approx(8.81e9, rel=0.01)
-    assert stages[0].recomputed == layer_bytes(run.shape, LM, "none")
+    assert stages[0].recomputed == layer_bytes(run._replace(software=LM), "none")
     assert fullest_stage(stages) == 0
     assert memory_error(stages, SELENE) is None
 
@@ -92,7 +94,10 @@ def test_memory_verdicts_match_runs_on_80_gb(name: str) -> None:
 def test_chunked_logits_memory() -> None:
     run, program = Run(preset("dense-350m"), Layout(), 32, 32, precision="bf16"), load_software(ENGINES["pipeline"])
     tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
-    whole, chunked = memory(run, load_software("megatron-lm"))[0], memory(run, program)[0]
+    whole, chunked = (
+        memory(run._replace(software=load_software("megatron-lm")))[0],
+        memory(run._replace(software=program))[0],
+    )
     assert whole.logits == 10 * tokens * vocabulary  # in 16 bits, in fp32, and the gradient of that
     assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
 
@@ -102,12 +107,14 @@ def test_deferred_weight_gradients_keep_their_inputs(chunks: int) -> None:
     """At the peak of the order that the engine runs, on every stage: s + 1 passes over its largest chunk."""
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 24, interleave=chunks, recompute="none", schedule="zero-bubble")
     software = load_software(ENGINES["pipeline"])
-    each = 2 * run.shape.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
-    layers = [chunk.layers for chunk in step.chunks(run, software)]
+    each = 2 * run.elements * (4 + 12 / 2)  # x and dy of four products: four of h, and 12 h over the two ranks
+    layers = [chunk.layers for chunk in step.chunks(run._replace(software=software))]
     for number, order in enumerate(run.orders()):
         most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
-        assert memory(run, software)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
-    one = memory(run._replace(schedule="interleaved"), software)[0].waiting  # until the next collective
+        assert memory(run._replace(software=software))[number].waiting == pytest.approx(
+            most * max(layers[number::4]) * each
+        )
+    one = memory(run._replace(schedule="interleaved", software=software))[0].waiting  # until the next collective
     assert one == pytest.approx(each / 4)
 
 
@@ -116,23 +123,23 @@ def test_recomputed_attention_keeps_nothing_in_8_bits(program: str) -> None:
     """In 16 bits its result is what the projection reads; in 8 bits that is kept apart, a byte an element."""
     software = load_software(program)
     run = Run(shape(16, 2048, 16), Layout(), 16, precision="fp8")
-    whole, selective = (layer_bytes(run.shape, software, recompute) for recompute in ("none", "selective"))
-    assert whole - selective == 2 * run.shape.elements
+    whole, selective = (layer_bytes(run._replace(software=software), recompute) for recompute in ("none", "selective"))
+    assert whole - selective == 2 * run.elements
 
 
 def test_deepspeed_memory_of_gradients_and_messages() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=4), 16, recompute="none", sequence_parallel=True)
-    message, added = 2 * run.shape.repeated, 2 + 4  # bytes of a gradient in bf16 and of its copy in fp32
+    message, added = 2 * run.repeated, 2 + 4  # bytes of a gradient in bf16 and of its copy in fp32
     stages, published = (
-        memory(run, load_software(ENGINES["deepspeed"])),
-        memory(run, load_software("megatron-deepspeed")),
+        memory(run._replace(software=load_software(ENGINES["deepspeed"]))),
+        memory(run._replace(software=load_software("megatron-deepspeed"))),
     )
     assert {each.recomputed for each in stages} == {added * 4 * 2048**2 / 2}  # the largest gradient of a layer
     assert stages[3].logits > added * (51200 - 4 * 2048) * 2048 / 2  # the head's is larger
     # Sent and received of each pass in flight, of which stage s has 4 - s, and a buffer each way.
     assert [each.messages / message for each in stages] == [4 + 1, 2 * (3 + 1), 2 * (2 + 1), 1 + 1]
     assert {each.messages for each in published} == {0.0}
-    sliced = memory(run._replace(sequence_parallel=False), load_software(ENGINES["deepspeed"]))
+    sliced = memory(run._replace(sequence_parallel=False, software=load_software(ENGINES["deepspeed"])))
     # Half of it: what was sent of each, and the buffers; whole: the gradient that is put together.
     whole = 2 * message
     assert [each.messages / whole for each in sliced] == [5 / 2 + 1, 5 / 2 + 1, 4 / 2 + 1, 1 / 2]
@@ -141,7 +148,7 @@ def test_deepspeed_memory_of_gradients_and_messages() -> None:
 def test_our_engines_keep_no_gradients_in_bf16() -> None:
     run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
     for name, times in (*((name, 2) for name in ENGINES.values()), ("megatron-deepspeed", 3)):
-        stage = memory(run, load_software(name))[0]
+        stage = memory(run._replace(software=load_software(name)))[0]
         assert stage.gradients == times * stage.weights
 
 
@@ -154,14 +161,14 @@ def test_zero_shares_the_optimizer_and_nothing_else() -> None:
 
 def test_search_ranks_fitting_layouts_and_gives_reasons_for_others() -> None:
     template = Run(shape(8, 16384, 128), Layout(), 16)
-    found = search(template, SELENE, LM, 16, count=3)
+    found = search(template._replace(cluster=SELENE, software=LM), 16, count=3)
     times = [one.prediction.seconds for one in found.best]
     assert times == sorted(times)
     assert len(times) == 3
     assert all(memory_error(held(one.run), SELENE) is None for one in found.best)
     assert found.rejected
     assert all(one.reason for one in found.rejected)
-    everything = search(template, SELENE, LM, 16, count=found.fitting)
+    everything = search(template._replace(cluster=SELENE, software=LM), 16, count=found.fitting)
     assert len(everything.best) == found.fitting
     assert [one.run for one in everything.best[:3]] == [one.run for one in found.best]
 
@@ -186,9 +193,13 @@ def test_search_is_within_two_percent_of_the_best(model: ModelConfig, batch: int
                 schedule=schedule,
                 offload_activations=offloads,
             )
-            if not run_error(run, program, SELENE, 4) and not memory_error(memory(run, program), SELENE):
-                best = min(best, step.predict(run, SELENE, program).seconds)
-    assert search(template, SELENE, program, 4).best[0].prediction.seconds <= 1.02 * best < inf
+            if not run_error(run._replace(cluster=SELENE, software=program), 4) and not memory_error(
+                memory(run._replace(software=program)), SELENE
+            ):
+                best = min(best, step.predict(run._replace(cluster=SELENE, software=program)).seconds)
+    assert (
+        search(template._replace(cluster=SELENE, software=program), 4).best[0].prediction.seconds <= 1.02 * best < inf
+    )
 
 
 def test_plan_leaves_2_5_percent_of_memory_free() -> None:
@@ -206,12 +217,15 @@ def test_plan_leaves_2_5_percent_of_memory_free() -> None:
 def test_uneven_chunks_keep_activations_of_layers_in_flight(layers: int, pp: int, v: int, micro_batches: int) -> None:
     program = load_software("megatron-core")
     run = Run(shape(layers, 1024, 16), Layout(tp=1, pp=pp), micro_batches, interleave=v, recompute="none")
-    each, cut = layer_bytes(run.shape, program, "none"), [chunk.layers for chunk in step.chunks(run, program)]
+    each, cut = (
+        layer_bytes(run._replace(software=program), "none"),
+        [chunk.layers for chunk in step.chunks(run._replace(software=program))],
+    )
     for stage, order in enumerate(run.orders()):
         flying = accumulate(
             cut[action.chunk * pp + stage] * (1 if action.kind == "forward" else -1) for action in order
         )
-        assert memory(run, program)[stage].activations == pytest.approx(max(flying) * each), stage
+        assert memory(run._replace(software=program))[stage].activations == pytest.approx(max(flying) * each), stage
 
 
 def test_transformer_engine_keeps_8_bit_inputs() -> None:
@@ -220,7 +234,7 @@ def test_transformer_engine_keeps_8_bit_inputs() -> None:
     core, titan = (load_software(name) for name in ("megatron-core", "torchtitan"))
     for program, less in ((core, 2 + 4 - 1), (titan, 0)):
         sixteen, eight = (
-            layer_bytes(run._replace(precision=precision).shape, program, "none") for precision in ("bf16", "fp8")
+            layer_bytes(run._replace(precision=precision, software=program), "none") for precision in ("bf16", "fp8")
         )
         assert sixteen - eight == less * 2048 * 4096, program.name
 
@@ -229,14 +243,14 @@ def test_deepspeeds_buckets_hold_gradients_as_they_are_reduced() -> None:
     """4 GB of them in 16 bits are 8 in 32; a rank that reduces none has none in 32."""
     program, run = load_software("megatron-deepspeed"), Run(shape(8, 4096, 32), Layout(dp=2), 4, precision="fp16")
     runs = (run, run._replace(precision="bf16"), run._replace(precision="bf16", layout=Layout(dp=1)))
-    buffers = [memory(run, program)[0].buffers for run in runs]
+    buffers = [memory(run._replace(software=program))[0].buffers for run in runs]
     assert buffers[1] - buffers[0] == 4e9
     assert buffers[0] - buffers[2] == 0.25e9
 
 
 def test_a_rank_holds_a_head_of_keys_and_values_whole() -> None:
     one, two, four = (
-        layer_bytes(Run(shape(4, 4096, 32).model_copy(update={"kv_heads": n}), Layout(tp=2), 1).shape, LM, "none")
+        layer_bytes(Run(shape(4, 4096, 32).model_copy(update={"kv_heads": n}), Layout(tp=2), 1, software=LM), "none")
         for n in (1, 2, 4)
     )
     assert one == two
@@ -247,25 +261,27 @@ def test_fsdp_holds_shards_and_a_layer() -> None:
     """fp32 weights, gradients and moments over 8 ranks; beside them a layer, the next, and the head's table."""
     model, program = shape(24, 2048, 16), load_software("torchtitan")
     run = Run(model, Layout(dp=8), 8, recompute="none", zero=3)
-    (stage,) = memory(run, program)
+    (stage,) = memory(run._replace(software=program))
     assert (stage.weights, stage.gradients, stage.moments, stage.master) == pytest.approx(
         (model.parameters / 2, model.parameters / 2, model.parameters, 0)
     )
     layer, table = 12 * 2048**2, 51200 * 2048
     assert stage.gathered == 2 * (2 * layer + table) + 6 * max(layer, table)
-    (once,) = memory(run._replace(zero=2), program)
+    (once,) = memory(run._replace(zero=2, software=program))
     assert once.gathered > 2 * model.parameters
 
 
 def test_fsdp_pipeline_holds_whole_stage_weights() -> None:
     program, run = load_software("torchtitan"), Run(shape(24, 2048, 16), Layout(pp=2, dp=8), 32, zero=3)
-    for number, stage in enumerate(memory(run, program)):
-        parameters = step.stage_parameters(run, program, number)
+    for number, stage in enumerate(memory(run._replace(software=program))):
+        parameters = step.stage_parameters(run._replace(software=program), number)
         assert stage.weights + stage.gradients == parameters
         assert stage.gathered > (2 + 4) * parameters
 
 
 def test_unsupported_recomputation_is_refused() -> None:
     run = Run(shape(24, 2048, 16), Layout(dp=2), 8, recompute="operators")
-    assert "does not support recompute operators" in str(run_error(run, load_software(ENGINES["deepspeed"]), SELENE))
-    assert run_error(run, load_software("megatron-core"), SELENE) is None
+    assert "does not support recompute operators" in str(
+        run_error(run._replace(cluster=SELENE, software=load_software(ENGINES["deepspeed"])))
+    )
+    assert run_error(run._replace(cluster=SELENE, software=load_software("megatron-core"))) is None

@@ -20,53 +20,47 @@ CAUSE = r"(does not divide|of it \w+|, as fast as any|more: (compute|recompute|t
 
 
 LLAMA = PRESETS["llama-3.1-405b"].model_copy(update={"sequence": 8192})
-SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True}
+H100, SELENE = load_cluster("dgx-h100"), load_cluster("selene")
+CHUNKS: dict[str, Any] = {"schedule": "interleaved", "interleave": 3, "cluster": SELENE}
+LM, CORE = load_software("megatron-lm"), load_software("megatron-core")
+SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True, "software": LM}
 PUBLISHED = {  # Narayanan et al. 2021, table 1; Korthikanti et al. 2022, table 3; Llama 3 (2024), table 4
-    "2021-530B": (
-        "megatron-lm-2021",
-        Run(gpt(105, 20480, 128), Layout(tp=8, pp=35, dp=9), 2520, schedule="interleaved", interleave=3),
+    "2021-530B": Run(
+        gpt(105, 20480, 128), Layout(tp=8, pp=35, dp=9), 2520, software=load_software("megatron-lm-2021"), **CHUNKS
     ),
-    "2022-22B": ("megatron-lm", Run(gpt(48, 6144, 64), Layout(tp=8), 4, 4, **SELECTIVE)),
-    "2022-530B": (
-        "megatron-lm",
-        Run(gpt(105, 20480, 128), Layout(tp=8, pp=35), 280, schedule="interleaved", interleave=3, **SELECTIVE),
-    ),
-    "2024-405B": (
-        "megatron-core",
-        Run(LLAMA, Layout(tp=8, pp=16, dp=128), 2048, recompute="none", sequence_parallel=True),
+    "2022-22B": Run(gpt(48, 6144, 64), Layout(tp=8), 4, 4, cluster=SELENE, **SELECTIVE),
+    "2022-530B": Run(gpt(105, 20480, 128), Layout(tp=8, pp=35), 280, **CHUNKS, **SELECTIVE),
+    "2024-405B": Run(
+        LLAMA, Layout(tp=8, pp=16, dp=128), 2048, 1, "none", sequence_parallel=True, software=CORE, cluster=H100
     ),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_layouts_are_found_or_explained(name: str) -> None:
-    program, run = PUBLISHED[name]
-    cluster, software = load_cluster("dgx-h100" if program == "megatron-core" else "selene"), load_software(program)
-    found = search(run, cluster, software, run.gpus, count=FIRST)
+    run = PUBLISHED[name]
+    found = search(run, run.gpus, count=FIRST)
     if run not in [each.run for each in found.best]:
-        reason = reason_against(run, cluster, software, found.best[0])
+        reason = reason_against(run, found.best[0])
         assert re.search(CAUSE, reason), reason
         assert not reason.endswith(": ")
 
 
 def test_what_korthikanti_ran_at_530b_is_the_fastest() -> None:
-    program, run = PUBLISHED["2022-530B"]
-    cluster, software = load_cluster("selene"), load_software(program)
-    (fastest,) = search(run, cluster, software, run.gpus, count=1).best
+    run = PUBLISHED["2022-530B"]
+    (fastest,) = search(run, run.gpus, count=1).best
     assert fastest.run == run
-    assert reason_against(run, cluster, software, fastest).endswith("as fast as the fastest")
+    assert reason_against(run, fastest).endswith("as fast as the fastest")
 
 
 def test_megatron_core_counts_embedding_and_head_as_layers() -> None:
     """126 layers on 16 stages; Megatron-LM of 2022 needs as many on each."""
-    run = PUBLISHED["2024-405B"][1]
-    cluster = load_cluster("dgx-h100")
-    stages = {
-        program: {each.layout.pp for each in candidates(run, cluster, load_software(program), run.gpus)}
-        for program in ("megatron-core", "megatron-lm")
-    }
-    assert 16 in stages["megatron-core"]
-    assert all(126 % pp == 0 for pp in stages["megatron-lm"])
+    run = PUBLISHED["2024-405B"]
+    core, lm = (
+        {each.layout.pp for each in candidates(run._replace(software=program), run.gpus)} for program in (CORE, LM)
+    )
+    assert 16 in core
+    assert all(126 % pp == 0 for pp in lm)
 
 
 def test_requested_layout_is_compared_with_the_fastest() -> None:

@@ -15,11 +15,12 @@ from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
-from mtnlg_parallel.planner.run import Run, train_software
+from mtnlg_parallel.planner.run import Run, _train_software
 from mtnlg_parallel.planner.step import chunks, lower_bound, predict
 from mtnlg_parallel.recipe import Train
 
 SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
+LM = load_software("megatron-lm")
 MT_NLG = preset("mt-nlg-530b")
 SMALL = ModelConfig(layers=16, hidden=4096, heads=32, sequence=2048, vocabulary=51200)
 
@@ -41,26 +42,24 @@ def test_unfitted_runs_of_22b_to_1t_are_within_10_percent(  # noqa: PLR0917
     layers: int, hidden: int, heads: int, pp: int, batch: int, micro: int, chunks: int, full: float, present: float
 ) -> None:
     model = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=2048, vocabulary=51200)
-    run = Run(model, Layout(tp=8, pp=pp), batch, micro, interleave=chunks, zero=0)
+    run = Run(model, Layout(tp=8, pp=pp), batch, micro, interleave=chunks, zero=0, cluster=SELENE, software=LM)
     other = run._replace(recompute="selective", sequence_parallel=True)
-    program = load_software("megatron-lm")
-    assert predict(run, SELENE, program).seconds == pytest.approx(full, rel=0.10)
-    assert predict(other, SELENE, program).seconds == pytest.approx(present, rel=0.10)
+    assert predict(run).seconds == pytest.approx(full, rel=0.10)
+    assert predict(other).seconds == pytest.approx(present, rel=0.10)
 
 
 @given(st.sampled_from(["network_bandwidth", "link_bandwidth"]), st.floats(0.1, 1.0), st.sampled_from(sorted(SOFTWARE)))
 def test_time_never_falls_when_bandwidth_falls(field: str, share: float, program: str) -> None:
-    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64)
+    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, software=load_software(program))
     slower = changed(DGX, "node", **{field: getattr(DGX.node, field) * share})
-    software = load_software(program)
-    assert predict(run, slower, software).seconds >= predict(run, DGX, software).seconds - 1e-12
+    assert predict(run._replace(cluster=slower)).seconds >= predict(run).seconds - 1e-12
 
 
 @given(st.sampled_from(["peak_flops", "memory_bandwidth"]), st.floats(0.2, 1.0))
 def test_time_never_falls_when_the_gpu_slows_down(field: str, share: float) -> None:
-    run = Run(SMALL, Layout(tp=2, pp=2, dp=2), batch=16)
-    slower, software = changed(DGX, "gpu", **{field: getattr(DGX.gpu, field) * share}), Software()
-    assert predict(run, slower, software).seconds >= predict(run, DGX, software).seconds
+    run = Run(SMALL, Layout(tp=2, pp=2, dp=2), batch=16, software=Software())
+    slower = changed(DGX, "gpu", **{field: getattr(DGX.gpu, field) * share})
+    assert predict(run._replace(cluster=slower)).seconds >= predict(run).seconds
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,9 @@ def test_time_never_falls_when_the_gpu_slows_down(field: str, share: float) -> N
 )
 def test_a_switch_saves_time(switch: str) -> None:
     run = Run(SMALL, Layout(tp=4, pp=4, dp=2), batch=64)
-    off, on = (predict(run, DGX, Software().model_copy(update={switch: value})).seconds for value in (False, True))
+    off, on = (
+        predict(run._replace(software=Software().model_copy(update={switch: value}))).seconds for value in (False, True)
+    )
     assert on < off
 
 
@@ -76,23 +77,25 @@ def test_a_switch_saves_time(switch: str) -> None:
 def test_a_switch_of_the_network_saves_time_between_nodes(switch: str) -> None:
     run = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64)
     off = Software(scatter_pipeline=False, reduce_scatter=False)
-    assert predict(run, DGX, off.model_copy(update={switch: True})).seconds < predict(run, DGX, off).seconds
+    assert (
+        predict(run._replace(software=off.model_copy(update={switch: True}))).seconds
+        < predict(run._replace(software=off)).seconds
+    )
 
 
 @pytest.mark.parametrize("program", SOFTWARE)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_breakdown_adds_up_and_no_part_is_negative(program: str, recompute: str) -> None:
-    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, recompute=recompute)  # type: ignore[arg-type]
-    found = predict(run, DGX, load_software(program))
+    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, recompute=recompute, software=load_software(program))  # type: ignore[arg-type]
+    found = predict(run)
     assert sum(found.breakdown) == pytest.approx(found.seconds)
     assert min(found.breakdown) >= -1e-9
-    assert lower_bound(run, DGX, load_software(program)) <= found.seconds
+    assert lower_bound(run) <= found.seconds
 
 
 def test_less_recomputation_saves_time() -> None:
-    run = Run(SMALL, Layout(tp=8, pp=1, dp=1), batch=8)
-    program = load_software("megatron-lm")
-    times = [predict(run._replace(recompute=kind), DGX, program).seconds for kind in ("full", "selective", "none")]
+    run = Run(SMALL, Layout(tp=8, pp=1, dp=1), batch=8, software=LM)
+    times = [predict(run._replace(recompute=kind)).seconds for kind in ("full", "selective", "none")]
     assert times == sorted(times, reverse=True)
 
 
@@ -118,7 +121,8 @@ def test_product_rates_of_large_and_thin_shapes() -> None:
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_cluster_that_ships_can_be_planned_on(name: str) -> None:
     cluster = load_cluster(name)
-    assert 0.01 < predict(Run(SMALL, Layout(tp=8), batch=8), cluster, load_software(cluster.software)).seconds < 10
+    run = Run(SMALL, Layout(tp=8), batch=8, cluster=cluster, software=load_software(cluster.software))
+    assert 0.01 < predict(run).seconds < 10
 
 
 PIPELINE, OURS = (load_software(name) for name in ENGINES.values())
@@ -128,15 +132,12 @@ SPLIT = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, recompute="none", sequenc
 def test_separate_weight_gradients_are_the_same_work() -> None:
     """All but the sums of dx and the gathers of dy: their product is put off, so half of these no longer overlaps."""
     runs, alone = (SPLIT, SPLIT._replace(schedule="1f1b")), PIPELINE.model_copy(update={"overlap_tensor": False})
-    split, whole = (predict(run, DGX, alone).pipeline for run in runs)
+    split, whole = (predict(run._replace(software=alone)).pipeline for run in runs)
     assert split.weights
     assert whole.weights is None
     assert split.forward == whole.forward
-    layer, apart = (
-        layer_cost.layer(SPLIT._replace(model=MT_NLG, schedule=name).shape, DGX, PIPELINE)
-        for name in ("1f1b", "zero-bubble")
-    )
-    all_reduce = layer_cost.tensor_collectives(SPLIT._replace(model=MT_NLG).shape, DGX, 1).collectives
+    layer, apart = (layer_cost.layer(SPLIT._replace(model=MT_NLG, schedule=name)) for name in ("1f1b", "zero-bubble"))
+    all_reduce = layer_cost.tensor_collectives(SPLIT._replace(model=MT_NLG), 1).collectives
     exposed = apart.backward.collectives - layer.backward.collectives
     assert exposed == pytest.approx(2 * OVERLAP_SHARE * all_reduce)
     for backward, weights, both in zip(split.backward, split.weights, whole.backward, strict=True):
@@ -145,14 +146,14 @@ def test_separate_weight_gradients_are_the_same_work() -> None:
 
 def test_zero_bubble_loses_overlap_without_sequence_parallelism() -> None:
     run = SPLIT._replace(sequence_parallel=False)
-    exposed = layer_cost.layer(run.shape, DGX, PIPELINE).backward.collectives
-    assert exposed == layer_cost.tensor_collectives(run.shape, DGX, 2).collectives
+    exposed = layer_cost.layer(run).backward.collectives
+    assert exposed == layer_cost.tensor_collectives(run, 2).collectives
 
 
 def test_chunked_gradient_reduction_is_cheaper() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     whole = PIPELINE.model_copy(update={"overlap_gradients": False})
-    at_end, by_chunk = (predict(run, DGX, program).breakdown for program in (whole, PIPELINE))
+    at_end, by_chunk = (predict(run._replace(software=program)).breakdown for program in (whole, PIPELINE))
     assert by_chunk.data_comms < at_end.data_comms
     assert by_chunk.data_comms > 0
     assert at_end.bubble == by_chunk.bubble
@@ -160,7 +161,7 @@ def test_chunked_gradient_reduction_is_cheaper() -> None:
 
 def test_fused_accumulation_excludes_the_head() -> None:
     fused, apart = (
-        layer_cost.head(SPLIT.shape, DGX, PIPELINE.model_copy(update={"fused_accumulation": fused})).backward
+        layer_cost.head(SPLIT._replace(software=PIPELINE.model_copy(update={"fused_accumulation": fused}))).backward
         for fused in (True, False)
     )
     assert fused == apart
@@ -172,12 +173,12 @@ def test_layers_are_cut_as_the_engine_cuts_them(layers: int, parts: int) -> None
         model = SMALL.model_copy(update={"layers": layers, "vocabulary": vocabulary})
         run = Run(model, Layout(pp=parts), batch=parts, recompute="none")
         counts = [len(stage.layers) for stage in stages(model, Layout(pp=parts), "none")]
-        assert [chunk.layers for chunk in chunks(run, OURS)] == counts
+        assert [chunk.layers for chunk in chunks(run._replace(software=OURS))] == counts
 
 
 def test_zero_shares_the_update_and_gathers_the_weights() -> None:
     run, program = Run(SMALL, Layout(tp=8, pp=1, dp=4), batch=16), load_software("megatron-deepspeed")
-    shared, whole = (predict(run._replace(zero=zero), DGX, program).breakdown for zero in (1, 0))
+    shared, whole = (predict(run._replace(zero=zero, software=program)).breakdown for zero in (1, 0))
     assert 4 * shared.optimizer == pytest.approx(whole.optimizer)
     assert shared.data_comms > whole.data_comms
 
@@ -201,16 +202,13 @@ def test_fp32_products_run_at_fp32_rate() -> None:
     """19.5 of 312 TFLOP/s on an A100, in layers, attention and head; a CPU has one rate, no tensor cores."""
     narrow, wide = Run(SMALL, Layout(tp=2), 4), Run(SMALL, Layout(tp=2), 4, precision="fp32")
     for part in (layer_cost.layer, layer_cost.head):
-        for program in (load_software("megatron-lm"), OURS):
-            seconds = [part(run.shape, DGX, program).forward.products for run in (narrow, wide)]
+        for program in (LM, OURS):
+            seconds = [part(run._replace(software=program)).forward.products for run in (narrow, wide)]
             assert 10 < seconds[1] / seconds[0] < 17
     processor = changed(DGX, "gpu", fp32_flops=None)
     assert gemm_seconds(processor, 4096, 4096, 4090, width=4) == pytest.approx(
         gemm_seconds(processor, 4096, 4096, 4096, width=4), rel=0.01
     )
-
-
-NO_OVERLAP = {"overlap_tensor": False}
 
 
 @pytest.mark.parametrize("name", ENGINES.values())
@@ -226,10 +224,10 @@ def test_eight_bit_casts_write_both_layouts(name: str, mlp: str) -> None:
         schedule="zero-bubble" if name == ENGINES["pipeline"] else "1f1b",
     )
     fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
-    wide, narrow = (layer_cost.layer(run.shape, cluster, program) for run in (bf16, fp8))
+    wide, narrow = (layer_cost.layer(run._replace(cluster=cluster, software=program)) for run in (bf16, fp8))
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
-    columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.shape.linears, strict=True))
-    layer_parameters = sum(each * depth for each, depth in bf16.shape.linears)
+    columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.linears, strict=True))
+    layer_parameters = sum(each * depth for each, depth in bf16.linears)
     kernels = cluster.measured.kernel_seconds
     cast = narrow.forward.memory - wide.forward.memory
     assert cast == pytest.approx(6 * depths / bandwidth + 12 * kernels, rel=1e-6)
@@ -237,42 +235,42 @@ def test_eight_bit_casts_write_both_layouts(name: str, mlp: str) -> None:
     cast = narrow.backward.memory - wide.backward.memory
     assert cast == pytest.approx((6 * columns + added) / bandwidth + 12 * kernels, rel=1e-6)
     assert narrow.forward.launches - wide.forward.launches == 12
-    updates = [predict(run, cluster, program).breakdown.optimizer for run in (bf16, fp8)]
+    updates = [predict(run._replace(cluster=cluster, software=program)).breakdown.optimizer for run in (bf16, fp8)]
     assert updates[1] - updates[0] == pytest.approx(16 * (6 * layer_parameters / bandwidth + 12 * kernels))
-    held = [memory(run, program)[0].weights for run in (bf16, fp8)]
+    held = [memory(run._replace(software=program))[0].weights for run in (bf16, fp8)]
     assert held[1] - held[0] == 2 * 8 * layer_parameters
 
 
 @pytest.mark.parametrize("name", ENGINES.values())
 def test_sequence_parallel_8_bit_inputs_are_regathered(name: str) -> None:
     """2 bytes an element to keep a rank's rows, and 2 to transpose what is gathered; half the bytes are gathered."""
-    plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8")
-    sliced, program = plain._replace(sequence_parallel=True), load_software(name).model_copy(update=NO_OVERLAP)
+    cluster, program = load_cluster("dgx-h100"), load_software(name).model_copy(update={"overlap_tensor": False})
+    plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8", cluster=cluster, software=program)
+    sliced = plain._replace(sequence_parallel=True)
     wide = sliced._replace(precision="bf16")
-    cluster = load_cluster("dgx-h100")
-    bandwidth, elements = cluster.gpu.memory_bandwidth * cluster.measured.memory, plain.shape.elements
-    extra = {run: layer_cost._casts(run.shape, cluster, program, 0).memory * bandwidth for run in (plain, sliced)}
+    bandwidth, elements = cluster.gpu.memory_bandwidth * cluster.measured.memory, plain.elements
+    extra = {run: layer_cost._casts(run, 0).memory * bandwidth for run in (plain, sliced)}
     kernels = 2 * cluster.measured.kernel_seconds * bandwidth
     assert extra[sliced] - extra[plain] == pytest.approx((2 / 2 - 1) * 2 * elements + kernels)
-    back = [layer_cost._casts(run.shape, cluster, program, 1).memory * bandwidth for run in (plain, sliced)]
+    back = [layer_cost._casts(run, 1).memory * bandwidth for run in (plain, sliced)]
     assert back[1] - back[0] == pytest.approx(2 * 2 * elements + kernels)
-    gathers = [layer_cost.layer(run.shape, cluster, program).backward.collectives for run in (plain, sliced, wide)]
+    gathers = [layer_cost.layer(run).backward.collectives for run in (plain, sliced, wide)]
     assert gathers[1] - gathers[0] == pytest.approx((gathers[2] - gathers[0]) / 2)
 
 
 def test_only_what_the_recomputation_runs_again_is_counted() -> None:
-    shape = Run(SMALL, Layout(tp=2), 4).shape
-    theirs, ours = (layer_cost.layer(shape, DGX, program) for program in (load_software("megatron-lm"), PIPELINE))
-    columns, depth = shape.linears[-1]
+    run = Run(SMALL, Layout(tp=2), 4)
+    theirs, ours = (layer_cost.layer(run._replace(software=program)) for program in (LM, PIPELINE))
+    columns, depth = run.linears[-1]
     assert theirs.recompute.products == theirs.forward.products
-    last = gemm_seconds(DGX, shape.tokens, columns, depth)
+    last = gemm_seconds(DGX, run.tokens, columns, depth)
     assert ours.forward.products - ours.recompute.products == pytest.approx(last)
 
 
 def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:
     hidden = load_software("torchtitan").model_copy(update={"prefetch_share": 0.0})
     costs = [
-        layer_cost.layer(Run(SMALL, Layout(dp=8), 8, zero=zero, recompute="none").shape, DGX, hidden) for zero in (2, 3)
+        layer_cost.layer(Run(SMALL, Layout(dp=8), 8, zero=zero, recompute="none", software=hidden)) for zero in (2, 3)
     ]
     part, whole = (cost.backward.collectives for cost in costs)
     gathered = costs[0].forward.collectives
@@ -285,8 +283,8 @@ def test_stages_gather_and_reduce_once_per_step() -> None:
     program, slow = load_software("torchtitan"), changed(DGX, "node", network_bandwidth=1e9)
     steps = []
     for cluster in (DGX, slow):
-        runs = [Run(SMALL, Layout(tp=2, pp=2, dp=8), 8 * each, zero=3) for each in (8, 16)]
-        steps.append([predict(run, cluster, program) for run in runs])
+        run = Run(SMALL, Layout(tp=2, pp=2, dp=8), 64, zero=3, cluster=cluster, software=program)
+        steps.append([predict(run), predict(run._replace(batch=128))])
     (fast_few, fast_many), (slow_few, slow_many) = steps
     assert slow_few.breakdown.data_comms > 10 * fast_few.breakdown.data_comms
     assert slow_many.breakdown.data_comms == pytest.approx(slow_few.breakdown.data_comms)
@@ -294,26 +292,25 @@ def test_stages_gather_and_reduce_once_per_step() -> None:
 
 
 def test_host_bound_operations_add_their_time() -> None:
-    run, program = Run(SMALL, Layout(tp=2, pp=4), 8), load_software("megatron-deepspeed-bloom")
+    run = Run(SMALL, Layout(tp=2, pp=4), 8, software=load_software("megatron-deepspeed-bloom"))
     waiting, at_once = (
-        predict(run, changed(DGX, "measured", launch_seconds=seconds), program).pipeline.forward[1]
+        predict(run._replace(cluster=changed(DGX, "measured", launch_seconds=seconds))).pipeline.forward[1]
         for seconds in (30e-6, 0.0)
     )
-    launches = 4 * layer_cost.layer(run.shape, DGX, program).forward.launches
+    launches = 4 * layer_cost.layer(run).forward.launches
     assert waiting - at_once == pytest.approx(launches * 30e-6)
 
 
 def test_a_send_beside_computing_takes_half_of_its_time() -> None:
-    run, program = Run(SMALL, Layout(tp=8, pp=4, dp=4), 64), load_software("megatron-lm")
+    run = Run(SMALL, Layout(tp=8, pp=4, dp=4), 64, software=LM)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 2)
-    fast, slowed = (predict(run, cluster, program).pipeline for cluster in (DGX, slow))
+    fast, slowed = (predict(run._replace(cluster=cluster)).pipeline for cluster in (DGX, slow))
     assert slowed.forward[1] - fast.forward[1] == pytest.approx((1 - OVERLAP_SHARE) * (slowed.hops[1] - fast.hops[1]))
 
 
 def test_an_update_moves_34_bytes_a_parameter() -> None:
     """The norm reads the gradient (4); Adam reads it and both reads and writes three others (28); a cast (2)."""
-    run = Run(SMALL, Layout(tp=8), batch=8, zero=0)
-    seconds = predict(run, DGX, load_software("megatron-lm")).breakdown.optimizer
+    seconds = predict(Run(SMALL, Layout(tp=8), batch=8, zero=0, software=LM)).breakdown.optimizer
     bytes_moved = seconds * DGX.gpu.memory_bandwidth * DGX.measured.memory
     sliced = (SMALL.parameters - SMALL.sequence * SMALL.hidden) / 8 + SMALL.sequence * SMALL.hidden
     assert bytes_moved / sliced == pytest.approx(34, rel=2e-3)
@@ -322,13 +319,13 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
 def test_exposed_weight_gathers_add_to_data_comms() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
-    shared, whole = (predict(run._replace(zero=zero), slow, PIPELINE).breakdown.data_comms for zero in (1, 0))
+    shared, whole = (predict(run._replace(zero=zero, cluster=slow)).breakdown.data_comms for zero in (1, 0))
     assert shared > 1.2 * whole
 
 
 def test_empty_send_takes_the_latency() -> None:
     run = Run(SMALL, Layout(tp=4, pp=4), 8)
-    inside, between = (network.hop(DGX, run, stage, 0.0, scatter=False) for stage in (0, 1))
+    inside, between = (network.hop(run, stage, 0.0, scatter=False) for stage in (0, 1))
     assert (inside, between) == (DGX.measured.link_seconds, DGX.measured.network_seconds)
 
 
@@ -337,7 +334,7 @@ def test_empty_send_takes_the_latency() -> None:
 )
 def test_an_all_reduce_in_a_node_takes_what_nccl_says(size: int, measured: float) -> None:
     """Over eight A100, nccl-tests, published beside vTrain's code (docs/decisions/0060)."""
-    assert network.ring(DGX, 8, 1).all_reduce(size) == pytest.approx(measured, rel=0.07)
+    assert network.ring(Run(SMALL, Layout(), 1), 8, 1).all_reduce(size) == pytest.approx(measured, rel=0.07)
 
 
 @pytest.mark.parametrize(
@@ -345,12 +342,11 @@ def test_an_all_reduce_in_a_node_takes_what_nccl_says(size: int, measured: float
 )
 def test_shared_key_value_heads_exchange_features(name: str, exchanged: bool) -> None:
     """With two such heads on eight ranks four share each: q, k and v of 18 heads a token are gathered, and reduced."""
-    software = load_software(name)
+    run = Run(SMALL, Layout(tp=8), 8, cluster=SELENE, software=load_software(name))
     shared, own = (
-        layer_cost.layer(Run(SMALL.model_copy(update={"kv_heads": n}), Layout(tp=8), 8).shape, SELENE, software)
-        for n in (2, 8)
+        layer_cost.layer(run._replace(model=SMALL.model_copy(update={"kv_heads": number}))) for number in (2, 8)
     )
-    gathered = network.ring(SELENE, 4, 1).gather(2 * 2048 * (16 + 2) * 128) if exchanged else 0.0
+    gathered = network.ring(run, 4, 1).gather(2 * 2048 * (16 + 2) * 128) if exchanged else 0.0
     for phase in ("forward", "backward"):
         more = getattr(shared, phase).collectives - getattr(own, phase).collectives
         assert more == pytest.approx(gathered, rel=0.1, abs=1e-5)  # smaller products hide a little less
@@ -358,39 +354,39 @@ def test_shared_key_value_heads_exchange_features(name: str, exchanged: bool) ->
 
 def test_offloading_costs_only_exposed_copies() -> None:
     kept = Run(SMALL, Layout(tp=2, pp=4), 32, recompute="none", schedule="zero-bubble", sequence_parallel=True)
-    moved, engine = kept._replace(offload_activations=True), load_software(ENGINES["pipeline"])
+    moved = kept._replace(offload_activations=True)
 
     def seconds(run: Run, bandwidth: float) -> float:
-        return predict(run, changed(DGX, "node", host_bandwidth=bandwidth), engine).seconds
+        return predict(run._replace(cluster=changed(DGX, "node", host_bandwidth=bandwidth))).seconds
 
-    a_pass = 4 * layer_bytes(kept.shape, engine, "none")
+    a_pass = 4 * layer_bytes(kept, "none")
     assert a_pass == pytest.approx(4 * 2048 * 4096 * 34 / 2, rel=0.02), "four layers of 34 s b h / t"
     at_once = seconds(moved, 1e15)
     assert at_once == pytest.approx(seconds(kept, 1e15), rel=1e-3)
-    forward = min(predict(kept, DGX, engine).pipeline.forward)
+    forward = min(predict(kept).pipeline.forward)
     assert seconds(moved, a_pass / forward) <= at_once + forward
     assert seconds(moved, 1e9) == pytest.approx(31 * a_pass / 1e9, rel=0.2), "each but the last micro-batch, one way"
 
 
 def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
     """And not another program with the same switches."""
-    other = PIPELINE.model_copy(update={"name": "other"})
     run = Run(SMALL, Layout(tp=4, dp=8), batch=32, micro_batch=4, recompute="none", sequence_parallel=True)
-    ours, theirs = (predict(run, DGX, program).breakdown for program in (PIPELINE, other))
+    both = run, run._replace(software=PIPELINE.model_copy(update={"name": "other"}))
+    ours, theirs = (predict(each).breakdown for each in both)
     assert 0 < ours.data_comms < theirs.data_comms
     assert 0 < ours.tensor_comms < theirs.tensor_comms
-    forward = [layer_cost.layer(run.shape, DGX, program).forward for program in (PIPELINE, other)]
+    forward = [layer_cost.layer(each).forward for each in both]
     assert forward[0].products >= forward[1].products
     c, busy = forward[1].collectives, forward[0].products
     assert forward[0].collectives == pytest.approx(c / 2 + c / 2 - 0.5 * min(c / 2, busy))
-    for whole in (run._replace(layout=Layout(tp=2, dp=8)), run._replace(micro_batch=1)):
-        ours_whole, theirs_whole = (layer_cost.layer(whole.shape, DGX, each).forward for each in (PIPELINE, other))
-        assert ours_whole.collectives == theirs_whole.collectives
+    for whole in ({"layout": Layout(tp=2, dp=8)}, {"micro_batch": 1}):
+        cost, other = (layer_cost.layer(each._replace(**whole)).forward.collectives for each in both)
+        assert cost == other
 
 
 @pytest.mark.parametrize(("gradients", "width"), [("fp32", 4), ("bf16", 2)])
 def test_a_recipes_sums_of_gradients_are_planned(gradients: str, width: int) -> None:
     train = Train.model_validate({"samples": 8, "batch": 8, "lr": 1e-3, "decay": 8, "gradients": gradients})
     run = Run(SMALL, Layout(dp=8), batch=8)
-    held = memory(run, train_software(train))[0]
+    held = memory(run._replace(software=_train_software(train)))[0]
     assert held.gradients == width * SMALL.parameters

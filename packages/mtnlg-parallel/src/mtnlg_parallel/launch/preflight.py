@@ -10,7 +10,7 @@ from mtnlg_data.engine.machine import cores, memory_bytes
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.planner.cluster import Cluster, Gpu, Measured, Node, cluster_with, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.run import folder_document_length, train_run, train_software
+from mtnlg_parallel.planner.run import folder_document_length, train_run
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.record.history import number, read_events
 from mtnlg_parallel.record.metrics import read_steps, training_seconds
@@ -62,10 +62,9 @@ def forecast(
     document = None
     if recipe.data.isolated and isinstance(data, str | Path):
         document = folder_document_length(Path(data), recipe.model.sequence)
-    run = train_run(recipe, document)
-    software = train_software(train)
     target = load_cluster(cluster) if cluster else this_machine(recipe.layout, device)
-    stage_memory = memory(run, software)
+    run = train_run(recipe, document)._replace(cluster=target)
+    stage_memory = memory(run)
     reason = memory_error(stage_memory, target)
     if reason and not force:
         remedy = "a larger tp or pp, a smaller train.micro_batch"
@@ -75,7 +74,7 @@ def forecast(
     on_cpu = target.gpu.name.startswith(CPU_SHARE)
     unknown = not (cluster or on_cpu or cluster_with(target.gpu.name))
     name = f"{target.gpu.name}, which it does not know and treats as {UNKNOWN_GPU}" if unknown else target.name
-    return Forecast(name, predict(run, target, software).seconds, fullest.total, rough=on_cpu)
+    return Forecast(name, predict(run).seconds, fullest.total, rough=on_cpu)
 
 
 def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:

@@ -18,15 +18,14 @@ from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
 from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
-from .programs import ENGINES, Software, load_software, with_switches
-from .run import Run, folder_document_length, run_error, train_run, train_software
+from .programs import load_software, with_switches
+from .run import Run, folder_document_length, run_error, train_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mtnlg_parallel.recipe import Recipe
 
-    from .cluster import Cluster
     from .search import SearchResult
 
 FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-6.7b": 1024}
@@ -43,11 +42,9 @@ SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_para
 
 
 class PlanRequest(NamedTuple):
-    """The run, cluster and length to plan, and the fields of the run that no search may change."""
+    """The run and length to plan, and the fields of the run that no search may change."""
 
     run: Run
-    cluster: Cluster
-    software: Software
     gpus: int
     tokens: int
     ramp: Ramp | None
@@ -62,7 +59,7 @@ class PlanRequest(NamedTuple):
         """Search for the ``count`` fastest layouts. Raises ``UsageFailure`` if none fits."""
         from .search import search  # noqa: PLC0415  (--help does not need it)
 
-        result = search(self.run, self.cluster, self.software, self.gpus, count, fixed=self.fixed)
+        result = search(self.run, self.gpus, count, fixed=self.fixed)
         if not result.best:
             raise UsageFailure(_nothing_fits(self, result))
         return result
@@ -152,21 +149,22 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     given = {name: value for name, value in options.items() if value is not None}
     template = _run_template(target, recipe, given, overrides or (), data)
     named = parse_layout(layout) if layout else {}
-    template = template._replace(layout=template.layout.model_copy(update=named))
+    template = template._replace(layout=template.layout.model_copy(update=named), cluster=place)
     searches = search or (layout is None and recipe is None and target not in LAID_OUT)
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
     published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
-    ours = train_software(recipe.train) if recipe else load_software(ENGINES["pipeline"])
+    ours = template.software
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
-    if program.is_ours:
-        _say_what_train_lacks(program.name, template)
+    template = template._replace(software=program)
+    if template.is_ours:
+        _say_what_train_lacks(template)
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
     fixed = tuple(name for name in SEARCHED if name in given)
-    request = PlanRequest(template, place, program, gpus, length, ramp, fixed)
+    request = PlanRequest(template, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
     spreads, spread = "dp" not in named, request._replace(run=template.on(gpus) or template)
@@ -178,7 +176,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         request = _fastest_layout(request)
     elif spreads and nodes:
         request = spread
-    if reason := run_error(request.run, request.software, place, gpus if nodes else None):
+    if reason := run_error(request.run, gpus if nodes else None):
         raise UsageFailure(f"plan: {reason}")
     if nodes and (idle := gpus - request.run.gpus) and not searches:
         say(f"{idle:,} of the {gpus:,} GPUs are idle")
@@ -228,8 +226,9 @@ def _run_template(
     return _with_options(Run(_preset(target, overrides), LAID_OUT.get(target, Layout()), batch), given)
 
 
-def _say_what_train_lacks(name: str, run: Run) -> None:
+def _say_what_train_lacks(run: Run) -> None:
     """Say what this package trains otherwise than planned."""
+    name = run.software.name
     if run.precision == "nvfp4":
         say(f"{name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
     if run.layout.cp > 1 and run.slow_in_ring:
@@ -293,7 +292,7 @@ def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(run, request.cluster, request.software, gpus, request.fixed)
+    nodes = smallest_cluster(run, gpus, request.fixed)
     more = f"; --nodes {nodes} would do" if nodes else ""
     return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
@@ -301,19 +300,19 @@ def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
 def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, as_json: bool) -> None:
     from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
-    run, cluster, software = request.run, request.cluster, request.software
-    planned = plan(run, cluster, software)
+    run = request.run
+    planned = plan(run)
     if request.tokens:
-        planned["run"] = whole_run(run, cluster, software, request.tokens, request.batches)
+        planned["run"] = whole_run(run, request.tokens, request.batches)
     if html:
         from .page import write_page  # noqa: PLC0415  (as above)
 
-        write_page(html, planned, run, cluster, software)
+        write_page(html, planned, run)
         say(f"{html}: the plan as a page")
     if timeline:
         from .page import write_timeline  # noqa: PLC0415  (as above)
 
-        write_timeline(timeline, run, cluster, software)
+        write_timeline(timeline, run)
         say(f"{timeline}: the pipeline of one step")
     if as_json:
         print_json(planned)
@@ -335,19 +334,19 @@ def _print_search(
 
     result = request.search(top)
     tokens = request.tokens if with_days else None
-    reason = asked and reason_against(asked.run, asked.cluster, asked.software, result.best[0], asked.gpus)
+    reason = asked and reason_against(asked.run, result.best[0], asked.gpus)
     second = result.best[1].run if len(result.best) > 1 else None
-    behind = second and reason_against(second, request.cluster, request.software, result.best[0])
+    behind = second and reason_against(second, result.best[0])
     if as_json:
         days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
-        plans = [plan(one.run, request.cluster, request.software) for one in result.best]
+        plans = [plan(one.run) for one in result.best]
         best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
         against = {"asked": {"run": str(asked.run), "reason": reason}} if asked else {}
         against |= {"second": {"run": str(second), "reason": behind}} if second else {}
         print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
     else:
-        print_search(result, request.cluster, request.software, request.gpus, tokens)
+        print_search(result, request.gpus, tokens)
         if second:
             typer.echo(f"the second, {second}: {behind}")
         if asked:
@@ -360,7 +359,7 @@ def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
     numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
     if len(numbers) <= scaling.count(","):
         raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
-    planned = plan_scaling(request.run, request.cluster, request.software, numbers)
+    planned = plan_scaling(request.run, numbers)
     if as_json:
         print_json(planned)
     else:

@@ -18,8 +18,6 @@ from .cluster import cluster_with, load_cluster
 from .run import PRODUCT_BYTES
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
-    from .programs import Software
     from .run import Run
 
 ANY: Final = "all"
@@ -41,14 +39,14 @@ def _intervals() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-def kind_of(run: Run, software: Software) -> str:
+def kind_of(run: Run) -> str:
     """Error class used for this run's interval."""
-    return software.name + (f" {run.precision}" if run.precision in PRODUCT_BYTES else "")
+    return run.software.name + (f" {run.precision}" if run.precision in PRODUCT_BYTES else "")
 
 
-def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:
+def interval_of(run: Run) -> Interval:
     """The interval of this run's step time."""
-    measured, name = _intervals(), kind_of(run, software)
+    measured, name = _intervals(), kind_of(run)
     everything, unseen = measured[ANY], measured[UNSEEN]
     if name in measured:
         figures, whose = measured[name], name
@@ -58,7 +56,7 @@ def interval_of(run: Run, cluster: Cluster, software: Software) -> Interval:
         figures, whose = unseen, "programs that were held out"
     low, high = figures["low"], figures["high"]
     kind = f"{figures['runs']:.0f} runs of {whose}"
-    sheet = cluster_with(cluster.gpu.name)  # of a calibrated cluster the GPU has the name that the driver gives it
+    sheet = cluster_with(run.cluster.gpu.name)  # of a calibrated cluster the GPU has the name that the driver gives it
     if sheet is None or load_cluster(sheet).gpu.name not in everything["gpus"]:
         low, high = min(low, unseen["low"]), max(high, unseen["high"])
         kind += ", none of them on this GPU"

@@ -26,8 +26,7 @@ from .step import chunks, stage_parameters
 
 if TYPE_CHECKING:
     from .cluster import Cluster
-    from .programs import Software
-    from .run import Run, Shape
+    from .run import Run
 
 LOSS_BYTES: Final = 8
 """Bytes per logit of the fp32 cross entropy: logits, and their gradient or, before it, their exponentials."""
@@ -92,9 +91,9 @@ class Memory(NamedTuple):
         return self.weights + self.gradients + self.master + self.moments
 
 
-def memory(run: Run, software: Software) -> tuple[Memory, ...]:
+def memory(run: Run) -> tuple[Memory, ...]:
     """Bytes on each GPU, stage by stage."""
-    return tuple(_stage_memory(run, software, stage) for stage in range(run.layout.pp))
+    return tuple(_stage_memory(run, stage) for stage in range(run.layout.pp))
 
 
 def fullest_stage(stages: tuple[Memory, ...]) -> int:
@@ -114,130 +113,128 @@ def memory_error(stages: tuple[Memory, ...], cluster: Cluster) -> str | None:
     return f"{needed}; of its {cluster.gpu.memory_bytes / 1e9:.1f} GB a run may use {available / 1e9:.1f}"
 
 
-def _stage_memory(run: Run, software: Software, stage: int) -> Memory:
-    shape, layout = run.shape, run.layout
-    parameters = stage_parameters(run, software, stage)
+def _stage_memory(run: Run, stage: int) -> Memory:
+    layout = run.layout
+    parameters = stage_parameters(run, stage)
     state, gradients = run.state_shards, run.state_shards if run.zero > 1 else 1
-    weights = 4 if run.zero > 1 else shape.width  # FSDP shards fp32 weights, and gathers them in 16 bits
-    accumulated = _gradient_bytes(run, software)
-    activations = _activation_bytes(run, software, stage)
-    waiting = _waiting_bytes(run, software, stage)
-    recomputed = _recomputed_bytes(shape, software)
-    recomputed += ring_bytes(shape) if software.is_ours and layout.cp > 1 else 0.0
+    weights = 4 if run.zero > 1 else run.width  # FSDP shards fp32 weights, and gathers them in 16 bits
+    accumulated = _gradient_bytes(run)
+    activations = _activation_bytes(run, stage)
+    waiting = _waiting_bytes(run, stage)
+    recomputed = _recomputed_bytes(run)
+    recomputed += ring_bytes(run) if run.is_ours and layout.cp > 1 else 0.0
     if (
-        run.pipeline_schedule.splits_backward and run.recompute == "full"
+        run.splits_backward and run.recompute == "full"
     ):  # the last layer's factors wait in place of all that it keeps at work
-        last = _factor_bytes(run, software) + (run.width * run.shape.table if layout.pp == 1 else 0.0)
-        waiting, recomputed = waiting - _factor_bytes(run, software), max(recomputed, last)
+        last = _factor_bytes(run) + (run.width * run.table if layout.pp == 1 else 0.0)
+        waiting, recomputed = waiting - _factor_bytes(run), max(recomputed, last)
     embedding = _end_activations(run, stage)
-    if software.fused_accumulation and software.is_ours and stage in {0, layout.pp - 1}:
-        embedding += run.width * run.shape.table
-    logits = _logit_bytes(shape, software, recomputed) if stage == layout.pp - 1 else 0.0
+    if run.software.fused_accumulation and run.is_ours and stage in {0, layout.pp - 1}:
+        embedding += run.width * run.table
+    logits = _logit_bytes(run, recomputed) if stage == layout.pp - 1 else 0.0
     messages = 0.0
-    if software.name == ENGINES["deepspeed"]:
-        table = run.width * run.shape.table if stage == layout.pp - 1 else 0.0
+    if run.software.name == ENGINES["deepspeed"]:
+        table = run.width * run.table if stage == layout.pp - 1 else 0.0
         waits = layout.pp == 1 and run.model.tied  # for the embedding's part of the same gradient
         recomputed += _layer_gradient_bytes(run) + (table if waits else 0.0)
         logits = max(logits + (table if waits else _added_bytes(run) / run.width * table) - recomputed, 0.0)
         messages = _message_bytes(run, stage)
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.copies))
     # ZeRO's buckets; the fp16 optimizer also copies its share of the gradients to fp32.
-    buckets = software.bucket_bytes if run.zero else 0.0
+    buckets = run.software.bucket_bytes if run.zero else 0.0
     if buckets and state > 1:
-        buckets += (shape.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
+        buckets += (run.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits + messages
     return Memory(
-        weights=weights * parameters / gradients + _cast_bytes(run, software, stage),
-        gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(shape, software) - logits, 0.0),
-        master=software.master_bytes * parameters / state if shape.width == 2 and run.zero < 2 else 0.0,
+        weights=weights * parameters / gradients + _cast_bytes(run, stage),
+        gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(run) - logits, 0.0),
+        master=run.software.master_bytes * parameters / state if run.width == 2 and run.zero < 2 else 0.0,
         moments=8 * parameters / state,
         activations=activations,
         waiting=waiting,
         recomputed=recomputed,
         embedding=embedding,
         logits=logits,
-        gathered=_gathered_bytes(run, software, parameters),
+        gathered=_gathered_bytes(run, parameters),
         messages=messages,
         buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets,
         slack=SLACK * temporary + STATE_SLACK * (weights + accumulated) * parameters / gradients,
     )
 
 
-def _layers(run: Run, software: Software, stage: int) -> list[int]:
+def _layers(run: Run, stage: int) -> list[int]:
     """Layers of each of a stage's chunks."""
-    return [chunk.layers for chunk in chunks(run, software)[stage :: run.layout.pp]]
+    return [chunk.layers for chunk in chunks(run)[stage :: run.layout.pp]]
 
 
-def _cast_bytes(run: Run, software: Software, stage: int) -> float:
+def _cast_bytes(run: Run, stage: int) -> float:
     """Bytes of the layers' 8-bit weights and their transposes, if both are kept through a step."""
-    if not software.casts_8_bits_once(run.shape.product_width):
+    if not run.casts_once:
         return 0.0
-    return 2.0 * sum(_layers(run, software, stage)) * run.shape.parameters
+    return 2.0 * sum(_layers(run, stage)) * run.layer_parameters
 
 
-def _gradient_bytes(run: Run, software: Software) -> int:
+def _gradient_bytes(run: Run) -> int:
     """Bytes of gradients per parameter: the sum, and a micro-batch's gradients if they are kept until backward ends."""
-    shape = run.shape
     if run.zero > 1:
         return 4
-    kept = software.reduced_bytes(shape.gradient_bytes)
-    at_once = software.fused_accumulation or software.is_ours
-    return kept if shape.width != 2 or kept == shape.width or at_once else kept + shape.width
+    kept = run.reduced_bytes
+    at_once = run.software.fused_accumulation or run.is_ours
+    return kept if run.width != 2 or kept == run.width or at_once else kept + run.width
 
 
-def _apart_bytes(shape: Shape, software: Software) -> float:
+def _apart_bytes(run: Run) -> float:
     """Bytes of the largest weight gradient of 8-bit factors, if a separate operation adds it to its sum.
 
     It exists after the loss.
     """
-    width = float(software.reduced_bytes(shape.gradient_bytes))
-    return width * max(n * k for n, k in shape.linears) if sums_apart(shape, software) else 0.0
+    width = float(run.reduced_bytes)
+    return width * max(n * k for n, k in run.linears) if sums_apart(run) else 0.0
 
 
-def _gathered_bytes(run: Run, software: Software, parameters: int) -> float:
+def _gathered_bytes(run: Run, parameters: int) -> float:
     """Bytes that FSDP holds besides its shards: the current layer, the next, the head's table, one layer's gradients.
 
     In a pipeline: all weights, and the sums of all gradients.
     """
     if run.zero < 2:
         return 0.0
-    shape = run.shape
-    layer, table = shape.parameters, shape.table
-    width = software.reduced_bytes(shape.gradient_bytes)
+    layer, table = run.layer_parameters, run.table
+    width = run.reduced_bytes
     if run.layout.pp > 1:
         return (2.0 + width) * parameters + 2 * max(layer, table)
-    if not shape.gathers_again:
+    if not run.gathers_again:
         return 2.0 * parameters + (2 + width) * layer
     return 2 * (2 * layer + table) + (2 + width) * max(layer, table)
 
 
-def _recomputed_bytes(shape: Shape, software: Software) -> float:
+def _recomputed_bytes(run: Run) -> float:
     """Bytes that a layer recomputes; under sequence parallelism also a gathered input and its gradient."""
-    gathered = 2 * shape.width * shape.elements if shape.sequence_parallel and shape.recompute == "full" else 0.0
-    if shape.recompute in {"full", "alternate"}:
-        return layer_bytes(shape, software, "none") + gathered
-    if shape.recompute == "operators":
-        return layer_bytes(shape, software, "none") - layer_bytes(shape, software, "operators")
+    gathered = 2 * run.width * run.elements if run.sequence_parallel and run.recompute == "full" else 0.0
+    if run.recompute in {"full", "alternate"}:
+        return layer_bytes(run, "none") + gathered
+    if run.recompute == "operators":
+        return layer_bytes(run, "none") - layer_bytes(run, "operators")
     return 0.0
 
 
-def _logit_bytes(shape: Shape, software: Software, recomputed: float) -> float:
+def _logit_bytes(run: Run, recomputed: float) -> float:
     """Bytes of a micro-batch's logits and their fp32 copy; with a chunked head, of a chunk's logits and x's gradient.
 
     Eager programs' sliced logits need most, at a time when no layer is recomputed; they add the head's gathered input
     and its gradient unless the head's product gathers piece by piece.
     """
-    width = ceil(shape.model.vocabulary / shape.tp)
-    if software.fused_loss:
-        return 2.0 * shape.width * shape.tokens * width
-    if software.eager and shape.tp > 1:
-        gathered = 0 if software.overlap_forward else 2 * shape.width * shape.elements
-        return max((shape.width + SHARDED_LOSS_BYTES) * shape.tokens * width + gathered - recomputed, 0.0)
-    if not software.is_ours:
-        return (PLAIN_LOSS_BYTES if software.eager else shape.width + LOSS_BYTES) * shape.tokens * width
-    rows = min(head_chunk(shape.tokens, shape.model.hidden, width), shape.tokens)
-    return (shape.width + (0 if software.fused_kernels else 8)) * rows * width + shape.width * shape.elements
+    width = ceil(run.model.vocabulary / run.layout.tp)
+    if run.software.fused_loss:
+        return 2.0 * run.width * run.tokens * width
+    if run.software.eager and run.layout.tp > 1:
+        gathered = 0 if run.software.overlap_forward else 2 * run.width * run.elements
+        return max((run.width + SHARDED_LOSS_BYTES) * run.tokens * width + gathered - recomputed, 0.0)
+    if not run.is_ours:
+        return (PLAIN_LOSS_BYTES if run.software.eager else run.width + LOSS_BYTES) * run.tokens * width
+    rows = min(head_chunk(run.tokens, run.model.hidden, width), run.tokens)
+    return (run.width + (0 if run.software.fused_kernels else 8)) * rows * width + run.width * run.elements
 
 
 def _layer_gradient_bytes(run: Run) -> float:
@@ -246,8 +243,8 @@ def _layer_gradient_bytes(run: Run) -> float:
     The head's gradient stays from the loss on until it is added: at once, or with that of a tied embedding on the same
     stage.
     """
-    inner = run.shape.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
-    return run.width * inner + _added_bytes(run) * max(columns * depth for columns, depth in run.shape.linears)
+    inner = run.tokens * run.model.ffn / run.layout.tp if run.recompute == "full" else 0.0
+    return run.width * inner + _added_bytes(run) * max(columns * depth for columns, depth in run.linears)
 
 
 def _added_bytes(run: Run) -> int:
@@ -261,7 +258,7 @@ def _message_bytes(run: Run, stage: int) -> float:
     Messages are sliced if tensor-parallel ranks hold replicas. A received message is then kept whole only as the
     layer's input, and a received gradient is gathered.
     """
-    layout, size = run.layout, run.width * run.shape.repeated
+    layout, size = run.layout, run.width * run.repeated
     in_flight = run.pipeline_schedule.in_flight(stage, layout.pp, 1, run.micro_batches)
     sliced = layout.tp > 1 and not run.sequence_parallel
     sent = in_flight + 1 if stage < layout.pp - 1 else 0
@@ -269,10 +266,10 @@ def _message_bytes(run: Run, stage: int) -> float:
     return size * (sent + received) / (layout.tp if sliced else 1) + (size if sliced and sent else 0.0)
 
 
-def _activation_bytes(run: Run, software: Software, stage: int) -> float:
+def _activation_bytes(run: Run, stage: int) -> float:
     """Peak bytes of the layers' activations that are kept for backward."""
-    pp, layers = run.layout.pp, _layers(run, software, stage)
-    kept = layer_bytes(run.shape, software, run.recompute)
+    pp, layers = run.layout.pp, _layers(run, stage)
+    kept = layer_bytes(run, run.recompute)
     in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
         return kept * min(in_flight, PASSES_ON_DEVICE) * max(layers)
@@ -293,25 +290,24 @@ def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int)
     return most
 
 
-def _waiting_bytes(run: Run, software: Software, stage: int) -> float:
+def _waiting_bytes(run: Run, stage: int) -> float:
     """Peak bytes that deferred weight gradients keep; our own engine defers one to overlap with a collective."""
-    if not run.pipeline_schedule.splits_backward:
-        one = software.name == ENGINES["pipeline"] and run.layout.tp > 1
-        return _factor_bytes(run, software) / len(run.shape.linears) if one else 0.0
+    if not run.splits_backward:
+        one = run.software.name == ENGINES["pipeline"] and run.layout.tp > 1
+        return _factor_bytes(run) / len(run.linears) if one else 0.0
     passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
-    return _factor_bytes(run, software) * passes * max(_layers(run, software, stage))
+    return _factor_bytes(run) * passes * max(_layers(run, stage))
 
 
-def _factor_bytes(run: Run, software: Software) -> float:
+def _factor_bytes(run: Run) -> float:
     """Bytes of the factors of weight gradients, per layer and pass."""
-    shape = run.shape
-    width = 1 if software.casts_8_bits_once(shape.product_width) else shape.width
-    return float(width * sum(shape.tokens * (columns + depth) for columns, depth in shape.linears))
+    width = 1 if run.casts_once else run.width
+    return float(width * sum(run.tokens * (columns + depth) for columns, depth in run.linears))
 
 
 def _end_activations(run: Run, stage: int) -> float:
     """Bytes of the embedding's dropout masks in flight (first stage), and of final norm's and head's inputs (last)."""
-    shape, pp = run.shape, run.layout.pp
+    pp = run.layout.pp
     in_flight = min(pp, run.micro_batches)
-    first = shape.repeated * in_flight if stage == 0 and shape.model.dropout else 0.0
-    return first + (4 * shape.repeated * shape.width / 2 if stage == pp - 1 else 0.0)
+    first = run.repeated * in_flight if stage == 0 and run.model.dropout else 0.0
+    return first + (4 * run.repeated * run.width / 2 if stage == pp - 1 else 0.0)

@@ -27,8 +27,6 @@ from .step import predict
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .cluster import Cluster
-    from .programs import Software
     from .run import Run
     from .step import Prediction
 
@@ -55,9 +53,9 @@ KINDS: Final = {
 """Kinds of memory on the page, and the fields of `memory.Memory` that each sums."""
 
 
-def write_page(path: Path, planned: dict[str, Any], run: Run, cluster: Cluster, software: Software) -> None:
+def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
     """Write the page for a run, its ``planned`` figures (`report.plan`) and the best layouts of its program."""
-    prediction = predict(run, cluster, software)
+    prediction = predict(run)
     this = FittingRun(run, prediction, planned["memory_bytes"])
     environment = Environment(
         loader=PackageLoader("mtnlg_parallel", "planner"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -67,21 +65,21 @@ def write_page(path: Path, planned: dict[str, Any], run: Run, cluster: Cluster, 
     page = environment.get_template("plan.html").render(
         planned=planned,
         run=run,
-        gpu=cluster.gpu.name,
+        gpu=run.cluster.gpu.name,
         style=Markup(styles),  # noqa: S704  (ours)
         legend=LEGEND,
         pipeline=Markup(pipeline_svg(run, prediction)),  # noqa: S704  (numbers)
-        memory=_memory(run, cluster, software),
-        scaling=_scaling(run, cluster, software),
-        best=_best(cluster, software, this),
+        memory=_memory(run),
+        scaling=_scaling(run),
+        best=_best(this),
         version=version("mtnlg-parallel"),
     )
     write_text(path, page)
 
 
-def _memory(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
+def _memory(run: Run) -> dict[str, Any]:
     """One stacked bar of kinds per stage; the full width is a GPU's memory, or the largest stage if that needs more."""
-    stages, available = memory(run, software), cluster.gpu.memory_bytes
+    stages, available = memory(run), run.cluster.gpu.memory_bytes
     width = max(available, *(stage.total for stage in stages))
     rows = []
     for stage in stages:
@@ -90,33 +88,33 @@ def _memory(run: Run, cluster: Cluster, software: Software) -> dict[str, Any]:
             end += sum(getattr(stage, name) for name in fields)
             layers.append((end / width, kind))
         rows.append((stage.total, layers[::-1]))
-    error = memory_error(stages, cluster)
+    error = memory_error(stages, run.cluster)
     return {"error": error, "width": width, "more": width > available, "kinds": KINDS, "rows": rows}
 
 
-def _scaling(run: Run, cluster: Cluster, software: Software) -> list[tuple[int, float, float, bool]]:
+def _scaling(run: Run) -> list[tuple[int, float, float, bool]]:
     """GPUs, seconds of a step, rate of a GPU relative to this plan, and whether it fits; by replicas."""
     tried = (run._replace(layout=run.layout.model_copy(update={"dp": int(run.layout.dp * n)})) for n in SCALES)
-    runs = [scaled for scaled in tried if scaled.layout.dp and not run_error(scaled, software, cluster)]
-    work = run.gpus * predict(run, cluster, software).seconds
-    times = [(scaled, predict(scaled, cluster, software).seconds) for scaled in runs]
+    runs = [scaled for scaled in tried if scaled.layout.dp and not run_error(scaled)]
+    work = run.gpus * predict(run).seconds
+    times = [(scaled, predict(scaled).seconds) for scaled in runs]
     return [
-        (scaled.gpus, seconds, work / scaled.gpus / seconds, not memory_error(memory(scaled, software), cluster))
+        (scaled.gpus, seconds, work / scaled.gpus / seconds, not memory_error(memory(scaled), run.cluster))
         for scaled, seconds in times
     ]
 
 
-def _best(cluster: Cluster, software: Software, this: FittingRun) -> dict[str, Any]:
+def _best(this: FittingRun) -> dict[str, Any]:
     """The fastest layouts and this one, by step time."""
-    best = search(this.run, cluster, software, this.run.gpus, BEST).best
+    best = search(this.run, this.run.gpus, BEST).best
     others = [fitting for fitting in best if fitting.run != this.run]
     rows = sorted([*others, this], key=lambda fitting: fitting.prediction.seconds)
     return {"found": bool(best), "rows": rows, "this": this}
 
 
-def write_timeline(path: Path, run: Run, cluster: Cluster, software: Software) -> None:
+def write_timeline(path: Path, run: Run) -> None:
     """Write Chrome trace events: complete ("X") events in microseconds, one thread per stage."""
-    prediction = predict(run, cluster, software)
+    prediction = predict(run)
     events = pipeline_events(run, prediction)
     names: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}

@@ -86,14 +86,6 @@ class Software(Settings):
         """
         return self.name in ENGINES.values()
 
-    def casts_8_bits_once(self, product_width: float) -> bool:
-        """Whether factors are narrow, a cast writes a factor and its transpose, and weights are cast once per step."""
-        return self.is_ours and product_width <= 1
-
-    def reduced_bytes(self, accumulated: int) -> int:
-        """Bytes per gradient element when reduced over ranks, given the bytes in which it is ``accumulated``."""
-        return 2 if self.reduces_half else accumulated
-
 
 def _programs(*rows: tuple[str, str, dict[str, Any]]) -> dict[str, Software]:
     """Programs by name, from (name, blank-separated switches to turn on, other settings)."""

@@ -19,10 +19,8 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout_report import console
 
-from .cluster import load_cluster
 from .interval import interval_of
 from .memory import MARGIN, fullest_stage, memory, memory_error
-from .programs import Software, load_software
 from .run import PRODUCT_BYTES, nearest, run_error
 from .step import predict
 
@@ -46,31 +44,28 @@ CLOSE: Final = 0.03
 CLOSELY: Final = f"within {CLOSE:.0%} of the memory that a run may use, which is less than such predictions err"
 
 
-def plan(run: Run, cluster: Cluster | str, software: Software | str | None = None) -> dict[str, Any]:
+def plan(run: Run) -> dict[str, Any]:
     """Predict one run: step seconds, rates, memory and their breakdowns, as ``plan --json`` prints them.
 
-    ``cluster`` and ``software`` may be names; ``software`` defaults to the cluster's. Raises ``UsageFailure`` for an
-    unknown name or an impossible run; a run that does not fit in memory has ``fits`` false.
+    Raises ``UsageFailure`` for an impossible run; a run that does not fit in memory has ``fits`` false.
     """
-    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    software = load_software(software or cluster.software) if not isinstance(software, Software) else software
-    if reason := run_error(run, software, cluster):
+    if reason := run_error(run):
         raise UsageFailure(f"plan: {reason}")
-    prediction = predict(run, cluster, software)
+    prediction, cluster = predict(run), run.cluster
     seconds, gpus, peak = prediction.seconds, run.gpus, cluster.gpu.peak_flops
     model, hardware = (flops / gpus / seconds for flops in (run.model_flops, run.hardware_flops))
-    stages = memory(run, software)
+    stages = memory(run)
     fullest = fullest_stage(stages)
-    interval = interval_of(run, cluster, software)
+    interval = interval_of(run)
     return {
         "cluster": cluster.name,
         "gpus": gpus,
         "nodes": -(-gpus // cluster.node.gpus),
-        "program": software.name,
+        "program": run.software.name,
         "sequence": run.model.sequence,
         "layout": run.layout.model_dump(),
         **{name: getattr(run, name) for name in OF_THE_RUN},
-        "software": software.model_dump(),
+        "software": run.software.model_dump(),
         "step_seconds": seconds,
         "low_step_seconds": seconds * interval.low,
         "high_step_seconds": seconds * interval.high,
@@ -98,12 +93,12 @@ def _spare(size: float, cluster: Cluster) -> float:
     return 1 - MARGIN - size / cluster.gpu.memory_bytes
 
 
-def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batches: BatchSize) -> dict[str, float]:
+def whole_run(run: Run, tokens: int, batches: BatchSize) -> dict[str, float]:
     """Days and GPU-hours to train on ``tokens`` tokens, following the batch ramp."""
     multiple, sequence = batches.multiple, run.model.sequence
     lowest = batches.at(0)
     sizes = sorted({max(round(b / multiple), 1) * multiple for b in np.linspace(lowest, batches.size, KNOTS)})
-    knots = [predict(_with_batch(run, size, software, cluster), cluster, software).seconds for size in sizes]
+    knots = [predict(_with_batch(run, size)).seconds for size in sizes]
     samples = -(-tokens // sequence)
     ramp = min(batches.ramp.samples if batches.ramp else 0, samples)
     ramped = [batch for _, batch in batches.steps(ramp)]
@@ -119,10 +114,10 @@ def whole_run(run: Run, cluster: Cluster, software: Software, tokens: int, batch
     }
 
 
-def _with_batch(run: Run, batch: int, software: Software, cluster: Cluster) -> Run:
+def _with_batch(run: Run, batch: int) -> Run:
     """The run with another batch size, without interleaving if the batch does not allow it."""
     resized = run._replace(batch=batch)
-    return resized.with_chunks(1) if run_error(resized, software, cluster) else resized
+    return resized.with_chunks(1) if run_error(resized) else resized
 
 
 def days_at_full_batch(fitting: FittingRun, tokens: int) -> float:
@@ -137,10 +132,10 @@ def three_digits(value: float, like: float | None = None) -> str:
     return f"{value:,.{max(decimals, 0)}f}"
 
 
-def _heading(run: Run, cluster: str, gpus: int) -> str:
+def _heading(run: Run, gpus: int) -> str:
     model = run.model
     size = f"{in_words(model.parameters)} parameters, sequence {model.sequence:,}, batch {run.batch:,}"
-    return f"{size}, on {gpus_of(gpus, cluster)}"
+    return f"{size}, on {gpus_of(gpus, run.cluster.name)}"
 
 
 def in_words(number: float) -> str:
@@ -167,7 +162,7 @@ def _table(left: Sequence[str], *right: str) -> Table:
 def print_plan(run: Run, planned: dict[str, Any]) -> None:
     """Print a plan as tables."""
     out = console()
-    out.print(f"{_heading(run, planned['cluster'], planned['gpus'])}: {run}; program {planned['program']}")
+    out.print(f"{_heading(run, run.gpus)}: {run}; program {planned['program']}")
     seconds = planned["step_seconds"]
     table = _table(["a step"], "seconds", "share")
     for name, part in planned["step_seconds_by"].items():
@@ -202,16 +197,16 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
         out.print(f"this is {CLOSELY}")
 
 
-def print_search(result: SearchResult, cluster: Cluster, software: Software, gpus: int, tokens: int | None) -> None:
+def print_search(result: SearchResult, gpus: int, tokens: int | None) -> None:
     """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
     choices = ("tp", "cp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
     table = _table(choices, "seconds", "MFU", "GB", *(["days"] if tokens else []))
-    closely = False
+    closely, fastest = False, result.best[0].run
     for fitting in result.best:
         run, prediction, size = fitting
-        mfu = run.model_flops / run.gpus / prediction.seconds / cluster.gpu.peak_flops
-        is_close = _spare(size, cluster) < CLOSE
+        mfu = run.model_flops / run.gpus / prediction.seconds / run.cluster.gpu.peak_flops
+        is_close = _spare(size, run.cluster) < CLOSE
         closely |= is_close
         degrees = (getattr(run.layout, axis) for axis in choices[:4])
         chosen = (*degrees, run.micro_batch, run.recompute, run.schedule, run.interleave)
@@ -219,7 +214,7 @@ def print_search(result: SearchResult, cluster: Cluster, software: Software, gpu
         size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
         sliced = "yes" if run.sequence_parallel else "no"
         table.add_row(*map(str, chosen), sliced, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
-    out.print(f"{_heading(result.best[0].run, cluster.name, gpus)}; program {software.name}")
+    out.print(f"{_heading(fastest, gpus)}; program {fastest.software.name}")
     if tokens:
         out.print(f"days: {in_words(tokens)} tokens in steps of the full batch")
     out.print(
@@ -228,9 +223,9 @@ def print_search(result: SearchResult, cluster: Cluster, software: Software, gpu
     out.print(table)
     if closely:
         out.print(f"* {CLOSELY}")
-    if (used := result.best[0].run.gpus) < gpus:
+    if (used := fastest.gpus) < gpus:
         out.print(f"the fastest takes {used:,} of the {gpus:,} GPUs; no layout of all of them is faster")
-    low, high, kind = interval_of(result.best[0].run, cluster, software)
+    low, high, kind = interval_of(fastest)
     out.print(f"90 % of steps take {low:.2f} to {high:.2f} times the seconds here, by the errors on {kind}")
     for kind, (closest, *others) in sorted(result.rejected_for.items(), key=lambda item: -len(item[1])):
         out.print(f"rejected for {kind}: {1 + len(others):,}, such as {closest.run}: {closest.reason}")
@@ -240,25 +235,25 @@ PUBLISHED: Final = {280: (60.1, 126), 350: (50.2, 121), 420: (44.4, 113)}
 """MT-NLG's (seconds per step, TFLOP/s per GPU) by number of DGX A100 nodes (Smith et al. 2022, section 2.4)."""
 
 
-def _on_nodes(run: Run, cluster: Cluster, nodes: int) -> Run | None:
+def _on_nodes(run: Run, nodes: int) -> Run | None:
     """The run on this many nodes, by its number of replicas; None if no whole number divides the batch."""
-    scaled = run.on(gpus := nodes * cluster.node.gpus)
+    scaled = run.on(gpus := nodes * run.cluster.node.gpus)
     return scaled if scaled and scaled.gpus == gpus else None
 
 
-def plan_scaling(run: Run, cluster: Cluster, software: Software, nodes: Sequence[int]) -> list[dict[str, Any]]:
+def plan_scaling(run: Run, nodes: Sequence[int]) -> list[dict[str, Any]]:
     """Plan the run on each number of nodes by scaling dp. Raises ``UsageFailure`` if replicas do not fit."""
     plans, layout = [], run.layout
-    measured = software.name == "megatron-deepspeed-2021" and run.model == PRESETS["mt-nlg-530b"]
+    measured = run.software.name == "megatron-deepspeed-2021" and run.model == PRESETS["mt-nlg-530b"]
     measured &= (run.batch, layout.tp, layout.pp) == (1920, 8, 35)
     for number in nodes:
-        if (scaled := _on_nodes(run, cluster, number)) is None:
-            choices = nearest(number, (n for n in range(1, 4 * number) if _on_nodes(run, cluster, n)), 3, ", ")
+        if (scaled := _on_nodes(run, number)) is None:
+            choices = nearest(number, (n for n in range(1, 4 * number) if _on_nodes(run, n)), 3, ", ")
             replica = layout.world // layout.dp
             place = f"--scaling {number}: {number} nodes are not a whole number of replicas of {replica} GPUs"
             raise UsageFailure(f"{place} that divides the batch {run.batch}; use {choices or 'another layout'}")
         published = PUBLISHED.get(number, (None, None)) if measured else (None, None)
-        planned = plan(scaled, cluster, software)
+        planned = plan(scaled)
         plans.append(planned | {"published_seconds": published[0], "published_tflops_per_gpu": published[1]})
     return plans
 

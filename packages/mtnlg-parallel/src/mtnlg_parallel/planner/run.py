@@ -12,7 +12,8 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error
 from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, schedule_of
 
-from .programs import ENGINES, load_software
+from .cluster import Cluster, load_cluster
+from .programs import ENGINES, Software, load_software
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from mtnlg_data.stream import Sample
     from mtnlg_parallel.recipe import Recipe, Train
     from mtnlg_parallel.schedules import Order, Schedule
-
-    from .cluster import Cluster
-    from .programs import Software
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"]
 
@@ -42,76 +40,8 @@ MOST_PASSES: Final = 1 << 20
 """Most passes (micro-batches x chunks) that are simulated; more take minutes and gigabytes."""
 
 
-class Shape(NamedTuple):
-    """The part of a run that a layer's cost depends on: all but the numbers of layers and micro-batches.
-
-    With FSDP and no pipeline, ``shards`` ranks together hold a layer's weights, in ``replicas`` copies, and gather them
-    in each pass; ``gathers_again``: also for backward. ``row``: tokens that attention's rows have: the sequence, or a
-    token's document.
-    """
-
-    model: ModelConfig
-    micro_batch: int
-    tp: int
-    cp: int
-    recompute: Recomputed
-    sequence_parallel: bool
-    width: int
-    product_width: float
-    gradient_bytes: int
-    splits_backward: bool
-    shards: int
-    replicas: int
-    gathers_again: bool
-    row: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per micro-batch on a rank."""
-        return self.micro_batch * self.model.sequence // self.cp
-
-    @property
-    def elements(self) -> int:
-        """Elements of a micro-batch's activation, n h."""
-        return self.tokens * self.model.hidden
-
-    @property
-    def repeated(self) -> float:
-        """Elements per rank of an activation that tensor parallelism replicates and sequence parallelism slices."""
-        return self.elements / (self.tp if self.sequence_parallel else 1)
-
-    @property
-    def linears(self) -> tuple[tuple[int, int], ...]:
-        """(columns, depth) of a rank's four weight matrices: qkv, attention output, MLP up, MLP down."""
-        model, t = self.model, self.tp
-        h, attention = model.hidden, model.heads * model.head_size
-        up = model.ffn * (2 if model.gated else 1)
-        qkv = attention + 2 * model.kv_heads * model.head_size
-        return (qkv // t, h), (h, attention // t), (up // t, h), (h, model.ffn // t)
-
-    @property
-    def parameters(self) -> int:
-        """Elements of these four matrices."""
-        return sum(columns * depth for columns, depth in self.linears)
-
-    @property
-    def table(self) -> float:
-        """Elements of a rank's part of the token table."""
-        return self.model.vocabulary * self.model.hidden / self.tp
-
-    @property
-    def attended(self) -> float:
-        """Share of a causal row's work that remains with windows, averaged over the layers."""
-        return self.model.mean_of_layers(lambda layer: _attended(self.row, layer.window))
-
-    @property
-    def added_bytes(self) -> int:
-        """Bytes of traffic per parameter to accumulate a gradient: read the new one, read and write the sum."""
-        return self.width + 2 * self.gradient_bytes
-
-
 class Run(NamedTuple):
-    """Everything a prediction depends on except the cluster and its software.
+    """Everything a prediction depends on.
 
     ``interleave`` is the number of model chunks on each stage, which ``schedule`` orders. ``zero`` 1 shards the
     optimizer's state over data-parallel ranks, 2 also gradients, 3 also weights, gathered one layer at a time (FSDP);
@@ -134,6 +64,8 @@ class Run(NamedTuple):
     offload_activations: bool = False
     shards: int | None = None
     document: float | None = None
+    software: Software = load_software(ENGINES["pipeline"])
+    cluster: Cluster = load_cluster("dgx-a100")
 
     @property
     def gpus(self) -> int:
@@ -144,6 +76,26 @@ class Run(NamedTuple):
     def state_shards(self) -> int:
         """Number of ranks over which the optimizer's state of the same weights is sharded."""
         return (self.shards or self.layout.copies) if self.zero else 1
+
+    @property
+    def gathered_over(self) -> int:
+        """Number of ranks that together hold a layer's weights under FSDP, and gather them in each pass; else 1."""
+        return self.state_shards if self.zero > 1 and self.layout.pp == 1 else 1
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether a layer's weights are gathered again for backward."""
+        return self.zero > SHARED_GRADIENTS and self.layout.pp == 1
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its program is one of this package (`Software.is_ours`)."""
+        return self.software.is_ours
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether its schedule has separate weight gradients."""
+        return self.pipeline_schedule.splits_backward
 
     @property
     def pipeline_schedule(self) -> Schedule:
@@ -177,9 +129,29 @@ class Run(NamedTuple):
         return 4 if self.precision == "fp32" else 2
 
     @property
+    def product_width(self) -> float:
+        """Bytes per factor element of the layers' products."""
+        return PRODUCT_BYTES.get(self.precision, float(self.width))
+
+    @property
+    def casts_once(self) -> bool:
+        """Whether factors are narrow, a cast writes a factor and its transpose, and weights are cast once per step."""
+        return self.is_ours and self.product_width <= 1
+
+    @property
     def gradient_bytes(self) -> int:
-        """Bytes per gradient element in accumulation and reduction."""
+        """Bytes per gradient element in accumulation."""
         return 2 if self.precision == "fp16" else 4
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes per gradient element when reduced over ranks."""
+        return 2 if self.software.reduces_half else self.gradient_bytes
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of traffic per parameter to accumulate a gradient: read the new one, read and write the sum."""
+        return self.width + 2 * self.gradient_bytes
 
     @property
     def row(self) -> float:
@@ -219,26 +191,49 @@ class Run(NamedTuple):
         return flops(self.model.model_copy(update={"sequence": row}), self.batch) * self.model.sequence / row
 
     @property
-    def shape(self) -> Shape:
-        """The part of the run that a layer's cost depends on."""
-        each_pass = self.layout.pp == 1
-        shards = self.state_shards if self.zero > 1 and each_pass else 1
-        return Shape(
-            self.model,
-            self.micro_batch,
-            self.layout.tp,
-            self.layout.cp,
-            self.recompute,
-            self.sequence_parallel,
-            self.width,
-            PRODUCT_BYTES.get(self.precision, float(self.width)),
-            self.gradient_bytes,
-            self.pipeline_schedule.splits_backward,
-            shards,
-            self.layout.copies // shards,
-            self.zero > SHARED_GRADIENTS and each_pass,
-            self.row,
-        )
+    def shape(self) -> Run:
+        """The run with one value for what a layer's cost does not depend on, so that many runs share its cost."""
+        layout = self.layout.model_copy(update={"pp": min(self.layout.pp, 2)} | ({} if self.zero > 1 else {"dp": 1}))
+        return self._replace(layout=layout, interleave=1, schedule=self.schedule if self.splits_backward else DEFAULT)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per micro-batch on a rank."""
+        return self.micro_batch * self.model.sequence // self.layout.cp
+
+    @property
+    def elements(self) -> int:
+        """Elements of a micro-batch's activation, n h."""
+        return self.tokens * self.model.hidden
+
+    @property
+    def repeated(self) -> float:
+        """Elements per rank of an activation that tensor parallelism replicates and sequence parallelism slices."""
+        return self.elements / (self.layout.tp if self.sequence_parallel else 1)
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(columns, depth) of a rank's four weight matrices: qkv, attention output, MLP up, MLP down."""
+        model, t = self.model, self.layout.tp
+        h, attention = model.hidden, model.heads * model.head_size
+        up = model.ffn * (2 if model.gated else 1)
+        qkv = attention + 2 * model.kv_heads * model.head_size
+        return (qkv // t, h), (h, attention // t), (up // t, h), (h, model.ffn // t)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Elements of these four matrices."""
+        return sum(columns * depth for columns, depth in self.linears)
+
+    @property
+    def table(self) -> float:
+        """Elements of a rank's part of the token table."""
+        return self.model.vocabulary * self.model.hidden / self.layout.tp
+
+    @property
+    def attended(self) -> float:
+        """Share of a causal row's work that remains with windows, averaged over the layers."""
+        return self.model.mean_of_layers(lambda layer: _attended(self.row, layer.window))
 
     def __str__(self) -> str:
         """Layout, micro-batch, recomputation and schedule in words."""
@@ -277,6 +272,7 @@ def train_run(recipe: Recipe, document: float | None = None) -> Run:
         precision=train.precision,
         offload_activations=train.offload_activations,
         document=(document or float(recipe.model.sequence)) if recipe.data.isolated else None,
+        software=_train_software(train),
     )
 
 
@@ -302,14 +298,14 @@ def document_length(sample: Callable[[int], Sample], samples: int, sequence: int
     return sum(n * length**2 for length, n in lengths.items()) / sum(n * length for length, n in lengths.items())
 
 
-def train_software(train: Train) -> Software:
+def _train_software(train: Train) -> Software:
     """The program that ``train`` runs. A user's engine is planned as the default engine."""
     engine = load_software(ENGINES.get(train.engine, ENGINES["pipeline"]))
     changes = {} if train.kernels else {"fused_kernels": False}
     return engine.model_copy(update=changes | {"reduces_half": train.gradients == "bf16"})
 
 
-def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None = None) -> str | None:
+def run_error(run: Run, gpus: int | None = None) -> str | None:
     """Why this run is impossible, with the nearest possible run; None if possible. `memory` checks memory."""
     layout = run.layout
     if reason := _decoder_error(run):
@@ -324,23 +320,23 @@ def run_error(run: Run, software: Software, cluster: Cluster, gpus: int | None =
     if gpus is not None and run.gpus > gpus:
         replicas = gpus // (run.gpus // layout.dp)
         fewer = f"use dp={replicas}, or" if replicas else "use"
-        needed = -(-run.gpus // cluster.node.gpus)
+        needed = -(-run.gpus // run.cluster.node.gpus)
         return f"{layout} is {run.gpus} GPUs and there are {gpus}; {fewer} --nodes {needed}"
     chunks = layout.pp * run.interleave
     if run.micro_batches * chunks > MOST_PASSES:
         passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
         return f"{passes} are more than the planner simulates; use a larger micro-batch or dp, or a smaller batch"
-    return _schedule_error(run, software) or _precision_error(run, software, cluster)
+    return _schedule_error(run) or _precision_error(run)
 
 
-def _precision_error(run: Run, software: Software, cluster: Cluster) -> str | None:
+def _precision_error(run: Run) -> str | None:
     """Why this program or GPU cannot multiply in this precision; None if both can."""
-    gpu, ours = cluster.gpu, software.is_ours
+    gpu, ours = run.cluster.gpu, run.is_ours
     half = "bf16" if gpu.bf16 else "fp32, or fp16 with another --software" if ours else "fp16"
     if run.precision == "fp16" and ours:
-        return f"{software.name} does not support fp16; use --precision {half}"
-    if run.precision in PRODUCT_BYTES and not gpu.narrow_flops(run.shape.product_width):
-        return f"{gpu.name} has no {8 * run.shape.product_width:.0f}-bit products; use --precision {half}"
+        return f"{run.software.name} does not support fp16; use --precision {half}"
+    if run.precision in PRODUCT_BYTES and not gpu.narrow_flops(run.product_width):
+        return f"{gpu.name} has no {8 * run.product_width:.0f}-bit products; use --precision {half}"
     if run.precision == "bf16" and not gpu.bf16:
         return f"{gpu.name} has no bfloat16 products; use --precision {half}"
     if ours and run.precision in PRODUCT_BYTES:
@@ -365,8 +361,8 @@ def _decoder_error(run: Run) -> str | None:
     return None
 
 
-def _schedule_error(run: Run, software: Software) -> str | None:
-    v, pp = run.interleave, run.layout.pp
+def _schedule_error(run: Run) -> str | None:
+    v, pp, software = run.interleave, run.layout.pp, run.software
     abilities = {
         "slices_sequence": ("sequence parallelism", run.sequence_parallel),
         "interleaves": ("an interleaved schedule", v > 1),
@@ -391,19 +387,19 @@ def _schedule_error(run: Run, software: Software) -> str | None:
         near = nearest(pp, (n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0))
         needs = f"{software.name} needs equally many layers per stage"
         return f"{needs}, and pp {pp} does not divide the {run.model.layers}; use pp {near}"
-    return _interleave_error(run, software) if v > 1 else None
+    return _interleave_error(run) if v > 1 else None
 
 
-def _interleave_error(run: Run, software: Software) -> str | None:
+def _interleave_error(run: Run) -> str | None:
     """Why Megatron-LM cannot interleave this run; None if it can."""
-    v, pp = run.interleave, run.layout.pp
+    v, pp, uneven = run.interleave, run.layout.pp, run.software.uneven_stages
     if pp == 1:
         return f"interleave {v} needs pp of 2 or more; use --interleave 1"
-    if pp * v > run.model.layers or (run.model.layers % (pp * v) and not software.uneven_stages):
+    if pp * v > run.model.layers or (run.model.layers % (pp * v) and not uneven):
         fitting = [n for n in range(1, run.model.layers // pp + 1) if run.model.layers % (pp * n) == 0]
         instead = f"use --interleave {' or '.join(map(str, fitting[:4]))}" if fitting else "use --interleave 1"
         return f"pp {pp} x interleave {v} does not divide the {run.model.layers} layers; {instead}"
-    if not software.uneven_stages and run.micro_batches % pp:
+    if not uneven and run.micro_batches % pp:
         return f"interleaving needs a multiple of pp {pp} micro-batches, not {run.micro_batches}; use --interleave 1"
     return None
 

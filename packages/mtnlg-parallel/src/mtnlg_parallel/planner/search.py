@@ -19,10 +19,6 @@ from .step import lower_bound, predict
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from mtnlg_model.config import ModelConfig
-
-    from .cluster import Cluster
-    from .programs import Software
     from .step import Prediction
 
 KINDS = ("memory", "layout")
@@ -67,15 +63,7 @@ class SearchResult(NamedTuple):
         return {kind: runs for kind, runs in kinds.items() if runs}
 
 
-def search(
-    template: Run,
-    cluster: Cluster,
-    software: Software,
-    gpus: int,
-    count: int = 10,
-    *,
-    fixed: Collection[str] = (),
-) -> SearchResult:
+def search(template: Run, gpus: int, count: int = 10, *, fixed: Collection[str] = ()) -> SearchResult:
     """The ``count`` fastest layouts of the template's model, batch and precision on ``gpus`` GPUs.
 
     Recomputation, micro-batch, schedule and sequence parallelism vary too, as far as the program supports them, except
@@ -84,32 +72,32 @@ def search(
     """
     fitting: list[tuple[float, Run, float]] = []
     rejected: list[RejectedRun] = []
-    for run in candidates(template, cluster, software, gpus, fixed):
-        if reason := run_error(run, software, cluster):
+    for run in candidates(template, gpus, fixed):
+        if reason := run_error(run):
             rejected.append(RejectedRun(run, reason, inf))
             continue
-        stages = memory(run, software)
+        stages = memory(run)
         size = stages[fullest_stage(stages)].total
-        if reason := memory_error(stages, cluster):
+        if reason := memory_error(stages, run.cluster):
             rejected.append(RejectedRun(run, reason, size))
         else:
-            fitting.append((lower_bound(run, cluster, software), run, size))
+            fitting.append((lower_bound(run), run, size))
     fitting.sort(key=lambda entry: entry[0])
     best: list[FittingRun] = []
     for bound, run, size in fitting:
         if len(best) == count and bound > best[-1].prediction.seconds:
             break
-        best.append(FittingRun(run, predict(run, cluster, software), size))
+        best.append(FittingRun(run, predict(run), size))
         best.sort(key=lambda fitting_run: fitting_run.prediction.seconds)
         del best[count:]
     return SearchResult(tuple(best), tuple(rejected), len(fitting))
 
 
-def reason_against(run: Run, cluster: Cluster, software: Software, fastest: FittingRun, gpus: int | None = None) -> str:
+def reason_against(run: Run, fastest: FittingRun, gpus: int | None = None) -> str:
     """Why this run is not the fastest on ``gpus`` GPUs: it is impossible, does not fit, or loses time, and where."""
-    if reason := run_error(run, software, cluster, gpus) or memory_error(memory(run, software), cluster):
+    if reason := run_error(run, gpus) or memory_error(memory(run), run.cluster):
         return reason
-    own, best = predict(run, cluster, software), fastest.prediction
+    own, best = predict(run), fastest.prediction
     longer = {
         kind.replace("_", " "): seconds - getattr(best.breakdown, kind)
         for kind, seconds in own.breakdown._asdict().items()
@@ -122,39 +110,35 @@ def reason_against(run: Run, cluster: Cluster, software: Software, fastest: Fitt
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 
 
-def smallest_cluster(
-    template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
-) -> int | None:
+def smallest_cluster(template: Run, gpus: int, fixed: Collection[str] = ()) -> int | None:
     """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
+    cluster = template.cluster
     nodes = -(-gpus // cluster.node.gpus)
     while (nodes := 2 * nodes) <= 2 * cluster.nodes:
-        runs = candidates(template, cluster, software, nodes * cluster.node.gpus, fixed)
-        possible = (run for run in runs if not run_error(run, software, cluster))
-        if any(not memory_error(memory(run, software), cluster) for run in possible):
+        runs = candidates(template, nodes * cluster.node.gpus, fixed)
+        if any(not run_error(run) and not memory_error(memory(run), cluster) for run in runs):
             return nodes
     return None
 
 
-def candidates(
-    template: Run, cluster: Cluster, software: Software, gpus: int, fixed: Collection[str] = ()
-) -> Iterator[Run]:
+def candidates(template: Run, gpus: int, fixed: Collection[str] = ()) -> Iterator[Run]:
     """Yield every combination: tp within a node, cp, pp up to the number of layers, dp over the remaining GPUs.
 
     Fields that are ``fixed`` stay as the template has them.
     """
-    model, batch = template.model, template.batch
+    model, batch, node = template.model, template.batch, template.cluster.node
     micro_batches = (template.micro_batch,) if "micro_batch" in fixed else range(1, MOST_MICRO_BATCH + 1)
-    degrees = [t for t in range(1, cluster.node.gpus + 1) if cluster.node.gpus % t == 0]
-    for tp, cp in product(degrees, _context_degrees(template, gpus, software)):
-        for pp in _stage_counts(model, gpus // (tp * cp), software):
+    degrees = [t for t in range(1, node.gpus + 1) if node.gpus % t == 0]
+    for tp, cp in product(degrees, _context_degrees(template, gpus)):
+        for pp in _stage_counts(template, gpus // (tp * cp)):
             dp = next(n for n in range(gpus // (tp * cp * pp), 0, -1) if batch % n == 0)
             layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp)
             if layout_error(layout, model):
                 yield template._replace(layout=layout)
                 continue
             for micro_batch in (b for b in micro_batches if batch % (dp * b) == 0):
-                schedules = _schedules(template, pp, batch // (dp * micro_batch), software)
-                slicings = (False, True) if tp > 1 and software.slices_sequence else (False,)
+                schedules = _schedules(template, pp, batch // (dp * micro_batch))
+                slicings = (False, True) if tp > 1 and template.software.slices_sequence else (False,)
                 for (interleave, schedule), recompute, sliced in product(schedules, RECOMPUTE, slicings):
                     run = template._replace(
                         layout=layout,
@@ -168,34 +152,36 @@ def candidates(
                         yield run
 
 
-def _context_degrees(template: Run, gpus: int, software: Software) -> list[int]:
+def _context_degrees(template: Run, gpus: int) -> list[int]:
     """Context-parallel degrees to try: 1, the template's, and for long sequences powers of two."""
     degrees = {1, template.layout.cp}
-    is_slow = software.is_ours and template.slow_in_ring
-    if template.model.sequence >= LONG_SEQUENCE and software.slices_context and not is_slow:
+    is_slow = template.is_ours and template.slow_in_ring
+    if template.model.sequence >= LONG_SEQUENCE and template.software.slices_context and not is_slow:
         degrees |= {1 << n for n in range(gpus.bit_length())}
     return sorted(degrees)
 
 
-def _stage_counts(model: ModelConfig, most: int, software: Software) -> list[int]:
+def _stage_counts(template: Run, most: int) -> list[int]:
     """Pipeline degrees to try: those that cut the layers evenly; all, if stages are balanced by cost and layers few."""
-    every = software.is_ours and model.layers <= MOST_LAYERS_UNEVEN
-    return [pp for pp in range(1, min(most, model.layers) + 1) if every or _cuts_well(model, pp, software)]
+    layers = template.model.layers
+    every = template.is_ours and layers <= MOST_LAYERS_UNEVEN
+    return [pp for pp in range(1, min(most, layers) + 1) if every or _cuts_well(template, pp)]
 
 
-def _cuts_well(model: ModelConfig, chunks: int, software: Software) -> bool:
+def _cuts_well(template: Run, chunks: int) -> bool:
     """Whether all chunks have equally many layers, or would if embedding and head counted as layers."""
-    return model.layers % chunks == 0 or (software.uneven_stages and (model.layers + 2) % chunks == 0)
+    layers = template.model.layers
+    return layers % chunks == 0 or (template.software.uneven_stages and (layers + 2) % chunks == 0)
 
 
-def _schedules(template: Run, pp: int, micro_batches: int, software: Software) -> list[tuple[int, str]]:
+def _schedules(template: Run, pp: int, micro_batches: int) -> list[tuple[int, str]]:
     """(chunks per stage, schedule) pairs to try: all named schedules, and the template's."""
-    model = template.model
+    layers, software = template.model.layers, template.software
     if software.any_schedule:
-        even = [v for v in range(2, MOST_CHUNKS + 1) if model.layers % (pp * v) == 0] if pp > 1 else []
+        even = [v for v in range(2, MOST_CHUNKS + 1) if layers % (pp * v) == 0] if pp > 1 else []
         others = {name: load_schedule(name) for name in (*schedule_names(), template.schedule)}
         return [(v, name) for v in (1, *even) for name, schedule in others.items() if schedule.takes(v)]
     chunks = [1]
     if pp > 1 and software.interleaves and not micro_batches % pp:
-        chunks += [v for v in range(2, model.layers // pp + 1) if _cuts_well(model, pp * v, software)]
+        chunks += [v for v in range(2, layers // pp + 1) if _cuts_well(template, pp * v)]
     return [(v, schedule_of(v)) for v in chunks]

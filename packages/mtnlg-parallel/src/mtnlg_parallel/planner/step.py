@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Recompute
 
-    from .cluster import Cluster
     from .costs.cost import Cost
-    from .programs import Software
     from .run import Run
 
 OVERLAP_EXPONENT: Final = 6.0
@@ -72,9 +70,9 @@ class Chunk(NamedTuple):
     head: bool
 
 
-def chunks(run: Run, software: Software) -> tuple[Chunk, ...]:
+def chunks(run: Run) -> tuple[Chunk, ...]:
     """The decoder cut into pp x interleave chunks, first to last."""
-    return _cut(run.model, run.layout.pp * run.interleave, run.recompute, software.is_ours)
+    return _cut(run.model, run.layout.pp * run.interleave, run.recompute, run.is_ours)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -91,30 +89,30 @@ def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -
 
 
 @lru_cache(maxsize=1 << 12)
-def predict(run: Run, cluster: Cluster, software: Software) -> Prediction:
+def predict(run: Run) -> Prediction:
     """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
-    pipeline = build_pipeline(run, cluster, software)
-    timeline = _share_processors(simulate(pipeline, run.orders()), run, cluster)
-    return _add_updates(run, cluster, software, pipeline, timeline)
+    pipeline = build_pipeline(run)
+    timeline = _share_processors(simulate(pipeline, run.orders()), run)
+    return _add_updates(run, pipeline, timeline)
 
 
-def _share_processors(timeline: Timeline, run: Run, cluster: Cluster) -> Timeline:
+def _share_processors(timeline: Timeline, run: Run) -> Timeline:
     """Stretch the timeline if ranks share processors: a step takes at least the total work per processor."""
-    if cluster.node.processors is None:
+    if run.cluster.node.processors is None:
         return timeline
-    work = sum(timeline.computing) * run.gpus / run.layout.pp / cluster.node.processors
+    work = sum(timeline.computing) * run.gpus / run.layout.pp / run.cluster.node.processors
     longer = max(work / timeline.seconds, 1.0)
     last_passes = tuple((longer * begin, longer * end) for begin, end in timeline.last_passes)
     return timeline._replace(done=tuple(longer * end for end in timeline.done), last_passes=last_passes)
 
 
-def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
+def lower_bound(run: Run) -> float:
     """Lower bound on the seconds of a step: the slowest stage's work plus one micro-batch through the stages before it.
 
     A stage cannot begin before a micro-batch has passed the chunks before it, and the step cannot end before the
     micro-batch has returned through them.
     """
-    pipeline, pp = build_pipeline(run, cluster, software), run.layout.pp
+    pipeline, pp = build_pipeline(run), run.layout.pp
     both = [f + b for f, b in zip(pipeline.forward, pipeline.backward, strict=True)]
     # Separate weight gradients may come last, long after backward has passed the earlier stages.
     work, before = both, both
@@ -124,16 +122,16 @@ def lower_bound(run: Run, cluster: Cluster, software: Software) -> float:
     return max(run.micro_batches * (sum(work[s::pp]) + hops[s]) + sum(before[:s]) for s in range(pp))
 
 
-def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
+def build_pipeline(run: Run) -> Pipeline:
     """Seconds of every chunk's passes and of every send in this run."""
-    chunk_costs = [_chunk_costs(chunk, run, cluster, software) for chunk in chunks(run, software)]
-    slow = straggler_factor(run.gpus, cluster)
-    hops = _hop_seconds(run, cluster, software)
+    chunk_costs = [_chunk_costs(chunk, run) for chunk in chunks(run)]
+    slow = straggler_factor(run)
+    hops = _hop_seconds(run)
     # A send that overlaps with computing takes multiprocessors from it, as every collective does.
-    beside = [(1 - OVERLAP_SHARE) * hop if software.overlap_pipeline else 0.0 for hop in hops]
+    beside = [(1 - OVERLAP_SHARE) * hop if run.software.overlap_pipeline else 0.0 for hop in hops]
 
     def seconds(passes: Iterable[list[Cost]]) -> tuple[float, ...]:
-        return tuple(slow * sum(_elapsed(cost, run, cluster, software) for cost in parts) for parts in passes)
+        return tuple(slow * sum(_elapsed(cost, run) for cost in parts) for parts in passes)
 
     forward, backward = (seconds(each) for each in zip(*((c.forward, c.backward) for c in chunk_costs), strict=True))
     return Pipeline(
@@ -141,16 +139,16 @@ def build_pipeline(run: Run, cluster: Cluster, software: Software) -> Pipeline:
         tuple(map(sum, zip(forward, beside, strict=True))),
         tuple(map(sum, zip(backward, beside, strict=True))),
         hops,
-        blocking=not software.overlap_pipeline,
-        weights=seconds(costs.weights for costs in chunk_costs) if run.pipeline_schedule.splits_backward else None,
-        copies=_copy_seconds(run, cluster, software) if run.offload_activations else None,
+        blocking=not run.software.overlap_pipeline,
+        weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
+        copies=_copy_seconds(run) if run.offload_activations else None,
     )
 
 
-def _copy_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
+def _copy_seconds(run: Run) -> tuple[float, ...]:
     """Seconds to copy each chunk's activations to the host, or back."""
-    each = layer_bytes(run.shape, software, run.recompute) / cluster.node.host_bandwidth
-    return tuple(each * chunk.layers for chunk in chunks(run, software))
+    each = layer_bytes(run, run.recompute) / run.cluster.node.host_bandwidth
+    return tuple(each * chunk.layers for chunk in chunks(run))
 
 
 class ChunkCosts(NamedTuple):
@@ -161,82 +159,80 @@ class ChunkCosts(NamedTuple):
     weights: list[Cost]
 
 
-def _chunk_costs(chunk: Chunk, run: Run, cluster: Cluster, software: Software) -> ChunkCosts:
+def _chunk_costs(chunk: Chunk, run: Run) -> ChunkCosts:
     """Costs of a chunk; its backward pass includes weight gradients that are not deferred."""
-    layer = layer_cost.layer(run.shape, cluster, software)
-    ends = [layer_cost.embedding(run.shape, cluster, software)] if chunk.embedding else []
-    ends += [layer_cost.head(run.shape, cluster, software)] if chunk.head else []
+    layer = layer_cost.layer(run.shape)
+    ends = [layer_cost.embedding(run.shape)] if chunk.embedding else []
+    ends += [layer_cost.head(run.shape)] if chunk.head else []
     forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
     backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
-    if not run.pipeline_schedule.splits_backward:
+    if not run.splits_backward:
         backward, weights = backward.plus(layer.weights), []
     return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
 
 
-def _elapsed(cost: Cost, run: Run, cluster: Cluster, software: Software) -> float:
+def _elapsed(cost: Cost, run: Run) -> float:
     """Seconds of a part: the longer of GPU and host time, smoothed near a tie by a norm of power `OVERLAP_EXPONENT`.
 
     Hosts on two sockets wait for each other in every collective.
     """
-    skew = cluster.measured.socket_skew if run.layout.tp > cluster.node.socket_gpus else 1.0
-    host = cost.launches * cluster.measured.launch_seconds * skew
-    if software.blocks_launches:
+    skew = run.cluster.measured.socket_skew if run.layout.tp > run.cluster.node.socket_gpus else 1.0
+    host = cost.launches * run.cluster.measured.launch_seconds * skew
+    if run.software.blocks_launches:
         return cost.busy + host
     return float((cost.busy**OVERLAP_EXPONENT + host**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT))
 
 
-def straggler_factor(gpus: int, cluster: Cluster) -> float:
-    """Time of the slowest of ``gpus`` GPUs relative to the slowest of one node, for which the other constants hold.
+def straggler_factor(run: Run) -> float:
+    """Time of the slowest of the run's GPUs relative to the slowest of one node, for which the other constants hold.
 
     The largest of N normal deviates is near sqrt(2 ln N) standard deviations.
     """
-    node = cluster.node.gpus
-    return 1 + cluster.measured.spread * (sqrt(2 * log(max(gpus, node))) - sqrt(2 * log(node)))
+    node = run.cluster.node.gpus
+    return 1 + run.cluster.measured.spread * (sqrt(2 * log(max(run.gpus, node))) - sqrt(2 * log(node)))
 
 
-def _hop_seconds(run: Run, cluster: Cluster, software: Software) -> tuple[float, ...]:
+def _hop_seconds(run: Run) -> tuple[float, ...]:
     """Seconds of the send after each chunk; an interleaved pipeline also sends from its last stage to its first."""
     pp, total = run.layout.pp, run.layout.pp * run.interleave
     if pp == 1:
         return (0.0,) * total
-    size = run.shape.width * run.shape.repeated
-    scatter = software.scatter_pipeline and not run.sequence_parallel
-    between = [network.hop(cluster, run, s, size, scatter) for s in range(pp - 1)]
-    between = [seconds + software.hop_seconds for seconds in between]
+    size = run.width * run.repeated
+    scatter = run.software.scatter_pipeline and not run.sequence_parallel
+    between = [network.hop(run, s, size, scatter) for s in range(pp - 1)]
+    between = [seconds + run.software.hop_seconds for seconds in between]
     return tuple([*between, max(between)] * run.interleave)[:total]
 
 
-def _add_updates(run: Run, cluster: Cluster, software: Software, pipeline: Pipeline, timeline: Timeline) -> Prediction:
+def _add_updates(run: Run, pipeline: Pipeline, timeline: Timeline) -> Prediction:
     """Add the work after the schedule: gradient reduction, norm, update, weight gathering."""
-    pp, shape = run.layout.pp, run.shape
-    parameters = [stage_parameters(run, software, stage) for stage in range(pp)]
-    ring = network.ring(cluster, run.layout.copies, run.layout.tp)  # what holds the same weights
-    width = software.reduced_bytes(shape.gradient_bytes)
-    scattered = run.zero and software.reduce_scatter
+    pp = run.layout.pp
+    parameters = [stage_parameters(run, stage) for stage in range(pp)]
+    ring = network.ring(run, run.layout.copies, run.layout.tp)  # what holds the same weights
+    width = run.reduced_bytes
+    scattered = run.zero and run.software.reduce_scatter
     reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
-    gathered = ring.gather(shape.width * max(parameters)) if run.zero else 0.0
+    gathered = ring.gather(run.width * max(parameters)) if run.zero else 0.0
     if run.zero > 1:
-        reduced, gathered = _sharded_updates(run, cluster, software, parameters, pipeline)
-    elif software.overlap_gradients:
-        reduced, gathered = _exposed_by_chunk(run, software, ring, pipeline, timeline)
+        reduced, gathered = _sharded_updates(run, parameters, pipeline)
+    elif run.software.overlap_gradients:
+        reduced, gathered = _exposed_by_chunk(run, ring, pipeline, timeline)
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
-    tied = _tied_seconds(run, cluster)
-    if software.overlap_gradients and run.model.tied:  # the table's, once first and last stage have summed theirs
-        tied += ring.gather(shape.gradient_bytes * shape.table)
+    tied = _tied_seconds(run)
+    if run.software.overlap_gradients and run.model.tied:  # the table's, once first and last stage have summed theirs
+        tied += ring.gather(run.gradient_bytes * run.table)
     norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
     share = run.state_shards
-    bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
+    bandwidth = run.cluster.gpu.memory_bandwidth * run.cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
     # On every stage, the first micro-batch waits for the casts of the weights.
-    update += run.model.layers * layer_cost.weight_cast_seconds(shape, cluster, software)
+    update += run.model.layers * layer_cost.weight_cast_seconds(run)
     data = norm_known - timeline.seconds + gathered
-    breakdown = _breakdown((run, cluster, software), timeline, data, update)
+    breakdown = _breakdown(run, timeline, data, update)
     return Prediction(norm_known + update + gathered, breakdown, pipeline)
 
 
-def _sharded_updates(
-    run: Run, cluster: Cluster, software: Software, parameters: list[int], pipeline: Pipeline
-) -> tuple[list[float], float]:
+def _sharded_updates(run: Run, parameters: list[int], pipeline: Pipeline) -> tuple[list[float], float]:
     """Seconds of each stage's gradient reduction after its work, and of gathering weights, under FSDP.
 
     0 without a pipeline, where every pass gathers and reduces layer by layer (`layer`). In a pipeline this happens once
@@ -245,15 +241,14 @@ def _sharded_updates(
     pp = run.layout.pp
     if pp == 1:
         return [0.0], 0.0
-    once = run.shape._replace(shards=run.state_shards, replicas=run.layout.copies // run.state_shards)
-    both = [layer_cost.shard_seconds(once, cluster, software, number) for number in parameters]
+    both = [layer_cost.shard_seconds(run, number) for number in parameters]
     forward = [sum(pipeline.forward[stage::pp]) for stage in range(pp)]
-    gathered = [exposed(gather, f, software.prefetch_share) for (gather, _), f in zip(both, forward, strict=True)]
+    gathered = [exposed(gather, f, run.software.prefetch_share) for (gather, _), f in zip(both, forward, strict=True)]
     return [reduce for _, reduce in both], sum(gathered)
 
 
 def _exposed_by_chunk(
-    run: Run, software: Software, ring: network.Ring, pipeline: Pipeline, timeline: Timeline
+    run: Run, ring: network.Ring, pipeline: Pipeline, timeline: Timeline
 ) -> tuple[list[float], float]:
     """Seconds of each stage's gradient reduction after its work, and of gathering weights before the next step's work.
 
@@ -261,14 +256,14 @@ def _exposed_by_chunk(
     layer's second MLP matrix, last that of the first layer's qkv. Weights are gathered chunk by chunk, each due at the
     chunk's forward; in our engine each layer's are due at the layer's forward.
     """
-    pp, shape, cut = run.layout.pp, run.shape, chunks(run, software)
-    width, (columns, depth) = software.reduced_bytes(shape.gradient_bytes), shape.linears[0]
+    pp, cut = run.layout.pp, chunks(run)
+    width, (columns, depth) = run.reduced_bytes, run.linears[0]
     last_bucket = ring.gather(width * columns * depth)
     late, gathered = [], 0.0
     starts = [0.0, *accumulate(f + hop for f, hop in zip(pipeline.forward, pipeline.hops, strict=True))]
     for stage in range(pp):
         own = range(stage, len(cut), pp)
-        parameters = {c: cut[c].layers * _rank_parameters(run.model, shape.tp, "layers") for c in own}
+        parameters = {c: cut[c].layers * _rank_parameters(run.model, run.layout.tp, "layers") for c in own}
         reduced = 0.0
         for chunk in sorted(own, key=lambda c: timeline.last_passes[c][1]):
             begin, end = timeline.last_passes[chunk]
@@ -279,24 +274,23 @@ def _exposed_by_chunk(
         arrived = 0.0
         for chunk in own:
             has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
-            table = _rank_parameters(run.model, shape.tp, "head") if has_table else 0
-            first = arrived + ring.gather(shape.width * (parameters[chunk] / cut[chunk].layers + table))
-            arrived += ring.gather(shape.width * (parameters[chunk] + table))
+            table = _rank_parameters(run.model, run.layout.tp, "head") if has_table else 0
+            first = arrived + ring.gather(run.width * (parameters[chunk] / cut[chunk].layers + table))
+            arrived += ring.gather(run.width * (parameters[chunk] + table))
             last = arrived
-            if software.is_ours:  # all layers but one run before the last one's weights are needed
+            if run.is_ours:  # all layers but one run before the last one's weights are needed
                 last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / cut[chunk].layers))
             gathered = max(gathered, last - starts[chunk])
     return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
 
-def _breakdown(planned: tuple[Run, Cluster, Software], timeline: Timeline, data: float, update: float) -> Breakdown:
+def _breakdown(run: Run, timeline: Timeline, data: float, update: float) -> Breakdown:
     """Seconds of the busiest stage by kind; the bubble is the time in which it neither computes nor sends."""
-    run, cluster, software = planned
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
-    stage_chunks = chunks(run, software)[busiest :: run.layout.pp]
-    costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run, cluster, software) for cost in side]
-    slow = straggler_factor(run.gpus, cluster) * run.micro_batches
-    recompute_cost = layer_cost.layer(run.shape, cluster, software).recompute
+    stage_chunks = chunks(run)[busiest :: run.layout.pp]
+    costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run) for cost in side]
+    slow = straggler_factor(run) * run.micro_batches
+    recompute_cost = layer_cost.layer(run.shape).recompute
     recompute = slow * sum(chunk.layers for chunk in stage_chunks) * (recompute_cost.products + recompute_cost.memory)
     tensor = slow * sum(cost.collectives for cost in costs)
     busy = slow * sum(cost.busy for cost in costs)
@@ -313,11 +307,11 @@ def _breakdown(planned: tuple[Run, Cluster, Software], timeline: Timeline, data:
     )
 
 
-def stage_parameters(run: Run, software: Software, stage: int) -> int:
+def stage_parameters(run: Run, stage: int) -> int:
     """Parameters per rank of a stage, including copies of the tied table."""
     model, layout = run.model, run.layout
     total = 0
-    for chunk in chunks(run, software)[stage :: layout.pp]:
+    for chunk in chunks(run)[stage :: layout.pp]:
         total += chunk.layers * _rank_parameters(model, layout.tp, "layers")
         total += _rank_parameters(model, layout.tp, "embedding") if chunk.embedding else 0
         total += _rank_parameters(model, layout.tp, "final_norm") if chunk.head else 0
@@ -331,10 +325,10 @@ def _rank_parameters(model: ModelConfig, tp: int, part: str) -> int:
     return part_parameters(model, Layout(tp=tp), part)
 
 
-def _tied_seconds(run: Run, cluster: Cluster) -> float:
+def _tied_seconds(run: Run) -> float:
     """Seconds to sum the token table's gradients over first and last stage."""
     layout = run.layout
     if layout.pp == 1 or not run.model.tied:
         return 0.0
-    pair = network.ring(cluster, 2, run.gpus - layout.tp * layout.copies)
-    return pair.all_reduce(run.shape.gradient_bytes * run.shape.table)
+    pair = network.ring(run, 2, run.gpus - layout.tp * layout.copies)
+    return pair.all_reduce(run.gradient_bytes * run.table)

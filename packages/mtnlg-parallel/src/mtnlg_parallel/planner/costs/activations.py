@@ -14,31 +14,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.programs import Software
-    from mtnlg_parallel.planner.run import Shape
+    from mtnlg_parallel.planner.run import Run
 
 
-def layer_bytes(shape: Shape, software: Software, recompute: str) -> float:
+def layer_bytes(run: Run, recompute: str) -> float:
     """Activation bytes that one layer keeps of one micro-batch."""
-    model, tokens, t = shape.model, shape.tokens, shape.tp
-    scale = shape.width / 2  # the formulas count 16-bit activations
-    repeated = shape.repeated
+    model, tokens, t = run.model, run.tokens, run.layout.tp
+    scale = run.width / 2  # the formulas count 16-bit activations
+    repeated = run.repeated
     if recompute == "full":
         return 2 * scale * repeated
     d = model.core_head_size
     attention, keys = model.heads * d, max(model.kv_heads, t) * d  # one or more a rank
     if recompute == "operators":  # the input, attention's output, every other product; compiled, one sum less
-        products = sum(columns for columns, _ in shape.linears) * t / 2
-        sums = 2 if software.fused_kernels else 4
+        products = sum(columns for columns, _ in run.linears) * t / 2
+        sums = 2 if run.software.fused_kernels else 4
         return scale * (sums * repeated + 2 * tokens / t * (attention + products))
     kept = 8 * repeated + (2 * repeated if model.dropout else 0)
     # q, k, v and the projection's input; the MLP's inner values before and after its activation.
     sliced = 4 * attention + 4 * keys + (6 if model.gated else 4) * model.ffn
-    if shape.product_width <= 1 and not software.eager:  # what a product reads; of attention, unless recomputed, also
+    if run.product_width <= 1 and not run.software.eager:  # what a product reads; of attention, unless recomputed, also
         kept -= 2 * repeated  # its own result
         sliced += (-attention if recompute == "selective" else attention) - model.ffn
     core = 0.0
-    if recompute != "selective" and not software.flash_attention:
-        core = (5 if model.attention_dropout else 4) * shape.micro_batch * model.heads * model.sequence**2 / t
+    if recompute != "selective" and not run.software.flash_attention:
+        core = (5 if model.attention_dropout else 4) * run.micro_batch * model.heads * model.sequence**2 / t
     whole = scale * (kept + sliced * tokens / t + core)
     return (whole + 2 * scale * repeated) / 2 if recompute == "alternate" else whole

@@ -23,9 +23,7 @@ from .cost import Cost, memory_seconds
 from .products import gemm_seconds
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.cluster import Cluster
-    from mtnlg_parallel.planner.programs import Software
-    from mtnlg_parallel.planner.run import Shape
+    from mtnlg_parallel.planner.run import Run
 
 
 LONG_ROW: Final = 1024
@@ -51,67 +49,67 @@ the elements or all (24 of 32); in backward sum three gradients (35), and concat
 MERGE_KERNELS: Final = 10
 
 
-def attention(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
+def attention(run: Run, backward: bool) -> Cost:
     """Cost of the attention core: scores, softmax, dropout, context."""
-    if software.flash_attention:
-        return _flash(shape, cluster, software, backward)
-    model = shape.model
-    s, d, batch = model.sequence, model.core_head_size, shape.micro_batch * model.heads // shape.tp
+    if run.software.flash_attention:
+        return _flash(run, backward)
+    model = run.model
+    s, d, batch = model.sequence, model.core_head_size, run.micro_batch * model.heads // run.layout.tp
     shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
-    products = sum(gemm_seconds(cluster, *each, batch=batch, width=shape.width) for each in shapes)
-    fused = software.fused_kernels
+    products = sum(gemm_seconds(run.cluster, *each, batch=batch, width=run.width) for each in shapes)
+    fused = run.software.fused_kernels
     long = 2 if s > LONG_ROW else 1
-    scores = batch * s * s * shape.width / 2
+    scores = batch * s * s * run.width / 2
     dropout = 5 if model.attention_dropout else 0
     if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale: 26).
         moved = dropout + (6 * long if fused else 26)
-        return Cost(products, memory_seconds(cluster, moved * scores, 6), 0.0, 9 if fused else 14)
+        return Cost(products, memory_seconds(run, moved * scores, 6), 0.0, 9 if fused else 14)
     # Softmax (4; as separate operations: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
     moved = dropout + (4 * long if fused else 28)
-    return Cost(products, memory_seconds(cluster, moved * scores, 4), 0.0, 9 if fused else 16)
+    return Cost(products, memory_seconds(run, moved * scores, 4), 0.0, 9 if fused else 16)
 
 
-def _flash(shape: Shape, cluster: Cluster, software: Software, backward: bool) -> Cost:
-    model, measured = shape.model, cluster.measured
+def _flash(run: Run, backward: bool) -> Cost:
+    model, measured = run.model, run.cluster.measured
     s, d = model.sequence, model.core_head_size
-    row = shape.row / shape.cp
-    operations = 2 * shape.micro_batch * s * row * d * model.heads / shape.tp  # half: what the causal mask leaves
-    operations *= shape.attended
-    ring_of_ours = software.is_ours and shape.cp > 1
-    native = software.native_attention and d <= NATIVE_HEAD and not ring_of_ours
+    row = run.row / run.layout.cp
+    operations = 2 * run.micro_batch * s * row * d * model.heads / run.layout.tp  # half: what the causal mask leaves
+    operations *= run.attended
+    ring_of_ours = run.is_ours and run.layout.cp > 1
+    native = run.software.native_attention and d <= NATIVE_HEAD and not ring_of_ours
     peak_share = measured.native_flash if native else measured.flash
     rate = (
-        cluster.gpu.flops(shape.width)
+        run.cluster.gpu.flops(run.width)
         * measured.clock
-        * software.attention_share
+        * run.software.attention_share
         * peak_share
         * row
         / (row + ROW)
         * d
-        / (d + software.attention_head)
+        / (d + run.software.attention_head)
         * (DROPOUT_SHARE[native] if model.attention_dropout else 1)
     )
-    seconds = (software.attention_backward if backward else 1.0) * operations / rate
-    cost = Cost(seconds, memory_seconds(cluster, 0.0, 1), 0.0, 6 if backward else 3)
-    if shape.cp == 1:
+    seconds = (run.software.attention_backward if backward else 1.0) * operations / rate
+    cost = Cost(seconds, memory_seconds(run, 0.0, 1), 0.0, 6 if backward else 3)
+    if run.layout.cp == 1:
         return cost
-    ring = network.ring(cluster, shape.cp, shape.tp)
-    heads = model.heads if software.eager else model.kv_heads
-    keys_and_values = 2 * shape.width * shape.micro_batch * s * max(heads / shape.tp, 1) * d
-    gradients = 4 / shape.width if ring_of_ours else 1
+    ring = network.ring(run, run.layout.cp, run.layout.tp)
+    heads = model.heads if run.software.eager else model.kv_heads
+    keys_and_values = 2 * run.width * run.micro_batch * s * max(heads / run.layout.tp, 1) * d
+    gradients = 4 / run.width if ring_of_ours else 1
     sent = (1 + gradients if backward else 1) * ring.gather(keys_and_values)
-    merged = _merge_seconds(shape, cluster, backward) if software.eager or ring_of_ours else 0.0
-    return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * shape.cp))
+    merged = _merge_seconds(run, backward) if run.software.eager or ring_of_ours else 0.0
+    return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * run.layout.cp))
 
 
-def ring_bytes(shape: Shape) -> float:
+def ring_bytes(run: Run) -> float:
     """Bytes of this package's ring at work: two blocks of keys and values, three of their gradients, q's and a part."""
-    model = shape.model
-    queries = shape.tokens * model.heads * model.head_size / shape.tp
-    keys_and_values = 2 * shape.tokens * max(model.kv_heads / shape.tp, 1) * model.head_size
-    return (2 * shape.width + 12) * keys_and_values + 8 * queries
+    model = run.model
+    queries = run.tokens * model.heads * model.head_size / run.layout.tp
+    keys_and_values = 2 * run.tokens * max(model.kv_heads / run.layout.tp, 1) * model.head_size
+    return (2 * run.width + 12) * keys_and_values + 8 * queries
 
 
-def _merge_seconds(shape: Shape, cluster: Cluster, backward: bool) -> float:
-    elements = shape.tokens * shape.model.heads * shape.model.head_size / shape.tp
-    return shape.cp * memory_seconds(cluster, MERGE_BYTES[backward] * elements, MERGE_KERNELS)
+def _merge_seconds(run: Run, backward: bool) -> float:
+    elements = run.tokens * run.model.heads * run.model.head_size / run.layout.tp
+    return run.layout.cp * memory_seconds(run, MERGE_BYTES[backward] * elements, MERGE_KERNELS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.cluster import Cluster
+    from mtnlg_parallel.planner.run import Run
 
 
 OVERLAP_SHARE: Final = 0.5
@@ -51,7 +51,7 @@ def exposed(collective: float, beside: float, share: float = OVERLAP_SHARE) -> f
     return collective - share * min(collective, beside)
 
 
-def memory_seconds(cluster: Cluster, size: float, kernels: int) -> float:
+def memory_seconds(run: Run, size: float, kernels: int) -> float:
     """Seconds of element-wise kernels that move ``size`` bytes in all."""
-    measured = cluster.measured
-    return size / (cluster.gpu.memory_bandwidth * measured.memory) + kernels * measured.kernel_seconds
+    measured = run.cluster.measured
+    return size / (run.cluster.gpu.memory_bandwidth * measured.memory) + kernels * measured.kernel_seconds

@@ -26,9 +26,7 @@ from .cost import NO_COST, OVERLAP_SHARE, Cost, Phases, exposed, memory_seconds
 from .products import gemm_seconds
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.cluster import Cluster
-    from mtnlg_parallel.planner.programs import Software
-    from mtnlg_parallel.planner.run import Shape
+    from mtnlg_parallel.planner.run import Run
 
 
 LOSS_SHARE: Final = 0.45
@@ -89,100 +87,99 @@ WEIGHT_LAUNCHES: Final = 8
 
 
 @lru_cache(maxsize=4096)
-def layer(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+def layer(run: Run) -> Phases:
     """Cost of one decoder layer on a rank."""
-    core = attention(shape, cluster, software, backward=False)
-    forward = _forward(shape, cluster, software).plus(core)
-    backward = _backward(shape, cluster, software).plus(attention(shape, cluster, software, backward=True))
-    weights = Cost(_weight_seconds(shape, cluster, software), launches=WEIGHT_LAUNCHES)
-    recompute = _recomputed(shape, cluster, software, forward, core)
-    if shape.shards > 1:
-        gather, reduce = shard_seconds(shape, cluster, software, shape.parameters)
-        again = 1 if shape.gathers_again else 0
-        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
+    core = attention(run, backward=False)
+    forward = _forward(run).plus(core)
+    backward = _backward(run).plus(attention(run, backward=True))
+    weights = Cost(_weight_seconds(run), launches=WEIGHT_LAUNCHES)
+    recompute = _recomputed(run, forward, core)
+    if run.gathered_over > 1:
+        gather, reduce = shard_seconds(run, run.layer_parameters)
+        again = 1 if run.gathers_again else 0
+        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, run.software.prefetch_share)))
         busy = backward.busy + weights.busy + recompute.busy
-        backward = backward.plus(Cost(collectives=exposed(again * gather + reduce, busy, software.prefetch_share)))
+        backward = backward.plus(Cost(collectives=exposed(again * gather + reduce, busy, run.software.prefetch_share)))
     return Phases(forward, backward, recompute, weights)
 
 
-def _recomputed(shape: Shape, cluster: Cluster, software: Software, forward: Cost, core: Cost) -> Cost:
-    if shape.recompute == "operators":  # all but attention and every other product
+def _recomputed(run: Run, forward: Cost, core: Cost) -> Cost:
+    if run.recompute == "operators":  # all but attention and every other product
         kept = core._replace(memory=0.0).plus(Cost(products=(forward.products - core.products) / 2))
         return Cost(*(max(a - b, 0.0) for a, b in zip(forward, kept, strict=True)))
-    if shape.recompute == "full" and software.is_ours and software.fused_kernels:
-        columns, depth = shape.linears[-1]
-        last = gemm_seconds(cluster, shape.tokens, columns, depth, width=shape.product_width)
+    if run.recompute == "full" and run.is_ours and run.software.fused_kernels:
+        columns, depth = run.linears[-1]
+        last = gemm_seconds(run.cluster, run.tokens, columns, depth, width=run.product_width)
         return forward._replace(products=forward.products - last)
-    return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[shape.recompute]
+    return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[run.recompute]
 
 
-def _forward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+def _forward(run: Run) -> Cost:
     """Forward cost of a layer without the attention core."""
-    in_pieces = software.is_ours and shape.sequence_parallel and shape.product_width > 1
-    pieces = forward_pieces(shape.tp, shape.tokens) if in_pieces else 1
+    in_pieces = run.is_ours and run.sequence_parallel and run.product_width > 1
+    pieces = forward_pieces(run.layout.tp, run.tokens) if in_pieces else 1
     products = pieces * sum(
-        gemm_seconds(cluster, shape.tokens // pieces, columns, depth, width=shape.product_width)
-        for columns, depth in shape.linears
+        gemm_seconds(run.cluster, run.tokens // pieces, columns, depth, width=run.product_width)
+        for columns, depth in run.linears
     )
-    kernels = _kernels(software)
-    memory = _traffic_seconds(shape, cluster, software, 0)
-    collectives = tensor_collectives(shape, cluster, 2 - _saved_by_8_bits(shape, software))
-    if software.overlap_forward:
+    kernels = _kernels(run)
+    memory = _traffic_seconds(run, 0)
+    collectives = tensor_collectives(run, 2 - _saved_by_8_bits(run))
+    if run.software.overlap_forward:
         collectives = collectives._replace(collectives=exposed(collectives.collectives, products, COPIED_SHARE))
     elif pieces > 1:  # all but the first gather, and all but the last sum
         first = collectives.collectives / pieces
         beside = exposed(collectives.collectives - first, products)
-        launches = pieces * collectives.launches + (pieces - 1) * len(shape.linears)
+        launches = pieces * collectives.launches + (pieces - 1) * len(run.linears)
         collectives = collectives._replace(collectives=first + beside, launches=launches)
     cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
-    return cost.plus(_casts(shape, cluster, software, 0)).plus(_exchange(shape, cluster, software))
+    return cost.plus(_casts(run, 0)).plus(_exchange(run))
 
 
-def _backward(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+def _backward(run: Run) -> Cost:
     """Backward cost of a layer without the attention core: input gradients, bias sums, accumulation."""
     inputs = sum(
-        gemm_seconds(cluster, shape.tokens, depth, columns, width=shape.product_width)
-        for columns, depth in shape.linears
+        gemm_seconds(run.cluster, run.tokens, depth, columns, width=run.product_width) for columns, depth in run.linears
     )
-    kernels = _kernels(software)
+    kernels = _kernels(run)
     # FSDP reduces the gradients of every micro-batch first, and adds only the reduced shards.
-    added = 0 if software.fused_accumulation or shape.shards > 1 else shape.added_bytes * shape.parameters
-    if sums_apart(shape, software):
-        added = APART_SUM * software.reduced_bytes(shape.gradient_bytes) * shape.parameters
-    memory = _traffic_seconds(shape, cluster, software, 1) + memory_seconds(cluster, added, 0)
-    collectives = _exposed_collectives(shape, cluster, software, inputs)
+    added = 0 if run.software.fused_accumulation or run.gathered_over > 1 else run.added_bytes * run.layer_parameters
+    if sums_apart(run):
+        added = APART_SUM * run.reduced_bytes * run.layer_parameters
+    memory = _traffic_seconds(run, 1) + memory_seconds(run, added, 0)
+    collectives = _exposed_collectives(run, inputs)
     cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
-    return cost.plus(_casts(shape, cluster, software, 1)).plus(_exchange(shape, cluster, software))
+    return cost.plus(_casts(run, 1)).plus(_exchange(run))
 
 
-def sums_apart(shape: Shape, software: Software) -> bool:
+def sums_apart(run: Run) -> bool:
     """Whether weight gradients of 8-bit factors are added by separate operations, not in the product."""
-    return software.fused_accumulation and software.casts_8_bits_once(shape.product_width)
+    return run.software.fused_accumulation and run.casts_once
 
 
-def _exchange(shape: Shape, cluster: Cluster, software: Software) -> Cost:
+def _exchange(run: Run) -> Cost:
     """Collectives between ranks that share a key-value head (`mtnlg_parallel.model.shared_heads`).
 
     Other programs replicate the head's weights on each of these ranks instead.
     """
-    sharing = shape.tp // shape.model.kv_heads
-    if sharing < 2 or not software.is_ours:
+    sharing = run.layout.tp // run.model.kv_heads
+    if sharing < 2 or not run.is_ours:
         return NO_COST
-    features = (shape.model.heads // shape.model.kv_heads + 2) * shape.model.head_size
-    seconds = network.ring(cluster, sharing, 1).gather(shape.width * shape.tokens * features)
+    features = (run.model.heads // run.model.kv_heads + 2) * run.model.head_size
+    seconds = network.ring(run, sharing, 1).gather(run.width * run.tokens * features)
     return Cost(collectives=seconds, launches=2)
 
 
-def _kernels(software: Software) -> Kernels:
-    return FUSED if software.fused_kernels else COMPOSITE if software.eager else APART
+def _kernels(run: Run) -> Kernels:
+    return FUSED if run.software.fused_kernels else COMPOSITE if run.software.eager else APART
 
 
-def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: int) -> float:
+def _traffic_seconds(run: Run, phase: int) -> float:
     """Seconds of a layer's element-wise kernels, in the forward (0) or backward (1) phase."""
-    model, rank_tokens, kernels = shape.model, shape.tokens / shape.tp, _kernels(software)
+    model, rank_tokens, kernels = run.model, run.tokens / run.layout.tp, _kernels(run)
     qkv = (model.heads + 2 * model.kv_heads) * model.head_size
     residual = (kernels.residual if model.dropout else kernels.plain_residual)[phase]
-    whole = 2 * (kernels.norm[phase] + residual) * shape.repeated
+    whole = 2 * (kernels.norm[phase] + residual) * run.repeated
     sliced: float = (kernels.gate if model.gated else kernels.inner)[phase] * model.ffn
     sliced += 4 * model.heads * model.head_size  # the context made contiguous, and its gradient
     if model.bias:  # over qkv (4); the sums of their gradients (2)
@@ -192,145 +189,143 @@ def _traffic_seconds(shape: Shape, cluster: Cluster, software: Software, phase: 
     rotating = model.mean_of_layers(model.rotates)
     sliced += rotating * kernels.rotary * (model.heads + model.kv_heads) * model.head_size
     moved = whole + sliced * rank_tokens
-    return memory_seconds(cluster, moved * shape.width / 2, kernels.number[phase])
+    return memory_seconds(run, moved * run.width / 2, kernels.number[phase])
 
 
-def _casts(shape: Shape, cluster: Cluster, software: Software, phase: int) -> Cost:
+def _casts(run: Run, phase: int) -> Cost:
     """Casts to 8 bits: of the four products' inputs in forward, of their output gradients in backward.
 
     An input's cast also writes the transpose that its weight gradient needs. For a gathered input under sequence
     parallelism, only the rank's rows are kept, and backward makes the transpose. Our weights are cast once per step
     (`weight_cast_seconds`).
     """
-    if shape.product_width > 1:
+    if run.product_width > 1:
         return NO_COST
-    columns, depths = (sum(widths) * shape.tokens for widths in zip(*shape.linears, strict=True))
-    if software.is_ours:
-        repeated = 2 * shape.elements if shape.sequence_parallel else 0  # inputs: of qkv, and of the MLP
-        number = ONE_CAST_KERNELS * len(shape.linears) + (2 if repeated else 0)
+    columns, depths = (sum(widths) * run.tokens for widths in zip(*run.linears, strict=True))
+    if run.is_ours:
+        repeated = 2 * run.elements if run.sequence_parallel else 0  # inputs: of qkv, and of the MLP
+        number = ONE_CAST_KERNELS * len(run.linears) + (2 if repeated else 0)
         if phase:
             moved = ONE_CAST_BYTES * columns + TRANSPOSE_BYTES * repeated
         else:
-            moved = ONE_CAST_BYTES * depths - repeated + TRANSPOSE_BYTES * repeated / shape.tp
-        return Cost(memory=memory_seconds(cluster, moved, number), launches=number)
+            moved = ONE_CAST_BYTES * depths - repeated + TRANSPOSE_BYTES * repeated / run.layout.tp
+        return Cost(memory=memory_seconds(run, moved, number), launches=number)
     moved = columns if phase else depths
-    if phase == 0 or shape.shards > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
-        moved += shape.parameters
-    cast = SCALED_CAST_BYTES if software.eager else CAST_BYTES
-    return Cost(memory=memory_seconds(cluster, cast * moved * shape.width / 2, 0))
+    if phase == 0 or run.gathered_over > 1:  # weights of every micro-batch, with FSDP as often as they are gathered
+        moved += run.layer_parameters
+    cast = SCALED_CAST_BYTES if run.software.eager else CAST_BYTES
+    return Cost(memory=memory_seconds(run, cast * moved * run.width / 2, 0))
 
 
-def weight_cast_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
+def weight_cast_seconds(run: Run) -> float:
     """Seconds per layer and step to cast weights to 8 bits and transpose them; 0 unless that is done once per step."""
-    if not software.casts_8_bits_once(shape.product_width):
+    if not run.casts_once:
         return 0.0
-    return memory_seconds(cluster, ONE_CAST_BYTES * shape.parameters, ONE_CAST_KERNELS * len(shape.linears))
+    return memory_seconds(run, ONE_CAST_BYTES * run.layer_parameters, ONE_CAST_KERNELS * len(run.linears))
 
 
-def _weight_seconds(shape: Shape, cluster: Cluster, software: Software) -> float:
-    extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if software.fused_accumulation else 0
-    extra = software.reduced_bytes(shape.gradient_bytes) - 2 if sums_apart(shape, software) else extra
+def _weight_seconds(run: Run) -> float:
+    extra = 2 * run.reduced_bytes - 2 if run.software.fused_accumulation else 0
+    extra = run.reduced_bytes - 2 if sums_apart(run) else extra
     return sum(
-        gemm_seconds(cluster, columns, depth, shape.tokens, extra_bytes=extra, width=shape.product_width)
-        for columns, depth in shape.linears
+        gemm_seconds(run.cluster, columns, depth, run.tokens, extra_bytes=extra, width=run.product_width)
+        for columns, depth in run.linears
     )
 
 
-def _exposed_collectives(shape: Shape, cluster: Cluster, software: Software, inputs: float) -> Cost:
+def _exposed_collectives(run: Run, inputs: float) -> Cost:
     """Backward collectives that nothing hides; sequence parallelism gathers two inputs again, possibly in 8 bits.
 
     Sums of input gradients and these gathers overlap with weight gradients; in our own engine, which defers a weight
     gradient for it, gathers of output gradients too. If all weight gradients are deferred, only these gathers overlap,
     with a product for an input gradient.
     """
-    in_8_bits = software.casts_8_bits_once(shape.product_width) or _saved_by_8_bits(shape, software) > 0
+    in_8_bits = run.casts_once or _saved_by_8_bits(run) > 0
     again = 0.5 if in_8_bits else 1.0
-    number = 2 + again - _saved_by_8_bits(shape, software) if shape.sequence_parallel else 2
-    collectives = tensor_collectives(shape, cluster, number)
-    if not software.overlap_tensor:
+    number = 2 + again - _saved_by_8_bits(run) if run.sequence_parallel else 2
+    collectives = tensor_collectives(run, number)
+    if not run.software.overlap_tensor:
         return collectives
-    if shape.splits_backward:
-        number, beside = again if shape.sequence_parallel else 0, inputs
+    if run.splits_backward:
+        number, beside = again if run.sequence_parallel else 0, inputs
     else:
-        outputs = software.name == ENGINES["pipeline"]  # whose gradients are gathered beside a product that waits
-        number = 1 + again + outputs if shape.sequence_parallel else 2
-        beside = _weight_seconds(shape, cluster, software)
-    overlapped = tensor_collectives(shape, cluster, number).collectives
-    hidden = overlapped - exposed(overlapped, beside, COPIED_SHARE if software.overlap_forward else OVERLAP_SHARE)
+        outputs = run.software.name == ENGINES["pipeline"]  # whose gradients are gathered beside a product that waits
+        number = 1 + again + outputs if run.sequence_parallel else 2
+        beside = _weight_seconds(run)
+    overlapped = tensor_collectives(run, number).collectives
+    hidden = overlapped - exposed(overlapped, beside, COPIED_SHARE if run.software.overlap_forward else OVERLAP_SHARE)
     return collectives._replace(collectives=collectives.collectives - hidden)
 
 
-def _saved_by_8_bits(shape: Shape, software: Software) -> float:
+def _saved_by_8_bits(run: Run) -> float:
     """All-reduces that a pass saves if its two gathers move 8 bits instead of 16: each half of half an all-reduce."""
-    return 0.5 if not software.is_ours and shape.product_width <= 1 and shape.sequence_parallel else 0.0
+    return 0.5 if not run.is_ours and run.product_width <= 1 and run.sequence_parallel else 0.0
 
 
-def tensor_collectives(shape: Shape, cluster: Cluster, number: float) -> Cost:
+def tensor_collectives(run: Run, number: float) -> Cost:
     """``number`` all-reduces of activations; under sequence parallelism reduce-scatter + all-gather, of equal cost."""
-    ring = network.ring(cluster, shape.tp, 1)
-    launches = 2 * ceil(number) if shape.tp > 1 else 0
-    return Cost(0.0, 0.0, number * ring.all_reduce(shape.width * shape.elements), launches)
+    ring = network.ring(run, run.layout.tp, 1)
+    launches = 2 * ceil(number) if run.layout.tp > 1 else 0
+    return Cost(0.0, 0.0, number * ring.all_reduce(run.width * run.elements), launches)
 
 
-def shard_seconds(shape: Shape, cluster: Cluster, software: Software, parameters: float) -> tuple[float, float]:
+def shard_seconds(run: Run, parameters: float) -> tuple[float, float]:
     """Seconds to gather a rank's ``parameters`` from their shards, and to reduce their gradients to the shards."""
-    ring = network.ring(cluster, shape.shards, shape.tp)
-    width = software.reduced_bytes(shape.gradient_bytes)
+    shards, replicas = run.state_shards, run.layout.copies // run.state_shards
+    ring = network.ring(run, shards, run.layout.tp)
+    width = run.reduced_bytes
     reduce = ring.gather(width * parameters)
-    if shape.replicas > 1:
-        across = network.ring(cluster, shape.replicas, shape.shards * shape.tp)
-        reduce += across.all_reduce(width * parameters / shape.shards)
-    return ring.gather(shape.product_width * parameters), reduce
+    if replicas > 1:
+        reduce += network.ring(run, replicas, shards * run.layout.tp).all_reduce(width * parameters / shards)
+    return ring.gather(run.product_width * parameters), reduce
 
 
 @lru_cache(maxsize=4096)
-def embedding(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+def embedding(run: Run) -> Phases:
     """Cost of the embedding: lookup, sum, dropout; backward writes and adds the table's dense gradient."""
-    rows, model = ceil(shape.model.vocabulary / shape.tp), shape.model
-    table = (shape.width + (0 if shape.shards > 1 else shape.added_bytes)) * rows * model.hidden
-    forward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements, 8), 0.0, 20)
-    backward = Cost(0.0, memory_seconds(cluster, 15 * shape.elements + table, 8), 0.0, 20)
-    if shape.shards > 1 and not model.tied:  # nothing runs before the first gather or after the last reduction
-        gather, reduce = shard_seconds(shape, cluster, software, rows * model.hidden)
+    rows, model = ceil(run.model.vocabulary / run.layout.tp), run.model
+    table = (run.width + (0 if run.gathered_over > 1 else run.added_bytes)) * rows * model.hidden
+    forward = Cost(0.0, memory_seconds(run, 15 * run.elements, 8), 0.0, 20)
+    backward = Cost(0.0, memory_seconds(run, 15 * run.elements + table, 8), 0.0, 20)
+    if run.gathered_over > 1 and not model.tied:  # nothing runs before the first gather or after the last reduction
+        gather, reduce = shard_seconds(run, rows * model.hidden)
         forward, backward = forward.plus(Cost(collectives=gather)), backward.plus(Cost(collectives=reduce))
-    return Phases(forward.plus(tensor_collectives(shape, cluster, 1)), backward, NO_COST)
+    return Phases(forward.plus(tensor_collectives(run, 1)), backward, NO_COST)
 
 
 @lru_cache(maxsize=4096)
-def head(shape: Shape, cluster: Cluster, software: Software) -> Phases:
+def head(run: Run) -> Phases:
     """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
-    n, h, rows, width = shape.tokens, shape.model.hidden, ceil(shape.model.vocabulary / shape.tp), shape.width
-    fused = (software.fused_accumulation and not software.is_ours) or shape.shards > 1
-    extra = 2 * software.reduced_bytes(shape.gradient_bytes) - 2 if fused and shape.shards == 1 else 0
-    table = TABLE_BYTES if shape.model.tied else 0
-    added = (table + (0 if fused else shape.added_bytes)) * rows * h
-    forward_bytes, backward_bytes = _loss_bytes(shape, software)
-    if software.is_ours:  # each chunk after the first adds to dW; dW and dx are scaled at the end
+    n, h, rows, width = run.tokens, run.model.hidden, ceil(run.model.vocabulary / run.layout.tp), run.width
+    fused = (run.software.fused_accumulation and not run.is_ours) or run.gathered_over > 1
+    extra = 2 * run.reduced_bytes - 2 if fused and run.gathered_over == 1 else 0
+    table = TABLE_BYTES if run.model.tied else 0
+    added = (table + (0 if fused else run.added_bytes)) * rows * h
+    forward_bytes, backward_bytes = _loss_bytes(run)
+    if run.is_ours:  # each chunk after the first adds to dW; dW and dx are scaled at the end
         head_chunks = ceil(n / head_chunk(n, h, rows))
-        added += 2 * shape.width * (head_chunks * rows * h + shape.elements)
+        added += 2 * run.width * (head_chunks * rows * h + run.elements)
     forward = Cost(
-        gemm_seconds(cluster, n, rows, h, width=width),
-        memory_seconds(cluster, forward_bytes * n * rows + 4 * shape.elements, 12),
+        gemm_seconds(run.cluster, n, rows, h, width=width),
+        memory_seconds(run, forward_bytes * n * rows + 4 * run.elements, 12),
         0.0,
         25,
     )
-    products = gemm_seconds(cluster, n, h, rows, width=width)
-    products += gemm_seconds(cluster, rows, h, n, extra_bytes=extra, width=width)
-    backward = Cost(
-        products, memory_seconds(cluster, backward_bytes * n * rows + 10 * shape.elements + added, 12), 0.0, 25
-    )
-    if shape.shards > 1:
-        gather, reduce = shard_seconds(shape, cluster, software, rows * h)
-        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, software.prefetch_share)))
-        backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, software.prefetch_share)))
-    return Phases(forward, backward.plus(tensor_collectives(shape, cluster, 1)), NO_COST)
+    products = gemm_seconds(run.cluster, n, h, rows, width=width)
+    products += gemm_seconds(run.cluster, rows, h, n, extra_bytes=extra, width=width)
+    backward = Cost(products, memory_seconds(run, backward_bytes * n * rows + 10 * run.elements + added, 12), 0.0, 25)
+    if run.gathered_over > 1:
+        gather, reduce = shard_seconds(run, rows * h)
+        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, run.software.prefetch_share)))
+        backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, run.software.prefetch_share)))
+    return Phases(forward, backward.plus(tensor_collectives(run, 1)), NO_COST)
 
 
-def _loss_bytes(shape: Shape, software: Software) -> tuple[float, float]:
+def _loss_bytes(run: Run) -> tuple[float, float]:
     """Memory traffic of the loss in bytes per logit, forward and backward, scaled to full element-wise bandwidth."""
-    if software.fused_loss or (software.is_ours and software.fused_kernels):  # Read; read and replaced.
-        return shape.width + software.metric_bytes, 2.0 * shape.width
-    if software.is_ours:
+    if run.software.fused_loss or (run.is_ours and run.software.fused_kernels):  # Read; read and replaced.
+        return run.width + run.software.metric_bytes, 2.0 * run.width
+    if run.is_ours:
         # Cast (6), maximum (4), difference (8), exponential (8), sum (4); in backward cast, … product (8), cast.
         return 30 / LOSS_SHARE, 36 / LOSS_SHARE
     # Cast (6), maximum (4), difference (8), exponential (8), sum (4); quotient (8), incoming gradient (8), cast (6).

@@ -15,7 +15,6 @@ from math import log
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from mtnlg_parallel.planner.cluster import Cluster
     from mtnlg_parallel.planner.run import Run
 
 
@@ -49,27 +48,27 @@ class Ring(NamedTuple):
         return self.latency + max(within, between)
 
 
-def ring(cluster: Cluster, ranks: int, stride: int) -> Ring:
+def ring(run: Run, ranks: int, stride: int) -> Ring:
     """The ring over ``ranks`` ranks whose rank numbers are ``stride`` apart."""
-    node, measured = cluster.node, cluster.measured
+    node, measured = run.cluster.node, run.cluster.measured
     inside = ranks if (ranks - 1) * stride < node.gpus else max(1, node.gpus // stride)
     nodes = -(-ranks // inside)
     latency = (inside - 1) * measured.link_seconds + (nodes - 1) * measured.network_seconds
-    network = cluster.network_share * measured.network * inside / (1 + CONGESTION * log(max(nodes / LEAF_NODES, 1)))
+    network = run.cluster.network_share * measured.network * inside / (1 + CONGESTION * log(max(nodes / LEAF_NODES, 1)))
     return Ring(inside, nodes, node.link_bandwidth * measured.link, network, latency)
 
 
-def hop(cluster: Cluster, run: Run, stage: int, size: float, scatter: bool) -> float:
+def hop(run: Run, stage: int, size: float, scatter: bool) -> float:
     """Seconds to send ``size`` bytes, held by all tensor parallel ranks, from ``stage`` to the next.
 
     With ``scatter`` each rank sends its slice, and the receivers gather (Narayanan et al. 2021, section 4.1).
     """
-    node, measured, layout = cluster.node, cluster.measured, run.layout
+    node, measured, layout = run.cluster.node, run.cluster.measured, run.layout
     width = layout.tp * layout.copies  # ranks of a stage
     first = (stage + 1) * width - width  # its first rank; its partner is `width` further
     inside = first // node.gpus == (first + width) // node.gpus
-    bandwidth = node.link_bandwidth * measured.link if inside else cluster.network_share * measured.network
+    bandwidth = node.link_bandwidth * measured.link if inside else run.cluster.network_share * measured.network
     latency = measured.link_seconds if inside else measured.network_seconds
     if not scatter or layout.tp == 1:
         return latency + size / bandwidth
-    return latency + size / layout.tp / bandwidth + ring(cluster, layout.tp, 1).gather(size)
+    return latency + size / layout.tp / bandwidth + ring(run, layout.tp, 1).gather(size)
