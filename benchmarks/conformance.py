@@ -25,7 +25,6 @@ import numpy as np
 
 from mtnlg_parallel.conformance import Result, drawn_cases, fixed_cases, run_cases
 from mtnlg_parallel.conformance import matrix as all_cells
-from mtnlg_parallel.conformance.suite import counts
 from mtnlg_parallel.engine.build import engine_class
 from record import run
 
@@ -69,7 +68,6 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "differ": [f"{each.case.name}: {each}" for each in results if each.status != "held"],
         "errors": errors,
         "spread_of_the_plain_loop": spread,
-        "counts": [list(count[:4]) for count in counts(results)],
     }
 
 

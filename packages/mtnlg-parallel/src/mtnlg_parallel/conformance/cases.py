@@ -79,30 +79,6 @@ class Case(NamedTuple):
         """(samples consumed before it, batch size) of every step."""
         return list(self.recipe.batch_size.steps(self.recipe.train.samples))
 
-    @property
-    def factors(self) -> dict[str, str]:
-        """Value of each factor by which the tables group cases."""
-        model, layout, train = self.recipe.model, self.recipe.layout, self.recipe.train
-        return {
-            "precision": train.precision,
-            "gradients": train.gradients,
-            "schedule": train.schedule + f" x {train.chunks}" * (train.chunks > 1),
-            "layout": str(layout),
-            "head": "tied" if model.tied else "untied",
-            "biases": "biases" if model.bias else "no biases",
-            "positions": model.positions,
-            "MLP": model.mlp,
-            "norm": model.norm + " + q, k" * model.qk_norm,
-            "kv heads": "shared" if model.kv_heads < layout.tp else "fewer" if model.kv_heads < model.heads else "all",
-            "recompute": train.recompute,
-            "sequence parallel": "yes" if train.sequence_parallel and layout.tp > 1 else "no",
-            "offload": "yes" if train.offload_activations else "no",
-            "dropout": "yes" if model.dropout else "no",
-            "begins": "from a state" if self.steps_before else "anew",
-            "documents": self.recipe.data.documents,
-            "targets": "some" if self.masked else "all",
-        }
-
 
 def matrix() -> Iterator[Case]:
     """Every distinct combination of `FACTORS` that is a valid recipe."""

@@ -1,4 +1,4 @@
-"""Checks many cases, several at a time, and counts by factor how many were drawn and how many held."""
+"""Checks many cases, several at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -16,20 +16,10 @@ from .cases import context, covering, draw, long_sum, matrix, tuning, unlike_lay
 from .compare import Result, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
     from .cases import Case
-
-
-class Count(NamedTuple):
-    """Cases with one value of a factor; ``worst`` is the largest error as a fraction of what is allowed."""
-
-    factor: str
-    value: str
-    cases: int
-    held: int
-    worst: float
 
 
 def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
@@ -72,16 +62,3 @@ def run_cases(
                 yield running.popleft().result()
     finally:
         torch.set_num_threads(threads)
-
-
-def counts(results: Sequence[Result]) -> list[Count]:
-    """Number of cases per value of each factor, how many held, and their worst error."""
-    cells: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        for cell in result.case.factors.items():
-            cells.setdefault(cell, []).append(result)
-    order = list(results[0].case.factors) if results else []
-    return [
-        Count(factor, value, len(those), sum(r.status == "held" for r in those), max(r.worst for r in those))
-        for (factor, value), those in sorted(cells.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
-    ]
