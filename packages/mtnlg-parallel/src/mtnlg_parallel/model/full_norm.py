@@ -10,15 +10,14 @@ its part; the gradients of w are summed over the ranks (`NORMS_OF_HEADS`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor, distributed
-from torch.autograd import Function
+from typing import TYPE_CHECKING
 
 from mtnlg_model import decoder
 
+from . import sequence_parallel
+
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch import Tensor
 
     from mtnlg_model.config import ModelConfig
 
@@ -44,23 +43,7 @@ class FullNorm(HeadNorms):
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H of this rank] -> [..., H of this rank]."""
         exact_H = x_H.float()
-        squares: Tensor = _Sum.apply(exact_H.square().sum(-1, keepdim=True) / self.copies, self.slicing.group)  # type: ignore[no-untyped-call]
+        own = exact_H.square().sum(-1, keepdim=True) / self.copies
+        squares = sequence_parallel.sum_over_ranks(own, self.slicing.group, used_differently=True)
         scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * self.scale(x_H.shape[-1])
         return (exact_H * scale_H).type_as(x_H)
-
-
-class _Sum(Function):
-    """All-reduce whose backward also all-reduces, since each rank uses the sum differently."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
-        ctx.group = group
-        total = x.contiguous().clone()
-        distributed.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
-        total = gradient.contiguous().clone()
-        distributed.all_reduce(total, group=ctx.group)
-        return total, None

@@ -7,7 +7,7 @@ These are g and ḡ of Korthikanti et al. 2022, section 4.2.2. Together they mov
 norms, dropout and residuals take 1/tp of the memory. The embedding and the head use them; a layer's products contain
 them (`products`). Without sequence parallelism the embedding uses
 
-    sum_over_ranks   partial sums [S, …] → [S, …], all-reduce                backward: nothing
+    sum_over_ranks   partial sums [S, …] → [S, …], all-reduce                backward: nothing, or an all-reduce
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
     return local
 
 
-def sum_over_ranks(partial: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum over the ranks, [S, …] → [S, …]."""
-    total: Tensor = _Sum.apply(partial, group)  # type: ignore[no-untyped-call]
+def sum_over_ranks(partial: Tensor, group: ProcessGroup, used_differently: bool = False) -> Tensor:
+    """Sum over the ranks in place, [S, …] → [S, …]; gradients too if each rank uses the sum differently."""
+    total: Tensor = _Sum.apply(partial, group, used_differently)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -65,15 +65,19 @@ class _Scatter(Function):
 
 class _Sum(Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (as above)
+    def forward(ctx: Any, partial: Tensor, group: ProcessGroup, used_differently: bool) -> Tensor:  # noqa: ANN401  (as above)
         ctx.mark_dirty(partial)
-        wait_for(distributed.all_reduce(partial, group=group, async_op=True))
-        return partial
+        ctx.group = group if used_differently else None
+        return _all_reduce(partial, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
-        del ctx
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  (as above)
+        return _all_reduce(gradient.contiguous().clone(), ctx.group) if ctx.group else gradient, None, None
+
+
+def _all_reduce(partial: Tensor, group: ProcessGroup) -> Tensor:
+    wait_for(distributed.all_reduce(partial, group=group, async_op=True))
+    return partial
 
 
 def _all_gather(local: Tensor, group: ProcessGroup) -> Tensor:
