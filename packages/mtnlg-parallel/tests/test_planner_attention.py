@@ -1,5 +1,7 @@
 """Attention's time beside published measurements, and what a ring of context parallel ranks adds to it."""
 
+from typing import Any
+
 import pytest
 from test_planner_step import changed
 
@@ -7,7 +9,8 @@ from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
-from mtnlg_parallel.planner.costs.attention import attention
+from mtnlg_parallel.planner.costs.attention import TILE_BYTES, attention
+from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import Software, load_software
 from mtnlg_parallel.planner.run import Run
 
@@ -139,3 +142,26 @@ def test_documents_shorten_the_rows_of_attention() -> None:
     assert half / full == pytest.approx(0.5 * (1024 + 1000) / 1024 * 2048 / (2048 + 1000))
     assert whole._replace(document=1e9).row == whole.row
     assert halves.model_flops < halves._replace(document=2048.0).model_flops == whole.model_flops
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"positions": "alibi"}, 1.0),
+        ({"attention_softcap": 30.0}, 1.0),
+        ({"by_layer": [{"window": 512}, {}]}, 0.5),
+        ({"by_layer": [{"window": 4096}, {}]}, 0.0),
+    ],
+    ids=str,
+)
+def test_our_ring_computes_some_attention_by_products_in_fp32(settings: dict[str, Any], share: float) -> None:
+    """Of 2.5 of four blocks' scores, in memory; flash attention is of a causal mask alone."""
+    model = ModelConfig.model_validate(SMALL.model_dump() | settings, strict=False)
+    runs = [Run(each, Layout(cp=4), 1, cluster=H100) for each in (SMALL, model)]
+    for backward, score_bytes in ((False, 56), (True, 60)):
+        flash, apart = (attention(run, backward) for run in runs)
+        moved = (apart.memory - flash.memory) * H100.gpu.memory_bandwidth * H100.measured.memory
+        assert moved == pytest.approx(share * 2.5 * score_bytes * SMALL.heads * 512**2, rel=0.1)
+        assert (apart.products > 2 * flash.products) is (share > 0)
+    held = [memory(run)[0].recomputed for run in runs]
+    assert held[1] - held[0] == (TILE_BYTES if share else 0)

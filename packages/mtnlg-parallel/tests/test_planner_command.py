@@ -388,23 +388,6 @@ def test_nvfp4_plan_warns_that_it_cannot_be_trained(program: str) -> None:
     assert ("does not train in nvfp4" in results[1].stderr) == (program == "mtnlg-parallel")
 
 
-@pytest.mark.parametrize(
-    ("cp", "more", "is_slow"),
-    [
-        (2, "attention_dropout=0", False),
-        (1, "positions=alibi", False),
-        (2, "positions=alibi", True),
-        (2, "attention_softcap=30.0", True),
-        (2, "by_layer=[{window=256},{}]", True),
-        (2, "by_layer=[{window=4096},{}]", False),
-    ],
-)
-def test_plan_warns_of_slow_fp32_ring_attention(cp: int, more: str, is_slow: bool) -> None:
-    words = f"gpt2 --cluster dgx-h100 --layout cp={cp} --batch 8 --set model.attention_dropout=0 --set model.{more}"
-    result = run_plan(words)
-    assert ("in fp32 under cp" in result.stderr) == is_slow
-
-
 def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None:
     """Of 100 tokens each, or what a sample has of one: attention's rows are those, not the 1,024 of a sample."""
     tokens = tmp_path / "tokens"

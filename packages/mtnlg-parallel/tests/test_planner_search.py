@@ -106,14 +106,10 @@ def test_layout_beyond_the_gpus_is_not_offered() -> None:
     assert "is 512 GPUs and there are 16" in plan(words, "--layout tp=8,pp=8,dp=8")
 
 
-@pytest.mark.parametrize(
-    ("sequence", "more", "tried"),
-    [(65_536, "", True), (8192, "", False), (65_536, "--set model.attention_softcap=30.0", False)],
-)
-def test_search_tries_context_parallelism_for_long_sequences(sequence: int, more: str, tried: bool) -> None:
-    """But not where the ring would be slower than planned."""
+@pytest.mark.parametrize(("sequence", "tried"), [(65_536, True), (8192, False)])
+def test_search_tries_context_parallelism_for_long_sequences(sequence: int, tried: bool) -> None:
     words = f"llama-3.1-8b --nodes 1 --batch 8 --set model.sequence={sequence} --search --top 3 --json"
-    best = plan_json(words, more)["best"]
+    best = plan_json(words)["best"]
     assert any("cp" in each["layout"] for each in best) is tried
     assert all(each["gpus"] <= 8 for each in best)
 

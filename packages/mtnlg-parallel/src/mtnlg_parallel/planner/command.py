@@ -158,8 +158,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
     template = template._replace(software=program)
-    if template.is_ours:
-        _say_what_train_lacks(template)
+    if template.is_ours and template.precision == "nvfp4":
+        say(f"{program.name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
     ramp = recipe.train.ramp if recipe and batch is None else None
@@ -224,16 +224,6 @@ def _run_template(
     if batch is None:
         raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
     return _with_options(Run(_preset(target, overrides), LAID_OUT.get(target, Layout()), batch), given)
-
-
-def _say_what_train_lacks(run: Run) -> None:
-    """Say what this package trains otherwise than planned."""
-    name = run.software.name
-    if run.precision == "nvfp4":
-        say(f"{name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
-    if run.layout.cp > 1 and run.slow_in_ring:
-        slow = f"attention with {' and '.join(run.slow_in_ring)} in fp32 under cp"
-        say(f"{name} computes {slow}, slower than planned here")
 
 
 def _with_options(run: Run, given: dict[str, Any]) -> Run:

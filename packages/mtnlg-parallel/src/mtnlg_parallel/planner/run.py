@@ -159,16 +159,11 @@ class Run(NamedTuple):
         return min(self.document or inf, self.model.sequence)
 
     @property
-    def slow_in_ring(self) -> list[str]:
-        """What makes this package's ring compute attention in fp32, slower than it is planned (`ring_attention`)."""
+    def apart_in_ring(self) -> float:
+        """Share of the layers whose attention this package's ring computes by products in fp32 (`ring_attention`)."""
         model = self.model
-        kinds = {
-            "isolated documents": self.document is not None,
-            "a window": any((model.layer(n).window or model.sequence) < model.sequence for n in range(model.layers)),
-            "a soft cap": model.attention_softcap is not None,
-            "ALiBi": model.positions.startswith("alibi"),
-        }
-        return [kind for kind, present in kinds.items() if present]
+        every = self.document is not None or model.attention_softcap is not None or model.positions.startswith("alibi")
+        return model.mean_of_layers(lambda layer: every or (layer.window or model.sequence) < model.sequence)
 
     @property
     def model_flops(self) -> float:

@@ -155,8 +155,7 @@ def candidates(template: Run, gpus: int, fixed: Collection[str] = ()) -> Iterato
 def _context_degrees(template: Run, gpus: int) -> list[int]:
     """Context-parallel degrees to try: 1, the template's, and for long sequences powers of two."""
     degrees = {1, template.layout.cp}
-    is_slow = template.is_ours and template.slow_in_ring
-    if template.model.sequence >= LONG_SEQUENCE and template.software.slices_context and not is_slow:
+    if template.model.sequence >= LONG_SEQUENCE and template.software.slices_context:
         degrees |= {1 << n for n in range(gpus.bit_length())}
     return sorted(degrees)
 

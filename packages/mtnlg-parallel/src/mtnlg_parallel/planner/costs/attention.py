@@ -11,7 +11,8 @@ GB200, up to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
 
 With context parallelism a rank has s / cp queries of every sequence, and keys and values pass around the ring during
 attention: once in forward, and once more with their gradients in backward. This package sends the gradients in fp32,
-merges blocks as PyTorch's operations do, and has flash attention of no kernel made for the GPU's generation there.
+merges blocks as PyTorch's operations do, and has flash attention of no kernel made for the GPU's generation there; with
+windows, documents, soft caps and ALiBi it computes blocks by products in fp32 (`ring_attention`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ the elements or all (24 of 32); in backward sum three gradients (35), and concat
 """
 
 MERGE_KERNELS: Final = 10
+
+SCORE_BYTES: Final = (56, 60)
+"""Memory traffic in bytes per fp32 score of our ring's products, forward and backward, beside the products' own:
+scale (8), mask (8), log-sum-exp (24), softmax (16); in backward also three products of scores (28), not log-sum-exp."""
+
+SCORE_KERNELS: Final = 12
+
+TILE_BYTES: Final = 3 * 4 << 26
+"""Bytes of its tiles: three tensors of `ring_attention.TILE_ELEMENTS` scores."""
 
 
 def attention(run: Run, backward: bool) -> Cost:
@@ -93,13 +103,25 @@ def _flash(run: Run, backward: bool) -> Cost:
     cost = Cost(seconds, memory_seconds(run, 0.0, 1), 0.0, 6 if backward else 3)
     if run.layout.cp == 1:
         return cost
+    if ring_of_ours:
+        cost = cost.times(1 - run.apart_in_ring).plus(_apart(run, backward).times(run.apart_in_ring))
     ring = network.ring(run, run.layout.cp, run.layout.tp)
     heads = model.heads if run.software.eager else model.kv_heads
     keys_and_values = 2 * run.width * run.micro_batch * s * max(heads / run.layout.tp, 1) * d
     gradients = 4 / run.width if ring_of_ours else 1
     sent = (1 + gradients if backward else 1) * ring.gather(keys_and_values)
     merged = _merge_seconds(run, backward) if run.software.eager or ring_of_ours else 0.0
-    return cost.plus(Cost(memory=merged, collectives=max(sent - seconds, 0.0), launches=3 * run.layout.cp))
+    return cost.plus(Cost(memory=merged, collectives=max(sent - cost.products, 0.0), launches=3 * run.layout.cp))
+
+
+def _apart(run: Run, backward: bool) -> Cost:
+    """Cost of all blocks of our ring by products in fp32: of a rank's own keys, and of half of every other rank's."""
+    s, d, batch = run.model.sequence // run.layout.cp, run.model.core_head_size, run.micro_batch * run.model.heads
+    number = batch // run.layout.tp
+    shapes = ((s, s, d), (s, d, s)) * 2 + ((s, d, s),) if backward else ((s, s, d), (s, d, s))
+    products = sum(gemm_seconds(run.cluster, *each, batch=number, width=4) for each in shapes)
+    memory = memory_seconds(run, SCORE_BYTES[backward] * number * s * s, SCORE_KERNELS)
+    return Cost(products, memory, launches=SCORE_KERNELS + len(shapes)).times((run.layout.cp + 1) / 2)
 
 
 def ring_bytes(run: Run) -> float:
@@ -107,7 +129,7 @@ def ring_bytes(run: Run) -> float:
     model = run.model
     queries = run.tokens * model.heads * model.head_size / run.layout.tp
     keys_and_values = 2 * run.tokens * max(model.kv_heads / run.layout.tp, 1) * model.head_size
-    return (2 * run.width + 12) * keys_and_values + 8 * queries
+    return (2 * run.width + 12) * keys_and_values + 8 * queries + (TILE_BYTES if run.apart_in_ring else 0)
 
 
 def _merge_seconds(run: Run, backward: bool) -> float:
