@@ -22,7 +22,6 @@ from mtnlg_parallel.planner.run import RECOMPUTE, train_run
 from mtnlg_parallel.planner.step import predict
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import schedule_names
-from mtnlg_parallel.training.schedule import BatchSize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 PUBLISHED = ["mt-nlg-530b", "dense-6.7b", "dense-1.3b", "dense-350m"]
@@ -181,6 +180,7 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.warmup=100", "warmup = 100 must end before decay = 100"),
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
+        ("train.ramp={start=2,increment=2,samples='9 steps'}", "train.ramp.samples = '9 steps': steps need a valid"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
         ("model={}", "has no [model]; add it"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),
@@ -235,19 +235,12 @@ def test_a_length_may_be_samples_steps_or_tokens(small: Path, length: str, sampl
     assert load_recipe(small, [f"train.warmup={length}", "train.decay=2000 steps"]).train.warmup == samples
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 100, 3000])
+@pytest.mark.parametrize("steps", [1, 3, 40])
 def test_steps_count_the_ramp(small: Path, steps: int) -> None:
-    ramp = f'train.ramp={{start=2, increment=2, samples="{steps} steps"}}'
+    ramp = "train.ramp={start=2, increment=2, samples=40}"
     recipe = load_recipe(small, [ramp, f"train.warmup={steps} steps", "train.samples=5k steps", "train.decay=6k steps"])
-    assert recipe.train.ramp
     assert recipe.steps == 5000
-    batches = list(recipe.batch_size.steps(recipe.train.samples))
-    assert recipe.train.warmup == sum(batch for _, batch in batches[:steps])
-    during = [before for before, _ in batches if before < recipe.train.ramp.samples]
-    assert len(during) == steps
-    shorter = recipe.train.ramp.model_copy(update={"samples": recipe.train.ramp.samples - 1})
-    schedule = BatchSize(8, shorter, 1)
-    assert sum(before < shorter.samples for before, _ in schedule.steps(recipe.train.samples)) < steps
+    assert recipe.train.warmup == sum(batch for _, batch in [*recipe.batch_size.steps(recipe.train.samples)][:steps])
 
 
 def test_a_length_in_steps_is_the_same_in_every_layout(small: Path) -> None:

@@ -2,18 +2,15 @@
 
     "300B tokens"    tokens / model.sequence, rounded to the nearest sample, halves to even
     "3 epochs"       passes over all samples of --data, each source once per pass
-    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp; for train.ramp itself, those of
-                     the shortest ramp with that many steps. A layout's rounding of the ramp is ignored, so that a
-                     length is the same in every layout
+    "5000 steps"     the samples of the first 5,000 steps by train.batch and train.ramp, which itself cannot be in
+                     steps. A layout's rounding of the ramp is ignored, so that a length is the same in every layout
 
 What cannot be converted stays as it is written: the field that holds it reports why.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -74,7 +71,7 @@ class _Lengths(NamedTuple):
         """A recipe's [train] with lengths in samples, if the keys needed to convert them are valid."""
         size, ramp = train.get("batch"), train.get("ramp")
         if isinstance(ramp, dict) and "samples" in ramp:
-            ramp = {**ramp, "samples": self._count(ramp["samples"], partial(_ramp_samples, size, ramp))}
+            ramp = {**ramp, "samples": self._count(ramp["samples"], lambda _: None)}
             train = {**train, "ramp": ramp}
         schedule = _batch_size(size, ramp)
         if isinstance(train.get("change"), list):
@@ -145,19 +142,3 @@ def _batch_size(size: Any, ramp: Any) -> BatchSize | None:  # noqa: ANN401  (as 
     if type(size) is not int or not 0 < size < LIMIT:
         return None
     return BatchSize(size, valid if valid and valid.meets(size) else None, multiple=1)
-
-
-def _ramp_samples(size: Any, ramp: dict[str, Any], steps: int) -> int | None:  # noqa: ANN401  (as above)
-    """Samples of the shortest ramp that lasts ``steps`` steps; None if another key is not valid."""
-    schedule = _batch_size(size, {**ramp, "samples": 1})
-    if schedule is None:
-        return None
-    if schedule.ramp is None or steps == 0:
-        return steps * schedule.size
-    begin = schedule.ramp
-
-    def lasts(samples: int) -> bool:  # longer ramps last as long or longer
-        ramp = begin.model_copy(update={"samples": samples})
-        return BatchSize(size, ramp, multiple=1).samples_after(steps - 1) < samples
-
-    return bisect_left(range(1, min(steps * size, LIMIT)), True, key=lasts) + 1
