@@ -67,9 +67,8 @@ def test_is_planned_and_drawn(file: Path) -> None:
     words = ["plan", "dense-1.3b", "--layout", "tp=1,pp=4,dp=2", "--batch", "64", "--json"]
     plans = {}
     for name in (f"{file}:GPIPE", "zero-bubble", "1f1b"):
-        result = CliRunner().invoke(
-            app, [*words, "--schedule", name, "--timeline", str(file.with_suffix(".json"))], catch_exceptions=False
-        )
+        page = ["--html", str(file.with_suffix(".html"))]
+        result = CliRunner().invoke(app, [*words, "--schedule", name, *page], catch_exceptions=False)
         plans[name] = json.loads(result.stdout)
     own, split, plain = plans.values()
     assert (own["schedule"], own["program"]) == (f"{file}:GPIPE", split["program"])

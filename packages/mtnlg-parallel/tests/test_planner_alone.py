@@ -65,7 +65,7 @@ def test_plans_searches_and_draws(bare: Path, tmp_path: Path) -> None:
     for words in (
         ["mt-nlg-530b", "--cluster", "selene", "--scaling", "280,350"],
         ["dense-1.3b", "--nodes", "1", "--search"],
-        ["train.toml", "--html", "plan.html", "--timeline", "step.json", "--json"],
+        ["train.toml", "--html", "plan.html", "--json"],
     ):
         done = run(bare, "from mtnlg_parallel.cli import main; main()", "plan", *words)
         assert done.returncode == 0, done.stderr

@@ -1,19 +1,10 @@
-"""``plan --html`` and ``--timeline``: pages that need nothing else, and what stands on them."""
+"""``plan --html``: a page that needs nothing else, and what stands on it."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 from plan_command import PAPER, plan, plan_json
-
-
-def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
-    plan("dense-1.3b --layout tp=2,pp=4,dp=1 --batch 8 --timeline", tmp_path / "step.json")
-    trace = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    boxes = [event for event in trace if event["ph"] == "X" and event["cat"] in {"forward", "backward"}]
-    assert len(boxes) == 2 * 4 * 8
-    assert all(event["dur"] > 0 for event in boxes)
 
 
 def test_a_page_is_legible_on_a_telephone(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """``plan --search``: layouts that others published are among the fastest, or the reason against them is told."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,9 +150,3 @@ def test_search_tries_our_schedules() -> None:
     said = plan(words)
     assert "days" in said
     assert "program mtnlg-parallel" in said
-
-
-def test_search_refuses_html_and_timeline(tmp_path: Path) -> None:
-    words = "dense-350m --nodes 1 --search"
-    for option in ("--html", "--timeline"):
-        assert f"{option} shows one layout" in refusal(words, option, str(tmp_path / "page"))

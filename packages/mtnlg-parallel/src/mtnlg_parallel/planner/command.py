@@ -37,6 +37,7 @@ LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
 TRAINED_SEQUENCE = 8192
 """Tokens per sample at which a preset with a longer context is planned: contexts grow at the end of a training."""
 
+TOP = 10
 SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
 """Fields of a run that a search varies, unless an option sets them."""
 
@@ -70,7 +71,6 @@ def _count(text: str) -> Any:  # noqa: ANN401  (typer's own return type)
 
 
 def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
-    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
     ],
@@ -114,12 +114,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     search: Annotated[
         bool, typer.Option("--search", help="Rank every layout of --nodes, and say why --layout is not the fastest.")
     ] = False,
-    top: Annotated[int, _count("How many --search shows.")] = 10,
+    top: Annotated[int, _count("How many --search shows.")] = TOP,
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="Plan the run on each of these numbers of nodes.")
-    ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the pipeline of a step as a Chrome trace.")
     ] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the plan as one HTML page.")] = None,
     data: Annotated[
@@ -132,7 +129,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
 
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
-    _refuse_together(context)
+    _refuse_dropped(search=search, scaling=scaling, html=html, tokens=tokens, top=top != TOP)
     place = load_cluster(cluster)
     recipe = None if target in PRESETS else _recipe(target, overrides or ())
     options = {
@@ -183,21 +180,17 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     if scaling is not None:
         _print_scaling(request, scaling, as_json)
         return
-    _print_one(request, html, timeline, as_json)
+    _print_one(request, html, as_json)
 
 
-def _refuse_together(context: typer.Context) -> None:
+def _refuse_dropped(*, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: bool) -> None:
     """Raise ``UsageFailure`` for an option that --search or --scaling would ignore, or --top without --search."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    for answer, unit, dropped in (
-        ("search", "layout", ("html", "timeline", "scaling")),
-        ("scaling", "plan", ("html", "timeline", "tokens")),
-    ):
-        if answer in given and (names := [name for name in dropped if name in given]):
-            raise UsageFailure(f"--{names[0]} shows one {unit}, --{answer} several; choose the layout by --layout")
-    if "top" in given and "search" not in given:
+    if top and not search:
         raise UsageFailure("--top needs --search")
+    others = {"html": html, "scaling": search and scaling, "tokens": not search and tokens}
+    if (search or scaling) and (dropped := [name for name, value in others.items() if value]):
+        several = "search" if search else "scaling"
+        raise UsageFailure(f"--{dropped[0]} shows one plan, --{several} several; choose the layout by --layout")
 
 
 def _recipe(target: str, overrides: Sequence[str]) -> Recipe:
@@ -275,19 +268,15 @@ def _fastest_layout(request: PlanRequest) -> PlanRequest:
 
 
 def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
-    from .search import smallest_cluster  # noqa: PLC0415  (as above)
-
     run, gpus = request.run, request.gpus
     if all(layout_error(rejected.run.layout, run.model) for rejected in result.rejected) and request.fixed:
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    nodes = smallest_cluster(run, gpus, request.fixed)
-    more = f"; --nodes {nodes} would do" if nodes else ""
-    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
+    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}; use more --nodes"
 
 
-def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, as_json: bool) -> None:
+def _print_one(request: PlanRequest, html: Path | None, as_json: bool) -> None:
     from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
 
     run = request.run
@@ -299,11 +288,6 @@ def _print_one(request: PlanRequest, html: Path | None, timeline: Path | None, a
 
         write_page(html, planned, run)
         say(f"{html}: the plan as a page")
-    if timeline:
-        from .page import write_timeline  # noqa: PLC0415  (as above)
-
-        write_timeline(timeline, run)
-        say(f"{timeline}: the pipeline of one step")
     if as_json:
         print_json(planned)
     else:

@@ -1,4 +1,4 @@
-"""Writes a plan as one self-contained HTML page (template ``plan.html``), and its pipeline as a Chrome trace.
+"""Writes a plan as one self-contained HTML page (template ``plan.html``).
 
 It shows the breakdown of a step's time, the pipeline, memory by stage, step time over nodes with its interval, the best
 layouts on the same number of GPUs.
@@ -6,7 +6,6 @@ layouts on the same number of GPUs.
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -28,17 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .run import Run
-    from .step import Prediction
 
-COLOURS: Final = {"forward": "#2b6cb0", "backward": "#d9822b", "weights": "#2f855a"}
-MICROSECONDS: Final = 1e6
-LANE: Final = 18
-WIDE: Final = 1600
-MOST_NAMED: Final = 4000  # more passes than this get no tooltips, and are one path a colour
-LEGEND: Final = (
-    "One lane per stage, the first on top: forward blue, backward orange, separate weight gradients green, "
-    "gradient reduction and optimizer grey, waiting empty."
-)
 BEST: Final = 10
 SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 FILTERS: Final = (count, days_at_full_batch, gpus_of, percent, short, three_digits)
@@ -55,7 +44,8 @@ KINDS: Final = {
 
 def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
     """Write the page for a run, its ``planned`` figures (`report.plan`) and the best layouts of its program."""
-    prediction = predict(run)
+    prediction, events = predict(run), list[Event]()
+    simulate(prediction.pipeline, run.orders(), events)
     this = FittingRun(run, prediction, planned["memory_bytes"])
     environment = Environment(
         loader=PackageLoader("mtnlg_parallel", "planner"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -67,8 +57,7 @@ def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
         run=run,
         gpu=run.cluster.gpu.name,
         style=Markup(styles),  # noqa: S704  (ours)
-        legend=LEGEND,
-        pipeline=Markup(pipeline_svg(run, prediction)),  # noqa: S704  (numbers)
+        events=events,
         memory=_memory(run),
         scaling=_scaling(run),
         best=_best(this),
@@ -110,64 +99,3 @@ def _best(this: FittingRun) -> dict[str, Any]:
     others = [fitting for fitting in best if fitting.run != this.run]
     rows = sorted([*others, this], key=lambda fitting: fitting.prediction.seconds)
     return {"found": bool(best), "rows": rows, "this": this}
-
-
-def write_timeline(path: Path, run: Run) -> None:
-    """Write Chrome trace events: complete ("X") events in microseconds, one thread per stage."""
-    prediction = predict(run)
-    events = pipeline_events(run, prediction)
-    names: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage}"}}
-        for stage in range(run.layout.pp)
-    ]
-    boxes = [_box(event.stage, _name(event), event.kind, event.begin, event.end) for event in events]
-    begin = max(event.end for event in events)
-    after = []
-    for name, seconds in (
-        ("data comms", prediction.breakdown.data_comms),
-        ("optimizer", prediction.breakdown.optimizer),
-    ):
-        after += [_box(stage, name, name, begin, begin + seconds) for stage in range(run.layout.pp) if seconds]
-        begin += seconds
-    write_text(path, json.dumps({"traceEvents": names + boxes + after, "displayTimeUnit": "ms"}))
-
-
-def pipeline_events(run: Run, prediction: Prediction) -> list[Event]:
-    """The passes of the simulated step."""
-    events: list[Event] = []
-    simulate(prediction.pipeline, run.orders(), events)
-    return events
-
-
-def _box(stage: int, name: str, category: str, begin: float, end: float) -> dict[str, Any]:
-    times = {"ts": begin * MICROSECONDS, "dur": (end - begin) * MICROSECONDS}
-    return {"ph": "X", "pid": 0, "tid": stage, "name": name, "cat": category, **times}
-
-
-def _name(event: Event) -> str:
-    return f"{event.kind[0].upper()}{event.micro_batch} chunk {event.chunk}"
-
-
-def pipeline_svg(run: Run, prediction: Prediction) -> str:
-    """The simulated pipeline as an SVG: one lane per stage, the first on top, and the work after the schedule."""
-    events = pipeline_events(run, prediction)
-    scale = WIDE / prediction.seconds
-    boxes = []
-    paths: dict[str, list[str]] = {colour: [] for colour in COLOURS.values()}
-    for event in events:
-        colour = COLOURS[event.kind]
-        x, y, width = event.begin * scale, event.stage * LANE, max((event.end - event.begin) * scale, 0.05)
-        if len(events) < MOST_NAMED:
-            title = f"<title>{_name(event)}: {event.end - event.begin:.4f} s</title>"
-            shape = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE - 2}"'
-            boxes.append(f'<rect {shape} fill="{colour}">{title}</rect>')
-        else:
-            paths[colour].append(f"M{x:.2f} {y}h{width:.2f}v{LANE - 2}h-{width:.2f}z")
-    boxes += [f'<path fill="{colour}" d="{"".join(parts)}"/>' for colour, parts in paths.items() if parts]
-    end = max(event.end for event in events)
-    rest = f'x="{end * scale:.2f}" y="0" width="{(prediction.seconds - end) * scale:.2f}"'
-    boxes.append(f'<rect {rest} height="{run.layout.pp * LANE}" fill="#999"><title>after the schedule</title></rect>')
-    pp = run.layout.pp
-    height = f"height:{max(min(pp, 16) * LANE, pp * LANE // 2)}px"  # lanes that can be seen on any screen
-    box = f'viewBox="0 0 {WIDE} {pp * LANE}" width="100%" style="{height}"'
-    return f'<svg {box} preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(boxes)}</svg>'

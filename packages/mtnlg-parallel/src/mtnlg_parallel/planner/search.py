@@ -110,17 +110,6 @@ def reason_against(run: Run, fastest: FittingRun, gpus: int | None = None) -> st
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 
 
-def smallest_cluster(template: Run, gpus: int, fixed: Collection[str] = ()) -> int | None:
-    """Number of nodes, by doubling, at which some layout fits; None if the whole cluster is too small."""
-    cluster = template.cluster
-    nodes = -(-gpus // cluster.node.gpus)
-    while (nodes := 2 * nodes) <= 2 * cluster.nodes:
-        runs = candidates(template, nodes * cluster.node.gpus, fixed)
-        if any(not run_error(run) and not memory_error(memory(run), cluster) for run in runs):
-            return nodes
-    return None
-
-
 def candidates(template: Run, gpus: int, fixed: Collection[str] = ()) -> Iterator[Run]:
     """Yield every combination: tp within a node, cp, pp up to the number of layers, dp over the remaining GPUs.
 
