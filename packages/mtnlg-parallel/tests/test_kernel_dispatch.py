@@ -21,33 +21,26 @@ def _forget_messages() -> None:
     dispatch._say_once.cache_clear()
 
 
-def test_a_cpu_gets_eager_operations_and_one_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("device", "has_triton", "reason"),
+    [
+        ("cpu", True, "cpu is not an NVIDIA GPU"),
+        ("cpu", False, "Triton is not installed; pip install 'mtnlg-parallel[kernels]'"),
+        ("cuda", True, "Tesla V100 is older than the A100"),
+    ],
+)
+def test_other_devices_get_eager_operations_and_one_message(
+    device: str, has_triton: bool, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton = pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
     monkeypatch.setattr(triton.knobs, "propagate_env", False)  # else it sets TRITON_INTERPRET in the environment
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    assert best_ops(CPU) is EAGER
-    assert best_ops(CPU) is EAGER
-    assert capsys.readouterr().err == "no fused kernels: cpu is not an NVIDIA GPU\n"
-
-
-def test_without_triton_everything_is_eager(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(dispatch, "find_spec", lambda _name: None)
-    assert best_ops(CPU) is EAGER
-    assert "pip install 'mtnlg-parallel[kernels]'" in capsys.readouterr().err
-
-
-def test_an_older_gpu_gets_eager_operations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("triton", reason="kernels are an extra: pip install mtnlg-parallel[kernels]")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
-    assert best_ops(torch.device("cuda")) is EAGER
-    assert capsys.readouterr().err == "no fused kernels: Tesla V100 is older than the A100\n"
+    if not has_triton:
+        monkeypatch.setattr(dispatch, "find_spec", lambda _name: None)
+    assert [best_ops(torch.device(device)) for _ in range(2)] == [EAGER, EAGER]
+    assert capsys.readouterr().err == f"no fused kernels: {reason}\n"
 
 
 def test_interpreted_kernels_fall_back_for_other_dtypes(
