@@ -12,7 +12,7 @@ from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs import network
 from mtnlg_parallel.planner.costs.activations import layer_bytes
 from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
-from mtnlg_parallel.planner.costs.products import TILES, _sustained, gemm_seconds
+from mtnlg_parallel.planner.costs.products import gemm_seconds
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
 from mtnlg_parallel.planner.run import Run, _train_software
@@ -48,39 +48,32 @@ def test_unfitted_runs_of_22b_to_1t_are_within_10_percent(  # noqa: PLR0917
     assert predict(other).seconds == pytest.approx(present, rel=0.10)
 
 
-@given(st.sampled_from(["network_bandwidth", "link_bandwidth"]), st.floats(0.1, 1.0), st.sampled_from(sorted(SOFTWARE)))
-def test_time_never_falls_when_bandwidth_falls(field: str, share: float, program: str) -> None:
-    run = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, software=load_software(program))
-    slower = changed(DGX, "node", **{field: getattr(DGX.node, field) * share})
+FIGURES = [
+    ("node", "network_bandwidth"),
+    ("node", "link_bandwidth"),
+    ("gpu", "peak_flops"),
+    ("gpu", "memory_bandwidth"),
+]
+
+
+@given(st.sampled_from(FIGURES), st.floats(0.1, 1.0), st.sampled_from(sorted(SOFTWARE)))
+def test_time_never_falls_when_hardware_slows_down(figure: tuple[str, str], share: float, program: str) -> None:
+    run, (part, field) = Run(SMALL, Layout(tp=4, pp=4, dp=4), batch=64, software=load_software(program)), figure
+    slower = changed(DGX, part, **{field: getattr(getattr(DGX, part), field) * share})
     assert predict(run._replace(cluster=slower)).seconds >= predict(run).seconds - 1e-12
 
 
-@given(st.sampled_from(["peak_flops", "memory_bandwidth"]), st.floats(0.2, 1.0))
-def test_time_never_falls_when_the_gpu_slows_down(field: str, share: float) -> None:
-    run = Run(SMALL, Layout(tp=2, pp=2, dp=2), batch=16, software=Software())
-    slower = changed(DGX, "gpu", **{field: getattr(DGX.gpu, field) * share})
-    assert predict(run._replace(cluster=slower)).seconds >= predict(run).seconds
-
-
 @pytest.mark.parametrize(
-    "switch", ["fused_kernels", "flash_attention", "fused_accumulation", "overlap_tensor", "overlap_forward"]
+    "switch",
+    [
+        *("fused_kernels", "flash_attention", "fused_accumulation", "overlap_tensor", "overlap_forward"),
+        *("overlap_gradients", "overlap_pipeline", "scatter_pipeline", "reduce_scatter"),
+    ],
 )
-def test_a_switch_saves_time(switch: str) -> None:
-    run = Run(SMALL, Layout(tp=4, pp=4, dp=2), batch=64)
-    off, on = (
-        predict(run._replace(software=Software().model_copy(update={switch: value}))).seconds for value in (False, True)
-    )
-    assert on < off
-
-
-@pytest.mark.parametrize("switch", ["overlap_gradients", "overlap_pipeline", "scatter_pipeline", "reduce_scatter"])
-def test_a_switch_of_the_network_saves_time_between_nodes(switch: str) -> None:
-    run = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64)
-    off = Software(scatter_pipeline=False, reduce_scatter=False)
-    assert (
-        predict(run._replace(software=off.model_copy(update={switch: True}))).seconds
-        < predict(run._replace(software=off)).seconds
-    )
+def test_a_switch_saves_time_between_nodes(switch: str) -> None:
+    off = Software(fused_kernels=False, scatter_pipeline=False, reduce_scatter=False)
+    run = Run(SMALL, Layout(tp=8, pp=4, dp=4), batch=64, software=off)
+    assert predict(run._replace(software=off.model_copy(update={switch: True}))).seconds < predict(run).seconds
 
 
 @pytest.mark.parametrize("program", SOFTWARE)
@@ -91,18 +84,6 @@ def test_the_breakdown_adds_up_and_no_part_is_negative(program: str, recompute: 
     assert sum(found.breakdown) == pytest.approx(found.seconds)
     assert min(found.breakdown) >= -1e-9
     assert lower_bound(run) <= found.seconds
-
-
-def test_less_recomputation_saves_time() -> None:
-    run = Run(SMALL, Layout(tp=8, pp=1, dp=1), batch=8, software=LM)
-    times = [predict(run._replace(recompute=kind)).seconds for kind in ("full", "selective", "none")]
-    assert times == sorted(times, reverse=True)
-
-
-def test_hardware_operations_are_the_papers() -> None:
-    run = Run(MT_NLG, Layout(tp=8, pp=35, dp=8), batch=1920)
-    assert run.hardware_flops == pytest.approx(1.69264e19, rel=1e-4)
-    assert run._replace(recompute="none").hardware_flops == pytest.approx(1.27010e19, rel=1e-4)
 
 
 def test_a_product_costs_a_wave_more_when_one_tile_is_too_many() -> None:
@@ -173,7 +154,7 @@ def test_layers_are_cut_as_the_engine_cuts_them(layers: int, parts: int) -> None
         model = SMALL.model_copy(update={"layers": layers, "vocabulary": vocabulary})
         run = Run(model, Layout(pp=parts), batch=parts, recompute="none")
         counts = [len(stage.layers) for stage in stages(model, Layout(pp=parts), "none")]
-        assert [chunk.layers for chunk in chunks(run._replace(software=OURS))] == counts
+        assert [*chunks(run._replace(software=OURS))] == counts
 
 
 def test_zero_shares_the_update_and_gathers_the_weights() -> None:
@@ -181,14 +162,6 @@ def test_zero_shares_the_update_and_gathers_the_weights() -> None:
     shared, whole = (predict(run._replace(zero=zero, software=program)).breakdown for zero in (1, 0))
     assert 4 * shared.optimizer == pytest.approx(whole.optimizer)
     assert shared.data_comms > whole.data_comms
-
-
-def test_tile_rate_follows_its_operations_per_byte() -> None:
-    """x / (x + 30), relative to the largest tile's."""
-    rates = [_sustained(*tile) for tile in TILES]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == 1
-    assert rates[-1] == pytest.approx((32 / 62) / (85.33 / 115.33), rel=1e-3)
 
 
 def test_misaligned_product_is_slower_and_8_bits_faster() -> None:
@@ -321,12 +294,6 @@ def test_exposed_weight_gathers_add_to_data_comms() -> None:
     slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
     shared, whole = (predict(run._replace(zero=zero, cluster=slow)).breakdown.data_comms for zero in (1, 0))
     assert shared > 1.2 * whole
-
-
-def test_empty_send_takes_the_latency() -> None:
-    run = Run(SMALL, Layout(tp=4, pp=4), 8)
-    inside, between = (network.hop(run, stage, 0.0, scatter=False) for stage in (0, 1))
-    assert (inside, between) == (DGX.measured.link_seconds, DGX.measured.network_seconds)
 
 
 @pytest.mark.parametrize(

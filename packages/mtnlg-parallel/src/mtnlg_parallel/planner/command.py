@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -273,7 +274,8 @@ def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
         kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
         return f"no layout of {gpus:,} GPUs has {kept}"
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
-    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}; use more --nodes"
+    more = "; use more --nodes" if isfinite(least.bytes) else ""
+    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
 
 
 def _print_one(request: PlanRequest, html: Path | None, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from .costs.activations import layer_bytes
 from .costs.attention import ring_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
-from .step import chunks, stage_parameters
+from .step import stage_layers, stage_parameters
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -163,16 +163,11 @@ def _stage_memory(run: Run, stage: int) -> Memory:
     )
 
 
-def _layers(run: Run, stage: int) -> list[int]:
-    """Layers of each of a stage's chunks."""
-    return [chunk.layers for chunk in chunks(run)[stage :: run.layout.pp]]
-
-
 def _cast_bytes(run: Run, stage: int) -> float:
     """Bytes of the layers' 8-bit weights and their transposes, if both are kept through a step."""
     if not run.casts_once:
         return 0.0
-    return 2.0 * sum(_layers(run, stage)) * run.layer_parameters
+    return 2.0 * sum(stage_layers(run, stage)) * run.layer_parameters
 
 
 def _gradient_bytes(run: Run) -> int:
@@ -268,7 +263,7 @@ def _message_bytes(run: Run, stage: int) -> float:
 
 def _activation_bytes(run: Run, stage: int) -> float:
     """Peak bytes of the layers' activations that are kept for backward."""
-    pp, layers = run.layout.pp, _layers(run, stage)
+    pp, layers = run.layout.pp, stage_layers(run, stage)
     kept = layer_bytes(run, run.recompute)
     in_flight = run.pipeline_schedule.in_flight(stage, pp, run.interleave, run.micro_batches)
     if run.offload_activations:
@@ -276,7 +271,7 @@ def _activation_bytes(run: Run, stage: int) -> float:
     return kept * _most_layers(layers, in_flight, pp, run.micro_batches)
 
 
-def _most_layers(layers: list[int], in_flight: int, pp: int, micro_batches: int) -> int:
+def _most_layers(layers: tuple[int, ...], in_flight: int, pp: int, micro_batches: int) -> int:
     """Peak number of layers in flight on a stage, with ``in_flight`` passes: each backward frees one for a forward."""
     if min(layers) == max(layers):
         return in_flight * layers[0]
@@ -296,7 +291,7 @@ def _waiting_bytes(run: Run, stage: int) -> float:
         one = run.software.name == ENGINES["pipeline"] and run.layout.tp > 1
         return _factor_bytes(run) / len(run.linears) if one else 0.0
     passes = run.pipeline_schedule.waiting(stage, run.layout.pp, run.interleave, run.micro_batches)
-    return _factor_bytes(run) * passes * max(_layers(run, stage))
+    return _factor_bytes(run) * passes * max(stage_layers(run, stage))
 
 
 def _factor_bytes(run: Run) -> float:

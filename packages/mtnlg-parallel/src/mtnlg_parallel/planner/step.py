@@ -23,8 +23,6 @@ from .costs.cost import OVERLAP_SHARE, exposed
 from .simulation import Pipeline, Timeline, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mtnlg_model.config import ModelConfig
     from mtnlg_parallel.layout import Recompute
 
@@ -62,30 +60,26 @@ class Prediction(NamedTuple):
     pipeline: Pipeline
 
 
-class Chunk(NamedTuple):
-    """One chunk of a stage: number of layers, and whether it has the embedding or the head."""
-
-    layers: int
-    embedding: bool
-    head: bool
-
-
-def chunks(run: Run) -> tuple[Chunk, ...]:
-    """The decoder cut into pp x interleave chunks, first to last."""
+def chunks(run: Run) -> tuple[int, ...]:
+    """Number of layers of each of the pp x interleave chunks into which the decoder is cut."""
     return _cut(run.model, run.layout.pp * run.interleave, run.recompute, run.is_ours)
 
 
+def stage_layers(run: Run, stage: int) -> tuple[int, ...]:
+    """Number of layers of each of a stage's chunks."""
+    return chunks(run)[stage :: run.layout.pp]
+
+
 @lru_cache(maxsize=1 << 12)
-def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -> tuple[Chunk, ...]:
+def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -> tuple[int, ...]:
     h, layer = model.hidden, 24 * model.hidden**2 + 4 * model.hidden * model.sequence
     # If the head costs less than a layer, the even cut is the balanced one, and much quicker to compute.
     if balanced and (model.layers % total or 2 * h * (model.vocabulary + 1) >= layer):
-        counts = [len(s.layers) for s in stages(model, Layout(pp=total), recompute)]
-    else:  # evenly; the remainder goes to the middle stages, which have neither embedding nor head
-        each, over = divmod(model.layers, total)
-        first = (total - over) // 2
-        counts = [each + (first <= c < first + over) for c in range(total)]
-    return tuple(Chunk(n, c == 0, c == total - 1) for c, n in enumerate(counts))
+        return tuple(len(s.layers) for s in stages(model, Layout(pp=total), recompute))
+    # Evenly; the remainder goes to the middle stages, which have neither embedding nor head.
+    each, over = divmod(model.layers, total)
+    first = (total - over) // 2
+    return tuple(each + (first <= c < first + over) for c in range(total))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -124,23 +118,21 @@ def lower_bound(run: Run) -> float:
 
 def build_pipeline(run: Run) -> Pipeline:
     """Seconds of every chunk's passes and of every send in this run."""
-    chunk_costs = [_chunk_costs(chunk, run) for chunk in chunks(run)]
+    passes = zip(*(_chunk_costs(run, number) for number in range(run.layout.pp * run.interleave)), strict=True)
     slow = straggler_factor(run)
     hops = _hop_seconds(run)
     # A send that overlaps with computing takes multiprocessors from it, as every collective does.
     beside = [(1 - OVERLAP_SHARE) * hop if run.software.overlap_pipeline else 0.0 for hop in hops]
-
-    def seconds(passes: Iterable[list[Cost]]) -> tuple[float, ...]:
-        return tuple(slow * sum(_elapsed(cost, run) for cost in parts) for parts in passes)
-
-    forward, backward = (seconds(each) for each in zip(*((c.forward, c.backward) for c in chunk_costs), strict=True))
+    forward, backward, weights = (
+        tuple(slow * sum(_elapsed(cost, run) for cost in parts) for parts in of_kind) for of_kind in passes
+    )
     return Pipeline(
         run.layout.pp,
         tuple(map(sum, zip(forward, beside, strict=True))),
         tuple(map(sum, zip(backward, beside, strict=True))),
         hops,
         blocking=not run.software.overlap_pipeline,
-        weights=seconds(costs.weights for costs in chunk_costs) if run.splits_backward else None,
+        weights=weights if run.splits_backward else None,
         copies=_copy_seconds(run) if run.offload_activations else None,
     )
 
@@ -148,27 +140,20 @@ def build_pipeline(run: Run) -> Pipeline:
 def _copy_seconds(run: Run) -> tuple[float, ...]:
     """Seconds to copy each chunk's activations to the host, or back."""
     each = layer_bytes(run, run.recompute) / run.cluster.node.host_bandwidth
-    return tuple(each * chunk.layers for chunk in chunks(run))
+    return tuple(each * layers for layers in chunks(run))
 
 
-class ChunkCosts(NamedTuple):
-    """Costs of a chunk's passes, split into parts; the host synchronizes with the GPU between parts."""
-
-    forward: list[Cost]
-    backward: list[Cost]
-    weights: list[Cost]
-
-
-def _chunk_costs(chunk: Chunk, run: Run) -> ChunkCosts:
-    """Costs of a chunk; its backward pass includes weight gradients that are not deferred."""
-    layer = layer_cost.layer(run.shape)
-    ends = [layer_cost.embedding(run.shape)] if chunk.embedding else []
-    ends += [layer_cost.head(run.shape)] if chunk.head else []
-    forward = [layer.forward.times(chunk.layers), *(end.forward for end in ends)]
-    backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(chunk.layers)]
+def _chunk_costs(run: Run, number: int) -> tuple[list[Cost], list[Cost], list[Cost]]:
+    """Costs of a chunk's forward, backward and deferred weight gradients, in parts: the host waits between parts."""
+    shape, cut = run.shape, chunks(run)
+    layer = layer_cost.layer(shape)
+    ends = [layer_cost.embedding(shape)] if number == 0 else []
+    ends += [layer_cost.head(shape)] if number == len(cut) - 1 else []
+    forward = [layer.forward.times(cut[number]), *(end.forward for end in ends)]
+    backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(cut[number])]
     if not run.splits_backward:
         backward, weights = backward.plus(layer.weights), []
-    return ChunkCosts(forward, [backward.times(chunk.layers), *(end.backward for end in ends)], weights)
+    return forward, [backward.times(cut[number]), *(end.backward for end in ends)], weights
 
 
 def _elapsed(cost: Cost, run: Run) -> float:
@@ -263,23 +248,23 @@ def _exposed_by_chunk(
     starts = [0.0, *accumulate(f + hop for f, hop in zip(pipeline.forward, pipeline.hops, strict=True))]
     for stage in range(pp):
         own = range(stage, len(cut), pp)
-        parameters = {c: cut[c].layers * _rank_parameters(run.model, run.layout.tp, "layers") for c in own}
+        parameters = {c: cut[c] * _rank_parameters(run.model, run.layout.tp, "layers") for c in own}
         reduced = 0.0
         for chunk in sorted(own, key=lambda c: timeline.last_passes[c][1]):
             begin, end = timeline.last_passes[chunk]
-            first_bucket = begin + (end - begin) * MLP_DOWN / cut[chunk].layers
+            first_bucket = begin + (end - begin) * MLP_DOWN / cut[chunk]
             reduced = max(reduced, first_bucket) + ring.gather(width * parameters[chunk])
             reduced = max(reduced, end + last_bucket)
         late.append(reduced - timeline.done[stage])
         arrived = 0.0
         for chunk in own:
-            has_table = cut[chunk].embedding or (cut[chunk].head and (pp > 1 or not run.model.tied))
+            has_table = chunk == 0 or (chunk == len(cut) - 1 and (pp > 1 or not run.model.tied))
             table = _rank_parameters(run.model, run.layout.tp, "head") if has_table else 0
-            first = arrived + ring.gather(run.width * (parameters[chunk] / cut[chunk].layers + table))
+            first = arrived + ring.gather(run.width * (parameters[chunk] / cut[chunk] + table))
             arrived += ring.gather(run.width * (parameters[chunk] + table))
             last = arrived
             if run.is_ours:  # all layers but one run before the last one's weights are needed
-                last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / cut[chunk].layers))
+                last = max(first, arrived - pipeline.forward[chunk] * (1 - 1 / cut[chunk]))
             gathered = max(gathered, last - starts[chunk])
     return [max(0.0, seconds) for seconds in late], gathered if run.zero else 0.0
 
@@ -287,11 +272,11 @@ def _exposed_by_chunk(
 def _breakdown(run: Run, timeline: Timeline, data: float, update: float) -> Breakdown:
     """Seconds of the busiest stage by kind; the bubble is the time in which it neither computes nor sends."""
     busiest = max(range(run.layout.pp), key=lambda stage: timeline.computing[stage])
-    stage_chunks = chunks(run)[busiest :: run.layout.pp]
-    costs = [cost for chunk in stage_chunks for side in _chunk_costs(chunk, run) for cost in side]
+    numbers = range(busiest, run.layout.pp * run.interleave, run.layout.pp)
+    costs = [cost for number in numbers for parts in _chunk_costs(run, number) for cost in parts]
     slow = straggler_factor(run) * run.micro_batches
     recompute_cost = layer_cost.layer(run.shape).recompute
-    recompute = slow * sum(chunk.layers for chunk in stage_chunks) * (recompute_cost.products + recompute_cost.memory)
+    recompute = slow * sum(stage_layers(run, busiest)) * (recompute_cost.products + recompute_cost.memory)
     tensor = slow * sum(cost.collectives for cost in costs)
     busy = slow * sum(cost.busy for cost in costs)
     computing, p2p = timeline.computing[busiest], timeline.hopping[busiest]
@@ -310,13 +295,11 @@ def _breakdown(run: Run, timeline: Timeline, data: float, update: float) -> Brea
 def stage_parameters(run: Run, stage: int) -> int:
     """Parameters per rank of a stage, including copies of the tied table."""
     model, layout = run.model, run.layout
-    total = 0
-    for chunk in chunks(run)[stage :: layout.pp]:
-        total += chunk.layers * _rank_parameters(model, layout.tp, "layers")
-        total += _rank_parameters(model, layout.tp, "embedding") if chunk.embedding else 0
-        total += _rank_parameters(model, layout.tp, "final_norm") if chunk.head else 0
-        total += _rank_parameters(model, layout.tp, "head") if chunk.head and (layout.pp > 1 or not model.tied) else 0
-    return total
+    parts = ["embedding"] if stage == 0 else []
+    if stage == layout.pp - 1:
+        parts += ["final_norm"] if layout.pp == 1 and model.tied else ["final_norm", "head"]
+    ends = sum(_rank_parameters(model, layout.tp, part) for part in parts)
+    return sum(stage_layers(run, stage)) * _rank_parameters(model, layout.tp, "layers") + ends
 
 
 @lru_cache(maxsize=4096)
