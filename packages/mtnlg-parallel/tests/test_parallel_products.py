@@ -31,16 +31,3 @@ def test_recomputation_leaves_out_a_layers_last_product(monkeypatch: pytest.Monk
         gradients = torch.autograd.grad(y.sum(), inputs)
     assert counter.get_total_flops() == 7 * 2 * x.numel() * OUTPUTS, "2 forward, 1 again, 4 backward"
     assert all(map(torch.equal, gradients, torch.autograd.grad(layer(x).sum(), inputs)))
-
-
-@pytest.mark.parametrize(("error", "adds"), [(None, True), (RuntimeError, False), (TypeError, False)])
-def test_fp32_accumulation_is_probed(
-    error: type[Exception] | None, adds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def addmm(*_: Tensor, out_dtype: torch.dtype, out: Tensor) -> None:
-        assert out.dtype == out_dtype
-        if error:
-            raise error
-
-    monkeypatch.setattr(torch, "addmm", addmm)
-    assert products.adds_in_fp32.__wrapped__(torch.device("cpu")) is adds

@@ -271,14 +271,6 @@ def test_scaling_prints_program_and_layouts_that_do_not_fit() -> None:
     assert "%" not in ours.replace("90 %", ""), "an error is of the program that was measured"
 
 
-def test_plan_prints_small_models_and_lengths_in_full() -> None:
-    said = plan("gpt2 --cluster dgx-h100 --layout dp=8 --batch 64 --tokens 10M")
-    assert "124.4 million parameters" in said
-    assert "10 million tokens: " in said
-    assert "0.0 days" not in said
-    assert "-0.0" not in said
-
-
 def test_a_recipe_is_planned_with_its_context_parallelism(tmp_path: Path) -> None:
     recipe = tmp_path / "train.toml"
     model = '[model]\npreset = "llama-3.1-8b"\nsequence = 65_536\n[layout]\ncp = 8\n'

@@ -23,7 +23,6 @@ def test_page_is_self_contained(tmp_path: Path) -> None:
         "Where the time goes",
         "The pipeline",
         "Memory by stage",
-        "over nodes",
         "Best layouts",
     ):
         assert title in page
@@ -60,15 +59,3 @@ def test_page_shows_days_with_interval(tmp_path: Path) -> None:
     rows = re.findall(r'<tr(?: class="total")?><th scope="row">tp=[^<]*</th><td class="n">([\d.]+)</td>', page)
     assert len(rows) == 10
     assert sorted(map(float, rows)) == list(map(float, rows))
-    nodes = page.partition("over nodes</h2>")[2].partition("</section>")[0]
-    shares = [int(share) for share in re.findall(r"(\d+)%</span>", nodes)]
-    assert 100 in shares
-    assert shares == sorted(shares, reverse=True), "the more GPUs, the less each does"
-
-
-def test_a_page_marks_the_steps_of_runs_that_do_not_fit(tmp_path: Path) -> None:
-    words = "llama-3.1-70b --cluster dgx-a100-40gb --batch 64 --set model.sequence=2048"
-    plan(words, "--layout tp=8,pp=4,dp=4 --html", tmp_path / "plan.html")
-    nodes = (tmp_path / "plan.html").read_text().partition("over nodes</h2>")[2].partition("</section>")[0]
-    assert nodes.count("does not fit") == nodes.count('<i class="soft"') >= 1, "the optimizer's state of few replicas"
-    assert '<i class="strong"' in nodes

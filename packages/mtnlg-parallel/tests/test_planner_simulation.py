@@ -70,13 +70,6 @@ def test_a_slower_link_or_stage_never_saves_time(drawn: tuple[Pipeline, int], sl
         assert run(changed, micro_batches).seconds >= before - 1e-9
 
 
-@given(pipelines())
-def test_blocking_hop_is_never_faster(drawn: tuple[Pipeline, int]) -> None:
-    pipeline, micro_batches = drawn
-    times = [run(pipeline._replace(blocking=blocking), micro_batches).seconds for blocking in (False, True)]
-    assert times[0] <= times[1] + 1e-9
-
-
 EQUAL = [(4, 1, True), (4, 2, False), (8, 1, True), (8, 3, True)]
 
 

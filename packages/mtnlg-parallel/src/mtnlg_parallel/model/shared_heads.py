@@ -42,6 +42,6 @@ class SharedHeads(decoder.Attention):
     def project(self, x_SBH: Tensor) -> Tensor:
         """x_SBH -> this rank's heads of q, and the k and v that it shares with other ranks."""
         part_SBF, group, width = super().project(x_SBH), self._group, self.sharing * self.head_size
-        parts_RSBF = gather(part_SBF, group).unflatten(0, (group.size(), -1))
+        parts_RSBF = gather(part_SBF, group).view(group.size(), *part_SBF.shape)
         q_SBF, kv_SBF = parts_RSBF.movedim(0, 2).flatten(2).tensor_split([group.size() * width], dim=-1)
         return torch.cat((q_SBF.narrow(-1, group.rank() * width, width), kv_SBF), dim=-1)

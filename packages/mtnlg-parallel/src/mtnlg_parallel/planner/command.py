@@ -310,23 +310,23 @@ def _print_search(
 
     result = request.search(top)
     tokens = request.tokens if with_days else None
-    reason = asked and reason_against(asked.run, result.best[0], asked.gpus)
-    second = result.best[1].run if len(result.best) > 1 else None
-    behind = second and reason_against(second, result.best[0])
+    best = [
+        plan(one.run) | ({"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {})
+        for one in result.best
+    ]
+    compared = [("asked", asked.run, asked.gpus)] if asked else []
+    compared += [("second", one.run, request.gpus) for one in result.best[1:2]]
+    against = {
+        name: {"run": str(run), "reason": reason_against(run, result.best[0], gpus)} for name, run, gpus in compared
+    }
     if as_json:
-        days = [{"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {} for one in result.best]
-        plans = [plan(one.run) for one in result.best]
-        best = [planned | length for planned, length in zip(plans, days, strict=True)]
         rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
-        against = {"asked": {"run": str(asked.run), "reason": reason}} if asked else {}
-        against |= {"second": {"run": str(second), "reason": behind}} if second else {}
         print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
-    else:
-        print_search(result, request.gpus, tokens)
-        if second:
-            typer.echo(f"the second, {second}: {behind}")
-        if asked:
-            typer.echo(f"asked for {asked.run}: {reason}")
+        return
+    print_search(result, best, request.gpus, tokens)
+    for name, words in (("second", "the second,"), ("asked", "asked for")):
+        if name in against:
+            typer.echo(f"{words} {against[name]['run']}: {against[name]['reason']}")
 
 
 def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:

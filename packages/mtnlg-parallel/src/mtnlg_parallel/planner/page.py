@@ -1,7 +1,6 @@
 """Writes a plan as one self-contained HTML page (template ``plan.html``).
 
-It shows the breakdown of a step's time, the pipeline, memory by stage, step time over nodes with its interval, the best
-layouts on the same number of GPUs.
+It shows the breakdown of a step's time, the pipeline, memory by stage, and the best layouts on the same number of GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from mtnlg_model.files import write_text
 
 from .memory import memory, memory_error
 from .report import days_at_full_batch, gpus_of, three_digits
-from .run import run_error
 from .search import FittingRun, search
 from .simulation import Event, simulate
 from .step import predict
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from .run import Run
 
 BEST: Final = 10
-SCALES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 FILTERS: Final = (count, days_at_full_batch, gpus_of, percent, short, three_digits)
 STYLES: Final = ("style.css", "bars.css")
 KINDS: Final = {
@@ -59,7 +56,6 @@ def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
         style=Markup(styles),  # noqa: S704  (ours)
         events=events,
         memory=_memory(run),
-        scaling=_scaling(run),
         best=_best(this),
         version=version("mtnlg-parallel"),
     )
@@ -79,18 +75,6 @@ def _memory(run: Run) -> dict[str, Any]:
         rows.append((stage.total, layers[::-1]))
     error = memory_error(stages, run.cluster)
     return {"error": error, "width": width, "more": width > available, "kinds": KINDS, "rows": rows}
-
-
-def _scaling(run: Run) -> list[tuple[int, float, float, bool]]:
-    """GPUs, seconds of a step, rate of a GPU relative to this plan, and whether it fits; by replicas."""
-    tried = (run._replace(layout=run.layout.model_copy(update={"dp": int(run.layout.dp * n)})) for n in SCALES)
-    runs = [scaled for scaled in tried if scaled.layout.dp and not run_error(scaled)]
-    work = run.gpus * predict(run).seconds
-    times = [(scaled, predict(scaled).seconds) for scaled in runs]
-    return [
-        (scaled.gpus, seconds, work / scaled.gpus / seconds, not memory_error(memory(scaled), run.cluster))
-        for scaled, seconds in times
-    ]
 
 
 def _best(this: FittingRun) -> dict[str, Any]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from mtnlg_parallel.training.schedule import BatchSize
 
-    from .cluster import Cluster
     from .run import Run
     from .search import FittingRun, SearchResult
 
@@ -83,14 +82,9 @@ def plan(run: Run) -> dict[str, Any]:
         "fullest_stage": fullest,
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
         "margin": MARGIN,
-        "spare": _spare(stages[fullest].total, cluster),
+        "spare": 1 - MARGIN - stages[fullest].total / cluster.gpu.memory_bytes,
         "fits": memory_error(stages, cluster) is None,
     }
-
-
-def _spare(size: float, cluster: Cluster) -> float:
-    """Share of a GPU's memory that a run of ``size`` bytes leaves free, besides the margin."""
-    return 1 - MARGIN - size / cluster.gpu.memory_bytes
 
 
 def whole_run(run: Run, tokens: int, batches: BatchSize) -> dict[str, float]:
@@ -197,23 +191,19 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
         out.print(f"this is {CLOSELY}")
 
 
-def print_search(result: SearchResult, gpus: int, tokens: int | None) -> None:
-    """Print the fastest layouts, with days to train on ``tokens`` tokens, and why others were rejected."""
+def print_search(result: SearchResult, plans: list[dict[str, Any]], gpus: int, tokens: int | None) -> None:
+    """Print the plans of the fastest, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
     choices = ("tp", "cp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
     table = _table(choices, "seconds", "MFU", "GB", *(["days"] if tokens else []))
-    closely, fastest = False, result.best[0].run
-    for fitting in result.best:
-        run, prediction, size = fitting
-        mfu = run.model_flops / run.gpus / prediction.seconds / run.cluster.gpu.peak_flops
-        is_close = _spare(size, run.cluster) < CLOSE
-        closely |= is_close
-        degrees = (getattr(run.layout, axis) for axis in choices[:4])
-        chosen = (*degrees, run.micro_batch, run.recompute, run.schedule, run.interleave)
-        days = [f"{days_at_full_batch(fitting, tokens):.1f}"] if tokens else []
-        size_GB = f"{size / 1e9:.1f}{'*' if is_close else ''}"
-        sliced = "yes" if run.sequence_parallel else "no"
-        table.add_row(*map(str, chosen), sliced, f"{prediction.seconds:.3f}", f"{mfu:.1%}", size_GB, *days)
+    for planned in plans:
+        degrees = (planned["layout"].get(axis, 1) for axis in choices[:4])
+        chosen = (*degrees, *(planned[name] for name in ("micro_batch", "recompute", "schedule", "interleave")))
+        row = ["yes" if planned["sequence_parallel"] else "no", f"{planned['step_seconds']:.3f}"]
+        row += [f"{planned['mfu']:.1%}", f"{planned['memory_bytes'] / 1e9:.1f}{'*' * (planned['spare'] < CLOSE)}"]
+        row += [f"{planned['days_at_full_batch']:.1f}"] if tokens else []
+        table.add_row(*map(str, chosen), *row)
+    fastest = result.best[0].run
     out.print(f"{_heading(fastest, gpus)}; program {fastest.software.name}")
     if tokens:
         out.print(f"days: {in_words(tokens)} tokens in steps of the full batch")
@@ -221,7 +211,7 @@ def print_search(result: SearchResult, gpus: int, tokens: int | None) -> None:
         f"{result.fitting:,} of {result.fitting + len(result.rejected):,} layouts of {gpus:,} GPUs fit; the fastest:"
     )
     out.print(table)
-    if closely:
+    if any(planned["spare"] < CLOSE for planned in plans):
         out.print(f"* {CLOSELY}")
     if (used := fastest.gpus) < gpus:
         out.print(f"the fastest takes {used:,} of the {gpus:,} GPUs; no layout of all of them is faster")
