@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_parallel.planner.cluster import Cluster
-    from mtnlg_parallel.planner.programs import Software
     from mtnlg_parallel.planner.run import Run
     from planner_rows import Row
 
@@ -108,28 +106,15 @@ class Rows:
         named = dict(zip(CONSTANTS, map(float, values), strict=True))
         for field, module in MODULES.items():
             setattr(module, field, named[f"module {field}"])
-        clusters: dict[str, Cluster] = {}
-        programs: dict[str, Software] = {}
-        for run in self.runs:
-            key = run.cluster.model_dump_json()
-            if key not in clusters:
-                clusters[key] = run.cluster.model_copy(
-                    update={"measured": run.cluster.measured.model_copy(update=_named(named, "gpu", run))}
-                )
-            key = run.software.model_dump_json()
-            if key not in programs:
-                programs[key] = run.software.model_copy(update=_named(named, "program", run))
-        return np.array(
-            [
-                step.lower_bound(
-                    run._replace(
-                        cluster=clusters[run.cluster.model_dump_json()],
-                        software=programs[run.software.model_dump_json()],
-                    )
-                )
-                for run in self.runs
-            ]
-        )
+        return np.array([step.lower_bound(_with_constants(run, named)) for run in self.runs])
+
+
+def _with_constants(run: Run, named: dict[str, float]) -> Run:
+    measured = run.cluster.measured.model_copy(update=_named(named, "gpu", run))
+    return run._replace(
+        cluster=run.cluster.model_copy(update={"measured": measured}),
+        software=run.software.model_copy(update=_named(named, "program", run)),
+    )
 
 
 def _named(values: dict[str, float], kind: str, run: Run) -> dict[str, float]:
