@@ -99,22 +99,18 @@ def test_our_ring_sends_gradients_in_fp32_and_merges() -> None:
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
 def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None:
     """Two of a pass's four collectives, and the two inputs that backward gathers again, move half of their bytes."""
-    switches = {"overlap_tensor": False, "overlap_forward": False}
-    run = Run(SMALL, Layout(tp=2), 8, recompute="none", sequence_parallel=True, precision="fp8")
-    program = load_software(name).model_copy(update=switches)
-    narrow, plain = (
-        layer_cost.layer(each._replace(cluster=H100, software=program))
-        for each in (run, run._replace(precision="bf16"))
-    )
+    program = load_software(name).model_copy(update={"overlap_tensor": False, "overlap_forward": False})
+    run = Run(SMALL, Layout(tp=2), 8, 1, "none", sequence_parallel=True, cluster=H100, software=program)
+    narrow, plain = (layer_cost.layer(run._replace(precision=each)) for each in ("fp8", "bf16"))
     assert narrow.forward.collectives / plain.forward.collectives == pytest.approx(1.5 / 2)
     assert narrow.backward.collectives / plain.backward.collectives == pytest.approx(2 / 3)
 
 
 def test_documents_shorten_the_rows_of_attention() -> None:
     """Half as long: half of the pairs, at the lower rate of a shorter row; with a window, the pairs inside it."""
-    whole = Run(SMALL, Layout(), 1)
+    whole = Run(SMALL, Layout(), 1, cluster=H100, software=CORE)
     halves = whole._replace(document=SMALL.sequence / 2)
-    full, half = (attention(run._replace(cluster=H100, software=CORE), False).products for run in (whole, halves))
+    full, half = (attention(run, False).products for run in (whole, halves))
     assert half / full == pytest.approx(0.5 * (1024 + 1000) / 1024 * 2048 / (2048 + 1000))
     assert whole._replace(document=1e9).row == whole.row
     assert halves.model_flops < halves._replace(document=2048.0).model_flops == whole.model_flops

@@ -188,29 +188,23 @@ def test_fp32_products_run_at_fp32_rate() -> None:
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 def test_eight_bit_casts_write_both_layouts(name: str, mlp: str) -> None:
     """6 bytes an element of x forward, of dy backward and of a weight; an x that two products read is rounded once."""
-    model = SMALL.model_copy(update={"mlp": mlp})
-    bf16 = Run(
-        model,
-        Layout(tp=2, pp=2),
-        8,
-        recompute="none",
-        schedule="zero-bubble" if name == ENGINES["pipeline"] else "1f1b",
-    )
-    fp8, cluster, program = bf16._replace(precision="fp8"), load_cluster("dgx-h100"), load_software(name)
-    wide, narrow = (layer_cost.layer(run._replace(cluster=cluster, software=program)) for run in (bf16, fp8))
+    model, cluster, program = SMALL.model_copy(update={"mlp": mlp}), load_cluster("dgx-h100"), load_software(name)
+    schedule = "zero-bubble" if name == ENGINES["pipeline"] else "1f1b"
+    bf16 = Run(model, Layout(tp=2, pp=2), 8, 1, "none", schedule, cluster=cluster, software=program)
+    runs = bf16, bf16._replace(precision="fp8")
+    wide, narrow = map(layer_cost.layer, runs)
     bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
     columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.linears, strict=True))
-    layer_parameters = sum(each * depth for each, depth in bf16.linears)
-    kernels = cluster.measured.kernel_seconds
+    layer_parameters, kernels = bf16.layer_parameters, cluster.measured.kernel_seconds
     cast = narrow.forward.memory - wide.forward.memory
     assert cast == pytest.approx(6 * depths / bandwidth + 12 * kernels, rel=1e-6)
     added = 12 * layer_parameters if program.fused_accumulation else 0  # dW in fp32, added apart
     cast = narrow.backward.memory - wide.backward.memory
     assert cast == pytest.approx((6 * columns + added) / bandwidth + 12 * kernels, rel=1e-6)
     assert narrow.forward.launches - wide.forward.launches == 12
-    updates = [predict(run._replace(cluster=cluster, software=program)).breakdown.optimizer for run in (bf16, fp8)]
+    updates = [predict(run).breakdown.optimizer for run in runs]
     assert updates[1] - updates[0] == pytest.approx(16 * (6 * layer_parameters / bandwidth + 12 * kernels))
-    held = [memory(run._replace(software=program))[0].weights for run in (bf16, fp8)]
+    held = [memory(run)[0].weights for run in runs]
     assert held[1] - held[0] == 2 * 8 * layer_parameters
 
 
