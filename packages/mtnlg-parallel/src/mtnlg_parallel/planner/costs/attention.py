@@ -116,12 +116,11 @@ def _flash(run: Run, backward: bool) -> Cost:
 
 def _apart(run: Run, backward: bool) -> Cost:
     """Cost of all blocks of our ring by products in fp32: of a rank's own keys, and of half of every other rank's."""
-    s, d, batch = run.model.sequence // run.layout.cp, run.model.core_head_size, run.micro_batch * run.model.heads
-    number = batch // run.layout.tp
-    shapes = ((s, s, d), (s, d, s)) * 2 + ((s, d, s),) if backward else ((s, s, d), (s, d, s))
-    products = sum(gemm_seconds(run.cluster, *each, batch=number, width=4) for each in shapes)
-    memory = memory_seconds(run, SCORE_BYTES[backward] * number * s * s, SCORE_KERNELS)
-    return Cost(products, memory, launches=SCORE_KERNELS + len(shapes)).times((run.layout.cp + 1) / 2)
+    s, heads, products = run.model.sequence // run.layout.cp, run.model.heads // run.layout.tp, 5 if backward else 2
+    batch = run.micro_batch * heads
+    seconds = products * gemm_seconds(run.cluster, s, s, run.model.core_head_size, batch=batch, width=4)
+    memory = memory_seconds(run, SCORE_BYTES[backward] * batch * s * s, SCORE_KERNELS)
+    return Cost(seconds, memory, launches=SCORE_KERNELS + products).times((run.layout.cp + 1) / 2)
 
 
 def ring_bytes(run: Run) -> float:
