@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
-import os
 import tempfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import brotli
 import pytest
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.record import Metadata
-from mtnlg_data.sources.response import decode_content, read_html_page
+from mtnlg_data.sources.response import decode_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -325,21 +323,6 @@ def test_truncated_coding_is_read_and_corrupt_one_refused(coding: str) -> None:
             )
 
 
-class Unread:
-    """A record on a disk that fails."""
-
-    headers: ClassVar[dict[str, str]] = {}
-    is_http = True
-
-    def parse_http(self, **settings: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), settings)
-
-
-def test_disk_error_in_a_response_is_raised() -> None:
-    with pytest.raises(OSError, match="Input/output error"):
-        read_html_page(Unread(), 0, "x.warc.gz", "http://example.org/", 1000)  # type: ignore[arg-type]
-
-
 # --- ARC -------------------------------------------------------------------------------------------------------------
 
 FILEDESC = b"1 0 Example\nURL IP-address Archive-date Content-type Archive-length\n"
@@ -390,10 +373,10 @@ def test_arc_record_with_wrong_length_is_reported(tmp_path: Path, length: int, c
     records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(2)]
     records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
     pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), largest=1 << 21)
-    assert pages[0].content == b"<p>0"
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1"][: 1 + compressed]
     assert dropped[0].where.startswith("c.arc: byte ")
     assert dropped[0].what
-    assert dropped[-1].ends_file
+    assert compressed or dropped[-1].ends_file
 
 
 @example(position=383, junk=b"\x04", compressed=True)  # an error that warcio only prints

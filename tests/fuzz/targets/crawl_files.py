@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from fastwarc.warc import WarcRecord, WarcRecordType
 from harness import scratch
 
 from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.text import PARSE_ERRORS, ExtractSettings, extract_record
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
-from mtnlg_data.sources.response import read_html_page
+from mtnlg_data.sources.response import CrawlRecord, read_payload
 
 MAX_RECORD_BYTES = 1 << 18
 KINDS = {
@@ -43,11 +42,8 @@ def rows(data: bytes) -> None:
 
 def response(data: bytes) -> None:
     """Read a response: its page is within the limit, and becomes text."""
-    record = WarcRecord()
-    record.init_headers(record_type=WarcRecordType.response)
-    record.set_bytes_content(data)
-    record.is_http = True
-    page = read_html_page(record, 0, "c.warc: byte 0", "http://example.org/", MAX_RECORD_BYTES)
+    record = CrawlRecord(0, [("WARC-Type", "response"), ("WARC-Target-URI", "http://example.org/")], data)
+    page = read_payload(record, 0, "c.warc: byte 0", MAX_RECORD_BYTES)
     if isinstance(page, Record):
         assert isinstance(page.content, bytes)
         assert len(page.content) <= MAX_RECORD_BYTES

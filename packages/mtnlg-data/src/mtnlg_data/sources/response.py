@@ -1,25 +1,23 @@
 """Read the HTML page of a crawled HTTP response, decoded within a size limit, or the text of a WET record.
 
-fastwarc also decodes, but content codings without a limit (a kilobyte of gzip within gzip can hold gigabytes), and
-chunks only if they have no extensions and the crawler has not joined them. So this module decodes both.
+Lines of headers end in CRLF or LF. Content codings are undone within a limit, since a kilobyte of gzip within gzip can
+hold gigabytes.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import brotli
 import zstandard
-from fastwarc.warc import WarcRecordType
 
 from .record import Dropped, Record, json_metadata, text_record, too_large
 
-if TYPE_CHECKING:
-    from fastwarc.warc import WarcRecord
-
-HTML_TYPES, TEXT_TYPE = {"text/html", "application/xhtml+xml"}, "text/plain"
+#: Types of WARC's records.
+TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"}
+HTML_TYPES, TEXT_TYPE, HTTP_TYPE = {"text/html", "application/xhtml+xml"}, "text/plain", "application/http"
 #: How HTML without a type begins (mimesniff.spec.whatwg.org).
 HTML_START = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*<(?:!--|(?:!doctype html|html|head|body|title|script|style|iframe|"
@@ -30,7 +28,11 @@ CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)")
 #: Headers that are the same in all records, or describe what is not kept.
 REDUNDANT_HEADERS = {"warc-type", "warc-target-uri", "content-length", "content-type"}
 MAX_HEADER_BYTES = 1 << 18  # of HTTP, and of WARC
-OK, NO_STATUS = 200, "no HTTP status line"
+OK, NO_STATUS = b"200", "no HTTP status line"
+HTTP_STATUS = re.compile(rb"HTTP/\S+ +(\d{1,9})")
+HEADER_END = re.compile(rb"\n\r?\n")
+CONTINUED = re.compile(r"\r?\n[ \t]+")
+CODINGS = ("content-encoding", "transfer-encoding")
 GZIP_WBITS = zlib.MAX_WBITS | 16
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -41,65 +43,92 @@ MAX_CODINGS = 5
 MAX_GZIP_MEMBERS = 1000
 
 
-def read_payload(record: WarcRecord, number: int, where: str, url: str, max_bytes: int) -> Record | Dropped:
+Fields = list[tuple[str, str]]
+
+
+class CrawlRecord(NamedTuple):
+    """A complete record, with the fields of its header as they are written."""
+
+    offset: int
+    fields: Fields
+    body: bytes
+
+    @property
+    def type(self) -> str:
+        """Its type in lower case; unknown for one that the standard lacks."""
+        kind = value_of(self.fields, "warc-type").lower()
+        return kind if kind in TYPES else "unknown"
+
+    @property
+    def url(self) -> str:
+        """The URL of what was crawled."""
+        return value_of(self.fields, "warc-target-uri").strip("<>")
+
+    @property
+    def kept_fields(self) -> dict[str, str]:
+        """The fields that say where it comes from."""
+        return {name: value for name, value in self.fields if name.lower() not in REDUNDANT_HEADERS}
+
+
+def parse_fields(header: bytes) -> Fields:
+    """Names and values of a header's fields; a line that begins with white space continues the one before."""
+    lines = CONTINUED.sub(" ", header.decode("utf-8", "replace")).split("\n")
+    fields = (line.partition(":") for line in lines)
+    return [(name.strip(), value.strip()) for name, colon, value in fields if colon]
+
+
+def value_of(fields: Fields, name: str) -> str:
+    """The first value of the field of this name, which is in lower case; empty if there is none."""
+    return next((value for own, value in fields if own.lower() == name), "")
+
+
+def read_payload(record: CrawlRecord, number: int, where: str, max_bytes: int) -> Record | Dropped:
     """The page or text of a complete record: of a response, a resource or a conversion."""
-    kind = record.headers.get("Content-Type") or ""
-    match record.record_type:
-        case WarcRecordType.conversion if _essence(kind) not in HTML_TYPES:
-            return read_converted_text(record, number, where, url)
-        case WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion:
-            if not kind and record.record_type == WarcRecordType.response:
-                record.is_http = True
-            return read_html_page(record, number, where, url, max_bytes)
-    return Dropped(f"warc_{record.record_type}", where)
+    if record.type not in {"response", "resource", "conversion"}:
+        return Dropped(f"warc_{record.type}", where)
+    kind = value_of(record.fields, "content-type")
+    if record.type != "conversion" or _essence(kind) in HTML_TYPES:
+        return _read_page(record, number, where, max_bytes)
+    if _essence(kind or TEXT_TYPE) != TEXT_TYPE:
+        return Dropped("not_text", where)
+    return text_record(
+        number, record.body, where, max_bytes, url=record.url, metadata=json_metadata(record.kept_fields)
+    )
 
 
-def read_html_page(record: WarcRecord, number: int, where: str, url: str, max_bytes: int) -> Record | Dropped:
-    """The HTML page of a complete record, at most ``max_bytes`` bytes: of an HTTP response of status 200, or the block.
+def _read_page(record: CrawlRecord, number: int, where: str, max_bytes: int) -> Record | Dropped:
+    """The HTML page of a record, at most ``max_bytes`` bytes: of an HTTP response of status 200, or the block.
 
     Its media type is that of its header, else the one that the crawler identified, else HTML if it begins like HTML.
     """
-    headers, codings = record.headers, ""
+    fields, body, codings = record.fields, record.body, ""
+    kind = value_of(fields, "content-type")
+    if _essence(kind) == HTTP_TYPE or (record.type == "response" and not kind):
+        status = HTTP_STATUS.match(body)
+        if status is None or status[1] != OK:
+            return Dropped("http_status", where) if status else Dropped("bad_http", where, NO_STATUS)
+        end = HEADER_END.search(body, 0, MAX_HEADER_BYTES)
+        size = end.end() if end else len(body)
+        fields, body = parse_fields(body[:size]), body[size:]
+        codings = ",".join(value for wanted in CODINGS for name, value in fields if name.lower() == wanted)
+    kind = value_of(fields, "content-type") or value_of(record.fields, "warc-identified-payload-type")
+    is_html = not kind or _essence(kind) in HTML_TYPES
     try:
-        if record.is_http:
-            record.parse_http(quirks_mode=True, max_header_len=MAX_HEADER_BYTES)  # lines may end in LF
-            headers = record.http_headers
-            if (status := headers.status_code) != OK:
-                return Dropped("http_status", where) if status else Dropped("bad_http", where, NO_STATUS)
-            codings = ",".join(headers.get_multiple("Content-Encoding") + headers.get_multiple("Transfer-Encoding"))
-        kind = headers.get("Content-Type") or record.headers.get("WARC-Identified-Payload-Type") or ""
-        if kind and _essence(kind) not in HTML_TYPES:
-            return Dropped("not_html", where)
-        content = decode_content(record.reader.read(max_bytes + 1), codings, max_bytes)
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None):  # of the disk
-            raise
+        content = decode_content(body, codings, max_bytes) if is_html else b""
+    except ValueError as error:
         return Dropped("bad_http", where, str(error))
-    if not kind and not HTML_START.match(content):
+    if not is_html or not (kind or HTML_START.match(content)):
         return Dropped("not_html", where)
     if len(content) > max_bytes:
         return too_large(where, max_bytes)
     charset = CHARSET.search(kind.lower())
-    metadata = json_metadata({**_kept_headers(record), "Content-Type": kind})
-    return Record(number, content, url, charset and charset[1], metadata=metadata)
-
-
-def read_converted_text(record: WarcRecord, number: int, where: str, url: str) -> Record | Dropped:
-    """The text of a complete conversion record (WET files of Common Crawl consist of these): plain text in UTF-8."""
-    if _essence(record.headers.get("Content-Type") or TEXT_TYPE) != TEXT_TYPE:
-        return Dropped("not_text", where)
-    metadata = json_metadata(_kept_headers(record))
-    return text_record(number, record.reader.read(), where, record.content_length, url=url, metadata=metadata)
+    metadata = json_metadata(record.kept_fields | {"Content-Type": kind})
+    return Record(number, content, record.url, charset and charset[1], metadata=metadata)
 
 
 def _essence(kind: str) -> str:
     """A media type without its parameters."""
     return kind.partition(";")[0].strip().lower()
-
-
-def _kept_headers(record: WarcRecord) -> dict[str, str]:
-    """The headers of the record that say where it comes from."""
-    return {name: value for name, value in record.headers if name.lower() not in REDUNDANT_HEADERS}
 
 
 def decode_content(body: bytes, codings: str, max_bytes: int) -> bytes:

@@ -1,14 +1,9 @@
-"""WARC: the HTML pages of a crawl, or their texts, read with fastwarc and resynchronised after broken records.
+"""WARC and ARC: the HTML pages of a crawl, or their texts; after a broken record, reading resumes at the next.
 
-fastwarc is fast but trusts every record: a truncated payload comes out short, a wrong length shifts all that follows,
-and a broken gzip member ends the file, silently if the flags of its header are broken. This reader holds each record
-back until the next one begins at the announced offset. After a broken record it searches for the next gzip magic or
-line ``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each of which
-costs at most a record's bytes, is read no further. From the first header whose lines end in LF, fastwarc reads in its
-quirks mode, which accepts such lines but skips whatever is no header; so here each record is checked against what
-follows it.
-
-ARC, the crawl format before WARC, is read with warcio; there a broken record costs the rest of the file.
+A record is held back until its length is confirmed: the gzip member, the file or nothing but line ends must end where
+it ends, or another record must begin there. After a broken record the reader searches for the next gzip magic or line
+``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each of which costs
+at most a record's bytes, is read no further. Each record must be within one gzip member.
 """
 
 from __future__ import annotations
@@ -17,11 +12,9 @@ import mmap
 import os
 import re
 import zlib
-from contextlib import redirect_stderr, suppress
-from io import StringIO
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
+from fastwarc.warc import ArchiveIterator
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import open_regular
@@ -31,35 +24,33 @@ from mtnlg_data.transfer.urls import local_only
 
 from .reader import Part, Reader, reader
 from .record import Dropped, Record
-from .response import GZIP_WBITS, MAX_HEADER_BYTES, read_html_page, read_payload
+from .response import GZIP_WBITS, MAX_HEADER_BYTES, CrawlRecord, parse_fields, read_payload, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 GZIP_MAGIC = b"\x1f\x8b\x08"
-GZIP_MEMBER = re.compile(re.escape(GZIP_MAGIC))
 RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.")
-HEADER_END = re.compile(rb"\n\r?\n")
-BARE_LF = re.compile(rb"[^\r]\n")
-CONTENT_LENGTH = re.compile(rb"\nContent-Length: *(\d{1,15})\r?\n", re.IGNORECASE)
-ARC_START = re.compile(rb"filedesc:[ -~]{23}")  # of the first record, which describes the file
-ARC_DATE = re.compile(r"\d{12,14}")
-CHECKED_BYTES = 1 << 14  # of a header with LF, and of what follows its record
+#: Header of a record: the lines of WARC behind its version; or the line of ARC: URL, IP address, date, type, length.
+HEADER = re.compile(rb"WARC/[01]\.(.*?\n)\r?\n|(\S*) (\S+) (\d{12,14}) \S+ (\d{1,15})\r?\n", re.DOTALL)
+LENGTH = re.compile(r"\d{1,15}")
+LINE_ENDS = b"\r\n"
 #: Records that describe others, or the file.
-DESCRIPTIONS = (WarcRecordType.warcinfo, WarcRecordType.request, WarcRecordType.metadata)
+DESCRIPTIONS = {"warcinfo", "request", "metadata"}
 MAX_DEFECTS = 1000
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 14
 #: Characters of text per byte of a file, if most is kept: a little too many rather than too few.
 COMPRESSED_PAGES, PLAIN_PAGES = 0.25, 0.05
 
 
 class Defect(NamedTuple):
-    """A broken record."""
+    """A broken record, and its end if that may be known."""
 
     offset: int
     reason: str
     what: str
+    end: int = 0
 
 
 @reader("warc", [f"*.{stem}{suffix}" for stem in ("warc", "warc.wet", "arc") for suffix in ("", ".gz")])
@@ -95,234 +86,167 @@ class Warc(Reader):
         """Yield pages (HTML of responses of status 200, of resources, of conversions) and the texts of conversions."""
         del part
         with open_regular(path, follow=True) as file:
-            if ARC_START.match(_read_start(file, 0)):
-                file.seek(0)
-                yield from read_arc(file, path.name, max_bytes)
-                return
-            for number, record in enumerate(_complete_records(file, path.name, max_bytes)):
+            for number, record in enumerate(_records(file, path.name, max_bytes)):
                 if isinstance(record, Dropped):
                     yield record
-                    continue
-                url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
-                where = f"{path.name}: byte {record.stream_pos}"
-                if record.record_type not in DESCRIPTIONS:
-                    yield read_payload(record, number, where, url, max_bytes)
+                elif record.type not in DESCRIPTIONS:
+                    yield read_payload(record, number, f"{path.name}: byte {record.offset}", max_bytes)
 
 
-def _read_start(file: BinaryIO, offset: int) -> bytes:
-    """Beginning of the record at ``offset``, decompressed if it is gzipped, as long as a header may be."""
-    file.seek(offset)
-    start = file.read(CHUNK_BYTES)
-    if start.startswith(GZIP_MAGIC):
-        with suppress(zlib.error):
-            return zlib.decompressobj(GZIP_WBITS).decompress(start, MAX_HEADER_BYTES)
-    return start
+class _Source:
+    """The bytes of a file from an offset on, or those of the gzip member that begins there."""
 
+    def __init__(self, file: BinaryIO, begin: int) -> None:
+        file.seek(begin)
+        self.buffer = bytearray()
+        self._file, self._begin, self._rest = file, begin, file.read(CHUNK_BYTES)
+        self.member = zlib.decompressobj(GZIP_WBITS) if self._rest.startswith(GZIP_MAGIC) else None
 
-def _header_bytes(start: bytes) -> int:
-    """Length of the header that begins a record; 0 if there is none."""
-    header = HEADER_END.search(start) if start.startswith(b"WARC/") else None
-    return header.end() if header else 0
+    @property
+    def offset(self) -> int:
+        """Offset in the file of the next byte, or of the gzip member."""
+        return self._begin if self.member else self._file.tell() - len(self._rest) - len(self.buffer)
 
+    @property
+    def end(self) -> int:
+        """Offset behind what was read."""
+        return self._file.tell() - len(self.member.unused_data if self.member else b"")
 
-def read_arc(file: BinaryIO, name: str, max_bytes: int) -> Iterator[Record | Dropped]:
-    """Yield the pages of an ARC file of version 1: responses of status 200 and an HTML type, content codings undone."""
-    from warcio.archiveiterator import ArchiveIterator as WarcioIterator  # noqa: PLC0415  (few have ARC)
+    def fill(self, size: int, *, across: bool = False) -> bytearray:
+        """Read on until so many bytes are in the buffer, or there are no more; ``across`` members or to this one's end.
 
-    archive = WarcioIterator(file, no_record_parse=True)
-    number = offset = end = 0
-    said = StringIO()  # where warcio writes what a broken gzip member raised, and goes on as at the end of the file
-    while True:
-        try:
-            with redirect_stderr(said):
-                if (arc := next(archive, None)) is None:
+        Raises ``zlib.error`` for a damaged member.
+        """
+        while len(self.buffer) < size:
+            if self.member and self.member.eof:
+                following = self.member.unused_data or self._file.read(CHUNK_BYTES)
+                if not (across and following.startswith(GZIP_MAGIC)):
                     break
-                url, ip, date, _, length = (value for _, value in arc.rec_headers.headers)
-                body = arc.raw_stream.read(max_bytes + 1) if arc.length else b""
-                offset = archive.get_record_offset()
-                end = offset + archive.get_record_length()
-        except Exception as error:
-            if getattr(error, "errno", None):
-                raise
-            yield Dropped("unreadable", f"{name}: byte {offset}", str(error).strip(), ends_file=True)
-            return
-        where = f"{name}: byte {offset}"
-        if len(body) > max_bytes:
-            yield Dropped("too_large", where, f"its length is {length}")
-        elif len(body) < arc.length:
-            what = f"its length is {length}, but {len(body)} bytes follow"
-            yield Dropped("truncated", where, what, ends_file=True)
-        elif archive.err_count:
-            what = f"its length is {length}, but no record follows"
-            yield Dropped("bad_length", where, what, ends_file=True)
-            return
-        elif url.startswith(("http:", "https:")) and ARC_DATE.fullmatch(date):
-            record = WarcRecord()
-            record.headers["WARC-IP-Address"] = ip
-            record.headers["WARC-Date"] = "{}{}-{}-{}T{}:{}:{}Z".format(*re.findall("..", f"{date:0<14}"))
-            record.set_bytes_content(body)
-            record.is_http = True
-            yield read_html_page(record, number, where, url, max_bytes)
-        number += 1
+                self._rest, self.member = following, zlib.decompressobj(GZIP_WBITS)
+            chunk, self._rest = self._rest or self._file.read(CHUNK_BYTES), b""
+            if not chunk:
+                break
+            self.buffer += self.member.decompress(chunk, MAX_HEADER_BYTES) if self.member else chunk
+            self._rest = self.member.unconsumed_tail if self.member else b""
+        return self.buffer
+
+    def skip_line_ends(self) -> bool:
+        """Skip line ends; returns whether anything follows."""
+        while self.fill(1):
+            del self.buffer[: len(self.buffer) - len(self.buffer.lstrip(LINE_ENDS))]
+            if self.buffer:
+                return True
+        return False
+
+
+def _sound_records(file: BinaryIO, size: int, max_bytes: int) -> Generator[CrawlRecord, None, tuple[int, int]]:
+    """Yield the records behind which fastwarc finds another; returns where to read on, and how many of them to skip.
+
+    fastwarc is fast, but trusts every length, takes no lines that end in LF, ends silently at a gzip member whose
+    header is broken, and gives no offsets in a member of several records: such a file is read again from its beginning.
+    """
     file.seek(0)
-    is_cut = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC and end < os.fstat(file.fileno()).st_size
-    if said.getvalue() or is_cut:
-        what = said.getvalue().strip() or "no gzip member follows"
-        yield Dropped("unreadable", f"{name}: byte {end}", what, ends_file=True)
+    last, known = -1, 0
+    previous: CrawlRecord | None = None
+    try:
+        for record in ArchiveIterator(file, parse_http=False, max_header_len=MAX_HEADER_BYTES):
+            if previous:
+                known += 1
+                yield previous
+            previous, length = None, record.content_length
+            last = record.stream_pos if record.stream_pos > last else size
+            if last == size or length > max_bytes or len(body := record.reader.read()) < length:
+                break
+            previous = CrawlRecord(last, list(record.headers), body)
+    except OSError as error:
+        if error.errno:
+            raise
+    return (0, known) if last == size else (max(last, 0), 0)
 
 
-def read_gzip_member(file: BinaryIO, offset: int, limit: int) -> tuple[bytes, int] | None:
-    """Content of the gzip member at ``offset``, and its end; None if it is broken or has more than ``limit`` bytes."""
-    file.seek(offset)
-    decompressor = zlib.decompressobj(GZIP_WBITS)
-    content = b""
-    while not decompressor.eof:
-        chunk = file.read(CHUNK_BYTES)
-        try:
-            content += decompressor.decompress(chunk, limit + 1 - len(content))
-        except zlib.error:
-            return None
-        if not chunk or len(content) > limit:
-            return None
-    return content, file.tell() - len(decompressor.unused_data)
-
-
-def find(pattern: re.Pattern[bytes], file: BinaryIO, start: int) -> int | None:
-    """Offset of the first match at or after ``start``."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        match = pattern.search(content, start)
-        return match.start() if match else None
-
-
-def _complete_records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[WarcRecord | Dropped]:
+def _records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[CrawlRecord | Dropped]:
     """Yield the complete records; after a broken one, resume at the next record start."""
-    start: int | None = 0
-    reported = lenient = False
-    last = -1
-    defects = 0
-    while start is not None:
+    size, defects, reported = file.seek(0, os.SEEK_END), 0, False
+    start: int | None
+    start, known = yield from _sound_records(file, size, max_bytes)
+    while start is not None and start < size:
+        source = _Source(file, start)
         defect: Defect | None = None
-        file.seek(start)
-        for record in _records_until_defect(file, max_bytes, lenient=lenient):
-            if isinstance(record, WarcRecord):
-                reported, last = False, record.stream_pos
-                yield record
+        for found in _read_source(source, max_bytes):
+            if isinstance(found, Defect):
+                defect = found
+            elif known:
+                known -= 1
             else:
-                defect = record
+                reported = False
+                yield found
         if defect is None:
-            return
-        defect = defect._replace(offset=max(defect.offset, start))
-        if not lenient and defect.offset > last and _has_bare_lf(file, defect.offset):
-            start, lenient = defect.offset, True
+            start = source.end
             continue
         defects += 1
         if defects > MAX_DEFECTS:
             what = f"the last of {defects} broken places; the rest of the file is lost"
             yield Dropped(defect.reason, f"{name}: byte {defect.offset}", what, ends_file=True)
             return
-        start = find(RECORD_START, file, _search_offset(file, defect))
+        file.seek(defect.end)
+        following = file.read(MAX_HEADER_BYTES).lstrip(LINE_ENDS)
+        is_end_right = 0 < defect.end <= size and (not following or HEADER.match(following))
+        start = defect.end if is_end_right else _find_start(file, defect.offset + 1)
         if not reported:  # a false start found by the search is still the same broken record
-            ends_file = start is None and defect.reason != "too_large"
+            ends_file = start is None and (defect.reason != "too_large" or not source.member)
             yield Dropped(defect.reason, f"{name}: byte {defect.offset}", defect.what, ends_file=ends_file)
         reported = True
 
 
-def _records_until_defect(file: BinaryIO, max_bytes: int, *, lenient: bool) -> Iterator[WarcRecord | Defect]:
-    """Yield complete, frozen records from the file's position on, then the defect that ended them, if any."""
-    previous: WarcRecord | None = None
-    offset, length = file.tell(), 0
+def _find_start(file: BinaryIO, begin: int) -> int | None:
+    """Offset of the first gzip member or record at or after ``begin``."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        match = RECORD_START.search(content, begin)
+        return match.start() if match else None
+
+
+def _read_source(source: _Source, max_bytes: int) -> Iterator[CrawlRecord | Defect]:
+    """Yield the complete records of a member, or of the rest of a file, then the defect that ends them, if any."""
     try:
-        for record in ArchiveIterator(file, parse_http=False, quirks_mode=lenient, max_header_len=MAX_HEADER_BYTES):
-            if previous is not None:
-                yield previous
-            previous, offset = None, record.stream_pos
-            length = record.content_length
-            if length > max_bytes:
-                yield Defect(offset, "too_large", f"its Content-Length is {length}")
+        while source.skip_line_ends():
+            found = _read_record(source, max_bytes)
+            yield found
+            if isinstance(found, Defect):
                 return
-            if "Content-Length" not in record.headers:
-                yield Defect(offset, "truncated", "its header is truncated")
-                return
-            record.freeze()
-            if record.content_length < length:
-                what = f"its Content-Length is {length}, but {record.content_length} bytes follow"
-                yield Defect(offset, "truncated", what)
-                return
-            if lenient and _is_followed(file, offset, record) is False:
-                yield Defect(offset, "bad_length", f"its Content-Length is {length}, but no record follows")
-                return
-            previous = record
-    except OSError as error:
-        if error.errno:
-            raise
-        yield from _after_parse_error(file, offset, previous, str(error))
-        return
-    if previous is not None:
-        yield previous
-    yield from _unread_member(file, offset, previous)
+        if source.member and not source.member.eof:
+            yield Defect(source.offset, "truncated", "its gzip member is cut")
+    except zlib.error as error:
+        yield Defect(source.offset, "unreadable", str(error))
 
 
-def _after_parse_error(
-    file: BinaryIO, offset: int, last: WarcRecord | None, what: str
-) -> Iterator[WarcRecord | Defect]:
-    """Yield the ``last`` record, at ``offset``, if it is complete despite the error after it, then the defect."""
-    if last is None:
-        yield Defect(offset, "unreadable", what)
-    elif "WARC header" in what and not _is_followed(file, offset, last):
-        # No record begins where this one's length says that it ends.
-        yield Defect(offset, "bad_length", what)
+def _is_at_record(source: _Source) -> bool:
+    """Whether a record, or the end of the source, follows the line ends."""
+    return not source.skip_line_ends() or HEADER.match(source.fill(MAX_HEADER_BYTES)) is not None
+
+
+def _read_record(source: _Source, max_bytes: int) -> CrawlRecord | Defect:
+    offset = source.offset
+    found = HEADER.match(source.fill(MAX_HEADER_BYTES))
+    if found is None:
+        return Defect(offset, "unreadable", "no record begins here")
+    if found[1] is None:
+        url, ip, date, length = (value.decode("utf-8", "replace") for value in found.groups()[1:])
+        kind = "response" if url.startswith(("http:", "https:")) else "warcinfo"
+        day = "{}{}-{}-{}T{}:{}:{}Z".format(*re.findall("..", f"{date:0<14}"))
+        fields = [("WARC-Type", kind), ("WARC-Target-URI", url), ("WARC-IP-Address", ip), ("WARC-Date", day)]
     else:
-        yield last
-        yield Defect(offset, "unreadable", f"after the record at this position: {what}")
-
-
-def _is_followed(file: BinaryIO, offset: int, record: WarcRecord) -> bool | None:
-    """Whether the record at ``offset`` is followed by another or by the end of the file, so that its length is right.
-
-    None if that cannot be determined: within a gzip member.
-    """
-    place, most = file.tell(), CHECKED_BYTES + record.content_length
-    file.seek(offset)
-    content = file.read(most)
-    if content.startswith(GZIP_MAGIC) and (member := read_gzip_member(file, offset, most)):
-        content = member[0]
-    file.seek(place)
-    header = _header_bytes(content)
-    rest = content[header + record.content_length :].lstrip(b"\r\n")
-    is_whole = header + record.content_length <= len(content)
-    return (is_whole and (not rest or RECORD_START.match(rest) is not None)) if header else None
-
-
-def _has_bare_lf(file: BinaryIO, offset: int) -> bool:
-    """Whether a line of the header at ``offset`` ends in LF alone."""
-    start = _read_start(file, offset)
-    return BARE_LF.search(start, 0, _header_bytes(start)) is not None
-
-
-def _search_offset(file: BinaryIO, defect: Defect) -> int:
-    """Where to search for the next record after a broken one.
-
-    This is the record's end if it is uncompressed and another record begins there: a record that is too large may
-    contain complete records that are not part of the crawl.
-    """
-    file.seek(defect.offset)
-    start = file.read(MAX_HEADER_BYTES)
-    header = _header_bytes(start)
-    if length := CONTENT_LENGTH.search(start, 0, header):
-        end = defect.offset + header + int(length[1]) + len(b"\r\n\r\n")
-        file.seek(end)
-        if RECORD_START.match(file.read(7)):
-            return end
-    return defect.offset + 1
-
-
-def _unread_member(file: BinaryIO, offset: int, last: WarcRecord | None) -> Iterator[Defect]:
-    """Yield a defect if fastwarc stopped early: a gzip member follows the last record, or no record was read."""
-    file.seek(offset)
-    if file.read(3) != GZIP_MAGIC:
-        return
-    # The last record may itself hold gzip members, as it was crawled.
-    whole = None if last is None else read_gzip_member(file, offset, MAX_HEADER_BYTES + last.content_length)
-    member = find(GZIP_MEMBER, file, offset + 1 if whole is None else whole[1])
-    if member is not None:
-        yield Defect(offset if last is None else member, "unreadable", "its gzip header has flags of optional fields")
+        fields = parse_fields(found[1])
+        length = value_of(fields, "content-length")
+    del source.buffer[: found.end()]
+    what = f"its length is {length or 'missing'}"
+    if not LENGTH.fullmatch(length):
+        return Defect(offset, "bad_length", what)
+    if (count := int(length)) > max_bytes:
+        return Defect(offset, "too_large", what, 0 if source.member else source.offset + count)
+    body = bytes(source.fill(count, across=True)[:count])
+    if len(body) < count:
+        return Defect(offset, "truncated", f"{what}, but {len(body)} bytes follow")
+    del source.buffer[:count]
+    if not _is_at_record(source):
+        return Defect(offset, "bad_length", f"{what}, but no record follows")
+    return CrawlRecord(offset, fields, body)
