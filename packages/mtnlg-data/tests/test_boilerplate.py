@@ -10,7 +10,6 @@ import justext
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from justext.core import revise_paragraph_classification
 from lxml.etree import ParserError
 
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
@@ -192,18 +191,6 @@ BLOCKS = st.builds("<{0}>{1}</{0}>".format, st.sampled_from(["p", "h2", "li"]), 
 @given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
 def test_revision_of_any_paragraphs_matches_justext(html: str) -> None:
     assert ours(f"<html><body>{html}") == theirs(f"<html><body>{html}")
-
-
-@given(st.lists(st.one_of(BLOCKS, BLOCKS.map("<a>{}</a>".format)), max_size=25).map("".join))
-@example(f"<h2>A heading</h2><p>Short.</p><p>{PROSE * 3}")  # the short one stays, as it now follows a near-good one
-def test_headings_first_matches_justext_with_its_bug_fixed(html: str) -> None:
-    html = f"<html><body>{html}"
-    paragraphs = justext.justext(html, STOP_WORDS)
-    for paragraph in paragraphs:
-        paragraph.class_type = paragraph.cf_class
-    revise_paragraph_classification(paragraphs)
-    expected = [paragraph.class_type for paragraph in paragraphs]
-    assert [paragraph.final for paragraph in ours(html, BoilerplateSettings(headings_first=True))] == expected
 
 
 def test_text_is_extracted_even_where_the_package_fails() -> None:

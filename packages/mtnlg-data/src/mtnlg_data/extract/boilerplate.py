@@ -78,7 +78,6 @@ class BoilerplateSettings(Settings):
     stop_high: float = share(0.32, "Stop words of a good paragraph.", paper="0.32")
     most_linked: float = share(0.2, "Most text inside links.", paper="0.2")
     heading_distance: int = characters(200, "Maximum text between a heading and its good paragraph.", paper="200")
-    headings_first: bool = setting(False, "Raise short headings first, which jusText intends but never does.")
     layout: bool = setting(
         False, "Keep spaces between inline tags and lines of <pre>, and write formulas once; jusText does not."
     )
@@ -133,7 +132,7 @@ def classify(page: Page, settings: BoilerplateSettings, language: str = ENGLISH)
 
 def revise_classes(page: Page, context_free: Classes, settings: BoilerplateSettings) -> Classes:
     """The final class of each paragraph, good or bad, by its neighbours (jusText's context-sensitive step)."""
-    return _revise(page.columns, context_free, settings.heading_distance, settings.headings_first)
+    return _revise(page.columns, context_free, settings.heading_distance)
 
 
 @jit
@@ -182,15 +181,8 @@ def _classify(
 
 
 @jit
-def _revise(
-    columns: Int64s,
-    context_free: Classes,
-    distance: int,
-    headings_first: bool,
-) -> Classes:
+def _revise(columns: Int64s, context_free: Classes, distance: int) -> Classes:
     classes, count = context_free.copy(), len(context_free)
-    if headings_first:
-        classes[_headings(columns, classes, distance) & (classes == SHORT)] = NEAR_GOOD
     before, after = _neighbours(classes, GOOD)
     near_before, near_after = _neighbours(classes, NEAR_GOOD)
     for i in range(count):
