@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import invoke
 from shards import read_rows, run_here
 
 from mtnlg_data import (
@@ -24,11 +23,10 @@ from mtnlg_data import (
     Record,
     SourceFile,
 )
-from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP, DocumentFile
 from mtnlg_data.report.file_inspection import inspect_table
-from mtnlg_data.sources import read_records
+from mtnlg_data.sources import Dropped, read_records
 from mtnlg_data.sources.record import Metadata
 
 if TYPE_CHECKING:
@@ -168,29 +166,21 @@ def test_parquet_columns_survive_every_stage(tmp_path: Path) -> None:
     assert [row["key"] for row in rows(last)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
 
 
-def test_left_out_columns_are_named_once_with_a_file(tmp_path: Path) -> None:
-    names = ["text", "n", "n", OWN, "m"]
-    table = pa.Table.from_arrays([pa.array(TEXTS), *[pa.array(range(6))] * 4], names=names)
-    files = []
-    for kind, name in (("parquet", "a"), ("parquet", "b"), ("arrow", "c")):
-        path = tmp_path / f"{name}.{kind}"
-        if kind == "parquet":
-            pq.write_table(table, path, row_group_size=2)
-        else:
-            with pa.ipc.new_stream(path, table.schema) as stream:
-                stream.write_table(table)
-        files.append(SourceFile("own", path, path.name, kind))
-    summary = run_here(Extract(shard_characters=len(TEXTS[0])), files, tmp_path / "out")
-    assert summary["alarms"] == [
-        {
-            "source": "own",
-            "message": f"extract omits column {name} of a.parquet (and of 2 more files of own): {why}",
-        }
-        for name, why in (("n", "its name is not unique"), (OWN, "the name is that of our own column"))
-    ]
-    invoke("clean", tmp_path / "out", "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
-    again = find_inputs([str(tmp_path / "clean")], raw=True)
-    assert not run_here(Extract(), again.files, tmp_path / "again")["alarms"]
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(["text", "n", "n"], "column n: its name is not unique"), (["text", "n", OWN], f"column {OWN}: the name is that")],
+)
+def test_a_column_that_no_document_can_keep_is_named(tmp_path: Path, names: list[str], why: str, kind: str) -> None:
+    table, path = pa.Table.from_arrays([pa.array(TEXTS), *[pa.array(range(6))] * 2], names=names), tmp_path / "a"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table)
+    (dropped,) = read_records(SourceFile("own", path, path.name, kind))
+    assert isinstance(dropped, Dropped)
+    assert str(dropped.what).startswith(why)
 
 
 def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import orjson
 
 from mtnlg_data.document import shard_name, writing_documents
-from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings, left_out
+from mtnlg_data.schema import SCHEMA, Document, documents_schema, has_equal_columns, has_strings
 from mtnlg_data.sources import Dropped, Record
-from mtnlg_data.sources.record import SHOWN_CHARACTERS, SHOWN_FIELDS, Metadata, json_metadata, read_any
+from mtnlg_data.sources.record import Metadata, json_metadata, read_any
 from mtnlg_data.tally import recorded_tallies
 
 from .text import PARSE_ERRORS, extract_record
@@ -47,8 +47,7 @@ def extract_group(item: tuple[Group, Mapping[str, ByLanguage]], output: Path, *,
     """Extract a group of files; ``output`` is the first shard of the first source, ``versions`` is only for the key.
 
     ``item`` has the group, and the settings by source and language (``Step.by_language``). A file at a URL is read from
-    a temporary copy. The summary has ``shards``, ``languages`` and ``languages_kept``, the ``empty`` files, and columns
-    that were ``left_out``.
+    a temporary copy. The summary has ``shards``, ``languages`` and ``languages_kept``, and the ``empty`` files.
     """
     del versions
     group, settings = item
@@ -73,7 +72,6 @@ def extract_group(item: tuple[Group, Mapping[str, ByLanguage]], output: Path, *,
         "shards": names,
         "files": [*names[1:], *tallies.files],
         "empty": empty,
-        "left_out": [column for writer in writers for column in writer.left_out],
     }
 
 
@@ -138,7 +136,6 @@ class _ShardWriter:
         self.tally = tally
         self.settings = settings
         self.paths: list[Path] = []
-        self.left_out: list[tuple[str, str, str, str]] = []  # source, column, why, file
         self._output = output
         self._number = number
         self._stack = stack
@@ -152,8 +149,6 @@ class _ShardWriter:
         schema = SCHEMA
         if of_file is not None and has_strings(of_file, field):
             schema = documents_schema(of_file, field)
-            columns = islice(left_out(of_file).items(), SHOWN_FIELDS)
-            self.left_out += [(file.source, name[:SHOWN_CHARACTERS], why, file.name) for name, why in columns]
         if self._schema is None or not has_equal_columns(schema, self._schema):
             self._schema = schema
             self._open_next()

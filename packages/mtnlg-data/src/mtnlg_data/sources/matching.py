@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,13 @@ from mtnlg_data.transfer.urls import Url, located
 from .reader import all_readers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from mtnlg_data.transfer.urls import Location
+
+#: Files of a folder that ``datasets.Dataset.save_to_disk`` wrote, and those without rows, with what ``map`` has cached.
+DATA_SET = ("*.arrow", "*state.json")
+NOT_ROWS = ("state.json", "dataset_info.json", "dataset_dict.json", "cache-*.arrow")
 
 
 def is_hidden(name: str) -> bool:
@@ -38,25 +43,21 @@ def check_regular(path: Path) -> None:
 def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
     """The kind of reader for each file in a folder, by the patterns of all readers; None if none matches.
 
-    Hidden files, manifests of other files and files that a reader knows to hold no data are left out.
+    Hidden files and manifests of other files are left out, and so is ``NOT_ROWS`` beside a data set.
     """
-    readers = all_readers()
-    for reader in readers.values():
-        names = reader.select(names)
+    readers = [*reversed(all_readers().items())]  # those of other packages first
+    is_data_set = all(any(_matches(name, [pattern]) for name in names) for pattern in DATA_SET)
     kinds = {
-        name: next(
-            (
-                kind
-                for kind, reader in reversed(readers.items())  # those of other packages first
-                if any(fnmatch(name.lower(), pattern) for pattern in reader.patterns)
-            ),
-            None,
-        )
+        name: next((kind for kind, reader in readers if _matches(name, reader.patterns)), None)
         for name in names
-        if not is_hidden(name)
+        if not (is_hidden(name) or (is_data_set and _matches(name.rpartition("/")[2], NOT_ROWS)))
     }
     manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
     return {name: kind for name, kind in kinds.items() if name not in manifests}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name.lower(), pattern) for pattern in patterns)
 
 
 def matching_files(source: str, patterns: Sequence[str], folder: Location) -> dict[str, Path | RemoteFile]:
@@ -91,19 +92,9 @@ def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
     if full_pattern.is_dir():
         raise Failure(f"{full_pattern}: a folder (source {source}); give a pattern of its files, such as *.jsonl")
     inner = str(full_pattern.relative_to(base))
-    try:
-        matches, links = list(base.glob(inner)), _passed_links(base, inner)
-    except ValueError as error:
-        raise Failure(f"{full_pattern}: not a valid pattern (source {source}): {error}") from None
+    matches = [base / name for name in glob.glob(inner, root_dir=base, recursive=True)]  # noqa: PTH207  (follows links)
     if not full_pattern.suffix:  # such as own/**, which matches folders on the way
         matches = [path for path in matches if not path.is_dir()]
-    if not is_hidden(inner):
-        matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
-    if links:
-        raise Failure(
-            f"{links[0]}: a link to a folder, which ** does not follow (source {source}); give it and the folders "
-            "beside it in patterns of their own"
-        )
     if not matches:
         raise Failure(f"{full_pattern}: no such file (source {source}); paths start at {folder}, --input takes another")
     for path in matches:
@@ -118,12 +109,3 @@ def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
     if not seen:
         raise Failure(f"{url}: only hidden files there (source {source})")
     return seen
-
-
-def _passed_links(base: Path, pattern: str) -> list[Path]:
-    """Symlinks to folders that a ``**`` of the pattern reaches but does not follow."""
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return []
-    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
-    return [folder for folder in base.glob(met) if folder.is_symlink()]

@@ -21,7 +21,7 @@ from mtnlg_data.registry import Registry, recipe_folder
 from mtnlg_data.settings import Settings, validate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -131,11 +131,6 @@ class Reader(Settings):
         """Names and paths of the source's files, below ``folder``, if the reader's keys say which they are."""
         del folder
         return []
-
-    @classmethod
-    def select(cls, names: Collection[str]) -> Collection[str]:
-        """The names that are data files, among all names in a folder."""
-        return names
 
     def wants(self, item: Record | Dropped) -> bool:
         """Whether a record of a shared file is for the source of this reader."""

@@ -2,15 +2,11 @@
 
 Strings of Parquet are read dictionary-encoded, and texts are converted value by value: a megabyte of text repeated in a
 million rows is held once, and invalid UTF-8 costs only its row. Other columns are held for one batch of rows at a time.
-
-A folder of ``save_to_disk`` holds ``data-00000-of-00002.arrow`` and so on, ``dataset_info.json`` and ``state.json``;
-what ``map`` left there (``cache-….arrow``) is not part of the data set.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.files import regular
-from mtnlg_data.schema import TableRow, arrow_damage, documents_schema, given_ids, has_strings, is_string
+from mtnlg_data.schema import TableRow, arrow_damage, documents_schema, given_ids, has_strings, is_string, left_out
 from mtnlg_data.transfer.urls import first_line
 
 from .reader import Part, reader
@@ -27,7 +23,7 @@ from .record import MAX_METADATA_BYTES, Dropped, Metadata, Record, no_text, text
 from .rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mtnlg_data.array_types import Int64s
@@ -36,9 +32,6 @@ MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 1 << 25
 FIXED_BYTES = 8  # of a number, and of where a string begins
 PARQUET_CHARACTERS = 3.0  # per byte of a file
-STATE = "state.json"
-NOT_DATA = {STATE, "dataset_info.json", "dataset_dict.json"}
-"""Files of a data set that hold no rows. All may be missing in a folder that happens to have a file of such a name."""
 
 
 class Table(Rows):
@@ -68,11 +61,15 @@ class Table(Rows):
                 rows = rows if path in rows.column_names else rows.flatten()
         return rows
 
-    def without_text(self, name: str, schema: pa.Schema) -> Dropped:
-        """Drop of a file without a column of texts."""
+    def refuse(self, file: str, schema: pa.Schema) -> Dropped | None:
+        """Drop of a file with a column that documents cannot keep, or without a column of texts; None for others."""
+        for name, why in left_out(schema).items():
+            return Dropped("unreadable", file, f"column {name}: {why}; rename it", ends_file=True)
+        if has_strings(schema, self.field):
+            return None
         names = schema.names
-        kind = f" ({schema.field(self.field).type})" if names.count(self.field) == 1 else f" among {', '.join(names)}"
-        return no_text(name, self.field, kind, (name for name in names if has_strings(schema, name)))._replace(
+        kind = f" ({schema.field(self.field).type})" if self.field in names else f" among {', '.join(names)}"
+        return no_text(file, self.field, kind, (name for name in names if has_strings(schema, name)))._replace(
             ends_file=True
         )
 
@@ -139,15 +136,12 @@ class Parquet(Table):
         try:
             with arrow_damage(), pq.ParquetFile(regular(path)) as plain:
                 schema, strings = self.view(plain.schema_arrow), _string_leaves(plain)
-                file = (
-                    pq.ParquetFile(regular(path), read_dictionary=strings) if has_strings(schema, self.field) else None
-                )
+                file = pq.ParquetFile(regular(path), read_dictionary=strings)
         except pa.ArrowException as error:
             yield Dropped("unreadable", path.name, first_line(error), ends_file=True)
             return
-        if file is None:
-            if part.number == 0:
-                yield self.without_text(path.name, schema)
+        if refused := self.refuse(path.name, schema):
+            yield from [refused][part.number :]
             return
         kind = documents_schema(schema, self.field).field("metadata").type
         columns = [self.field] if pa.types.is_null(kind) else [self.field, *(column.name for column in kind)]
@@ -175,22 +169,6 @@ class Parquet(Table):
 class Arrow(Table):
     """Arrow, in the stream format, which data sets have, or the file format; one unit of work, however large."""
 
-    @classmethod
-    def select(cls, names: Collection[str]) -> Collection[str]:
-        """The names without the files of a data set that hold no rows, and without what ``map`` has cached."""
-        folders = {name.removesuffix(name.rpartition("/")[2]) for name in names if name.endswith(".arrow")}
-        folders &= {name.removesuffix(STATE) for name in names if name.rpartition("/")[2] == STATE}
-        beside = {f"{folder.rstrip('/').rpartition('/')[0]}/dataset_dict.json".lstrip("/") for folder in folders}
-        return [
-            name
-            for name in names
-            if name not in beside
-            and not (
-                name.removesuffix(own := name.rpartition("/")[2]) in folders
-                and (own in NOT_DATA or fnmatch(own, "cache-*.arrow"))
-            )
-        ]
-
     def columns(self, path: Path) -> pa.Schema | None:
         """The columns in the first message; None if it cannot be read."""
         try:
@@ -217,8 +195,8 @@ class Arrow(Table):
         try:
             with _batches(path) as (own, batches):
                 schema = self.view(own)
-                if not has_strings(schema, self.field):
-                    yield self.without_text(path.name, schema)
+                if refused := self.refuse(path.name, schema):
+                    yield refused
                     return
                 kind = documents_schema(schema, self.field).field("metadata").type
                 for batch in batches:
@@ -297,31 +275,16 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -
 
 
 def row_bytes(column: pa.Array) -> Int64s:
-    """Approximate bytes of each value of a column; a dictionary-encoded column counts as if it were decoded."""
+    """Approximate bytes of each value of a column: of a string decoded from its dictionary, or the column's average."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
         values: Int64s = np.append(row_bytes(column.dictionary), 0)[indices]
         return values
-    if isinstance(kind, pa.BaseExtensionType):
-        return row_bytes(column.storage)
-    if pa.types.is_struct(kind):
-        children = [row_bytes(child) for child in column.flatten()]
-        total: Int64s = np.sum([np.ones(len(column), np.int64), *children], axis=0)
-        return total
-    if pa.types.is_map(kind):
-        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    if pa.types.is_nested(column.type):  # a list of one of the kinds
-        ends = np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())
-        totals = np.concatenate([[0], np.cumsum(row_bytes(column.flatten()))])
-        lengths: Int64s = 1 + np.diff(totals[ends], prepend=0)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_string(kind):
+        lengths: Int64s = FIXED_BYTES + pc.binary_length(column).fill_null(0).to_numpy()
         return lengths
-    sizes = np.full(len(column), FIXED_BYTES)
-    if pa.types.is_fixed_size_binary(kind):
-        sizes += kind.byte_width
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_string(kind):
-        sizes += pc.binary_length(column).fill_null(0).to_numpy()
-    return sizes
+    return np.full(len(column), -(-column.nbytes // max(1, len(column))))
 
 
 def _strings(column: pa.Array) -> list[str | None]:

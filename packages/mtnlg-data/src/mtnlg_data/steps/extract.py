@@ -16,7 +16,7 @@ from mtnlg_data.step import Cost, Kind, Step
 from mtnlg_data.summary import read_failure, stage_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mtnlg_data.extract.extractors import Method
     from mtnlg_data.extract.grouping import Group
@@ -88,7 +88,6 @@ class Extract(Step[ExtractSettings, Settings]):
                 counts.update(summary[name])
         return {
             **stage,
-            "alarms": [*stage["alarms"], *_column_alarms(summaries)],
             **({"failure": failure} if failure else {}),
             **{name: dict(counts.most_common()) for name, counts in languages.items()},
             "shards": shards,
@@ -104,14 +103,3 @@ def _empty_files(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[
         for place, file in pieces.items()
         if empty[place] == file.part.parts and file.stats[0]
     ]
-
-
-def _column_alarms(summaries: Sequence[Summary]) -> Iterator[dict[str, str]]:
-    """An alarm for each column that documents of a source lack, though their files have it."""
-    files: dict[tuple[str, str, str], dict[str, None]] = {}
-    for summary in summaries:
-        for *column, file in summary["left_out"]:
-            files.setdefault(tuple(column), {})[file] = None
-    for (source, name, why), (first, *others) in files.items():
-        more = f" (and of {len(others)} more files of {source})" if others else ""
-        yield {"source": source, "message": f"extract omits column {name} of {first}{more}: {why}"}
