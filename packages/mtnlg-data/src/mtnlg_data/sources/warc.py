@@ -145,7 +145,6 @@ def _sound_records(file: BinaryIO, size: int, max_bytes: int) -> Generator[Crawl
     fastwarc is fast, but trusts every length, takes no lines that end in LF, ends silently at a gzip member whose
     header is broken, and gives no offsets in a member of several records: such a file is read again from its beginning.
     """
-    file.seek(0)
     last, known = -1, 0
     previous: CrawlRecord | None = None
     try:
@@ -166,7 +165,7 @@ def _sound_records(file: BinaryIO, size: int, max_bytes: int) -> Generator[Crawl
 
 def _records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[CrawlRecord | Dropped]:
     """Yield the complete records; after a broken one, resume at the next record start."""
-    size, defects, reported = file.seek(0, os.SEEK_END), 0, False
+    size, defects, reported = os.fstat(file.fileno()).st_size, 0, False
     start: int | None
     start, known = yield from _sound_records(file, size, max_bytes)
     while start is not None and start < size:
