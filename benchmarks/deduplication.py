@@ -172,15 +172,15 @@ def measure(
     articles: Path, documents: int = 5000, sides: tuple[str, ...] = tuple(SIDES), rounds: int = 5
 ) -> dict[str, Any]:
     """Deduplicate so many documents."""
-    from mtnlg_data.document import batch_documents, write_documents  # noqa: PLC0415
+    from mtnlg_data.document import write_documents  # noqa: PLC0415
 
     made, similar = make_corpus(read_articles(articles), documents)
     megabytes = megabytes_of(document.text for document in made)
     survivors: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         shard, small = (Path(scratch) / name / "web-00000.parquet" for name in ("in", "small"))
-        write_documents(shard, batch_documents(made))
-        write_documents(small, batch_documents(made[:600]))
+        write_documents(shard, made)
+        write_documents(small, made[:600])
 
         def deduplicate(name: str, source: Path) -> None:
             survivors[name] = SIDES[name](source, out)

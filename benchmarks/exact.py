@@ -45,7 +45,7 @@ from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.text import TextNormConfig
 
 from deduplication import make_corpus
-from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.steps.exact import Exact
@@ -172,7 +172,7 @@ def measure(articles: Path, documents: int = 5000, kinds: tuple[str, ...] = KIND
     with tempfile.TemporaryDirectory() as scratch:
         shards = (Path(scratch) / "small" / "web-00000.parquet", Path(scratch) / "in" / "web-00000.parquet")
         for path, part in zip(shards, (made[:300], made), strict=True):
-            write_documents(path, batch_documents(part))
+            write_documents(path, part)
         for kind in kinds:
             seconds, left = compare(kind, shards, Path(scratch) / "out", rounds)
             found[kind] = {"megabytes_per_second": rates(megabytes, seconds), "left": left}

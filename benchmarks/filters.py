@@ -49,14 +49,14 @@ from datatrove.utils import word_tokenizers
 from datatrove.utils.typeshelper import Languages
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from mtnlg_data.document import batch_documents, write_documents
+from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.filters import c4
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings
 from mtnlg_data.job import run_step
-from mtnlg_data.schema import Document
+from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.steps.filter import Filter
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_table
@@ -163,9 +163,7 @@ STEPS = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")
 
 def time_families(texts: list[str], rounds: int, sides: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each family of rules by itself, from texts in memory to decisions, by side and round."""
-    batch = next(iter(batch_documents(Document(f"{n}", "web", text) for n, text in enumerate(texts))))
-    if batch.num_rows < len(texts):
-        raise SystemExit("the texts do not fit into one batch")
+    batch = document_columns([Document(f"{n}", "web", text) for n, text in enumerate(texts)], SCHEMA)
 
     def run_family(name: str, number: int, count: int | None) -> None:
         if SIDES[name]:
@@ -217,7 +215,7 @@ def measure(data: Path, copies: int = 3, plain: bool = False, rounds: int = 5) -
             Path(scratch) / name for name in ("in/web-00000.parquet", "small/web-00000.parquet", "out")
         )
         for path, part in ((shard, texts * copies), (small, texts[:50])):
-            write_documents(path, batch_documents(Document(f"{n}", "web", text) for n, text in enumerate(part)))
+            write_documents(path, (Document(f"{n}", "web", text) for n, text in enumerate(part)))
         first, later = ({name: partial(run_filters, name, each, out) for name in sides} for each in (small, shard))
         time_rounds(first, 1, out=out)  # imports and fills caches
         runs = time_rounds(later, rounds, cpu_seconds, out)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from mtnlg_data.document import batch_documents, read_documents, shard_name, write_documents
+from mtnlg_data.document import read_documents, shard_name, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_shard(path: Path, documents: Iterable[Document]) -> Path:
-    write_documents(path, batch_documents(documents))
+    write_documents(path, documents)
     return path
 
 

@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from engines import Backwards, Recording
-from shards import write_shards
+from shards import write_shard, write_shards
 
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup import clusters, stage
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.report.inspection import inspect_path
@@ -223,7 +222,7 @@ HAN = "".join(chr(0x4E00 + 37 * number % 8000) for number in range(300))
 )
 def test_near_duplicates_are_removed(tmp_path: Path, texts: list[str], removed: int, settings: dict[str, Any]) -> None:
     path = tmp_path / "web-00000.parquet"
-    write_documents(path, batch_documents(Document(str(n), "web", text) for n, text in enumerate(texts)))
+    write_shard(path, (Document(str(n), "web", text) for n, text in enumerate(texts)))
     summary, ledger = run([path], tmp_path / "out", DeduplicateSettings(alarm_share=1, **settings))
     assert len({row["id"] for row in ledger}) == removed == len(texts) - summary["documents_out"]
     assert summary["duplicates"]["components"] == len({row["component"] for row in ledger})

@@ -12,12 +12,12 @@ import pytest
 from engines import Recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shards import write_shard
 from typer.testing import CliRunner
 
 from mtnlg_data import exchange
 from mtnlg_data.cli import app
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.document import batch_documents, write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.exact.repeats import document_orders
 from mtnlg_data.job import run_step
@@ -44,7 +44,7 @@ def run(
     paths = []
     for number in range(shards):
         paths.append(folder / "in" / f"all-{number:05d}.parquet")
-        write_documents(paths[-1], batch_documents(documents[number::shards]))
+        write_shard(paths[-1], documents[number::shards])
     summary = run_step(Exact(options, {source: {} for source in PRIORITY}), paths, folder / "out", Local(1))
     tables = [pq.read_table(folder / "out" / path.name) for path in paths]
     return {row["id"]: row["text"] for table in tables for row in table.select(["id", "text"]).to_pylist()}, summary
@@ -167,7 +167,7 @@ def test_cuts_leave_lines_and_paragraphs_apart(tmp_path: Path) -> None:
 def test_changed_minimum_length_reruns_cuts_but_not_the_search(tmp_path: Path) -> None:
     documents = [Document(f"{n}", "web", f"{prose(n)}\n{prose(0)}") for n in range(4)]
     paths = [tmp_path / "web-00000.parquet"]
-    write_documents(paths[0], batch_documents(documents))
+    write_shard(paths[0], documents)
     for shortest in (200, 1000):
         engine = Recording()
         run_step(Exact(kinds=["lines"], shortest=shortest), paths, tmp_path / "out", engine)

@@ -9,9 +9,9 @@ import pytest
 import small_corpus as corpus
 from shards import read_rows, run_here, write_shard
 
-from mtnlg_data.document import CHARACTERS_PER_GROUP, batch_documents, read_documents, write_documents
+from mtnlg_data.document import CHARACTERS_PER_GROUP, read_documents, write_documents
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.schema import Document
+from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.rows import read_lines
 from mtnlg_data.steps.extract import Extract
@@ -104,9 +104,9 @@ def test_row_groups_are_bounded_and_small_batches_merged(tmp_path: Path) -> None
     with pq.ParquetFile(tmp_path / "large.parquet") as file:
         assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 3]
     assert [batch.num_rows for batch in read_documents(tmp_path / "large.parquet")] == [4, 3]
-    filtered = [*batch_documents(Document(f"{n}", "x", "x" * length) for n in range(7))]
-    write_documents(tmp_path / "filtered.parquet", [batch.slice(0, 2) for batch in filtered])
+    filtered = [batch.slice(0, 2) for batch in read_documents(tmp_path / "large.parquet")]
+    write_documents(tmp_path / "filtered.parquet", filtered)
     assert [batch.num_rows for batch in read_documents(tmp_path / "filtered.parquet")] == [2, 2]
-    few = (batch for n in range(500) for batch in batch_documents([Document(f"{n}", "x", "short")]))
+    few = (document_columns([Document(f"{n}", "x", "short")], SCHEMA) for n in range(500))
     write_documents(tmp_path / "small.parquet", few)
     assert [batch.num_rows for batch in read_documents(tmp_path / "small.parquet")] == [500]

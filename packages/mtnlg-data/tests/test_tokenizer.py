@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shards import write_shard
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -21,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from two_sources import plain, texts, tokenize
 
 from mtnlg_data.console import Failure
-from mtnlg_data.document import batch_documents, number_shards, text_bytes, write_documents
+from mtnlg_data.document import number_shards, text_bytes
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import gpt2
@@ -214,7 +215,7 @@ def test_bounded_sample_is_proportional_to_weights(tmp_path: Path) -> None:
     for source in ("a", "b", "few"):
         rows = [Document(f"{source}/{n}", source, f"{source}{n} " * 30) for n in range(20 if source == "few" else 4000)]
         path = tmp_path / f"{source}-00000.parquet"
-        write_documents(path, batch_documents(rows))
+        write_shard(path, rows)
         paths[source] = number_shards([path])
 
     def counts(seed: int, sample_bytes: int) -> Counter[str]:

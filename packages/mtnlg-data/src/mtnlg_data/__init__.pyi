@@ -1,4 +1,4 @@
-from .document import batch_documents, read_documents, write_documents
+from .document import read_documents, write_documents
 from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
 from .extract.charset import decode_html
@@ -52,7 +52,6 @@ __all__ = [
     "TokenStore",
     "TokenStream",
     "Tokenize",
-    "batch_documents",
     "curate",
     "decode_html",
     "edit",

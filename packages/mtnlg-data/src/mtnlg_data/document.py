@@ -56,16 +56,12 @@ def group_memory(characters: int, text: int) -> int:
 
 
 class DamagedShard(Failure):
-    """A shard's bytes differ from those that were written; ``path`` lets the caller rebuild it."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self._reason = reason
+    """A shard's bytes differ from those that were written; its arguments are the path and the reason."""
 
     def __str__(self) -> str:
         """One line with path and reason."""
-        return f"{self.path}: damaged: {self._reason}; remove it, and rerun the command that wrote it"
+        path, reason = self.args
+        return f"{path}: damaged: {reason}; remove it, and rerun the command that wrote it"
 
 
 @contextmanager
@@ -87,20 +83,6 @@ def shard_source(shard: Path) -> str:
     """The source in a shard's file name; the whole stem of a file that is named differently."""
     stem = SHARD_STEM.fullmatch(shard.stem)
     return stem[1] if stem else shard.stem
-
-
-def batch_documents(documents: Iterable[Document]) -> Iterator[pa.RecordBatch]:
-    """Group documents into record batches, each of at most one row group."""
-    rows: list[Document] = []
-    characters = 0
-    for document in documents:
-        rows.append(document)
-        characters += _size(document)
-        if len(rows) == ROWS_PER_GROUP or characters >= CHARACTERS_PER_GROUP:
-            yield document_columns(rows, SCHEMA)
-            rows, characters = [], 0
-    if rows:
-        yield document_columns(rows, SCHEMA)
 
 
 def _size(document: Document) -> int:
@@ -185,13 +167,16 @@ def writing_documents(path: Path, schema: pa.Schema = SCHEMA) -> Iterator[Docume
         writer.flush()
 
 
-def write_documents(path: Path, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Replace ``path`` by these batches of documents, all of one schema; returns the number of documents."""
-    remaining = iter(batches)
+def write_documents(path: Path, documents: Iterable[Document | pa.RecordBatch | pa.Table]) -> int:
+    """Replace ``path`` by these documents, or batches of them of one schema; returns the number of documents."""
+    remaining = iter(documents)
     first = next(remaining, None)
-    with writing_documents(path, SCHEMA if first is None else first.schema) as writer:
-        for batch in () if first is None else chain([first], remaining):
-            writer.write(batch)
+    with writing_documents(path, SCHEMA if first is None or isinstance(first, Document) else first.schema) as writer:
+        for part in () if first is None else chain([first], remaining):
+            if isinstance(part, Document):
+                writer.add(part)
+            else:
+                writer.write(part)
     return writer.documents
 
 
@@ -294,27 +279,17 @@ class Shard(NamedTuple):
 def number_shards(paths: Iterable[Path]) -> list[Shard]:
     """The shards in the order of their file names, their documents numbered from 0.
 
-    Raises ``Failure`` if two file names are equal, or a path is no Parquet file.
+    Raises ``Failure`` if two file names are equal, and ``DamagedShard`` if a path is no Parquet file.
     """
     shards: list[Shard] = []
     first = 0
     for path in sorted(paths, key=lambda path: path.name):
         if shards and shards[-1].path.name == path.name:
             raise Failure(f"{path}: {shards[-1].path} has the same file name; rename one of the two")
-        rows = _row_count(path)
+        rows = footer(path).num_rows
         shards.append(Shard(path, first, rows, checksum(path)))
         first += rows
     return shards
-
-
-def _row_count(path: Path) -> int:
-    try:
-        with arrow_damage():
-            return int(pq.read_metadata(regular(path)).num_rows)
-    except FileNotFoundError:
-        raise Failure(f"{path}: no such shard") from None
-    except pa.ArrowInvalid as error:
-        raise Failure(f"{path}: not a Parquet file of documents: {error}") from None
 
 
 def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -12,26 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mtnlg_data.console import Failure, output
-from mtnlg_data.document import DocumentFile, footer, named_damage
+from mtnlg_data.document import file_schema, named_damage
 from mtnlg_data.engine import CUTS, DROPPED, read_record, stage_folders
 from mtnlg_data.files import regular
+from mtnlg_data.schema import OWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mtnlg_data.engine import StageRecord
 
-    Matches = Callable[[pa.RecordBatch | pa.Table], pa.ChunkedArray]
-
 DOCUMENTS_SHOWN = 10
 THREADS = 8
 PIECE = re.compile(r"#\d+$")  # at the end of the key of a piece of a document cut apart
+COLUMNS = ("id", "key", "source", "score")
 HINT = "give the id that the source has, or a key: source, file and number of the record"
 
 
@@ -78,12 +77,6 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[str, Any]]]:
     """(number of the stage, row) of every document, kept or dropped, with this id or key, and of its pieces."""
-
-    def matches(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray:
-        whole = [pc.equal(batch[column], name) for column in ("id", "key")]
-        pieces = [pc.starts_with(batch[column], f"{name}#") for column in ("id", "key")]
-        return pc.or_(pc.or_(*whole), pc.or_(*pieces))
-
     found: list[tuple[int, dict[str, Any]]] = []
     names: set[str] | None = None  # of the shards to open, once a stage has shown them
     with ThreadPoolExecutor(THREADS) as threads:
@@ -92,47 +85,28 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
             records = sorted((stage.folder / DROPPED).glob("*.parquet"))
             records = [path for path in records if names is None or path.name in names or path.name not in all_names]
             shards = [shard for shard in stage.shards if names is None or shard.name in names]
-            dropped = threads.map(lambda path: _matching_rows(path, name, matches), records)
-            kept = threads.map(lambda path: _matching_documents(path, name, matches), shards)
-            rows = [*chain.from_iterable(dropped), *chain.from_iterable(kept)]
+            rows = [*chain.from_iterable(threads.map(lambda path: _matching_rows(path, name), [*records, *shards]))]
             found += [(number, row) for row in rows]
             if names is None and rows and not stage.incomplete:  # a piece of a document is first met where it was cut
                 names = {row["file"] for row in rows}
     return found
 
 
-def _matching_rows(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
-    """The matching rows of a record of dropped documents."""
-    with named_damage(path), pq.ParquetFile(regular(path)) as file:
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), name)]
-        table = file.read_row_groups(groups)
-    return [{**row, "file": path.name} for row in table.filter(matches(table)).to_pylist()]
+def _matching_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """Rows of a shard, or of a record of dropped documents, with this id or key, or with that of a piece.
 
-
-def _matching_documents(path: Path, name: str, matches: Matches) -> list[dict[str, Any]]:
-    """Id, key, source and score of the matching documents of a shard."""
-    rows: list[dict[str, Any]] = []
-    metadata = footer(path)
-    with DocumentFile(path, verify=False) as file:
-        for group in range(metadata.num_row_groups):
-            if _may_hold(metadata.row_group(group), name):
-                batch = file.read(group, ["id", "key"])
-                if pc.any(matches(batch)).as_py():
-                    batch = file.read(group, ["id", "key", "source", "score"])
-                    rows += batch.filter(matches(batch)).to_pylist()
-    return [{**row, "file": path.name} for row in rows]
-
-
-def _may_hold(group: pq.RowGroupMetaData, name: str) -> bool:
-    """Whether a row group may hold an id or key that is the name or begins with the name and "#", by its statistics."""
-    bounds = {
-        column.path_in_schema.rpartition(".")[2]: column.statistics
-        for column in map(group.column, range(group.num_columns))
-        if column.path_in_schema in {"id", "key", "mtnlg.id", "mtnlg.key"}
-    }
-    if len(bounds) < 2 or not all(column is not None and column.has_min_max for column in bounds.values()):
-        return True
-    return any(column.min <= f"{name}#\U0010ffff" and column.max >= name for column in bounds.values())
+    Row groups whose statistics exclude it are not read.
+    """
+    names = file_schema(path).names
+    place = [OWN] if OWN in names else []
+    columns = [".".join([*place, column]) for column in COLUMNS] if place or "text" in names else None
+    may_be, last = [pc.field(*place, column) for column in ("id", "key")], f"{name}#\U0010ffff"
+    id_, key = ((field >= name) & (field <= last) for field in may_be)
+    with named_damage(path):
+        table = pq.read_table(regular(path), columns=columns, filters=id_ | key)
+    rows = [row.get(OWN, row) for row in table.to_pylist()]
+    found = [row for row in rows if any(f"{row[column]}#".startswith(f"{name}#") for column in ("id", "key"))]
+    return [{**row, "file": path.name} for row in found]
 
 
 def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
