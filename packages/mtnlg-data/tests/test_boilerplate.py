@@ -95,7 +95,7 @@ def test_real_pages_match_justext(
 
 NAMES = """html head body title meta link base style script noscript p div span a b i h1 h2 h6 br hr img image input
 select option optgroup button textarea form label fieldset legend table caption col tr td th ul li dl dt dd blockquote
-pre center iframe object embed applet param layer frameset noframes svg section my-select my-h1 a.h2 plaintext xmp"""
+pre center iframe object embed applet param layer frameset noframes svg section my-own a.b plaintext xmp"""
 ATTRIBUTES = ["", " rel=stylesheet", " rel='alternate StyleSheet'", " rel=next", " href='#' href=2", " {x}y=1", ' "q']
 TEXTS = [
     PROSE,

@@ -9,7 +9,8 @@ it ends them, and follows the package's rules as it goes; no tree is built and n
     whitespace between two tags is not text
 
 Where the package fails, as on a control character beside a comment, the paragraphs are those that it would have found.
-A fragment is read as the document that libxml2 makes of it.
+A fragment is read as the document that libxml2 makes of it. Elements of a page's own, such as <my-select> or <my-h1>,
+are no headings or lists, which jusText takes them for by their names.
 
 The time is proportional to the page, whatever its content. The time to build a tree is not: libxml2 takes seconds to
 give one tag 50,000 attributes.
@@ -34,14 +35,12 @@ from .html_tags import (
     HTML,
     IMPLIES_HEAD,
     IMPLIES_NOTHING,
-    IN_SELECT,
     IS_EMPTY,
     KILL,
     LINK,
     MARKS,
     MARKUP,
     MATH,
-    MINOR_HEADING,
     MODES,
     PLAIN,
     PRE,
@@ -62,11 +61,9 @@ from .markup import (
     AMPERSAND,
     BLANK,
     DECLARATIONS,
-    DIGITS,
     EXCLAMATION,
     GREATER,
     HYPHENS,
-    IN_WORD,
     IS_BLANK,
     IS_LETTER,
     KINDS,
@@ -74,7 +71,6 @@ from .markup import (
     LESS_SIGN,
     LETTER,
     LINE,
-    LOWER,
     SLASH,
     WIDE,
     attribute_at,
@@ -104,11 +100,11 @@ END, CHARACTERS, LINKED, LAST, MARKED, FIRST_MARKED, ELEMENT, PREFORMATTED = ran
 COLUMNS = PREFORMATTED + 1
 NOTHING_KILLED = MAX_DEPTH + 1
 TAG_HASHES = np.array([name_hash(name.encode()) for name in TAGS], np.uint64)
-REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION, SELECT = (
+REL, STYLE_SHEET, ENCODING, TEX, CLASS, KATEX, ANNOTATION = (
     np.frombuffer(name.encode(), np.uint8)
-    for name in ["rel", "stylesheet", "encoding", "application/x-tex", "class", "katex-html", "annotation", "select"]
+    for name in ["rel", "stylesheet", "encoding", "application/x-tex", "class", "katex-html", "annotation"]
 )
-LINE_FEED, RETURN, SPACE_BYTE, LOWER_H = b"\n\r h"
+LINE_FEED, RETURN, SPACE_BYTE = b"\n\r "
 
 
 class Page(NamedTuple):
@@ -314,13 +310,10 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
                 tag, starts, visible = opening[step], True, height <= killed
                 is_own = step == openings - 1 and name > 0
                 names[height], tags[height] = TAG_HASHES[tag], tag
-                own_marks = MARKS[tag]
                 if is_own:
                     names[height] = hashed
-                    if not tag:
-                        own_marks = _marks(page, name, name_end)
                 has_head, has_body = has_head or tag == HEAD, has_body or tag == BODY
-                marks[height + 1], blocks[height + 1] = marks[height] | own_marks, blocks[height]
+                marks[height + 1], blocks[height + 1] = marks[height] | MARKS[tag], blocks[height]
                 step += 1
                 if visible:
                     role = roles[tag]
@@ -387,17 +380,6 @@ def _read(  # noqa: C901, PLR0912, PLR0915  (one loop)
             if layout and tag == PRE:
                 pres += 1 if starts else -1
     return text[:size], columns[:, :count].copy(), parents[:elements], truncated
-
-
-@jit
-def _marks(page: Bytes, name: int, end: int) -> int:
-    """Marks of a tag whose name contains a word such as h2, or contains select."""
-    marks = IN_SELECT if contains(page, name, end, SELECT) else 0
-    for place in range(name, end - 1):
-        is_inside = (place > name and IN_WORD[page[place - 1]]) or (place + 2 < end and IN_WORD[page[place + 2]])
-        if LOWER[page[place]] == LOWER_H and DIGITS[page[place + 1]] < 10 and not is_inside:
-            marks |= MINOR_HEADING
-    return marks
 
 
 @jit
