@@ -25,7 +25,7 @@ from mtnlg_data import (
 )
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP, DocumentFile
-from mtnlg_data.report.file_inspection import inspect_table
+from mtnlg_data.report.inspection import inspect_table
 from mtnlg_data.sources import Dropped, read_records
 from mtnlg_data.sources.record import Metadata
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from rich.table import Table
 
 from mtnlg_data.console import Failure, output
-from mtnlg_data.document import file_schema, read_documents
+from mtnlg_data.document import file_schema, named_damage, read_documents
 from mtnlg_data.engine import listed_shards, read_record
-from mtnlg_data.files import read_small
+from mtnlg_data.files import read_small, regular
 from mtnlg_data.schema import holds_documents
 from mtnlg_data.sources.matching import check_regular
 from mtnlg_data.summary import parse_stages, summary_line
@@ -22,8 +24,6 @@ from mtnlg_data.tokens.tokenizer import read_tokenizer
 from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import Url, local_only
-
-from .file_inspection import inspect_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +123,19 @@ def _inspect_shards(path: Path, shards: Sequence[Path], documents: int, characte
             first = batch.slice(0, max(0, documents - len(samples))).to_pylist()
             samples += [{**row, "text": row["text"][:characters]} for row in first]
     return {"kind": "documents", "path": str(path), "shards": len(shards), "sources": sources, "samples": samples}
+
+
+def inspect_table(path: Path, rows: int) -> Inspection:
+    """Columns, number of rows and the first ``rows`` of another Parquet file; times are text: Python lacks some."""
+    with named_damage(path), pq.ParquetFile(regular(path)) as file:
+        columns = {field.name: str(field.type) for field in file.schema_arrow}
+        total = file.metadata.num_rows
+        first = next(file.iter_batches(max(1, rows)), pa.RecordBatch.from_pylist([], file.schema_arrow)).slice(0, rows)
+        values = [column.cast(pa.string()) if pa.types.is_temporal(column.type) else column for column in first.columns]
+        samples = [
+            dict(zip(columns, row, strict=True)) for row in zip(*(each.to_pylist() for each in values), strict=True)
+        ]
+    return {"kind": "table", "path": str(path), "rows": total, "columns": columns, "samples": samples}
 
 
 def _inspect_store(prefix: Location, documents: int, characters: int) -> Inspection:
