@@ -89,7 +89,7 @@ def test_run_stops_after_extract_where_a_source_is_empty(tmp_path: Path, capsys:
         recipe += f'[sources.{name}]\nkind = "{kind}"\npaths = ["{file}"]\nweight = 0.5\n'
     (tmp_path / "data.toml").write_text(recipe)
     line = (
-        r"^source crawl has no document after extract \(unreadable 1\): b\.warc\.gz: byte 0: Invalid WARC header; "
+        r"^source crawl has no document after extract \(unreadable 1\): b\.warc\.gz: byte 0: no record begins here; "
         "repair its files or remove it of the recipe$"
     )
     for _ in range(2):
