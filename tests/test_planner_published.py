@@ -182,7 +182,7 @@ def test_unmeasured_gpu_gets_a_wide_interval(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 PCIe", False)])
 def test_driver_name_of_a_gpu_finds_its_interval(name: str, known: bool) -> None:
-    """As in a cluster that ``calibrate`` wrote."""
+    """As in the cluster that stands for this machine before a run."""
     run = next(row.published for row in of_family("nvidia-dgxc", precision="bf16") if row.published)
     here = H100.model_copy(update={"gpu": H100.gpu.model_copy(update={"name": name})})
     ours, shipped = (

@@ -58,7 +58,6 @@ ALLOWED = {
     "parallel/cli.py": "a function of ours, which writes aside",
     "parallel/conformance/ranks.py": "/dev/null",
     "parallel/engine/process.py": "/dev/null",
-    "parallel/launch/calibration.py": "a private folder",
     "parallel/launch/health.py": "a new file of a random name",
     "parallel/record/trackers.py": "a new file of the library's, named by time and process",
     "parallel/shared_memory.py": "memory and pipes of this run's own processes",

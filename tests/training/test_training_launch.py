@@ -16,7 +16,7 @@ import torch
 import mtnlg_parallel
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import dump
-from mtnlg_parallel.launch import agent, calibration, supervise
+from mtnlg_parallel.launch import agent, supervise
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.history import read_events
@@ -151,12 +151,6 @@ def test_a_missing_tokenizer_is_named_before_training(data: Path, tmp_path: Path
     with pytest.raises(Failure, match=r"tokens/tokenizer.json: no such file"):
         mtnlg_parallel.train(recipe_of(), tmp_path / "data", tmp_path / "out")
     assert not (tmp_path / "out" / "recipe.toml").exists()
-
-
-def test_calibrate_starts_no_more_ranks_than_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.multiprocessing, "spawn", no_rank)
-    with pytest.raises(UsageFailure, match="needs 1,000,000 ranks and this machine"):
-        calibration.calibrate_command(tmp_path / "here.toml", 1_000_000)
 
 
 def test_a_job_whose_ranks_all_exit_with_0_returns_0(tmp_path: Path) -> None:

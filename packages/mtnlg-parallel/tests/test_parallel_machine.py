@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         "status s3://bucket/run",
         "restart hf://datasets/x/run --status 71",
         "plan mt-nlg-530b --cluster selene --nodes 280 --html https://host/plan.html",
-        "calibrate s3://bucket/here.toml",
     ],
 )
 def test_a_url_is_refused_by_every_command_in_one_line(

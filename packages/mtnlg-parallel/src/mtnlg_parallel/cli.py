@@ -1,4 +1,4 @@
-"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, calibrate, build-kernels, conform."""
+"""The command line ``mtnlg-parallel``: train, restart, status, layout, plan, build-kernels, conform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from mtnlg_parallel.record.trackers import check_wandb
 from .environment import read_environment
 from .launch import run as launch
 from .launch import slurm
-from .launch.calibration import calibrate_command
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
@@ -236,7 +235,6 @@ def rollback_command(
 
 
 app.command("plan")(plan_command)
-app.command("calibrate")(calibrate_command)
 
 
 @app.command("build-kernels")

@@ -56,7 +56,7 @@ def interval_of(run: Run) -> Interval:
         figures, whose = unseen, "programs that were held out"
     low, high = figures["low"], figures["high"]
     kind = f"{figures['runs']:.0f} runs of {whose}"
-    sheet = cluster_with(run.cluster.gpu.name)  # of a calibrated cluster the GPU has the name that the driver gives it
+    sheet = cluster_with(run.cluster.gpu.name)  # of `this_machine` the GPU has the name that the driver gives it
     if sheet is None or load_cluster(sheet).gpu.name not in everything["gpus"]:
         low, high = min(low, unseen["low"]), max(high, unseen["high"])
         kind += ", none of them on this GPU"

@@ -1,58 +1,17 @@
-"""``mtnlg-parallel calibrate``: the figures of a rank, and the cluster that they make."""
+"""The cluster that stands for this machine in a forecast."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.settings import dump
-from mtnlg_parallel.launch import calibration
 from mtnlg_parallel.launch.preflight import this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.costs.products import gemm_seconds
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run
 from mtnlg_parallel.planner.step import predict
-
-
-def test_a_rank_measures_positive_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PRODUCT", "COPIED", "SUMMED"):
-        monkeypatch.setattr(calibration, name, {"cpu": 64})
-    monkeypatch.setattr(calibration, "LAYERS", 1)
-    calibration.measure_rank(0, 1, str(tmp_path), "cpu")
-    product, copied, launch, _, latency = map(float, (tmp_path / "0.txt").read_text().split())
-    assert min(product, copied, launch, latency) > 0
-
-
-def test_calibration_writes_a_cluster_with_measured_rates(tmp_path: Path) -> None:
-    machine = this_machine(Layout(dp=2), "cpu")
-    cluster = calibration.measured_cluster(machine, 2, [30e9, 2e9, 7e-6, 0.8e9, 2e-3])
-    path = tmp_path / "here.toml"
-    path.write_text(dump(cluster), encoding="utf-8")
-    assert load_cluster(str(path)) == cluster
-    assert cluster.gpu.memory_bandwidth * cluster.measured.memory == pytest.approx(2e9)
-    assert cluster.node.link_bandwidth * cluster.measured.link == pytest.approx(0.8e9)
-
-
-def test_calibration_keeps_data_sheet_figures_of_the_gpu() -> None:
-    sheet = load_cluster("dgx-h100")
-    cluster = calibration.measured_cluster(sheet, 1, [700e12, 2.9e12, 5e-6, 0.0, 1e-5])
-    assert cluster.gpu == sheet.gpu
-    assert (cluster.node.link_bandwidth, cluster.measured.link) == (sheet.node.link_bandwidth, sheet.measured.link)
-
-
-@pytest.mark.parametrize(
-    ("device", "rate", "copied"), [("cuda", 700e12, 2.9e12), ("cuda", 820e12, 3e12), ("cpu", 9e10, 2e9)]
-)
-def test_measured_product_is_priced_as_measured(device: str, rate: float, copied: float) -> None:
-    machine = this_machine(Layout(dp=2), "cpu") if device == "cpu" else load_cluster("dgx-h100")
-    cluster = calibration.measured_cluster(machine, 2, [rate, copied, 5e-6, 1e9, 1e-5])
-    size = calibration.PRODUCT[device]
-    seconds = gemm_seconds(cluster, size, size, size, width=4 if device == "cpu" else 2)
-    assert seconds == pytest.approx(2 * size**3 / rate, rel=1e-6)
 
 
 def test_ranks_sharing_a_processor_take_turns() -> None:
