@@ -1,12 +1,16 @@
 """The cluster that stands for this machine in a forecast."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from small_runs import event, recipe_of, write_events, write_steps
 
 from mtnlg_model.config import ModelConfig
-from mtnlg_parallel.launch.preflight import this_machine
+from mtnlg_model.console import UsageFailure
+from mtnlg_parallel.launch import preflight
+from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast, this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.programs import load_software
@@ -24,13 +28,6 @@ def test_ranks_sharing_a_processor_take_turns() -> None:
         run = Run(model, Layout(pp=2), batch)
         alone, together = (predict(run._replace(cluster=each, software=program)).seconds for each in (cluster, shared))
         assert together / alone == pytest.approx(ratio, rel=0.1)
-
-
-def test_cpu_ranks_share_the_cores_in_turns() -> None:
-    few, many = (this_machine(Layout(dp=ranks), "cpu") for ranks in (1, 64))
-    assert (few.node.processors, many.node.gpus) == (1, 64)
-    assert many.node.processors
-    assert many.node.processors <= few.gpu.peak_flops / many.gpu.peak_flops
 
 
 @pytest.mark.parametrize(
@@ -57,5 +54,26 @@ def test_gpu_is_planned_as_its_cluster_or_dgx_a100(name: str, cluster: str, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 36))
-    machine = this_machine(Layout(dp=2))
+    _, machine = this_machine(Layout(dp=2))
     assert (machine.name, machine.gpu.name, machine.gpu.memory_bytes) == (cluster, name, float(1 << 36))
+    known = cluster != "dgx-a100" or "A100" in name
+    expected = str(forecast(recipe_of(), None, force=False))
+    assert " s per step and " in expected
+    assert expected.endswith(f" on {cluster if known else f'{name}, which it does not know and treats as dgx-a100'}")
+
+
+def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "memory_bytes", lambda: 1 << 33)
+    monkeypatch.setattr(preflight, "cores", lambda: 2)
+    expected = forecast(recipe_of(), None, force=False, device="cpu")
+    assert (expected.cluster, expected.seconds) == ("this machine's 2 cores", None)
+    with pytest.raises(UsageFailure, match=r"needs .* on each rank's share of 2 cores, .*of its 0\.1 GB a run may use"):
+        forecast(recipe_of({"dp": 64}, batch=64), None, force=False, device="cpu")
+
+
+def test_step_time_of_the_last_layout_is_compared(tmp_path: Path) -> None:
+    write_steps(tmp_path, [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)])
+    write_events(tmp_path, [event("resumed", 1.0, step=0), event("resumed", 2.0, step=6)])
+    line = compare_step_time(tmp_path, recipe_of(), Forecast("here", 1e9, 0.25))
+    assert line == "a step of 8 took 0.5 s, predicted 0.25 s"
+    assert compare_step_time(tmp_path, recipe_of(), Forecast("here", 1e9, None)) is None

@@ -11,14 +11,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from small_runs import event, recipe_of, write_events, write_steps
 
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.identity import DataFingerprint
 from mtnlg_parallel.launch import run
-from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast
 from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record import run_dir
 from mtnlg_parallel.record.history import goodput
@@ -138,29 +136,3 @@ def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> No
     assert summary["goodput"] == goodput(tmp_path).facts()
     assert summary["goodput"]["share"] == 9 / 18
     json.dumps(summary, allow_nan=False)
-
-
-def test_forecast_warns_that_step_time_is_rough_only_on_cpus(tmp_path: Path) -> None:
-    write_steps(tmp_path, [{"step": n, "seconds": 0.5, "batch_size": 8} for n in range(1, 4)])
-    cpus, gpus = (Forecast("here", 0.25, 1e9, rough) for rough in (True, False))
-    assert str(cpus) == "the planner expects 0.25 s (rough on CPUs) per step and 1 GB a rank on here"
-    assert compare_step_time(tmp_path, recipe_of(), cpus) == "a step of 8 took 0.5 s, predicted 0.25 s (rough on CPUs)"
-    assert compare_step_time(tmp_path, recipe_of(), gpus) == "a step of 8 took 0.5 s, predicted 0.25 s"
-    assert forecast(recipe_of(), "dgx-a100", force=False).rough is False
-
-
-def test_a_step_time_is_of_the_layout_that_trained_last(tmp_path: Path) -> None:
-    write_steps(tmp_path, [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)])
-    write_events(tmp_path, [event("resumed", 1.0, step=0), event("resumed", 2.0, step=6)])
-    line = compare_step_time(tmp_path, recipe_of(), Forecast("here", 0.25, 1e9, rough=False))
-    assert line == "a step of 8 took 0.5 s, predicted 0.25 s"
-
-
-@pytest.mark.parametrize(("gpu", "said"), [("NVIDIA H200", "hgx-h200"), ("NVIDIA L40S", "NVIDIA L40S, which it does")])
-def test_forecast_names_an_unknown_gpu(gpu: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=48 << 30))
-    expected = forecast(recipe_of(), None, force=False)
-    assert expected.cluster.startswith(said)
-    assert ("does not know and treats as dgx-a100" in str(expected)) == (gpu == "NVIDIA L40S")
