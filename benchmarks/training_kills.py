@@ -41,7 +41,6 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
@@ -50,7 +49,7 @@ import torch
 
 from mtnlg_model.checkpoint.manifest import latest, read_manifest
 from mtnlg_model.console import Failure, error_status
-from mtnlg_parallel.launch.run import join, prepare
+from mtnlg_parallel.launch.run import TrainingRun, join
 from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, SUMMARY
@@ -204,7 +203,7 @@ def be_rank(  # noqa: PLR0917  (a rank of a run, and what happens to it)
     library.begin(os.fsencode(out), kind, death, attempt.trouble_from, attempt.seed + rank)
     options, status = RunOptions(device="cpu"), int(Exit.FAILED)
     try:
-        stopped = join(recipe, data, out, options, partial(prepare, recipe, data, out, options, True, None, False))
+        stopped = join(TrainingRun(recipe, data, out, options))
         status = Exit.STOPPED if stopped else Exit.COMPLETE
     except Exception as error:  # noqa: BLE001  (any, as the command does)
         status = error_status(error)

@@ -171,7 +171,8 @@ def test_ranks_that_fail_are_all_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: str, line: str
 ) -> None:
     again = "os.write(1, b'again'); complete() if attempt else wait()"
-    assert launch(tmp_path, again, f"sys.exit(0) if attempt else None; {fails}", max_restarts=3) == 0
+    begun = "list(iter((out / 'logs' / 'rank-0.log').read_bytes, b'again'))"
+    assert launch(tmp_path, again, f"sys.exit(0) if attempt else {begun}; {fails}", max_restarts=3) == 0
     assert line in capsys.readouterr().err
     assert len(failures_of(tmp_path)) == 1
     assert (tmp_path / "logs" / "rank-0.log").read_text() == "againagain", "the log of the first attempt is kept"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         "train recipes/quickstart --data DIR --out s3://bucket/run",
         "train recipes/quickstart --data=gs://bucket/data --out DIR",
         "status s3://bucket/run",
-        "restart hf://datasets/x/run --status 71",
+        "restart hf://datasets/x/run",
         "plan mt-nlg-530b --cluster selene --nodes 280 --html https://host/plan.html",
     ],
 )

@@ -95,30 +95,24 @@ def test_unremovable_leftovers_are_named_and_ignored(
 
 @pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None], restarts: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    be_rank: Callable[..., None],
+    restarts: str,
 ) -> None:
-    monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
+    data = SimpleNamespace(left_out=["tokens/tiny.bin: 9 train tokens"], corpus=20, fingerprint=DATA)
+    monkeypatch.setattr(run, "open_data", lambda *_: data)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))
     for folder, count in ((old, 0), (new, 1)):
         folder.mkdir(parents=True)
         be_rank(**{restarts: count})
-        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
+        run.prepare(run.TrainingRun(recipe_of(), "data", tmp_path, RunOptions(device="cpu"), resume=False))
+        warning, passes, *_ = capsys.readouterr().err.splitlines()
+    assert warning.startswith("WARNING: tokens/tiny.bin: 9 train tokens; the source is left out")
+    assert passes == "data: samples 0 to 32 of the token stream, of the 20 in one pass over the corpus, so 1.6 passes"
     assert not old.exists(), "the first attempt starts over"
     assert new.exists()
-
-
-def test_torchrun_without_attempt_number_cannot_start_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, be_rank: Callable[..., None]
-) -> None:
-    def prepare(nodes: int, restarts: int) -> None:
-        be_rank(world=nodes, TORCHELASTIC_RUN_ID="none", TORCHELASTIC_MAX_RESTARTS=restarts)
-        run.prepare(recipe_of(), tmp_path, tmp_path, RunOptions(device="cpu"), resume=False, cluster=None, force=True)
-
-    monkeypatch.setattr(run, "_fingerprint", lambda *_: DATA)
-    prepare(1, 3)
-    prepare(2, 0)
-    with pytest.raises(UsageFailure, match=r"--no-resume: torchrun over 2 nodes .* remove .*, or --max-restarts 0"):
-        prepare(2, 3)
 
 
 def test_the_summary_has_goodput_and_what_was_not_training(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
-from mtnlg_parallel.launch import run
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe, StreamPart, Train
-from mtnlg_parallel.training.samples import Data, Prefetch, RunData, RunStream, micro_batches, open_data
+from mtnlg_parallel.training.samples import Data, Prefetch, RunStream, micro_batches, open_data
 from mtnlg_parallel.training.schedule import Ramp
 
 
@@ -97,19 +96,6 @@ def test_a_run_that_ends_early_leaves_no_thread_behind() -> None:
     next(prefetch)
     prefetch.close()
     assert not prefetch._thread.is_alive()
-
-
-def test_too_small_source_is_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    stream = RunStream([(StreamPart(0, "", 0, ()), Numbers())], 100)
-    opened = RunData(stream, Path("t"), Numbers(), 40, left_out=("tokens/tiny.bin: 9 train tokens",))
-    monkeypatch.setattr(run, "open_data", lambda *_: opened)
-    fingerprint = run._fingerprint(Path("data"), recipe_of(dp=1, samples=100))
-    assert (fingerprint.stream(100), fingerprint.tokenizer) == ("numbers", Path("t"))
-    warning, passes = capsys.readouterr().err.splitlines()
-    assert (
-        warning == "WARNING: tokens/tiny.bin: 9 train tokens; the source is left out, and its weight goes to the others"
-    )
-    assert passes == "data: samples 0 to 100 of the token stream, of the 40 in one pass over the corpus, so 2.5 passes"
 
 
 ranges = st.lists(st.integers(0, 300), max_size=8, unique=True).map(

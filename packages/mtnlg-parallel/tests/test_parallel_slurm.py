@@ -11,13 +11,14 @@ import pytest
 
 from mtnlg_data.console import Failure
 from mtnlg_data.console import UsageFailure as DataUsageFailure
+from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import preset
-from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
+from mtnlg_parallel.launch.run import TrainingRun
 from mtnlg_parallel.launch.slurm import Job, script_of_ranks, submit, training_script
 from mtnlg_parallel.recipe import Recipe
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.record.run_dir import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,11 +126,12 @@ def test_elastic_job_takes_no_nodes_too_few_for_the_planner(tmp_path: Path) -> N
     """ZeRO-1 shards the optimizer's state of 6.7 B parameters over dp."""
     recipe = recipe_of({"dp": 16})
     recipe = recipe.model_copy(update={"model": preset("dense-6.7b")})
-    fit = partial(run.fit_cluster, recipe, "dgx-a100", False)
+    fit = partial(run.fit, TrainingRun(recipe, "", tmp_path, cluster="dgx-a100", elastic=True))
     assert options_of(script(recipe, [], tmp_path, (), 2, fit=fit))["nodes"] == "2-8"
     assert options_of(script(recipe, [], tmp_path, (), 2, fit=recipe.within))["nodes"] == "1-8"
+    paper = TrainingRun(recipe_of({"dp": 16}), "", tmp_path, cluster="dgx-a100", elastic=True)
     with pytest.raises(UsageFailure, match="cannot fit"):
-        script(recipe, [], tmp_path, fit=partial(run.fit_cluster, recipe_of({"dp": 16}), "dgx-a100", False))
+        script(recipe, [], tmp_path, fit=partial(run.fit, paper))
 
 
 def test_scoring_is_requeued_before_its_time_ends(tmp_path: Path) -> None:
@@ -257,29 +259,17 @@ def test_a_job_that_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: 
 def test_second_job_does_not_touch_a_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: subprocess.Popen[bytes]
 ) -> None:
-    out, commands = tmp_path, tmp_path / "commands"
+    commands = tmp_path / "commands"
     commands.mkdir()
     (commands / "sbatch").write_text("#!/bin/sh\necho 8\n")
     (commands / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
-    monkeypatch.setattr(run, "_fingerprint", lambda *_: "stream")
-    (out / "checkpoints" / "step-9.tmp").mkdir(parents=True)
-    (out / "recipe.toml").write_text(dump(recipe_of({"dp": 2})))
-    before = {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")}
-
-    def submit_job(recipe: Recipe, resume: bool = True) -> None:
-        run.submit(job_of(recipe, out), "", recipe, out, resume, cluster=None, force=False)
-
-    recipe = recipe_of({"dp": 2})
-    faster = recipe.model_copy(update={"train": recipe.train.model_copy(update={"lr": 0.01})})
-    with pytest.raises(UsageFailure, match=r"another run is using this folder.*train.lr was 0.0001 and is 0.01 now"):
-        submit_job(faster)
-    with pytest.raises(UsageFailure, match=r"another run is using this folder.*--no-resume would delete"):
-        submit_job(recipe_of({"dp": 2}), resume=False)
-    assert not (out / "train.sbatch").exists()
-    submit_job(recipe_of({"dp": 4}, sbatch={"partition": "long"}))
-    (out / "train.sbatch").unlink()
-    assert {path: path.read_bytes() if path.is_file() else b"" for path in out.rglob("*")} == before
+    monkeypatch.setattr(run, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
+    asked = TrainingRun(recipe_of({"dp": 2}), tmp_path, tmp_path)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(FolderInUse, match="another run is using this folder"):
+        run.submit(asked, [], 8)
+    assert set(tmp_path.rglob("*")) == before
     at_work.communicate()
-    submit_job(recipe_of({"dp": 4}))
-    assert load_recipe(out / "recipe.toml").layout.dp == 4
+    run.submit(asked, ["--partition=long"], 8)
+    assert "--partition=long" in (tmp_path / "train.sbatch").read_text()

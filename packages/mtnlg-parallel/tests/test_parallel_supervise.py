@@ -22,6 +22,7 @@ from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch import run as launch
 from mtnlg_parallel.launch import supervise
 from mtnlg_parallel.launch.agent import Signals
+from mtnlg_parallel.launch.run import TrainingRun
 from mtnlg_parallel.launch.supervise import (
     DAY,
     PeerFailure,
@@ -34,7 +35,6 @@ from mtnlg_parallel.launch.supervise import (
     recorded_failures,
     report_rank_failure,
 )
-from mtnlg_parallel.recipe import RunOptions
 from mtnlg_parallel.record.history import append, read_events
 from mtnlg_parallel.record.run_dir import LOGS, RunState
 from mtnlg_parallel.statuses import ACTIONS, STOP_SIGNALS, Exit, Failed, cause_of, first_failure, write_failure
@@ -228,7 +228,7 @@ def join(monkeypatch: pytest.MonkeyPatch, out: Path, error: str = "") -> list[st
         return 0
 
     monkeypatch.setitem(sys.modules, WORKER, SimpleNamespace(run_rank=run_rank))
-    launch.join(recipe_of(), out, out, RunOptions(), lambda: RunState(0, 0, 4, complete=False))
+    launch.join(TrainingRun(recipe_of(), out, out))
     return done
 
 
@@ -239,7 +239,6 @@ def test_second_run_is_refused_at_once(
     (tmp_path / LOGS / "rank-1.failure").touch()
     (tmp_path / "checkpoints" / "step-9.tmp").mkdir(parents=True)
     before = set(tmp_path.rglob("*"))
-    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
     with pytest.raises(FolderInUse, match="another run is using this folder; wait for it, or give another --out"):
         mtnlg_parallel.train(recipe_of(), tmp_path, tmp_path)
     be_rank(**TORCHRUN)
@@ -296,25 +295,26 @@ def test_restart_command_prints_one_line_per_job(
     pauses: list[float] = []
     monkeypatch.setattr(Signals, "wait", lambda _, seconds: pauses.append(seconds))
 
-    def printed(*words: object) -> str:
+    def printed(status: int, node: str = "", *words: object) -> str:
+        write_failure(tmp_path, 3, Failed("rank 3 fails", status, node))
         restart_command(monkeypatch, tmp_path, *words)
         return capsys.readouterr().out
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    write_failure(tmp_path, 3, Failed("rank 3 hangs", 71, "n1"))
-    assert printed("--status", 70) == "restart\n", "the failure file says more"
-    assert printed("--status", 137, "--node", "n1") == "requeue n1\n"
-    assert printed("--status", 143) == "requeue\n"
-    assert printed() == "end\n"
+    assert printed(71, "n1") == "restart\n"
+    assert printed(137, "n1") == "requeue n1\n"
+    assert printed(143) == "requeue\n"
+    restart_command(monkeypatch, tmp_path)
+    assert capsys.readouterr().out == "end\n", "a rank that leaves no failure file counts too"
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert printed("--status", 70, "--node", "n1") == "restart\n"
+    assert printed(70, "n1") == "restart\n"
     monkeypatch.setenv("MTNLG_JOB", "7")
-    assert printed("--status", 70, "--node", "n1") == "end\n", "a job that another one submitted continues its count"
-    assert printed("--status", 70, "--max-restarts", 0) == "end\n"
+    assert printed(70, "n1") == "end\n", "a job that another one submitted continues its count"
+    assert printed(70, "n1", "--max-restarts", 0) == "end\n"
     events = list(read_events(tmp_path))
     assert [event["job"] for event in events] == ["7"] * 4 + ["8"] + ["7"] * 2
     assert [event["status"] for event in events] == [71, 137, 143, Exit.NOT_STARTED, 70, 70, 70]
-    assert [event["node"] for event in events] == ["n1", "n1", "", "", "n1", "n1", ""]
+    assert [event["node"] for event in events] == ["n1", "n1", "", "", "n1", "n1", "n1"]
     assert pauses == [0.0, 10.0, 60.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -325,11 +325,11 @@ def test_an_agent_that_starts_no_rank_says_why(
     def fail(*_: object) -> None:
         raise error
 
-    be_rank(SLURM_NODEID=0, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
-    monkeypatch.setattr(launch, "_fingerprint", fail)
+    be_rank(SLURM_NODEID=0, SLURM_STEP_NUM_NODES=1, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
+    monkeypatch.setattr(launch, "_prepare", fail)
     with pytest.raises(type(error)):
-        launch.run_node(recipe_of(), tmp_path, tmp_path, RunOptions(), 1, resume=True)
-    assert launch.restart(tmp_path, None, "", 100) == verdict
+        launch.run_node(TrainingRun(recipe_of(), tmp_path, tmp_path), 1)
+    assert launch.restart(tmp_path, 100) == verdict
 
 
 @pytest.mark.parametrize(("node", "ranks"), [(0, [0, 1, 2, 3]), (1, [4, 5])])
@@ -339,11 +339,10 @@ def test_elastic_agents_start_the_ranks_of_a_smaller_layout(
     """A batch of 12 over two of three nodes: six ranks of dp, each told the layout."""
     recipe = recipe_of({"dp": 12}, samples=36, batch=12, validation_samples=12)
     be_rank(SLURM_NODEID=node, SLURM_STEP_NUM_NODES=2, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
-    monkeypatch.setattr(launch, "_fingerprint", lambda *_: None)
     monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
     tell = "import os, sys; print(os.environ['WORLD_SIZE'], sys.argv[1]); raise SystemExit(75)"
-    monkeypatch.setattr(launch, "_rank_command", lambda *_: [sys.executable, "-c", tell])
-    assert launch.run_node(recipe, tmp_path, tmp_path, RunOptions(), 4, resume=True, elastic=True)
+    monkeypatch.setattr(TrainingRun, "rank_command", [sys.executable, "-c", tell])
+    assert launch.run_node(TrainingRun(recipe, tmp_path, tmp_path, elastic=True), 4)
     logs = {int(path.stem.removeprefix("rank-")): path.read_text().strip() for path in (tmp_path / LOGS).iterdir()}
     assert logs == dict.fromkeys(ranks, "6 --layout=tp=1,pp=1,dp=6")
 
@@ -352,7 +351,7 @@ def test_signal_ends_the_pause_before_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(supervise, "PAUSES", (0.0, 3600.0, 3600.0))
-    restart_command(monkeypatch, tmp_path, "--status", 70)
+    restart_command(monkeypatch, tmp_path)
     monkeypatch.setattr("mtnlg_parallel.launch.run.say", lambda _: signal.raise_signal(signal.SIGUSR1))
-    restart_command(monkeypatch, tmp_path, "--status", 70)
+    restart_command(monkeypatch, tmp_path)
     assert capsys.readouterr().out == "restart\nrequeue\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
@@ -17,7 +16,6 @@ from mtnlg_parallel.record.trackers import check_wandb
 
 from .environment import read_environment
 from .launch import run as launch
-from .launch import slurm
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
 from .layout_report import layout_facts, print_layout, print_rank, rank_shard
@@ -120,49 +118,20 @@ def train(  # noqa: PLR0917  (typer names them)
         return
     if data is None or out is None:
         raise UsageFailure("train needs --data and --out, or --dry-run")
-    _check_options(launcher, sbatch, wandb)
-    started_by = "none" if agent else read_environment().launcher
-    stopped = False
-    if elastic and started_by != "none":
-        chosen = launch.fit_started(chosen)
-    if agent:
-        stopped = launch.run_node(chosen, data, out, options, agent, resume, elastic)
-    elif started_by != "none":
-        prepare = partial(launch.prepare, chosen, data, out, options, resume, cluster, force)
-        stopped = launch.join(chosen, data, out, options, None if started_by == "local" else prepare)
-    elif launcher == "slurm":
-        arguments = [*launch.rank_arguments(data, out, options), f"--layout={chosen.layout}", *["--elastic"] * elastic]
-        place = slurm.Job(
-            "mtnlg-parallel train", out, chosen.layout, chosen.slurm, sbatch or [], (), ranks_per_node, device
-        )
-        fit = partial(launch.fit_cluster, chosen, cluster, force)
-        script = slurm.training_script(place, arguments, max_restarts, fit if elastic else None)
-        if dry_run:
-            typer.echo(script, nl=False)
-        else:
-            launch.submit(place, script, chosen, data, resume, cluster, force)
-    else:
-        summary = launch.train(
-            chosen,
-            data,
-            out,
-            resume=resume,
-            options=options,
-            cluster=cluster,
-            force=force,
-            max_restarts=max_restarts,
-            elastic=elastic,
-        )
-        stopped = summary is None
-    if stopped:
-        raise typer.Exit(Exit.STOPPED)
-
-
-def _check_options(launcher: str, sbatch: list[str] | None, wandb: str | None) -> None:
     if sbatch and launcher == "local":
         raise UsageFailure("--sbatch needs --launcher slurm")
     if wandb is not None:
         check_wandb()
+    asked = launch.TrainingRun(chosen, data, out, options, resume, cluster, force, max_restarts, elastic)
+    if agent:
+        stopped = launch.run_node(asked, agent)
+    elif launcher == "slurm" and read_environment().launcher == "none":
+        launch.submit(asked, sbatch or [], ranks_per_node, dry_run)
+        stopped = False
+    else:
+        stopped = launch.start(asked)
+    if stopped:
+        raise typer.Exit(Exit.STOPPED)
 
 
 def _profile_window(profile: str | None) -> range | None:
@@ -177,10 +146,6 @@ def _profile_window(profile: str | None) -> range | None:
 @app.command()
 def restart(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of the run whose ranks have failed.")],
-    status: Annotated[
-        int | None, typer.Option(help="Exit status of the rank that failed, if it left no failure file.")
-    ] = None,
-    node: Annotated[str, typer.Option(metavar="NAME", help="With --status: the node of that rank.")] = "",
     max_restarts: Annotated[int, typer.Option(min=0, help="As of train.")] = MAX_RESTARTS,
 ) -> None:
     """Tell a scheduler's script what follows a failure, in one line: restart, requeue, requeue NODE,NODE, or end.
@@ -189,7 +154,7 @@ def restart(
     OUT/history.jsonl. The nodes are those that failed twice within a day. Failures are counted within MTNLG_JOB, or
     else SLURM_JOB_ID.
     """
-    typer.echo(launch.restart(out, status, node, max_restarts))
+    typer.echo(launch.restart(out, max_restarts))
 
 
 app.command("status")(status_command)

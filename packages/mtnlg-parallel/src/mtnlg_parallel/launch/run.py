@@ -9,19 +9,17 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
 from mtnlg_data.transfer.urls import Url, location
 from mtnlg_model.checkpoint.manifest import MANIFEST, latest, resolve_checkpoint
-from mtnlg_model.compare import differences
 from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.convert.config_json import is_huggingface
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
-from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions
-from mtnlg_parallel.recipe_file import load_recipe, read_recipe
+from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
@@ -35,9 +33,8 @@ from .preflight import Forecast, compare_step_time, forecast
 from .supervise import run_supervised, stopped_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mtnlg_parallel.identity import DataFingerprint
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Callback
     from mtnlg_parallel.record.trackers import Tracker
@@ -45,11 +42,44 @@ if TYPE_CHECKING:
 INITIAL: Final = "initial"
 """Subfolder of ``out`` for the checkpoint that --from URL names."""
 
-WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the arguments of its agents"}
-"""Keys of the recipe that may differ between a job and the run that it waits for, with the reasons."""
-
 LOCK_PATIENCE: Final = 300.0
 """Seconds that a restart waits for its folder's lock; NFS releases a lost node's lock after about 90 s."""
+
+
+class TrainingRun(NamedTuple):
+    """What `train` is asked for, with the same meanings."""
+
+    recipe: Recipe
+    data: Path | str | Data
+    out: Path
+    options: RunOptions = RunOptions()
+    resume: bool = True
+    cluster: str | None = None
+    force: bool = False
+    max_restarts: int = supervise.MAX_RESTARTS
+    elastic: bool = False
+
+    def within(self, ranks: int) -> TrainingRun:
+        """If elastic, the run at the largest ``dp`` that ``ranks`` ranks can run (`Recipe.within`)."""
+        return self._replace(recipe=self.recipe.within(ranks)) if self.elastic else self
+
+    def forecast(self) -> Forecast:
+        """The planner's forecast. Raises ``UsageFailure`` if the run cannot fit, unless ``force``."""
+        return forecast(self.recipe, self.cluster, self.force, self.options.device, self.data)
+
+    @property
+    def rank_arguments(self) -> list[str]:
+        """Arguments of ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
+        options = self.options
+        arguments = [str(self.out / RECIPE), "--data", str(self.data), "--out", str(self.out), "--debug"]
+        arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
+        arguments += [f"--profile={options.profile[0]}:{options.profile[-1]}"] if options.profile else []
+        return [*arguments, *["--device=cpu"] * (options.device == "cpu")]
+
+    @property
+    def rank_command(self) -> list[str]:
+        """The command of each rank."""
+        return [sys.executable, "-m", "mtnlg_parallel.cli", "train", *self.rank_arguments]
 
 
 def train(
@@ -81,70 +111,57 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, data=None if isinstance(data, Data) else Path(data))
-    out = Path(out)
     options = options._replace(callbacks=[*options.callbacks, *callbacks], trackers=[*options.trackers, *trackers])
     if options.wandb is not None:
         check_wandb()
-    is_rank, world = read_environment().launcher != "none", recipe.layout.world
-    if is_rank or isinstance(data, Data) or options.callbacks or options.trackers:
-        if world > 1 and not is_rank:
+    run = TrainingRun(recipe, data, Path(out), options, resume, cluster, force, max_restarts, elastic)
+    in_this_process = isinstance(data, Data) or options.callbacks or options.trackers
+    if in_this_process and read_environment().launcher == "none":
+        if (world := recipe.layout.world) > 1:
             how = f"start this script by torchrun --nproc-per-node {world}, whose processes are the ranks"
             raise UsageFailure(
                 f"streams, callbacks and trackers are this process's, and the layout has {world} ranks; {how}"
             )
-        with nullcontext() if is_rank else _only_rank(recipe.layout):
-            join(recipe, data, out, options, partial(prepare, recipe, data, out, options, resume, cluster, force))
-        return read_summary(out) if (out / SUMMARY).exists() else None
-    fit = partial(_fit, recipe, options.device if elastic else None)
-    recipe = fit()
-    check_ranks(recipe.layout, options.device)
-    expected = forecast(recipe, cluster, force, options.device, data)
-    fingerprint = _fingerprint(data, recipe)
+        with _only_rank(recipe.layout):
+            join(run)
+    else:
+        start(run)
+    return read_summary(run.out) if (run.out / SUMMARY).exists() else None
+
+
+def start(run: TrainingRun) -> bool:
+    """Train as the rank that a launcher started, or with own ranks on this machine; returns whether it was stopped."""
+    if read_environment().launcher != "none":
+        return join(run)
+    out, device = run.out, run.options.device
+
+    def fitted() -> TrainingRun:
+        return run.within(ranks_here(device)[0]) if run.elastic else run
+
+    def prepare_again() -> Layout:
+        again = fitted()
+        prepare_run_dir(out, again.recipe, open_data(run.data, again.recipe).fingerprint, resume=True)
+        return again.recipe.layout
+
+    first = fitted()
+    layout = first.recipe.layout
+    check_ranks(layout, device)
+    expected = first.forecast()
     with lock_folder(out):
-        state = _prepare(recipe, fingerprint, out, resume, expected)
+        state = _prepare(first, expected)
         if state.complete:
             say(f"already {_outcome(out)}")
-            return read_summary(out)
-        prepare_again = partial(_prepare_again, fit, fingerprint, out)
-        command = _rank_command(data, out, options)
-        stop_signal = run_supervised(recipe.layout, command, out, state, prepare_again, max_restarts)
+            return False
+        stop_signal = run_supervised(layout, first.rank_command, out, state, prepare_again, run.max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
         for printed in file_lines(log):
             if printed.startswith(b"WARNING: "):
                 say(printed.decode(errors="replace").rstrip())
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
-    if line := compare_step_time(out, recipe, expected):
+    if line := compare_step_time(out, first.recipe, expected):
         say(line)
-    return read_summary(out) if complete else None
-
-
-def _fit(recipe: Recipe, device: Literal["auto", "cpu"] | None) -> Recipe:
-    return recipe.within(ranks_here(device)[0]) if device else recipe
-
-
-def _prepare_again(fit: Callable[[], Recipe], data: DataFingerprint, out: Path) -> Layout:
-    recipe = fit()
-    prepare_run_dir(out, recipe, data, resume=True)
-    return recipe.layout
-
-
-def fit_cluster(recipe: Recipe, cluster: str | None, force: bool, ranks: int) -> Recipe:
-    """`Recipe.within`; also raises ``UsageFailure`` if that cannot fit the named cluster, since ZeRO-1 shards less."""
-    fitted = recipe.within(ranks)
-    if cluster is not None:
-        forecast(fitted, cluster, force)
-    return fitted
-
-
-def fit_started(recipe: Recipe) -> Recipe:
-    """The recipe at the largest ``dp`` for the ranks that torchrun started; exits in a rank that is left over."""
-    rank = read_environment()
-    fitted = recipe.within(rank.world)
-    if not limit_world(fitted.layout.world):
-        say(f"rank {rank.rank} is not used by layout {fitted.layout}")
-        sys.exit()
-    return fitted
+    return not complete
 
 
 @contextmanager
@@ -161,56 +178,56 @@ def _only_rank(layout: Layout) -> Iterator[None]:
         store.close()
 
 
-def submit(  # noqa: PLR0917  (as train)
-    job: slurm.Job, script: str, recipe: Recipe, data: Path, resume: bool, cluster: str | None, force: bool
-) -> None:
-    """Submit the run as a Slurm job, unless it is complete. Forecasts only on a named ``cluster``.
+def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run: bool = False) -> None:
+    """Submit the run as a Slurm job, unless it is complete, or print its script. Forecasts only on a named cluster.
 
-    If a run is active in ``out``, this writes only the script there, and raises ``UsageFailure`` if the job would need
-    other files to change.
+    Raises ``UsageFailure`` if a run is active in ``out``.
     """
-    out = job.out
-    expected = forecast(recipe, cluster, force, data=data) if cluster is not None else None
-    fingerprint = _fingerprint(data, recipe)
-    try:
-        with lock_folder(out):
-            if _prepare(recipe, fingerprint, out, resume, expected).complete:
-                say(f"already {_outcome(out)}")
-                return
-    except FolderInUse as working:
-        _check_unchanged(recipe, out, resume, str(working))
-        say(f"{out}: a run is using this folder; the job waits for it")
+    recipe, out = run.recipe, run.out
+    job = slurm.Job(
+        "mtnlg-parallel train", out, recipe.layout, recipe.slurm, sbatch, (), ranks_per_node, run.options.device
+    )
+    arguments = [*run.rank_arguments, f"--layout={recipe.layout}", *["--elastic"] * run.elastic]
+    script = slurm.training_script(job, arguments, run.max_restarts, partial(fit, run) if run.elastic else None)
+    if dry_run:
+        sys.stdout.write(script)
+        return
+    expected = run.forecast() if run.cluster else None
+    with lock_folder(out):
+        if _prepare(run, expected).complete:
+            say(f"already {_outcome(out)}")
+            return
     slurm.submit(job, script)
 
 
-def _check_unchanged(recipe: Recipe, out: Path, resume: bool, working: str) -> None:
-    """Raise ``UsageFailure`` if a job would need other files in ``out`` than the run that is active there."""
-    if not resume:
-        raise UsageFailure(f"{working}; --no-resume would delete what it has trained")
-    if found := differences(read_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
-        raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}")
+def fit(run: TrainingRun, ranks: int) -> Recipe:
+    """The recipe for this number of ranks; raises ``UsageFailure`` if they are too few.
+
+    They also are if the run cannot fit the named cluster, since ZeRO-1 shards less over fewer ranks.
+    """
+    fitted = run.within(ranks)
+    if run.cluster:
+        fitted.forecast()
+    return fitted.recipe
 
 
-def run_node(  # noqa: PLR0917  (as train)
-    recipe: Recipe, data: Path, out: Path, options: RunOptions, ranks_per_node: int, resume: bool, elastic: bool = False
-) -> bool:
+def run_node(run: TrainingRun, ranks_per_node: int) -> bool:
     """Run one attempt as the agent of this node in a Slurm job; returns whether the run is still incomplete.
 
-    The first node's agent locks and prepares ``out`` and shows the progress. ``elastic``: use the largest ``dp`` that
-    the step's nodes can run. Raises ``Failure`` with the status of the rank that failed first; `restart` reads the rest
-    from the failure files.
+    The first node's agent locks and prepares ``out`` and shows the progress. Raises ``Failure`` with the status of the
+    rank that failed first; `restart` reads the rest from the failure files.
     """
-    if elastic:
-        recipe = recipe.within(ranks_per_node * step_nodes())
-    first = this_node(recipe.layout.world, ranks_per_node)
+    run, out = run.within(ranks_per_node * step_nodes()), run.out
+    layout = run.recipe.layout
+    first = this_node(layout.world, ranks_per_node)
     leads = first.rank == 0
     try:
         with ExitStack() as stack:
             signals = stack.enter_context(record_signals(*STOP_SIGNALS))
-            command, update = [*_rank_command(data, out, options), f"--layout={recipe.layout}"], (lambda: None)
+            command, update = [*run.rank_command, f"--layout={layout}"], (lambda: None)
             if leads:
                 stack.enter_context(_lock_as_leader(out, patient=True))
-                state = _prepare(recipe, _fingerprint(data, recipe), out, resume, None)
+                state = _prepare(run)
                 advance = stack.enter_context(progress("training", state.steps - state.step, "steps"))
                 update = follow(out, state.step, advance)
             ended = run_attempt(first, command, out, signals, update)
@@ -229,16 +246,13 @@ def run_node(  # noqa: PLR0917  (as train)
     return not complete
 
 
-def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
+def restart(out: Path, max_restarts: int) -> str:
     """Wait out the pause after ranks have failed; returns what the scheduler's script must do next.
 
     That is ``restart``, ``requeue``, ``requeue NODE,NODE`` (nodes that failed twice in this job within a day) or
-    ``end``. Records the failure in ``out``'s history. If no rank left a failure file, a rank ended with ``status`` on
-    ``node``, or none was started (None).
+    ``end``. Records the failure in ``out``'s history.
     """
-    unsaid = Exit.NOT_STARTED if status is None else status
-    reason = "no rank gave a reason" if status is None else f"a rank ended with status {status}{node and f' on {node}'}"
-    failed = first_failure(take_failures(out) or [Failed(reason, unsaid, node)])
+    failed = first_failure(take_failures(out) or [Failed("no rank gave a reason", Exit.NOT_STARTED)])
     environment = read_environment()
     job = environment.first_job or environment.job
     with record_signals(*STOP_SIGNALS) as signals:
@@ -251,29 +265,30 @@ def restart(out: Path, status: int | None, node: str, max_restarts: int) -> str:
     return f"{action} {','.join(decision.excluded)}".strip()
 
 
-def join(
-    recipe: Recipe,
-    data: Path | str | Data,
-    out: Path,
-    options: RunOptions,
-    before: Callable[[], RunState] | None = None,
-) -> bool:
+def join(run: TrainingRun) -> bool:
     """Train as `this_rank`; returns whether a signal stopped the run before its end.
 
-    ``before`` (`prepare`) runs on rank 0 first; None under our agents. An unexpected error is raised as `RankCrash`, so
-    that the exit status tells supervisors to restart.
+    Rank 0 prepares ``out`` first, except under our agents, which have done so. An unexpected error is raised as
+    `RankCrash`, so that the exit status tells supervisors to restart. If elastic, exits in a rank that is left over.
     """
-    rank = this_rank()
-    if rank.launcher == "local":
+    rank, out = this_rank(), run.out
+    if run.elastic:
+        run = run.within(rank.world)
+        if not limit_world(run.recipe.layout.world):
+            say(f"rank {rank.rank} is not used by layout {run.recipe.layout}")
+            sys.exit()
+    is_agents = rank.launcher == "local"
+    if is_agents:
         die_with_parent()
-    leads = before is not None and rank.rank == 0
+    leads = rank.rank == 0 and not is_agents
     with _lock_as_leader(out, patient=rank.is_restart) if leads else nullcontext():
         try:
             if rank.launcher == "torchrun" and leads:
                 supervise.check_elastic_restart(out)
             from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
-            stop_signal = run_rank(recipe, data, out, options, before)
+            before = None if is_agents else partial(prepare, run)
+            stop_signal = run_rank(run.recipe, run.data, out, run.options, before)
         except Exception as error:  # noqa: BLE001  (any, to give it its status)
             failure = supervise.as_rank_failure(error)
             supervise.report_rank_failure(out, failure)
@@ -283,37 +298,22 @@ def join(
     return bool(stop_signal)
 
 
-@contextmanager
-def _lock_as_leader(out: Path, patient: bool) -> Iterator[None]:
+def _lock_as_leader(out: Path, patient: bool) -> ExitStack:
     """`lock_folder` for the leader of an attempt. Raises ``FolderInUse`` if another run is active in ``out``.
 
     If ``patient`` (at a restart, and in our Slurm jobs, which start after the previous one has ended), retries for
     `LOCK_PATIENCE` seconds: the lock may belong to a lost node, and the file server keeps it for a while.
     """
-    deadline = time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock_folder(out))
-                break
-            except FolderInUse:
-                if time.monotonic() >= deadline:
-                    raise
+    lock, deadline = ExitStack(), time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
+    while True:
+        try:
+            lock.enter_context(lock_folder(out))
+        except FolderInUse:
+            if time.monotonic() >= deadline:
+                raise
             time.sleep(1.0)
-        yield
-
-
-def _rank_command(data: Path | str, out: Path, options: RunOptions) -> list[str]:
-    return [sys.executable, "-m", "mtnlg_parallel.cli", "train", *rank_arguments(data, out, options)]
-
-
-def rank_arguments(data: Path | str, out: Path, options: RunOptions) -> list[str]:
-    """Arguments of ``mtnlg-parallel train`` that make a process a rank of the run prepared in ``out``."""
-    arguments = [str(out / RECIPE), "--data", str(data), "--out", str(out), "--debug"]
-    arguments += [f"--wandb={options.wandb}"] if options.wandb is not None else []
-    arguments += [f"--profile={options.profile[0]}:{options.profile[-1]}"] if options.profile else []
-    arguments += ["--device=cpu"] if options.device == "cpu" else []
-    return arguments
+        else:
+            return lock
 
 
 def initial_weights(given: Path | str, out: Path | None) -> str:
@@ -337,59 +337,38 @@ def initial_weights(given: Path | str, out: Path | None) -> str:
     return f"train.initial={json.dumps(str(checkpoint.absolute()))}"
 
 
-def prepare(  # noqa: PLR0917  (as train)
-    recipe: Recipe,
-    data: Path | str | Data,
-    out: Path,
-    options: RunOptions,
-    resume: bool,
-    cluster: str | None,
-    force: bool,
-) -> RunState:
+def prepare(run: TrainingRun) -> RunState:
     """Check that the run can fit, prepare ``out``, and announce the run.
 
     Without ``resume`` the first attempt deletes an earlier run. Also raises ``UsageFailure`` if torchrun's restarts
     cannot work (`supervise.check_torchrun`).
     """
-    supervise.check_torchrun(out, resume)
-    expected = forecast(recipe, cluster, force, options.device, data)
-    return _prepare(recipe, _fingerprint(data, recipe), out, resume, expected)
+    supervise.check_torchrun(run.out, run.resume)
+    return _prepare(run, run.forecast())
 
 
-def _fingerprint(data: Path | str | Data, recipe: Recipe) -> DataFingerprint:
-    """The data's fingerprint; prints which samples the run reads, and a line for each source that is left out."""
-    opened = open_data(data, recipe)
-    for line in opened.left_out:
-        say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
-    start, samples = recipe.train.start_sample, recipe.train.samples
-    passes = f"of the {opened.corpus:,} in one pass over the corpus, so {samples / opened.corpus:.3g} passes"
-    place = type(data.train).__name__ if isinstance(data, Data) else data
-    say(f"{place}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
-    return opened.fingerprint
-
-
-def _prepare(recipe: Recipe, data: DataFingerprint, out: Path, resume: bool, expected: Forecast | None) -> RunState:
+def _prepare(run: TrainingRun, expected: Forecast | None = None) -> RunState:
+    """Prepare ``out``; prints which samples the run reads, and unless it is complete what is trained, and notes."""
     from mtnlg_parallel.engine.build import supported_engine  # noqa: PLC0415  (imports torch)
     from mtnlg_parallel.training.copies import fetch_newest  # noqa: PLC0415  (seldom needed)
 
+    recipe, data, resume = run.recipe, open_data(run.data, run.recipe), run.resume or read_environment().is_restart
+    for line in data.left_out:
+        say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
+    start, samples = recipe.train.start_sample, recipe.train.samples
+    passes = f"of the {data.corpus:,} in one pass over the corpus, so {samples / data.corpus:.3g} passes"
+    place = type(run.data.train).__name__ if isinstance(run.data, Data) else run.data
+    say(f"{place}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
     supported_engine(recipe)
-    resume = resume or read_environment().is_restart
     if recipe.train.copy_to:
-        fetch_newest(recipe.train.copy_to, out / CHECKPOINTS, resume)
-    state = prepare_run_dir(out, recipe, data, resume)
+        fetch_newest(recipe.train.copy_to, run.out / CHECKPOINTS, resume)
+    state = prepare_run_dir(run.out, recipe, data.fingerprint, resume)
     if not state.complete:
-        announce(recipe, state, expected)
+        parameters = f"{recipe.model.parameters:,} parameters"
+        say(f"training {parameters} over {recipe.layout}, step {state.step} to {state.steps}")
+        for note in [*([expected] if expected else []), *recipe.warnings]:
+            say(str(note))
     return state
-
-
-def announce(recipe: Recipe, state: RunState, expected: Forecast | None) -> None:
-    """Print what will be trained, the forecast, and notes."""
-    parameters = f"{recipe.model.parameters:,} parameters"
-    say(f"training {parameters} over {recipe.layout}, step {state.step} to {state.steps}")
-    if expected:
-        say(str(expected))
-    for note in recipe.warnings:
-        say(note)
 
 
 def _outcome(out: Path) -> str:
