@@ -13,7 +13,7 @@ import pytest
 from mtnlg_model.console import UsageFailure, run
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
-from mtnlg_parallel.launch.run import initial_weights
+from mtnlg_parallel.initial import initial_weights
 from training.reference_loop import recipe_of
 
 

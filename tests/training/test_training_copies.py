@@ -16,7 +16,7 @@ from mtnlg_model.checkpoint.manifest import CheckpointError, list_checkpoints
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import retain
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.launch.run import initial_weights
+from mtnlg_parallel.initial import initial_weights
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.training import copies
 from mtnlg_parallel.training.copies import Copies, download, fetch_newest, upload

@@ -18,7 +18,7 @@ from mtnlg_model.compare import TRAINING_ONLY, differences
 from mtnlg_model.convert.config_json import read_config
 from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
 from mtnlg_parallel.identity import IdentityError
-from mtnlg_parallel.launch.run import initial_weights
+from mtnlg_parallel.initial import initial_weights
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.metrics import read_steps

@@ -1,16 +1,15 @@
 """The cluster that stands for this machine in a forecast."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import event, recipe_of, write_events, write_steps
+from small_runs import recipe_of
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.launch import preflight
-from mtnlg_parallel.launch.preflight import Forecast, compare_step_time, forecast, this_machine
+from mtnlg_parallel.launch.preflight import forecast, this_machine
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.programs import load_software
@@ -69,11 +68,3 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (expected.cluster, expected.seconds) == ("this machine's 2 cores", None)
     with pytest.raises(UsageFailure, match=r"needs .* on each rank's share of 2 cores, .*of its 0\.1 GB a run may use"):
         forecast(recipe_of({"dp": 64}, batch=64), None, force=False, device="cpu")
-
-
-def test_step_time_of_the_last_layout_is_compared(tmp_path: Path) -> None:
-    write_steps(tmp_path, [{"step": n, "seconds": 9.0 if n < 7 else 0.5, "batch_size": 8} for n in range(1, 10)])
-    write_events(tmp_path, [event("resumed", 1.0, step=0), event("resumed", 2.0, step=6)])
-    line = compare_step_time(tmp_path, recipe_of(), Forecast("here", 1e9, 0.25))
-    assert line == "a step of 8 took 0.5 s, predicted 0.25 s"
-    assert compare_step_time(tmp_path, recipe_of(), Forecast("here", 1e9, None)) is None

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from mtnlg_model.console import UsageFailure, error_status
 from mtnlg_parallel import rendezvous
 from mtnlg_parallel.environment import Environment
-from mtnlg_parallel.launch.agent import rank_environment
+from mtnlg_parallel.launch.agent import local_rank
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.rendezvous import HostedStore
 
@@ -29,7 +29,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
 def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedStore]:
     """A launcher's store, whose environment this process has."""
     store = HostedStore()
-    for name, value in rank_environment(0, Layout(), store, restarts=2).items():
+    for name, value in local_rank(0, Layout(), store, restarts=2).variables().items():
         monkeypatch.setenv(name, value)
     yield store
     store.close()

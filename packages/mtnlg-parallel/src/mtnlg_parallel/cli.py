@@ -15,6 +15,7 @@ from mtnlg_parallel.record.status import status_command
 from mtnlg_parallel.record.trackers import check_wandb
 
 from .environment import read_environment
+from .initial import initial_weights
 from .launch import run as launch
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
@@ -109,7 +110,7 @@ def train(  # noqa: PLR0917  (typer names them)
     torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits
     with status 75.
     """
-    weights = [launch.initial_weights(initial, out)] if initial else []
+    weights = [initial_weights(initial, out)] if initial else []
     weights += ["train.new_tokenizer=true"] * new_tokenizer
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights], data)
     options = RunOptions(wandb, _profile_window(profile), device)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mtnlg_model.checkpoint.manifest import parse_manifest, read_manifest_bytes, resolve_checkpoint
+from mtnlg_data.transfer.urls import Url, location
+from mtnlg_model.checkpoint.manifest import MANIFEST, latest, parse_manifest, read_manifest_bytes, resolve_checkpoint
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.convert.config_json import is_huggingface, read_family
 
 if TYPE_CHECKING:
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
 
 VOCABULARY_MULTIPLE: Final = 128
 """Multiple to which a model from a Hugging Face folder has its vocabulary padded: any usual tp divides 128."""
+
+
+DOWNLOADED: Final = "initial"
+"""Subfolder of a run's folder for the checkpoint that --from URL names."""
 
 
 class Initial(NamedTuple):
@@ -36,3 +43,26 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     raw = read_manifest_bytes(folder)
     manifest = parse_manifest(folder, raw)
     return Initial(folder, manifest.config, raw, manifest.progress)
+
+
+def initial_weights(given: Path | str, out: Path | None) -> str:
+    """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
+
+    A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
+    ``UsageFailure`` if there are no weights, unless ``out`` has checkpoints of its own to resume from.
+    """
+    from .record.run_dir import CHECKPOINTS  # noqa: PLC0415  (which imports this module)
+
+    resumes = out is not None and latest(out / CHECKPOINTS) is not None
+    checkpoint = location(given)
+    if isinstance(checkpoint, Url):
+        from .training.copies import download  # noqa: PLC0415  (seldom needed)
+
+        url, checkpoint = checkpoint, (out or Path()) / DOWNLOADED / checkpoint.name
+        if not (resumes or out is None or checkpoint.exists()):
+            download(url, checkpoint.parent)
+    if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
+        newest = resolve_checkpoint(checkpoint)
+        hint = f"its newest is {newest}" if newest != checkpoint else "give a step-N folder, or one of Hugging Face's"
+        raise UsageFailure(f"--from {checkpoint}: no checkpoint; {hint}")
+    return f"train.initial={json.dumps(str(checkpoint.absolute()))}"

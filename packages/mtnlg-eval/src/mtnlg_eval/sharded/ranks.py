@@ -21,8 +21,15 @@ import torch
 
 from mtnlg_model.console import Failure, UsageFailure, printable
 from mtnlg_parallel.environment import read_environment
-from mtnlg_parallel.launch.agent import Rank, die_with_parent, end_ranks, last_line, rank_environment, start_rank
-from mtnlg_parallel.launch.machine import check_ranks
+from mtnlg_parallel.launch.agent import (
+    Rank,
+    check_ranks,
+    die_with_parent,
+    end_ranks,
+    last_line,
+    rank_environment,
+    start_rank,
+)
 from mtnlg_parallel.layout import Layout, evaluation_error, parse_layout
 from mtnlg_parallel.rendezvous import HostedStore
 

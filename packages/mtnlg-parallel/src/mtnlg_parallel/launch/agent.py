@@ -16,21 +16,14 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from mtnlg_data.engine.machine import cores
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import open_regular, open_to_update
 from mtnlg_parallel.environment import Environment, this_rank
 from mtnlg_parallel.record.metrics import last_step, progress_line
-from mtnlg_parallel.statuses import (
-    FOLDER,
-    Exit,
-    Failed,
-    cause_of,
-    failure_file,
-    read_failure,
-    write_failure,
-)
+from mtnlg_parallel.statuses import FOLDER, Exit, Failed, cause_of, failure_file, read_failure, write_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +36,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.1
 GRACE_SECONDS = 5.0
+RANKS_ON_CPU: Final = 64
+"""Most ranks on a machine's CPU, or one per core if it has more cores; each is a process of about 250 MB."""
 
 
 class Rank(NamedTuple):
@@ -66,6 +61,23 @@ class Ended(NamedTuple):
         return bool(self.stop_signal) and all(cause_of(failed.status) == "stop" for failed in self.failures)
 
 
+def check_ranks(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> None:
+    """Raise ``UsageFailure`` if the layout has more ranks than this machine has GPUs, or than its CPU can run."""
+    ranks, on_gpus = ranks_here(device)
+    if layout.world > ranks:
+        lacks = f"GPUs and this machine has {ranks}" if on_gpus else f"ranks and this machine's CPU takes {ranks}"
+        hint = f"use a smaller layout, or torchrun over several machines{', or, to train, --device cpu' * on_gpus}"
+        raise UsageFailure(f"layout {layout} needs {layout.world:,} {lacks}; {hint}")
+
+
+def ranks_here(device: Literal["auto", "cpu"] = "auto") -> tuple[int, bool]:
+    """How many ranks this machine can run, and whether on GPUs."""
+    import torch  # noqa: PLC0415  (slow to import, and agents do without)
+
+    gpus = torch.cuda.device_count() if device == "auto" and torch.cuda.is_available() else 0
+    return gpus or max(RANKS_ON_CPU, cores()), bool(gpus)
+
+
 def run_attempt(
     first: Environment, command: Sequence[str], out: Path, signals: Signals, update: Callable[[], None]
 ) -> Ended:
@@ -74,12 +86,10 @@ def run_attempt(
     ``update`` is called at each poll. Writes a failure file to ``out`` for a failed rank that left none.
     """
     ranks: list[Rank] = []
-    defaults = _defaults(first)
     try:
         for number in range(first.local_world):  # one by one: if one fails to start, those before it are ended
             place = replace(first, rank=first.rank + number, local_rank=number)
-            variables = defaults | place.variables()
-            ranks += [start_rank(place.rank, command, variables, out / FOLDER, append=first.restarts > 0)]
+            ranks += [start_rank(place.rank, command, _variables(place), out / FOLDER, append=first.restarts > 0)]
         stop_signal = _wait(ranks, signals, update)
     finally:
         ended_here = end_ranks(ranks)
@@ -119,19 +129,18 @@ def local_rank(number: int, layout: Layout, store: HostedStore, restarts: int = 
     )
 
 
-def rank_environment(number: int, layout: Layout, store: HostedStore, restarts: int = 0) -> dict[str, str]:
+def rank_environment(number: int, layout: Layout, store: HostedStore) -> dict[str, str]:
     """The environment variables of `local_rank`."""
-    place = local_rank(number, layout, store, restarts)
-    return _defaults(place) | place.variables()
+    return _variables(local_rank(number, layout, store))
 
 
-def _defaults(place: Environment) -> dict[str, str]:
-    """Defaults of unset variables: a rank's share of the cores and, in a one-machine job, the loopback interface."""
+def _variables(place: Environment) -> dict[str, str]:
+    """A rank's variables; if unset also its share of the cores and, on one machine, the loopback interface."""
     defaults = {"OMP_NUM_THREADS": str(max(1, cores() // place.local_world))}
     if place.agent_store:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
-    return {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | place.variables()
 
 
 def _wait(ranks: Sequence[Rank], signals: Signals, update: Callable[[], None]) -> int:

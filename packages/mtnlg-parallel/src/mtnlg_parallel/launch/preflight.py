@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -12,8 +11,6 @@ from mtnlg_parallel.planner.cluster import cluster_with, load_cluster
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
 from mtnlg_parallel.planner.run import folder_document_length, train_run
 from mtnlg_parallel.planner.step import predict
-from mtnlg_parallel.record.history import number, read_events
-from mtnlg_parallel.record.metrics import read_steps, training_seconds
 
 if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
@@ -66,21 +63,6 @@ def forecast(
     name = f"{target.gpu.name}, which it does not know and treats as {UNKNOWN_GPU}" if is_unknown else target.name
     seconds = predict(run).seconds if on_gpus else None
     return Forecast(name, stage_memory[fullest_stage(stage_memory)].total, seconds)
-
-
-def compare_step_time(out: Path, recipe: Recipe, expected: Forecast) -> str | None:
-    """A line with measured and predicted step time; None if one of them is missing.
-
-    Measured is the median of the full batches since the last start, without the first; earlier steps may have had
-    another layout.
-    """
-    begins = [number(event, "step") for event in read_events(out) if event["event"] == "resumed"]
-    steps = [step for step in read_steps(out) if step["step"] > (begins or [0])[-1]]
-    seconds = [training_seconds(step) for step in steps if step["batch_size"] == recipe.train.batch][1:]
-    if not seconds or expected.seconds is None:
-        return None
-    median = statistics.median(seconds)
-    return f"a step of {recipe.train.batch} took {median:.3g} s, predicted {expected.seconds:.3g} s"
 
 
 def this_machine(layout: Layout, device: Literal["auto", "cpu"] = "auto") -> tuple[bool, Cluster]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,10 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
-from mtnlg_data.transfer.urls import Url, location
-from mtnlg_model.checkpoint.manifest import MANIFEST, latest, resolve_checkpoint
-from mtnlg_model.console import UsageFailure, error_line, error_status, progress, say
-from mtnlg_model.convert.config_json import is_huggingface
+from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.recipe import Recipe, RunOptions
@@ -27,9 +23,8 @@ from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, t
 from mtnlg_parallel.training.samples import Data, open_data
 
 from . import slurm, supervise
-from .agent import die_with_parent, follow, rank_environment, record_signals, run_attempt
-from .machine import check_ranks, ranks_here
-from .preflight import Forecast, compare_step_time, forecast
+from .agent import check_ranks, die_with_parent, follow, rank_environment, ranks_here, record_signals, run_attempt
+from .preflight import Forecast, forecast
 from .supervise import run_supervised, stopped_line
 
 if TYPE_CHECKING:
@@ -38,9 +33,6 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Callback
     from mtnlg_parallel.record.trackers import Tracker
-
-INITIAL: Final = "initial"
-"""Subfolder of ``out`` for the checkpoint that --from URL names."""
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds that a restart waits for its folder's lock; NFS releases a lost node's lock after about 90 s."""
@@ -159,8 +151,6 @@ def start(run: TrainingRun) -> bool:
                 say(printed.decode(errors="replace").rstrip())
     complete = (out / SUMMARY).exists()
     say(_outcome(out) if complete else stopped_line(out, stop_signal))
-    if line := compare_step_time(out, first.recipe, expected):
-        say(line)
     return not complete
 
 
@@ -239,7 +229,10 @@ def run_node(run: TrainingRun, ranks_per_node: int) -> bool:
         write_failure(out, first.rank, Failed(reason, error_status(failure), first.node))
         raise
     if ended.failures:
-        raise supervise.RanksFailed(first_failure(ended.failures))
+        failed = first_failure(ended.failures)
+        failure = Failure(failed.reason)
+        failure.exit_status = failed.status if failed.status > 0 else 128 - failed.status  # as in a shell
+        raise failure
     complete = (out / SUMMARY).exists()
     if leads:
         say(_outcome(out) if complete else stopped_line(out, ended.stop_signal))
@@ -314,27 +307,6 @@ def _lock_as_leader(out: Path, patient: bool) -> ExitStack:
             time.sleep(1.0)
         else:
             return lock
-
-
-def initial_weights(given: Path | str, out: Path | None) -> str:
-    """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
-
-    A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
-    ``UsageFailure`` if there are no weights, unless ``out`` has checkpoints of its own to resume from.
-    """
-    resumes = out is not None and latest(out / CHECKPOINTS) is not None
-    checkpoint = location(given)
-    if isinstance(checkpoint, Url):
-        from mtnlg_parallel.training.copies import download  # noqa: PLC0415  (seldom needed)
-
-        url, checkpoint = checkpoint, (out or Path()) / INITIAL / checkpoint.name
-        if not (resumes or out is None or checkpoint.exists()):
-            download(url, checkpoint.parent)
-    if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
-        newest = resolve_checkpoint(checkpoint)
-        hint = f"its newest is {newest}" if newest != checkpoint else "give a step-N folder, or one of Hugging Face's"
-        raise UsageFailure(f"--from {checkpoint}: no checkpoint; {hint}")
-    return f"train.initial={json.dumps(str(checkpoint.absolute()))}"
 
 
 def prepare(run: TrainingRun) -> RunState:

@@ -70,14 +70,6 @@ class RankCrash(Failure):
     exit_status = Exit.CRASHED
 
 
-class RanksFailed(Failure):
-    """An agent's ranks have failed. The exit status is that of the rank that explains the others, as in a shell."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.reason)
-        self.exit_status = failed.status if failed.status > 0 else 128 - failed.status
-
-
 class PeerFailure(Failure):
     """A collective failed because another rank is gone."""
 
@@ -232,16 +224,13 @@ def check_torchrun(out: Path, resume: bool) -> None:
     So no count distinguishes the keys of two attempts in a shared store, or identifies the first attempt.
     """
     rank = this_rank()
-    if rank.launcher != "torchrun" or rank.nodes == 1 or not rank.max_restarts:
-        return
-    if rank.agent_store:
+    counts_itself = rank.launcher == "torchrun" and rank.nodes > 1 and rank.max_restarts
+    if counts_itself and (rank.agent_store or not resume):
+        store = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, with --rdzv-backend c10d"
+        hint = store if rank.agent_store else f"--no-resume: remove {out} and leave the option out"
         raise UsageFailure(
-            f"torchrun restarts the ranks of {rank.nodes} nodes in a store with the addresses of dead ranks; set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment, with --rdzv-backend c10d, or --max-restarts 0"
+            f"torchrun over {rank.nodes} nodes does not tell its attempts apart; {hint}, or --max-restarts 0"
         )
-    if not resume:
-        hint = f"remove {out} and leave the option out, or --max-restarts 0"
-        raise UsageFailure(f"--no-resume: torchrun over {rank.nodes} nodes does not identify its first attempt; {hint}")
 
 
 def check_elastic_restart(out: Path) -> None:
