@@ -77,7 +77,7 @@ def recipe_from(folder: Path, *overrides: str, train: str = TRAIN) -> Recipe:
     """The recipe that ``mtnlg-parallel train RECIPE --from FOLDER`` trains."""
     path = folder.parent / "train.toml"
     path.write_text(train)
-    return load_recipe(path, [initial_weights(folder, None), *overrides])
+    return load_recipe(path, [initial_weights(folder, path.parent / "none"), *overrides])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -19,7 +19,7 @@ from .initial import initial_weights
 from .launch import run as launch
 from .launch.supervise import MAX_RESTARTS
 from .layout import parse_layout
-from .layout_report import layout_facts, print_layout, print_rank, rank_shard
+from .layout_report import layout_facts, print_layout
 from .recipe import RunOptions
 from .recipe_file import load_recipe
 from .statuses import Exit
@@ -54,12 +54,8 @@ Overrides = Annotated[
 @app.command()
 def train(  # noqa: PLR0917  (typer names them)
     recipe: RecipePath,
-    data: Annotated[
-        Path | None, typer.Option(help="Output of mtnlg-data run: the folder that holds tokens/.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for metrics, checkpoints and logs.", show_default=False)
-    ] = None,
+    data: Annotated[Path, typer.Option(help="Output of mtnlg-data run: the folder that holds tokens/.")],
+    out: Annotated[Path, typer.Option(help="Folder for metrics, checkpoints and logs.")],
     layout: LayoutText = None,
     resume: Annotated[
         bool, typer.Option(help="Resume from the newest checkpoint in --out, in any layout; --no-resume starts over.")
@@ -78,10 +74,7 @@ def train(  # noqa: PLR0917  (typer names them)
     device: Annotated[
         Literal["auto", "cpu"], typer.Option(help="cpu: train on the CPU even where there are GPUs.")
     ] = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what --rank holds and its size; with slurm, the sbatch script.")
-    ] = False,
-    rank: Annotated[int, typer.Option(help="The rank that --dry-run shows.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script of --launcher slurm.")] = False,
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Also log to this Weights & Biases project.")
     ] = None,
@@ -114,13 +107,8 @@ def train(  # noqa: PLR0917  (typer names them)
     weights += ["train.new_tokenizer=true"] * new_tokenizer
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights], data)
     options = RunOptions(wandb, _profile_window(profile), device)
-    if dry_run and launcher == "local":
-        print_rank(rank_shard(chosen, rank), chosen)
-        return
-    if data is None or out is None:
-        raise UsageFailure("train needs --data and --out, or --dry-run")
-    if sbatch and launcher == "local":
-        raise UsageFailure("--sbatch needs --launcher slurm")
+    if launcher == "local" and (sbatch or dry_run):
+        raise UsageFailure("--sbatch and --dry-run need --launcher slurm")
     if wandb is not None:
         check_wandb()
     asked = launch.TrainingRun(chosen, data, out, options, resume, cluster, force, max_restarts, elastic)

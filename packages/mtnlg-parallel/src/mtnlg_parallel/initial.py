@@ -45,7 +45,7 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     return Initial(folder, manifest.config, raw, manifest.progress)
 
 
-def initial_weights(given: Path | str, out: Path | None) -> str:
+def initial_weights(given: Path | str, out: Path) -> str:
     """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
 
     A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
@@ -53,13 +53,13 @@ def initial_weights(given: Path | str, out: Path | None) -> str:
     """
     from .record.run_dir import CHECKPOINTS  # noqa: PLC0415  (which imports this module)
 
-    resumes = out is not None and latest(out / CHECKPOINTS) is not None
+    resumes = latest(out / CHECKPOINTS) is not None
     checkpoint = location(given)
     if isinstance(checkpoint, Url):
         from .training.copies import download  # noqa: PLC0415  (seldom needed)
 
-        url, checkpoint = checkpoint, (out or Path()) / DOWNLOADED / checkpoint.name
-        if not (resumes or out is None or checkpoint.exists()):
+        url, checkpoint = checkpoint, out / DOWNLOADED / checkpoint.name
+        if not (resumes or checkpoint.exists()):
             download(url, checkpoint.parent)
     if not resumes and not (checkpoint / MANIFEST).is_file() and not is_huggingface(checkpoint):
         newest = resolve_checkpoint(checkpoint)

@@ -1,59 +1,24 @@
-"""Shows a layout: stages and groups as a table or JSON, and what one rank holds (``train --dry-run``).
-
-Bytes of state per parameter in DeepSpeed's engine, under bf16 with fp32 accumulation (paper.md section 3) and ZeRO-1
-over dp x cp ranks:
-
-    2 weight + 2 gradient + 4 accumulated gradient + (4 master weight + 8 moments) / (dp cp)
-
-and under fp32 4 + 4 + (4 + 8) / (dp cp), since DeepSpeed's ZeRO keeps a master copy there too. Our own engine has
-neither that copy nor separate gradients in bf16.
-"""
+"""Shows a layout: stages and groups of ranks, as a table or JSON."""
 
 from __future__ import annotations
 
-from math import ceil
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from mtnlg_model.console import UsageFailure, output
+from mtnlg_model.console import output
 
-from .layout import Layout, part_parameters, stages
+from .layout import Layout, stages
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .layout import Axis, Coordinates, Stage
+    from .layout import Axis, Stage
     from .recipe import Recipe
-
-RANK_BYTES: Final = {
-    ("bf16", True): {"weights": 2, "gradients": 2, "accumulated gradients": 4},
-    ("bf16", False): {"weights": 2, "accumulated gradients": 4},
-    ("fp32", True): {"weights": 4, "gradients": 4},
-    ("fp32", False): {"weights": 4, "accumulated gradients": 4},
-}
-"""Bytes per parameter of a rank's slices that are not sharded, by storage and whether the engine is DeepSpeed's."""
-
-ZERO_BYTES: Final = {"master weights": 4, "moments": 8}
-"""Bytes per parameter that ZeRO-1 shards over the data-parallel ranks."""
 
 SHOWN_GROUPS: Final = 4
 WIDTH: Final = 120
 """Width of a table in characters if stdout is not a terminal."""
-
-
-class RankShard(NamedTuple):
-    """One rank's part of the decoder: parameters by part, and bytes of state by kind."""
-
-    rank: int
-    place: Coordinates
-    parts: dict[str, int]
-    state: dict[str, int]
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of all parts."""
-        return sum(self.parts.values())
 
 
 def console() -> Console:
@@ -127,44 +92,3 @@ def layout_facts(recipe: Recipe) -> dict[str, Any]:
         "ranks": [layout.place_facts(rank) for rank in range(layout.world)],
         "groups": {axis: layout.groups(axis) for axis in layout.axes},
     }
-
-
-def rank_shard(recipe: Recipe, rank: int) -> RankShard:
-    """The part of the decoder that a rank holds. Raises ``UsageFailure`` if there is no such rank."""
-    layout, train, config = recipe.layout, recipe.train, recipe.model
-    if not 0 <= rank < layout.world:
-        raise UsageFailure(f"--rank {rank}: layout {layout} has ranks 0 to {layout.world - 1}")
-    place = layout.coordinates(rank)
-    parts = {
-        part: part_parameters(config, layout, part)
-        for stage in _cut(recipe)[place.pp :: layout.pp]
-        for part in stage.parts
-        if part != "head" or layout.pp > 1 or not config.tied  # else the head is the embedding's table
-    }
-    parameters = sum(parts.values())
-    is_deepspeed = train.engine == "deepspeed"
-    state = {kind: parameters * size for kind, size in RANK_BYTES[train.storage, is_deepspeed].items()}
-    if train.gradients == "bf16":
-        state["accumulated gradients"] //= 2
-    shared = {kind: ceil(parameters / layout.copies) * size for kind, size in ZERO_BYTES.items()}
-    if train.precision == "fp32" and not is_deepspeed:
-        del shared["master weights"]
-    state |= shared
-    return RankShard(rank, place, parts, state)
-
-
-def print_rank(shard: RankShard, recipe: Recipe) -> None:
-    """Print a rank's parameters, state and groups on stdout."""
-    layout, out = recipe.layout, output(soft_wrap=True)
-    out.print(f"rank {shard.rank} of {layout.world:,} ({shard.place}) of {recipe.model.parameters:,} parameters")
-    table = Table("part", show_footer=True)
-    table.columns[0].footer = "all"
-    table.add_column("parameters here", justify="right", footer=f"{shard.parameters:,}")
-    for part, parameters in shard.parts.items():
-        table.add_row(part, f"{parameters:,}")
-    out.print(table)
-    kinds = "  ".join(f"{kind} {size / 1e9:,.2f} GB" for kind, size in shard.state.items())
-    out.print(f"state: {sum(shard.state.values()):,} bytes in {recipe.train.precision}: {kinds}")
-    for axis in layout.axes:
-        group = [layout.rank(**{**shard.place._asdict(), axis: n}) for n in range(getattr(layout, axis))]
-        out.print(f"{axis}: in the group {_abbreviate(group)}")
