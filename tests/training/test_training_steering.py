@@ -102,18 +102,15 @@ def stopped(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFa
     return out
 
 
-@pytest.mark.parametrize("skip", ["last", "20:40"])
-def test_rollback_trains_on_without_the_samples_it_skips(
-    skip: str, run_ranks: RunRanks, data: Path, tmp_path: Path
-) -> None:
+def test_rollback_trains_on_without_the_samples_it_skips(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """As a run does that never read them. The recipe that would read them again is refused."""
     recipe = recipe_of((1, 1, 2), **{**BASE, "samples": 48, "skip": [[4, 8]]}, checkpoint_every=1)
     run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
-    command = ["rollback", str(tmp_path / "out"), "--to", "step-2", "--skip", skip]
+    command = ["rollback", str(tmp_path / "out"), "--to", "step-2", "--skip", "last"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     written = load_recipe(tmp_path / "out" / "recipe.toml")
-    assert written.train.skip == ((4, 8), (20, 52 if skip == "last" else 40))
+    assert written.train.skip == ((4, 8), (20, 52))
     with pytest.raises(IdentityError, match="skips samples"):
         prepare_run_dir(tmp_path / "out", recipe, open_data(data, recipe).fingerprint, resume=True)
     longer = written.model_copy(update={"train": written.train.model_copy(update={"samples": 80})})
@@ -128,8 +125,6 @@ def test_rollback_trains_on_without_the_samples_it_skips(
     [
         ("--to step-9", "no checkpoint step-9; there are steps 1, 2"),
         ("--to newest", "--to newest: write step-N"),
-        ("--to step-1 --skip 3:9", "write A:B with 12 <= A < B"),
-        ("--to step-1 --skip all", "write last, or A:B"),
         ("--to step-2 --skip last", "samples 16 to 16"),
     ],
 )

@@ -28,9 +28,9 @@ from mtnlg_parallel.launch.supervise import (
     PeerFailure,
     RankCrash,
     as_rank_failure,
-    check_elastic_restart,
     check_torchrun,
     decide,
+    record_elastic_restart,
     record_failure,
     recorded_failures,
     report_rank_failure,
@@ -146,7 +146,7 @@ def test_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.touch()
     assert record_failure(gone, Failed("the disk is full", 74))[:4] == ("the disk is full", 74, "", 0)
-    assert recorded_failures(gone) == statuses.take_failures(gone) == []
+    assert recorded_failures(gone, "") == statuses.take_failures(gone) == []
     write_failure(gone, 0, Failed("the disk is full", 74))
 
 
@@ -168,39 +168,19 @@ def test_transient_error_has_its_own_status(error: Exception, status: int) -> No
     assert error_status(as_rank_failure(error)) == status
 
 
-@pytest.fixture
-def elastic(be_rank: BeRank, tmp_path: Path) -> Path:
-    """The environment of rank 0 of torchrun's first attempt, in a run that failed the day before."""
+def test_torchrun_restart_is_recorded_and_refused_after_a_mistake(
+    be_rank: BeRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     be_rank(**TORCHRUN)
-    for _ in range(3):
-        record_failure(tmp_path, Failed("yesterday's", KILLED))
     write_failure(tmp_path, 0, Failed("yesterday's", 1))
-    check_elastic_restart(tmp_path)
-    return tmp_path
-
-
-def restart_elastic(out: Path, restarts: int) -> None:
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
-    check_elastic_restart(out)
-
-
-def test_torchrun_restart_after_a_user_error_is_refused(elastic: Path) -> None:
+    record_elastic_restart(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    record_elastic_restart(tmp_path)
     for rank, failed in enumerate([Failed("lost a peer", 72), Failed("no such store", 1), Failed("lost a peer", 72)]):
-        write_failure(elastic, rank, failed)
+        write_failure(tmp_path, rank, failed)
     with pytest.raises(Failure, match=r"^no such store$"):
-        restart_elastic(elastic, 1)
-    assert [event["status"] for event in read_events(elastic)][3:] == [1]
-    restart_elastic(elastic, 2)  # the files are gone: the refusing rank writes its own
-
-
-def test_fruitless_torchrun_restarts_are_refused_within_a_day(elastic: Path) -> None:
-    append(elastic, "stopped", signal=15)
-    for restarts in (1, 2, 3):
-        restart_elastic(elastic, restarts)
-    with pytest.raises(Failure, match=r"three restarts in a row brought no new step: .* torchrun's output names it"):
-        restart_elastic(elastic, 4)
-    failed = [event["status"] for event in read_events(elastic) if event["event"] == "failed"]
-    assert failed[3:] == [Exit.STOPPED, KILLED, KILLED, KILLED]
+        record_elastic_restart(tmp_path)
+    assert [event["status"] for event in read_events(tmp_path)] == [KILLED, 1]
 
 
 @pytest.mark.parametrize(("nodes", "shared", "restarts"), [(1, True, 3), (2, False, 3), (2, True, 0)])

@@ -168,10 +168,7 @@ def show_layout(
 def rollback_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of a run that is not running.")],
     to: Annotated[str, typer.Option(metavar="step-N", help="Checkpoint to go back to.")],
-    skip: Annotated[
-        str | None,
-        typer.Option(metavar="last|A:B", help="Skip all samples read since, or [A, B) of the stream."),
-    ] = None,
+    skip: Annotated[Literal["last"] | None, typer.Option(help="last: skip all samples read since.")] = None,
 ) -> None:
     """Go back to a checkpoint: later ones are removed, and the same train command resumes from it.
 
@@ -182,7 +179,7 @@ def rollback_command(
         raise UsageFailure(f"--to {to}: write step-N")
     from .record.rollback import rollback  # noqa: PLC0415  (seldom needed)
 
-    ranges = rollback(out, int(step), skip)
+    ranges = rollback(out, int(step), bool(skip))
     say(f"{out}: step {step} is the newest checkpoint; the same command resumes from it")
     if skip:
         say(f"its recipe leaves out {[*map(list, ranges)]}; put that into yours, or train {out / 'recipe.toml'}")

@@ -277,7 +277,7 @@ def join(run: TrainingRun) -> bool:
     with _lock_as_leader(out, patient=rank.is_restart) if leads else nullcontext():
         try:
             if rank.launcher == "torchrun" and leads:
-                supervise.check_elastic_restart(out)
+                supervise.record_elastic_restart(out)
             from .worker import run_rank  # noqa: PLC0415  (imports torch, DeepSpeed and megatron-core)
 
             before = None if is_agents else partial(prepare, run)

@@ -3,7 +3,7 @@
     supervisor                   decides by                            and then
     the local launcher           `run_supervised`                      starts the ranks again, or ends
     a Slurm job's script         ``mtnlg-parallel restart``            restarts in place, requeues, or ends
-    torchrun, MPI, Kubernetes    rank 0 of the next attempt            trains, or ends
+    torchrun                     its agents; rank 0 records failures   restarts; a mistake ends the run
 
 An attempt's failures are in its failure files (`statuses`). `Exit` and `ACTIONS` define the action for each status.
 """
@@ -106,12 +106,12 @@ def record_failure(out: Path, failed: Failed, job: str = "") -> Failed:
     return failed._replace(new_steps=new_steps, time=time.time())
 
 
-def recorded_failures(out: Path, job: str | None = None) -> list[Failed]:
-    """The failures in ``out``'s history in order; with ``job``, only those of that job."""
+def recorded_failures(out: Path, job: str) -> list[Failed]:
+    """The failures of a job in ``out``'s history, in order."""
     failures: list[Failed] = []
     with suppress(OSError):  # as in record_failure
         for event in read_events(out):
-            if event["event"] == "failed" and job in {None, event.get("job")}:
+            if event["event"] == "failed" and event.get("job") == job:
                 reason, node = (str(event.get(key, "")) for key in ("reason", "node"))
                 status, new_steps = (int(number(event, key)) for key in ("status", "new_steps"))
                 failures.append(Failed(reason, status, node, new_steps, event["time"]))
@@ -233,16 +233,16 @@ def check_torchrun(out: Path, resume: bool) -> None:
         )
 
 
-def check_elastic_restart(out: Path) -> None:
-    """On torchrun's rank 0: record how the previous attempt ended. Raises ``Failure`` if a restart is useless."""
-    failures, restarts = take_failures(out), this_rank().restarts
-    if not restarts:
-        return
-    *_, last = ({"event": ""}, *read_events(out))
-    silent = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
-    failed = first_failure(failures or [TOLD_TO_STOP if last["event"] == "stopped" else silent])
-    # torchrun's agents limit the restarts themselves; this records each failure.
-    recorded = [*recorded_failures(out), record_failure(out, failed)]
-    decision = decide(recorded[-restarts:], restarts + 1)
-    if decision.action == "end":
-        raise Failure(decision.reason)
+def record_elastic_restart(out: Path) -> None:
+    """On torchrun's rank 0: record how the previous attempt ended. Raises ``Failure`` if a person must fix the cause.
+
+    torchrun's agents limit the restarts themselves.
+    """
+    failures = take_failures(out)
+    if this_rank().restarts:
+        *_, last = ({"event": ""}, *read_events(out))
+        killed = Failed("a rank was killed; torchrun's output names it", -signal.SIGKILL)
+        failed = first_failure(failures or [TOLD_TO_STOP if last["event"] == "stopped" else killed])
+        record_failure(out, failed)
+        if cause_of(failed.status) == "person":
+            raise Failure(failed.reason)

@@ -6,7 +6,6 @@ resume refuses a recipe without it.
 
 from __future__ import annotations
 
-import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -23,25 +22,24 @@ from .run_dir import CHECKPOINTS, RECIPE, SUMMARY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mtnlg_parallel.recipe import Change, Train
-
-LAST = "last"
+    from mtnlg_parallel.recipe import Train
 
 
-def rollback(out: Path, step: int, skip: str | None = None) -> list[tuple[int, int]]:
+def rollback(out: Path, step: int, skip: bool = False) -> list[tuple[int, int]]:
     """Make the checkpoint of ``step`` the newest of the run in ``out``; returns all ranges that its streams skip.
 
-    ``skip``: "last" for all samples that the run has read since that checkpoint, or "A:B" for samples [A, B) of the
-    stream that it was reading. Raises ``UsageFailure`` if the run has no such checkpoint or range.
+    With ``skip`` the run skips all samples that it has read since that checkpoint. Raises ``UsageFailure`` if the run
+    has no such checkpoint or samples.
     """
     with lock_folder(out):
         recipe = read_recipe(out / RECIPE)
         checkpoints = dict(list_checkpoints(out / CHECKPOINTS))
         if step not in checkpoints:
             raise UsageFailure(f"{out}: no checkpoint step-{step}; there are steps {', '.join(map(str, checkpoints))}")
-        begin = read_manifest(checkpoints[step]).progress.samples
-        read = max((line["samples"] for line in metrics.read_steps(out)), default=begin)
-        train = recipe.train if skip is None else _skipping(recipe.train, skip, begin, read)
+        train = recipe.train
+        if skip:
+            begin = read_manifest(checkpoints[step]).progress.samples
+            train = _skipping(train, begin, max((each["samples"] for each in metrics.read_steps(out)), default=begin))
         write_text(out / RECIPE, dump(recipe.model_copy(update={"train": train})))
         later = [path for number, path in checkpoints.items() if number > step]
         for path in later:  # renamed first: half removed, it is no checkpoint
@@ -50,37 +48,26 @@ def rollback(out: Path, step: int, skip: str | None = None) -> list[tuple[int, i
             shutil.rmtree(path)
         metrics.truncate_after(out, step)
         (out / SUMMARY).unlink(missing_ok=True)
-        history.append(out, "rollback", step=step, skip=str(skip))
+        history.append(out, "rollback", step=step, skip=skip)
     return [*train.skip, *(each for change in train.change for each in change.skip)]
 
 
-def _skipping(train: Train, skip: str, begin: int, read: int) -> Train:
-    """The settings with another skipped range, in the stream that is read at sample ``begin``."""
+def _skipping(train: Train, begin: int, read: int) -> Train:
+    """The settings that also skip what the run's samples from ``begin`` up to ``read`` have read."""
     parts = train.stream_parts
     part = next(each for each in reversed(parts) if each.at <= begin)
-    first = part.number(begin)
-    if skip == LAST:
-        beyond = next((each.at for each in parts if each.at > begin), read)
-        if not begin < read <= beyond:
-            raise UsageFailure(
-                f"--skip last: samples {begin} to {read} of the run are empty, or in two streams; give A:B"
-            )
-        end = part.number(read - 1) + 1
-    elif match := re.fullmatch(r"(\d{1,18}):(\d{1,18})", skip):
-        begins, end = int(match[1]), int(match[2])
-        if not first <= begins < end:
-            raise UsageFailure(
-                f"--skip {skip}: write A:B with {first} <= A < B; the checkpoint has read the samples before"
-            )
-        first = begins
-    else:
-        raise UsageFailure(f"--skip {skip}: write last, or A:B, samples of the token stream")
-    owners = (change for change in train.change if change.data == part.data)
-    owner: Train | Change = next(owners) if part.data else train
-    within = [each for each in owner.skip if each[0] < end and each[1] > first]
-    merged = min(first, *(each[0] for each in within), first), max(end, *(each[1] for each in within), end)
-    kept = {"skip": tuple(sorted([*(each for each in owner.skip if each not in within), merged]))}
-    if owner is train:
-        return train.model_copy(update=kept)
-    changes = tuple(change.model_copy(update=kept) if change is owner else change for change in train.change)
-    return train.model_copy(update={"change": changes})
+    beyond = next((each.at for each in parts if each.at > begin), read)
+    if not begin < read <= beyond:
+        hint = "write the range of the token stream as train.skip"
+        raise UsageFailure(f"--skip last: samples {begin} to {read} of the run are empty, or in two streams; {hint}")
+    first, end = part.number(begin), part.number(read - 1) + 1  # neither of which is in a range that is skipped now
+
+    def skipping(skip: tuple[tuple[int, int], ...]) -> dict[str, object]:
+        return {"skip": tuple(sorted([*(each for each in skip if not first <= each[0] < end), (first, end)]))}
+
+    if not part.data:
+        return train.model_copy(update=skipping(train.skip))
+    changes = list(train.change)
+    number = next(number for number, change in enumerate(changes) if change.data == part.data)
+    changes[number] = changes[number].model_copy(update=skipping(changes[number].skip))
+    return train.model_copy(update={"change": tuple(changes)})
