@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,6 @@ from mtnlg_parallel.record.history import read_events
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RunState
 from mtnlg_parallel.statuses import STOP_SIGNALS
-from training.nodes import missing
 from training.reference_loop import FP32, assert_same_steps, recipe_of, reference_run
 
 NEW_RUN = RunState(step=0, samples=0, steps=10, complete=False)
@@ -101,17 +99,6 @@ def test_a_rank_that_the_launcher_kills_is_not_blamed(tmp_path: Path, monkeypatc
 def test_truncated_log_gives_no_partial_failure_reason(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"^rank 0 on .* ended with status 74; its log is"):
         launch(tmp_path, """sys.stderr.write("Traceback:\\n  File '/site-packag"); sys.exit(74)""")
-
-
-@pytest.mark.skipif(bool(missing()), reason=missing())
-def test_without_loopback_the_command_ends(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.toml").write_text(dump(recipe_of()))
-    words = [tmp_path / "train.toml", "--data", data, "--out", tmp_path / "out"]
-    command = ["unshare", "--net", sys.executable, "-m", "mtnlg_parallel.cli", "train", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    *_, last = done.stderr.splitlines()
-    assert (done.returncode, "ip link set lo up" in last) == (1, True), done.stderr
-    assert not (tmp_path / "out" / "logs").exists()
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

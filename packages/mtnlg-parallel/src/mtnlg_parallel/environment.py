@@ -132,7 +132,7 @@ def step_nodes() -> int:
 def this_node(world: int, local_world: int) -> Environment:
     """The place of the first rank on this node of a Slurm job, for the node's agent, which srun started."""
     env, nodes = os.environ, -(-world // local_world)
-    node = _number(env, "SLURM_NODEID", _SRUN, most=nodes - 1, why=f"{world} ranks are {nodes} nodes")
+    node = _number(env, "SLURM_NODEID", _SRUN, most=nodes - 1)
     here = min(local_world, world - node * local_world)  # an elastic job's last node may have fewer
     ranks = {"rank": node * local_world, "world": world, "local_rank": 0, "local_world": here}
     return replace(_environment(env, {"launcher": "local", **ranks, **_store(env, _SRUN)}), parent=os.getpid())
@@ -188,20 +188,12 @@ def _place(env: Mapping[str, str]) -> dict[str, Any]:
 def _ranks(env: Mapping[str, str], names: _Names) -> dict[str, int]:
     """Rank numbers from one family's variables. Without torch's local ones: one rank per node, or all on this node."""
     world = _number(env, names.world, names.hint, least=1)
-    rank = _number(env, names.rank, most=world - 1, why=f"{names.world} = {world}")
+    rank = _number(env, names.rank, most=world - 1)
     several = world if env.get(names.local_rank) == env[names.rank] else 1
-    local_world = _number(
-        env,
-        names.local_world,
-        names.hint,
-        default=several if names is _TORCH else None,
-        least=1,
-        most=world,
-        why=f"{names.world} = {world}",
-    )
+    unsaid = several if names is _TORCH else None
+    local_world = _number(env, names.local_world, names.hint, unsaid, least=1, most=world)
     alone = 0 if local_world == 1 else None
-    why = f"{names.local_world} = {local_world}"
-    local_rank = _number(env, names.local_rank, names.hint, default=alone, most=local_world - 1, why=why)
+    local_rank = _number(env, names.local_rank, names.hint, alone, most=local_world - 1)
     return {"rank": rank, "world": world, "local_rank": local_rank, "local_world": local_world}
 
 
@@ -212,11 +204,10 @@ def _tasks(env: Mapping[str, str]) -> dict[str, int]:
     counts = [count for part in parts if part for count in [int(part[1])] * int(part[2] or 1)]
     if not all(parts):
         raise EnvironmentFailure(_STEP_TASKS, text, _SRUN)
-    why = f"{_STEP_TASKS} = {text}"
     alike = 0 if len({*counts}) == 1 else None
-    node = _number(env, "SLURM_NODEID", _SRUN, default=alike, most=len(counts) - 1, why=why)
-    rank = _number(env, "SLURM_PROCID", _SRUN, most=sum(counts) - 1, why=why)
-    local_rank = _number(env, "SLURM_LOCALID", _SRUN, most=counts[node] - 1, why=why)
+    node = _number(env, "SLURM_NODEID", _SRUN, alike, most=len(counts) - 1)
+    rank = _number(env, "SLURM_PROCID", _SRUN, most=sum(counts) - 1)
+    local_rank = _number(env, "SLURM_LOCALID", _SRUN, most=counts[node] - 1)
     return {"rank": rank, "world": sum(counts), "local_rank": local_rank, "local_world": counts[node]}
 
 
@@ -239,14 +230,13 @@ def _number(  # noqa: PLR0917  (a number, its bounds, and what to say without on
     default: int | None = None,
     least: int = 0,
     most: int = (1 << 63) - 1,
-    why: str = "",
 ) -> int:
-    """Parse a variable as a whole number from ``least`` to ``most``; ``why`` explains the upper bound."""
+    """Parse a variable as a whole number from ``least`` to ``most``, which follow from the job's other variables."""
     text = env.get(name, "")
     if not text and default is not None:
         return default
     if not text:
         raise EnvironmentFailure(name, None, hint)
     if not text.isdecimal() or not least <= int(text) <= most:
-        raise EnvironmentFailure(name, text, f"it is a whole number from {least} to {most}{why and f', as {why}'}")
+        raise EnvironmentFailure(name, text, f"it is a whole number from {least} to {most} in this job")
     return int(text)

@@ -17,7 +17,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Final
 
-from mtnlg_model.console import Failure, IoFailure, UsageFailure
+from mtnlg_model.console import IoFailure, UsageFailure
 
 from .environment import this_rank
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 4096
-CONNECT_SECONDS: Final = 5.0
 
 
 class HostedStore:
@@ -47,12 +46,6 @@ class HostedStore:
                 raise UsageFailure(f"MASTER_ADDR: {address} is not an address of rank 0's machine; give one") from None
             raise OSError(error.errno, error.strerror, f"{address}:{port}") from None  # a port in use: try again
         self.address, self.port = address, int(listening.getsockname()[1])
-        try:  # torch's store tries the same for five minutes, deaf to signals
-            with socket.create_connection((address, self.port), CONNECT_SECONDS):
-                listening.accept()[0].close()
-        except OSError as error:
-            where, hint = f"{address}:{self.port}", "bring the loopback interface up: ip link set lo up"
-            raise Failure(f"{where}: {error.strerror or error}, though this process listens there; {hint}") from None
         self.secret = secret or secrets.token_hex(16)
         self._store: Store | None = TCPStore(
             address, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -142,8 +142,7 @@ class BackgroundCheckpoint:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copy: HostCopy | None = None
         self._skipped = False
-        self._written: Future[None] | None = None
-        self._published: Future[None] | None = None
+        self._jobs: dict[Literal["write", "publish"], Future[None]] = {}
 
     def begin(self, progress: Progress, skipped: bool = False) -> None:
         """Begin a checkpoint of the current state; ``skipped``: whether its step was skipped.
@@ -154,7 +153,7 @@ class BackgroundCheckpoint:
             with self._during("saving a checkpoint", self._recipe.guard.disk_patience):
                 self._publish_once_written()
         self._copy, self._skipped = self._copier.start(progress), skipped
-        self._written = self._thread.submit(write_files, self._directory, self._rank, self._copy)
+        self._jobs["write"] = self._thread.submit(write_files, self._directory, self._rank, self._copy)
 
     def amend(self, progress: Progress) -> None:
         """Replace the progress of a checkpoint begun at this step, with figures known since."""
@@ -169,25 +168,24 @@ class BackgroundCheckpoint:
     @property
     def writing(self) -> bool:
         """Whether this rank's files are still being written."""
-        if self._written and self._written.done():
-            self._wait_until_written()
-        if self._published and self._published.done():
-            self._wait_until_published()
-        return self._written is not None
+        for name, job in list(self._jobs.items()):
+            if job.done():
+                self._wait_for(name)
+        return "write" in self._jobs
 
     def publish(self) -> None:
         """Let rank 0 make the checkpoint visible. All ranks must have written their files."""
         copy, self._copy = self._copy, None
-        self._wait_until_published()  # of the checkpoint before: the same thread has written these files since
+        self._wait_for("publish")  # of the checkpoint before: the same thread has written these files since
         if copy and self._rank == 0:
-            self._published = self._thread.submit(self._publish, copy, retains=not self._skipped)
+            self._jobs["publish"] = self._thread.submit(self._publish, copy, retains=not self._skipped)
 
     def finish(self) -> None:
         """Wait until the last checkpoint begun is visible to all ranks."""
         with self._during("publishing a checkpoint", self._recipe.guard.disk_patience):
             if self.in_progress:
                 self._publish_once_written()
-            self._wait_until_published()
+            self._wait_for("publish")
             wait_for_all(self._copier.device)
 
     def finish_copies(self, seconds: float) -> None:
@@ -196,7 +194,7 @@ class BackgroundCheckpoint:
             self._copies.close(seconds)
 
     def _publish_once_written(self) -> None:
-        self._wait_until_written()
+        self._wait_for("write")
         wait_for_all(self._copier.device)
         self.publish()
 
@@ -215,18 +213,10 @@ class BackgroundCheckpoint:
         if retains:
             retain(self._directory, recipe.train.keep, recipe.train.keep_every)
 
-    def _wait_until_written(self) -> None:
-        job, self._written = self._written, None
-        self._wait_for(job)
-
-    def _wait_until_published(self) -> None:
-        job, self._published = self._published, None
-        self._wait_for(job)
-
-    def _wait_for(self, job: Future[Any] | None) -> None:
+    def _wait_for(self, name: Literal["write", "publish"]) -> None:
         """Wait for a job. Its ``OSError`` becomes an ``IoFailure`` that names file and newest complete checkpoint."""
         try:
-            if job:
+            if job := self._jobs.pop(name, None):
                 job.result()
         except OSError as error:
             newest = latest(self._directory)

@@ -92,8 +92,6 @@ def upload(folder: Path, url: Url) -> None:
 
     def send(name: str) -> None:
         local, remote = folder / name, f"{root}/{name}"
-        if system.exists(remote) and _equal(system, remote, local):  # of a copy that was broken off
-            return
         system.put_file(str(local), remote)
         if not _equal(system, remote, local):
             raise TransientError("the store's bytes differ from those sent")

@@ -110,8 +110,8 @@ class RunStream:
 
 
 def is_masked(stream: TokenStream) -> bool:
-    """Whether the loss does not count all targets of a stream."""
-    return bool(getattr(stream, "masked", False))
+    """Whether the loss may leave out targets of a stream, as unless it says that its samples have no masks."""
+    return bool(getattr(stream, "masked", hasattr(stream, "sample")))
 
 
 def _sample(stream: TokenStream, number: int) -> Sample:
@@ -194,7 +194,8 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
             raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
         if data.tokenizer != first.tokenizer and file_checksum(data.tokenizer) != file_checksum(first.tokenizer):
             raise UsageFailure(f"{data.tokenizer}: another tokenizer than {first.tokenizer}; tokenize with that one")
-        _check_documents(data, recipe)
+        if recipe.data.isolated:
+            _check_documents(data)
         opened.append((part, data.train))
     assert first  # noqa: S101  (a run has a first part)
     if train.validation_every and not validation_samples(recipe, first.validation):
@@ -207,13 +208,10 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
     return RunData(RunStream(opened, total), first.tokenizer, first.validation, corpus, first.left_out)
 
 
-def _check_documents(data: Data, recipe: Recipe) -> None:
-    """Raise ``UsageFailure`` if a stream lacks the document bounds that the recipe needs, or hides its masks."""
+def _check_documents(data: Data) -> None:
+    """Raise ``UsageFailure`` if a stream lacks the bounds of its documents."""
     for stream in (data.train, data.validation):
-        if hasattr(stream, "sample") and not hasattr(stream, "masked"):
-            hint = "give it the attribute `masked`, as mtnlg_data.DocumentStream has it"
-            raise UsageFailure(f"{type(stream).__name__}.sample may have masks: {hint}")
-        if recipe.data.isolated and stream is not None and not hasattr(stream, "sample"):
+        if stream is not None and not hasattr(stream, "sample"):
             hint = "give the stream a method `sample`, as mtnlg_data.DocumentStream has it"
             raise UsageFailure(f'data.documents = "isolated": {type(stream).__name__} knows no documents; {hint}')
 
