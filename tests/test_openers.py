@@ -90,7 +90,6 @@ ALLOWED = {
     "eval/results/provenance.py": "/proc",
     "eval/tasks/lm_eval_tasks.py": "lm-eval's own files",
     "eval/tasks/sources.py": "the package's own YAML",
-    "parallel/launch/health.py": "a probe that was just written",
     "data/engine/machine.py": "/proc and /sys",
     "parallel/shared_memory.py": "memory and pipes of this run's own processes",
 }

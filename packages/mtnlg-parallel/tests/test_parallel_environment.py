@@ -1,8 +1,5 @@
 """What each launcher's environment says of a rank, and what is said where it says too little or contradicts itself."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +116,6 @@ def test_process_without_launcher_variables_is_not_a_rank(monkeypatch: pytest.Mo
     with pytest.raises(EnvironmentFailure) as caught:
         this_rank()
     assert (caught.value.variable, caught.value.value) == ("RANK", None)
-
-
-@pytest.mark.parametrize("variables", [{"RANK": "0"}, SRUN | {"SLURM_NODEID": "4"}])
-def test_the_command_ends_with_the_line_and_starts_nothing(variables: Variables, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", "recipes/quickstart", "--data", "none", "--out"]
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, **variables}
-    done = subprocess.run([*command, tmp_path / "out"], env=environment, cwd=root, capture_output=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines()), list(tmp_path.iterdir())) == (2, 1, []), done.stderr
 
 
 def test_train_is_a_rank_of_the_launcher_that_started_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

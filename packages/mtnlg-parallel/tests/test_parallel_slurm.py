@@ -264,7 +264,7 @@ def test_second_job_does_not_touch_a_running_one(
     (commands / "sbatch").write_text("#!/bin/sh\necho 8\n")
     (commands / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
-    monkeypatch.setattr(run, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
+    monkeypatch.setattr(run, "_prepare", lambda *_: RunState(0, 4, complete=False))
     asked = TrainingRun(recipe_of({"dp": 2}), tmp_path, tmp_path)
     before = set(tmp_path.rglob("*"))
     with pytest.raises(FolderInUse, match="another run is using this folder"):

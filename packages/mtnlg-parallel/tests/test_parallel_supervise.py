@@ -319,7 +319,7 @@ def test_elastic_agents_start_the_ranks_of_a_smaller_layout(
     """A batch of 12 over two of three nodes: six ranks of dp, each told the layout."""
     recipe = recipe_of({"dp": 12}, samples=36, batch=12, validation_samples=12)
     be_rank(SLURM_NODEID=node, SLURM_STEP_NUM_NODES=2, SLURM_JOB_ID=7, SLURM_STEP_ID=0)
-    monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 0, 4, complete=False))
+    monkeypatch.setattr(launch, "_prepare", lambda *_: RunState(0, 4, complete=False))
     tell = "import os, sys; print(os.environ['WORLD_SIZE'], sys.argv[1]); raise SystemExit(75)"
     monkeypatch.setattr(TrainingRun, "rank_command", [sys.executable, "-c", tell])
     assert launch.run_node(TrainingRun(recipe, tmp_path, tmp_path, elastic=True), 4)

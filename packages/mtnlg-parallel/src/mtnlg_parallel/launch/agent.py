@@ -173,8 +173,8 @@ def _failure(rank: Rank, out: Path, node: str) -> Failed:
         return said
     if status < 0:
         end = f"was killed by {signal.Signals(-status).name}"
-    else:  # the log of a rank whose disk is full breaks off anywhere
-        end = f"ended with status {status}" + (f": {text}" if status != Exit.IO and (text := last_line(rank)) else "")
+    else:
+        end = f"ended with status {status}" + (f": {text}" if (text := last_line(rank)) else "")
     failed = Failed(f"rank {rank.number} on {node} {end}; its log is {rank.log}", status, node, time=time.time())
     write_failure(out, rank.number, failed)
     return failed

@@ -50,10 +50,9 @@ LIBRARIES = ("torch", "deepspeed", "megatron-core")
 
 
 class RunState(NamedTuple):
-    """Progress of a run: steps and samples done, total steps, and whether it is complete."""
+    """Progress of a run: steps done, total steps, and whether it is complete."""
 
     step: int
-    samples: int
     steps: int
     complete: bool
 
@@ -161,7 +160,7 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
     summary = read_summary(out)
     if summary["samples"] < recipe.train.samples:
         return None
-    return RunState(summary["steps"], summary["samples"], summary["steps"], complete=True)
+    return RunState(summary["steps"], summary["steps"], complete=True)
 
 
 def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunState:
@@ -187,7 +186,7 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
         for note in carried_chat_files(initial.folder, data.tokenizer).notes:
             say(f"--from {initial.folder}: {note}")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)
-    return RunState(step, samples, steps, complete=False)
+    return RunState(step, steps, complete=False)
 
 
 def _say_where_it_begins(initial: Progress, start: int) -> None:
