@@ -21,6 +21,7 @@ import shutil
 import sys
 import tokenize
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -76,6 +77,15 @@ PEERS = (
     *("datatrove==0.10.1", "duckdb==2.0.1", "fasttext-numpy2-wheel==0.9.2", "polars==2.1.0", "regex", "rensa==0.5.0"),
     *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic"),
 )
+ARTICLES = "{data}/near_duplicates/articles_1000.train"
+SIDES = "mtnlg_data datatrove_str_split rensa rensa_str_split"
+AGAINST_PEERS = {
+    "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 --sides {SIDES}",
+    "exact-peers": f"exact {ARTICLES} --documents 19000 --kinds documents",
+    "extraction": "extraction {data} --rounds 5",
+    "curation-peer": "curation_peer {data} --megabytes 15",
+}
+"""What `bench` measures: names of the results, scripts and their words."""
 # matplotlib draws in two benchmarks, whose types it has.
 CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils", "matplotlib==3.11.2")
 XDIST = "pytest-xdist==3.8.0"
@@ -285,16 +295,22 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Run the short forms of the benchmarks; append to benchmarks/history.jsonl: nox -s bench -- [--data DATA].
+    """Measure curation against other tools on the same work, in 15 minutes, and draw the chart: nox -s bench -- DATA.
 
-    With --table it measures the table of docs/benchmarks.md against other tools instead, in 15 minutes.
+    DATA holds web/, extraction/, gpt2/, and near_duplicates/articles_1000.train of chrisjmccormick/MinHash.
     """
+    if len(session.posargs) != 1:
+        session.error("usage: nox -s bench -- DATA")
     install_house(session)
     python = ".nox/peers/bin/python"
     if not Path(python).exists():
         session.run(sys.executable, "-m", "virtualenv", "--quiet", ".nox/peers")
     pip(session, python, "install", "-e", "packages/mtnlg-data[gigatoken,trafilatura]", *PEERS)
-    run_in_house(session, "python", "benchmarks/history.py", "--peers", python, *session.posargs)
+    for name, words in AGAINST_PEERS.items():
+        script, *options = words.format(data=session.posargs[0]).split()
+        out = f"benchmarks/results/{datetime.now(UTC).date()}-{name}.json"
+        session.run(python, f"benchmarks/{script}.py", *options, "--out", out)
+    run_in_house(session, "python", "docs/extensions/measurements.py")
 
 
 @nox.session(venv_backend="none", default=False)

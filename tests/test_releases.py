@@ -110,6 +110,11 @@ def test_wheel_holds_package_licence_and_bill_of_materials(
         check_wheel(path)
 
 
+def test_every_benchmark_against_other_tools_exists() -> None:
+    scripts = {words.split()[0] for words in noxfile.AGAINST_PEERS.values()}
+    assert not [script for script in scripts if not (ROOT / "benchmarks" / f"{script}.py").exists()]
+
+
 def test_oldest_dependencies_suit_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {
         "data": ["numpy>=1.26,<3", "torch>=2.6,<3"],

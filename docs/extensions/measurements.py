@@ -1,4 +1,4 @@
-"""Directives ``measurements`` and ``history``: what the benchmarks said, drawn when the site is built.
+"""Directive ``measurements``: what the benchmarks said, drawn when the site is built.
 
 ``python docs/extensions/measurements.py`` writes docs/measurements.svg, the chart of README and landing page.
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-HISTORY = RESULTS.parent / "history.jsonl"
 DATES = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
 
 
@@ -109,7 +108,7 @@ ROWS = (
         ("step_against_resiliparse",),
     ),
 )
-WIDTH, ROW, HISTORY_ROW = 420, 30, 44
+WIDTH, ROW = 420, 30
 PICTURE = Path(__file__).parents[1] / "measurements.svg"
 NOT_IN_PICTURE = {"blend", "checkpoint-io", "cleaning", "curation", "quality", "training-engine"}
 """Benchmarks that the chart leaves out."""
@@ -195,59 +194,9 @@ def draw_picture() -> str:
     return f'{head}><style>{PICTURE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{body}\n'
 
 
-def draw_history(runs: list[dict[str, Any]]) -> str:
-    """A curve for each benchmark's ratio over its runs, between the least and the most of their rounds.
-
-    Runs on another machine or Python than the benchmark's newest are left out, since they are not compared.
-    """
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        by_name.setdefault(run["name"], []).append(run)
-    for name, own in by_name.items():
-        by_name[name] = [run for run in own if all(run[key] == own[-1][key] for key in ("cpus", "processor", "python"))]
-    height = HISTORY_ROW * len(by_name) + 4
-    rows = [draw_curve(name, own, HISTORY_ROW * row + 6) for row, (name, own) in enumerate(sorted(by_name.items()))]
-    head = f'<div class="picture"><svg class="narrow" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="History">'
-    return "".join((head, *rows, "</svg></div>"))
-
-
-def draw_curve(name: str, runs: list[dict[str, Any]], top: int) -> str:
-    """One benchmark's row of the picture."""
-    least, most = min(run["least"] for run in runs), max(run["most"] for run in runs)
-    step = (WIDTH - 16) / max(1, len(runs) - 1)
-
-    def point(place: int, figure: str) -> str:
-        share = (runs[place][figure] - least) / (most - least) if most > least else 0.5
-        return f"{8 + place * step:.1f},{top + 16 + (HISTORY_ROW - 22) * (1 - share):.1f}"
-
-    places = range(len(runs))
-    x, _, y = point(len(runs) - 1, "ratio").partition(",")
-    bounds = [point(place, "most") for place in places] + [point(place, "least") for place in reversed(places)]
-    return (
-        f'<text x="8" y="{top + 10}">{escape(name)}</text>'
-        f'<polygon class="spread" points="{" ".join(bounds)}"/>'
-        f'<polyline points="{" ".join(point(place, "ratio") for place in places)}"/>'
-        f'<circle cx="{x}" cy="{y}" r="2.5"/>'
-        f'<text x="{WIDTH - 8}" y="{top + 10}" text-anchor="end">{runs[-1]["ratio"]:.2f}, run {len(runs)}</text>'
-    )
-
-
-class History(SphinxDirective):
-    """The curves of benchmarks/history.jsonl, or a line that says that there is none."""
-
-    def run(self) -> list[nodes.Node]:
-        """Read the history, on which the page then depends."""
-        self.env.note_dependency(str(HISTORY))
-        if not HISTORY.exists():
-            return self.parse_text_to_nodes("No run has been recorded yet.")
-        runs = [json.loads(line) for line in HISTORY.read_text("utf-8").splitlines()]
-        return [nodes.raw("", draw_history(runs), format="html")]
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
     app.add_directive("measurements", Measurements)
-    app.add_directive("history", History)
     return {"parallel_read_safe": True}
 
 
