@@ -1,6 +1,6 @@
 """Saving and loading a model of 1.4 GB: mtnlg_model against torch.save, safetensors and torch.distributed.checkpoint.
 
-    python benchmarks/checkpoint_io.py [--rounds 5] [--folder DIR] [--short] [--out FILE]
+    python benchmarks/checkpoint_io.py [--rounds 5] [--folder DIR] [--out FILE]
 
 Every round runs every library once, in rotating order, so that other load costs all alike; the result has medians.
 mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither, so each of them is
@@ -10,8 +10,7 @@ Loading fills existing tensors: the whole state, and one tp-2 slice (one of two 
 torch.distributed.checkpoint cannot load a slice without a process group). For the slice, bytes by read calls (rchar of
 /proc/self/io; a memory map has none) and from the disk (read_bytes, after dropping the file's pages from the cache; the
 kernel reads whole pages and ahead) are counted. Peak memory is that of ``mtnlg-model export`` on a model far larger
-than its largest tensor, and of ``import`` of the exported folder. ``--short`` saves GPT-2's 0.5 GB, counts CPU seconds,
-which say nothing of waiting for a disk, and leaves the peaks out.
+than its largest tensor, and of ``import`` of the exported folder.
 """
 
 # /// script
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
     Ways = dict[str, Callable[[Path], object]]
 
-PRESET, SHORT = "gpt2-medium", "gpt2"
+PRESET = "gpt2-medium"
 EXPORTED = "gpt2-large"
 COMMAND = "from mtnlg_model import cli; cli.main()"
 PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
@@ -153,9 +152,9 @@ def rotated(ways: Ways, number: int) -> list[tuple[str, Callable[[Path], object]
     return listed[first:] + listed[:first]
 
 
-def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float]) -> dict[str, object]:
+def compare(scratch: Path, rounds: int) -> dict[str, object]:
     """Time saving and loading in rounds; return all figures."""
-    config = PRESETS[preset]
+    config = PRESETS[PRESET]
     decoder, tokenizer = Decoder(config), scratch / "tokenizer.json"
     tokenizer.write_text("{}")
     kinds = ("save", "save_and_sync", "load", "load_tp2_slice", "training_stands_still")
@@ -165,13 +164,13 @@ def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float])
     targets = {name: torch.empty(shape)[tp2_index(name, shape)].clone() for name, shape in shapes.items()}
 
     def note(kind: str, name: str, started: float) -> None:
-        seconds[kind].setdefault(name, []).append(round(clock() - started, 4))
+        seconds[kind].setdefault(name, []).append(round(time.perf_counter() - started, 4))
 
     for number in range(rounds):
         for name, save in rotated(savers(decoder, tokenizer), number):
             shutil.rmtree(scratch / name, ignore_errors=True)
             (scratch / name).mkdir()
-            started = clock()
+            started = time.perf_counter()
             save(scratch / name)
             note("save", name, started)
             sync(scratch / name)
@@ -180,12 +179,12 @@ def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float])
         name = "mtnlg_model, in the background"
         seconds["training_stands_still"].setdefault(name, []).append(blocking_seconds(decoder, scratch / "background"))
         for name, load in rotated(loaders(decoder), number):
-            started = clock()
+            started = time.perf_counter()
             load(scratch / name)
             note("load", name, started)
         for name, read in rotated(slicers(config, targets), number):
             read(scratch / name)
-            started = clock()
+            started = time.perf_counter()
             read(scratch / name)
             note("load_tp2_slice", name, started)
             sync(scratch / name, drop=True)
@@ -197,9 +196,8 @@ def compare(scratch: Path, rounds: int, preset: str, clock: Callable[[], float])
             f"{kind}_against_safetensors": spread(ratios(seconds[kind]["safetensors"], seconds[kind]["mtnlg_model"]))
             for kind in ("save", "save_and_sync", "load")
         },
-        "clock": clock.__name__,
         "threads": torch.get_num_threads(),
-        "model": {"preset": preset, "bytes": 4 * config.parameters},
+        "model": {"preset": PRESET, "bytes": 4 * config.parameters},
         **{
             f"{kind}_seconds": {name: {**spread(each), "rounds": each} for name, each in of_kind.items()}
             for kind, of_kind in seconds.items()
@@ -240,13 +238,11 @@ def peak_bytes(code: str, *arguments: str) -> int:
     return int(child.stdout.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def measure(folder: Path | None = None, short: bool = False, rounds: int = 5) -> dict[str, Any]:
-    """Compare in ``folder``, which needs 12 GB; ``short``: a small model, in CPU seconds."""
+def measure(folder: Path | None = None, rounds: int = 5) -> dict[str, Any]:
+    """Compare in ``folder``, which needs 12 GB."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = Path(name)
-        if short:
-            return compare(scratch, rounds, SHORT, time.process_time)
-        result = compare(scratch, rounds, PRESET, time.perf_counter)
+        result = compare(scratch, rounds)
         for each in scratch.iterdir():
             shutil.rmtree(each, ignore_errors=True)
         return {**result, "peak_bytes": export_peaks(scratch)}

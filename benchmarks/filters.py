@@ -4,18 +4,15 @@
 # ///
 """Filters of Gopher, C4 and FineWeb, and e-mail and IP addresses replaced: mtnlg_data against datatrove, one core.
 
-    python benchmarks/filters.py DATA [--rounds 5] [--copies 3] [--plain] [--out FILE]
+    python benchmarks/filters.py DATA [--rounds 5] [--copies 3] [--out FILE]
 
 DATA holds real texts: near_duplicates/articles_1000.train (news, one a line after its id; here three sentences a line)
 and pages, web/*.warc.gz and extraction/html/*.html.gz (by trafilatura). Rules and thresholds are those of
-recipes/fineweb without URL lists. Each family of rules is timed from texts in memory to decisions, all together from
-one Parquet file to another, where mtnlg_data also counts, keeps samples, records what it drops, and syncs and checksums
-its files. Ratios are of CPU time. datatrove runs
+recipes/fineweb without URL lists, from one Parquet file to another, where mtnlg_data also counts, keeps samples,
+records what it drops, and syncs and checksums its files. Ratios are of CPU time. datatrove runs
 
     spacy  as it comes: spaCy's words and sentences
     plain  with words by ``str.split`` and sentences by one regular expression, its best setting
-
-``--plain`` measures each family against that setting alone, and nothing else: a minute instead of many.
 
 Decisions are compared document by document, on the same words (white space; sentences as mtnlg_data counts them).
 """
@@ -25,11 +22,10 @@ from __future__ import annotations
 import gzip
 import re
 import tempfile
-from collections import deque
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,25 +52,18 @@ from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings
 from mtnlg_data.job import run_step
-from mtnlg_data.schema import SCHEMA, Document, document_columns
+from mtnlg_data.schema import Document
 from mtnlg_data.steps.filter import Filter
-from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_table
 from record import articles, cpu_seconds, megabytes_of, rates, ratios, run, spread, time_rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SETTINGS = FilterSettings.model_validate(
     {"c4_fewest_words": 3, "c4_fewest_sentences": 5, "fineweb_duplicate_line_characters": 0.01}
 )
 EXCEPT = {"c4_bad_words", "c4_terminal_punctuation", "pii_phone"}
-RULES_OF = {
-    family.name: [rule.name for rule in family.rules if rule.name not in EXCEPT]
-    for family in own_families()
-    if family.name != "url"
-}
-RULES_ON = tuple(rule for rules in RULES_OF.values() for rule in rules)
+RULES_ON = tuple(
+    rule.name for family in own_families() if family.name != "url" for rule in family.rules if rule.name not in EXCEPT
+)
 SENTENCES_A_LINE = 3
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -157,30 +146,6 @@ def compare(texts: list[str]) -> dict[str, int]:
     }
 
 
-STEPS = ("gopher_repetition", "gopher_quality", "c4", "fineweb", "pii")
-"""Families of rules, in the order of `their_steps`."""
-
-
-def time_families(texts: list[str], rounds: int, sides: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of each family of rules by itself, from texts in memory to decisions, by side and round."""
-    batch = document_columns([Document(f"{n}", "web", text) for n, text in enumerate(texts)], SCHEMA)
-
-    def run_family(name: str, number: int, count: int | None) -> None:
-        if SIDES[name]:
-            step = [*their_steps(SIDES[name]), PIIFormatter()][number]
-            deque(step.run(TheirDocument(text=text, id="") for text in texts[:count]), maxlen=0)
-        else:
-            chosen = DocumentFilter(RULES_OF[STEPS[number]], SETTINGS)
-            for part in small_batches(batch):
-                chosen.decide(part["text"], [None] * part.num_rows)
-
-    seconds = {}
-    for number, family in enumerate(STEPS):
-        time_rounds({name: partial(run_family, name, number, 50) for name in sides}, 1)  # compiles and imports
-        seconds[family] = time_rounds({name: partial(run_family, name, number, None) for name in sides}, rounds)
-    return seconds
-
-
 def run_filters(name: str, shard: Path, out: Path) -> None:
     """Run all filters of a side from Parquet to Parquet."""
     if SIDES[name] is None:
@@ -192,40 +157,29 @@ def run_filters(name: str, shard: Path, out: Path) -> None:
     LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / "log")).run()
 
 
-def claims(seconds: dict[str, list[float]], megabytes: float) -> dict[str, Any]:
-    """Return the ratios against each setting of datatrove, and each side's rate."""
-    against = {
-        name.replace("datatrove", "against"): spread(ratios(each, seconds["mtnlg_data"]))
-        for name, each in seconds.items()
-        if name != "mtnlg_data"
-    }
-    return {**against, "megabytes_per_second": rates(megabytes, seconds)}
-
-
-def measure(data: Path, copies: int = 3, plain: bool = False, rounds: int = 5) -> dict[str, Any]:
-    """Compare families alone, all together on ``copies`` of the texts, and decisions; ``plain``: families alone."""
+def measure(data: Path, copies: int = 3, rounds: int = 5) -> dict[str, Any]:
+    """Compare seconds on ``copies`` of the texts, and decisions."""
     texts = real_texts(data)
-    megabytes, sides = megabytes_of(texts), list(SIDES)[: 2 if plain else 3]
-    alone = {family: claims(each, megabytes) for family, each in time_families(texts, rounds, sides).items()}
-    size = {"documents": len(texts), "megabytes": round(megabytes, 3), "rounds": rounds}
-    if plain:
-        return {"families": alone, **size}
+    megabytes = copies * megabytes_of(texts)
     with tempfile.TemporaryDirectory() as scratch:
         shard, small, out = (
             Path(scratch) / name for name in ("in/web-00000.parquet", "small/web-00000.parquet", "out")
         )
         for path, part in ((shard, texts * copies), (small, texts[:50])):
             write_documents(path, (Document(f"{n}", "web", text) for n, text in enumerate(part)))
-        first, later = ({name: partial(run_filters, name, each, out) for name in sides} for each in (small, shard))
+        first, later = ({name: partial(run_filters, name, each, out) for name in SIDES} for each in (small, shard))
         time_rounds(first, 1, out=out)  # imports and fills caches
-        runs = time_rounds(later, rounds, cpu_seconds, out)
+        seconds = time_rounds(later, rounds, cpu_seconds, out)
     return {
-        **claims(runs, megabytes * copies),
-        "families": alone,
+        "against_plain": spread(ratios(seconds["datatrove_plain"], seconds["mtnlg_data"])),
+        "against_spacy": spread(ratios(seconds["datatrove_spacy"], seconds["mtnlg_data"])),
+        "megabytes_per_second": rates(megabytes, seconds),
         "decisions": compare(texts),
         "settings": "recipes/fineweb without URL lists; datatrove: the filters' defaults, "
         "C4QualityFilter(filter_no_terminal_punct=False), PIIFormatter()",
-        **size,
+        "documents": len(texts),
+        "megabytes": round(megabytes / copies, 3),
+        "rounds": rounds,
         "copies": copies,
     }
 
