@@ -1,40 +1,36 @@
 """What one GPU can tell in two short calls, in the order of worth; each figure is written when measured.
 
-    python benchmarks/gpu.py --plan
-    python benchmarks/gpu.py --pack PACK [--compiler PYTHON] [--rows ROWS --gpt2 FOLDER] [--tokens FOLDER]
+    python benchmarks/gpu.py --pack PACK [--compiler PYTHON] [--rows ROWS --gpt2 FOLDER]
     python benchmarks/gpu.py --out DIR [--from PACK] [--call 2] [--minutes 9] [--only rank,kernels]
 
     call 1
-    probe         what libraries do: products added in fp32, in pieces and of 8 bits, attention's backends and dropout
-    waiting       whether a norm's backward pass ends, whose programs wait for each other; if not, the rest goes without
+    waiting       whether a norm's backward pass ends, whose programs wait for each other
+    probe         attention's backends and their dropout
     checks        the kernels' numbers
     engine        a step of the engine in bf16, with bf16 sums, in fp8 and of isolated documents, against fp32's numbers
     rank          one rank of the 530B's 2,240: three layers, ours against eager, torch.compile and 8 bits
-    step_profile  where the time of the rank's step goes
-    kernels       norms at 256 rows against eager; six operations at 2,048 against torch.compile and Liger-Kernel
+    kernels       norms at 256 rows against eager; six operations at 2,048 against torch.compile
     evaluation    the paper's prompts on a 1.3B decoder in bf16, against lm-eval's hf backend; bits in other batches
     call 2
     training      350M and layers of Llama 2 7B trained: MFU of wall time, loss, memory, the planner's figures
-    sanitizer     compute-sanitizer's racecheck of a norm's backward
 
 DIR gets two files. A part appends to results.jsonl; what fails is a row there, too, and a part whose process dies runs
 again behind it. What is cut off has not failed: with the same DIR the same command goes on, and measures nothing again.
 Printed output is in log.txt, its end after a failure on the screen.
 
-``--pack`` puts into one folder what a machine without network lacks: wheels of the packages, of what they and their
-peers need and of those peers, but for torch and what comes with it; what Triton compiles for the parts; and rows and
-tokens where they are given. PYTHON is an interpreter of the other machine's version with its torch and Triton; without
-it the other machine compiles for minutes. Triton's cache is found at the path at which it was made, `results.WORK`.
+``--pack`` puts into one folder what a machine without network lacks: wheels of the packages and of what they need, but
+for torch and what comes with it; what Triton compiles for the parts; the rows and GPT-2's files where they are given.
+PYTHON is an interpreter of the other machine's version with its torch and Triton; without it the other machine compiles
+for minutes. Triton's cache is found at the path at which it was made, `results.WORK`.
 """
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.11", "liger-kernel==0.8.5", "transformers"]
+# dependencies = ["mtnlg-parallel[kernels]", "mtnlg-eval", "torch>=2.11", "transformers"]
 # ///
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -50,7 +46,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpu_parts.results import RUNNING, WORK, Results, read_rows
+from gpu_parts.results import WORK, Results, read_rows
 from record import conditions
 
 if TYPE_CHECKING:
@@ -68,31 +64,24 @@ class Part(NamedTuple):
 
 
 PARTS: Final = {
+    "waiting": Part(1, 30),
     "probe": Part(1, 25),
-    "waiting": Part(1, 20, "probe"),
-    "checks": Part(1, 35, "waiting"),
+    "checks": Part(1, 35, "probe"),
     "engine": Part(1, 35, "checks"),
     "rank": Part(1, 105),
-    "step_profile": Part(1, 10, "rank"),
     "kernels": Part(1, 140),
     "evaluation": Part(1, 110),
     "training": Part(2, 110),
-    "sanitizer": Part(2, 60),
 }
 """In order of worth."""
 
 SLACK: Final = 1.5
 """A process may take so many times its parts' seconds: what is worth less comes to its turn, too."""
 
-HUNG: Final = 40
-"""Seconds after which a norm's backward pass of `waiting`, its kernels' compilation included, counts as hung."""
-
 LEAST_SECONDS: Final = 15
 """A process does not begin with less time left."""
 
 PACKED: Final = ("mtnlg-parallel", "mtnlg-eval")
-PEERS: Final = {"liger-kernel": "0.8.5"}
-"""What only a comparison needs, and may not be installed here."""
 NOT_PACKED: Final = re.compile(
     r"torch|triton|nvidia-.*|cuda-.*|numpy|pyarrow|pandas|scipy|scikit-learn|matplotlib|transformers|tokenizers|"
     r"deepspeed|numba|llvmlite|sympy|networkx|tensorboard.*|pillow|hf-xet|setuptools|pycld2|fastwarc|justext|brotli|ftfy|"
@@ -106,11 +95,8 @@ CACHE: Final = WORK / "triton"
 
 
 def main() -> int:
-    """Run a call's parts, or plan or pack; returns 1 where a part has failed or has not ended."""
+    """Run a call's parts, or pack; returns 1 where a part has failed or has not ended."""
     options = parse_options()
-    if options.plan:
-        print("\n".join(plan()))
-        return 0
     if options.pack:
         pack(options)
         return 0
@@ -118,8 +104,7 @@ def main() -> int:
     environment = part_environment(options)
     deadline, calls = time.monotonic() + 60 * options.minutes, Results(options.out, "call")
     number = sum(row["part"] == "call" for row in read_rows(options.out))
-    lacking = missing_peers(options)
-    calls.add(str(number), f"begun; missing: {', '.join(lacking) or 'nothing'}", conditions() | {"missing": lacking})
+    calls.add(str(number), "begun", conditions())
     for parts in processes(options.only):
         run(parts, options, environment, deadline)
     rows = [row for row in read_rows(options.out) if row["part"] in {"call", *options.only}]
@@ -132,7 +117,6 @@ def main() -> int:
 def parse_options() -> Namespace:
     """Read the command line."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", action="store_true", help="print the parts of both calls with their minutes")
     parser.add_argument("--out", type=Path, help="folder of results.jsonl and log.txt")
     parser.add_argument("--call", type=int, choices=(1, 2), default=1)
     parser.add_argument("--minutes", type=float, default=9.0, help="for this call")
@@ -144,28 +128,13 @@ def parse_options() -> Namespace:
     parser.add_argument("--compiler", help="interpreter with that machine's torch and Triton, to pack its cache")
     parser.add_argument("--rows", type=Path, help="the tasks' published rows, to pack")
     parser.add_argument("--gpt2", type=Path, help="encoder.json and vocab.bpe, to pack")
-    parser.add_argument("--tokens", type=Path, help="folder that mtnlg-data run made, to pack")
     options = parser.parse_args()
     options.only = options.only or [name for name, part in PARTS.items() if part.call == options.call]
-    if not (options.out or options.pack or options.plan):
-        parser.error("give --out DIR, --pack DIR or --plan")
+    if not (options.out or options.pack):
+        parser.error("give --out DIR or --pack DIR")
     if unknown := set(options.only) - set(PARTS):
         parser.error(f"--only {','.join(sorted(unknown))}: no such part; choose from {', '.join(PARTS)}")
     return options
-
-
-def plan() -> list[str]:
-    """The parts of both calls, and when each begins."""
-    lines = []
-    for call in (1, 2):
-        seconds = 0
-        lines.append(f"call {call}")
-        for name, part in PARTS.items():
-            if part.call == call:
-                lines.append(f"    {seconds // 60}:{seconds % 60:02}  {name}")
-                seconds += part.seconds
-        lines.append(f"    {seconds // 60}:{seconds % 60:02}  end")
-    return lines
 
 
 def processes(parts: list[str]) -> list[list[str]]:
@@ -192,20 +161,13 @@ def part_environment(options: Namespace) -> dict[str, str]:
         paths.append(install_missing(options.packed / "wheels", WORK / "site"))
         with suppress(FileNotFoundError), tarfile.open(options.packed / "triton.tar.xz") as archive:
             archive.extractall(WORK, filter="data")
-        for name in ("rows", "gpt2", "tokens"):
+        for name in ("rows", "gpt2"):
             if (options.packed / name).is_dir():
                 environment[f"MTNLG_GPU_{name.upper()}"] = str((options.packed / name).absolute())
     if options.tiny:
         environment.setdefault("TRITON_INTERPRET", "1")
     before = environment.get("PYTHONPATH")
     return environment | {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
-
-
-def missing_peers(options: Namespace) -> list[str]:
-    """Peers that neither this machine nor the pack has; nothing is compared with them."""
-    names = [*PEERS, "transformers", "accelerate", "lm-eval"]
-    wheels = {path.name.split("-")[0] for path in WORK.glob("site/*.dist-info")} if options.packed else set()
-    return [name for name in names if name.replace("-", "_") not in wheels and not is_installed(name)]
 
 
 def is_installed(name: str) -> bool:
@@ -216,7 +178,7 @@ def is_installed(name: str) -> bool:
 
 
 def run(parts: list[str], options: Namespace, environment: dict[str, str], deadline: float) -> None:
-    """Run a process of parts to its end or limit, again where it died behind new figures or a norm hung."""
+    """Run a process of parts to its end or limit, again where it died behind new figures."""
     began, known = time.monotonic(), -1
     limit = deadline - began
     if not options.tiny:  # whose times say nothing
@@ -226,20 +188,22 @@ def run(parts: list[str], options: Namespace, environment: dict[str, str], deadl
         return
     while known < len(rows := read_rows(options.out)):
         known = len(rows)
-        over = {row["part"] for row in rows if row["key"] in {"ended", "hung"}}
+        over = {row["part"] for row in rows if row["key"] == "ended"}
         words = [part for part in parts if part not in over]
         if not words:
             print(f"{', '.join(parts)}: ended before")
             return
-        if any(row["key"] == "hung" for row in rows):
-            environment["MTNLG_GPU_WITHOUT"] = "norm"
         with (options.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"\n== {' '.join(words)}\n")
             log.flush()
             command = [sys.executable, "-X", "faulthandler", "-m", "gpu_parts", *words, "--out", str(options.out)]
             command += ["--tiny"] * options.tiny
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-            status = wait(process, began + limit, options.out if "waiting" in words else None)
+            try:
+                status = process.wait(max(began + limit - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                stop(process)
+                status = None
         if status is None:
             print(
                 f"{', '.join(words)}: cut off after {limit:.0f} s; the same command goes on. {last_lines(options.out)}"
@@ -249,24 +213,6 @@ def run(parts: list[str], options: Namespace, environment: dict[str, str], deadl
             return
         print(f"{', '.join(words)}: FAILED with status {status}: {last_lines(options.out)}")
     Results(options.out, words[0]).add("died", f"status {status}", {"error": last_lines(options.out)})
-
-
-def wait(process: subprocess.Popen[bytes], deadline: float, waiting: Path | None) -> int | None:
-    """Wait for a process; one that runs `waiting` is stopped, too, where a norm hangs, which gets a row.
-
-    Returns the exit status, None where time was over.
-    """
-    while time.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(min(1.0, max(deadline - time.monotonic(), 0.0)))
-        with suppress(FileNotFoundError, json.JSONDecodeError):
-            running = json.loads(RUNNING.read_text(encoding="utf-8"))
-            if waiting and running["part"] == "waiting" and time.time() - running["began"] > HUNG:
-                stop(process)
-                Results(waiting, "waiting").add("hung", f"{running['key']} does not end here", {"error": "hung"})
-                return process.returncode or 1
-    stop(process)
-    return None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -299,7 +245,7 @@ def unpack(python: str, wheels: Iterable[Path], site: Path) -> None:
 
 
 def pack(options: Namespace) -> None:
-    """Download wheels for the other machine, compile its kernels, and copy rows and tokens."""
+    """Download wheels for the other machine, compile its kernels, and copy rows and GPT-2's files."""
     wheels = options.pack / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip"]
@@ -309,7 +255,7 @@ def pack(options: Namespace) -> None:
     build = [*pip, "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
     # Ours for their metadata: the checkout's own code comes first.
     subprocess.run([*build, *map(str, sorted(HERE.parent.glob("packages/mtnlg-*")))], check=True)
-    for name, version in sorted((requirements(PACKED) | PEERS).items()):
+    for name, version in sorted(requirements(PACKED).items()):
         wanted = f"{name}=={version}"
         if subprocess.run([*download, wanted], stderr=subprocess.DEVNULL, check=False).returncode:
             built = subprocess.run([*build, wanted], check=False)  # sources alone: right where they are Python alone
@@ -319,7 +265,7 @@ def pack(options: Namespace) -> None:
         compile_kernels(options)
     else:
         print(f"kernels: NOT PACKED; give --compiler PYTHON, a Python {options.python} with the machine's Triton")
-    for name in ("rows", "gpt2", "tokens"):
+    for name in ("rows", "gpt2"):
         if source := getattr(options, name):
             shutil.copytree(source, options.pack / name, dirs_exist_ok=True)
     size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())

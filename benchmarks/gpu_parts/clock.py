@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -39,26 +38,17 @@ MOST_READS = 8
 SAMPLED = ("power.draw", "clocks.sm", "temperature.gpu")
 
 
-WITHOUT = os.environ.get("MTNLG_GPU_WITHOUT")
-"""Kernels with this in their name do not end on this GPU (`waiting`)."""
-
-
 def generator(seed: int) -> torch.Generator | None:
     """Return random numbers for `DEVICE`; meta tensors have none."""
     return None if DEVICE.type == "meta" else torch.Generator(DEVICE).manual_seed(seed)
 
 
 def kernels() -> ParallelOps:
-    """Return the fused kernels of this device, but those of `WITHOUT`; exit where there are none."""
+    """Return the fused kernels of this device; exit where there are none."""
     ops = best_ops(DEVICE)
     if ops is EAGER:
         sys.exit(f"no kernels on {DEVICE}; on a CPU, set TRITON_INTERPRET=1 to try them")
-    return replace(ops, **{field.name: getattr(EAGER, field.name) for field in fields(ops) if is_left_out(field.name)})
-
-
-def is_left_out(name: str) -> bool:
-    """Whether an operation goes without its kernel."""
-    return WITHOUT is not None and WITHOUT in name
+    return ops
 
 
 class Times(NamedTuple):

@@ -1,4 +1,4 @@
-"""Fused kernels against eager, torch.compile and Liger-Kernel, and as a share of a copy's bandwidth.
+"""Fused kernels against eager and torch.compile, and as a share of a copy's bandwidth.
 
 In bf16, at the shapes of one rank of MT-NLG 530B at tensor parallelism 8: the norms at 256 rows, its part of the
 sequence, against eager code; then six operations at 2,048 rows. Each is timed forward alone and with backward, all
@@ -99,6 +99,5 @@ def main(tiny: bool, results: Results) -> None:
     few, many = (TINY._replace(name=shape.name) if tiny else shape for shape in (FEW_ROWS, MANY_ROWS))
     for shape, names in ((few, AT_FEW_ROWS), (many, AT_MANY_ROWS)):
         for name in names:
-            if name in named:  # the norms are left out where they do not end
-                measurement.operation(named[name], ops, shape, compiled=shape is many)
+            measurement.operation(named[name], ops, shape, compiled=shape is many)
     measurement.rounding(ops, many)

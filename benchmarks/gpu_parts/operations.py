@@ -6,9 +6,7 @@ Shapes, all of one rank: S sequence, B micro-batch, H hidden, F feed-forward, N 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -17,7 +15,7 @@ from torch import Tensor
 from mtnlg_model import functional
 from mtnlg_parallel.model import head
 
-from .clock import DEVICE, GPU, is_left_out
+from .clock import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,19 +81,11 @@ class Operation(NamedTuple):
     drops: bool = False
 
 
-def liger() -> Any:  # noqa: ANN401  (a package without annotations)
-    """Return Liger-Kernel's functions where installed; of these operations it has layer norm, SwiGLU and rotary."""
-    if not GPU or importlib.util.find_spec("liger_kernel") is None:
-        return None
-    return importlib.import_module("liger_kernel.transformers.functional")
-
-
 def _layer_norm(ops: ParallelOps, _: Shape) -> dict[str, Side]:
     def side(norm: Callable[..., Tensor]) -> Side:
         return lambda x, weight, shift: (norm(x, weight, shift, EPS),)
 
-    theirs = {"Liger": side(liger().liger_layer_norm)} if liger() else {}
-    return {"kernel": side(ops.layer_norm), "eager": side(functional.layer_norm)} | theirs
+    return {"kernel": side(ops.layer_norm), "eager": side(functional.layer_norm)}
 
 
 def _add_norm(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
@@ -125,12 +115,11 @@ def _swiglu(ops: ParallelOps, _: Shape) -> dict[str, Side]:
     def side(swiglu: Callable[..., Tensor]) -> Side:
         return lambda gate, x: (swiglu(gate, x),)
 
-    theirs = {"Liger": side(liger().liger_swiglu)} if liger() else {}
-    return {"kernel": side(ops.swiglu), "eager": side(functional.swiglu)} | theirs
+    return {"kernel": side(ops.swiglu), "eager": side(functional.swiglu)}
 
 
 def _rotate(share: int) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
-    """Turn a ``share``-th of every head of q and k. Liger's turns whole heads, in place, of [B, S, N, D]."""
+    """Turn a ``share``-th of every head of q and k."""
 
     def sides(ops: ParallelOps, shape: Shape) -> dict[str, Side]:
         half = shape.head_size // share // 2
@@ -143,11 +132,7 @@ def _rotate(share: int) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
         def side(rotate: Callable[..., Tensor]) -> Side:
             return lambda q, k: tuple(rotate(x, *(each.to(x.dtype) for each in whole)) for x in (q, k))
 
-        theirs: dict[str, Side] = {}
-        if liger() and share == 1 and shape.batch == 1:  # of more rows it would copy q and k
-            tables = [torch.cat((each, each), -1)[:, 0, 0].movedim(1, 0) for each in (cos, sin)]
-            theirs["Liger"] = lambda *qk: liger().liger_rope(*(x[:, :, :, 0].permute(1, 2, 0, 3) for x in qk), *tables)
-        return {"kernel": side(ops.rotate), "eager": side(functional.rotate)} | theirs
+        return {"kernel": side(ops.rotate), "eager": side(functional.rotate)}
 
     return sides
 
@@ -184,7 +169,7 @@ def _rotate_inputs(shape: Shape) -> Sizes:
     return ((shape.sequence, shape.batch, shape.heads, 1, shape.head_size),) * 2
 
 
-_ALL = (
+OPERATIONS = (
     # x → y; x, dy → dx
     Operation("layer_norm", _norm_inputs, _layer_norm, (2, 3)),
     # x, r → sum, y; sum, dsum, dy → dx, dr, which are one tensor without dropout
@@ -203,8 +188,6 @@ _ALL = (
     Operation("head and loss", lambda shape: (shape.x, (shape.vocabulary, shape.hidden)), _head),
 )
 """The comments list what `moved` counts: read → written forward; backward."""
-
-OPERATIONS = tuple(operation for operation in _ALL if not is_left_out(operation.name))
 
 
 def random_input(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:

@@ -1,8 +1,5 @@
 """What this GPU's libraries do, where releases of PyTorch differ.
 
-adding in fp32          addmm of bf16 factors onto an fp32 sum, against a product and a sum: time, and the same numbers
-product in pieces       strided products of a micro-batch of 8,192 tokens, as collectives run beside them, against one
-product of 8 bits       against bf16
 heads of D              the backend that attention takes, the share that each one drops at a rate of 0.1, and whether
                         backward drops the same
 attention, heads of D   the engine's choice without dropout, forward and backward, against flash attention
@@ -19,10 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mtnlg_model.functional import attention, attention_scale
 from mtnlg_parallel.engine.pipeline_engine import native_attention
-from mtnlg_parallel.model import eight_bit, products
 from record import gpu
 
-from .clock import DEVICE, DTYPE, GPU, Clock, copy_bandwidth, release
+from .clock import DEVICE, DTYPE, Clock, copy_bandwidth, release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
 
 HEADS = (64, 128, 160)
 RATE = 0.1
-ROUNDING_ERROR = 0.1
-"""Largest error of a product of 8-bit factors, relative to the largest element."""
 BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
@@ -47,14 +41,7 @@ def main(tiny: bool, results: Results) -> None:
     if not results.has("copy"):
         bandwidth = copy_bandwidth(clock)
         results.add("copy", f"{bandwidth / 1e12:.2f} TB/s read and written", {"bytes_per_second": bandwidth})
-    if not results.has(key := "adding in fp32"):
-        with results.attempt(key):
-            adding(results, key, clock, (8, 8, 8) if tiny else (10240, 2048, 20480))
-        release()
-    rows, hidden, ffn = (16, 32, 48) if tiny else (2048, 20480, 10240)
-    split = partial(in_pieces, *((16, 32, 48) if tiny else (8192, 8192, 3584)))
-    compare(results, "product in pieces", clock, split, 2 * torch.finfo(DTYPE).eps)
-    compare(results, "product of 8 bits", clock, partial(of_eight_bits, rows, hidden, ffn), ROUNDING_ERROR)
+    rows = 16 if tiny else 2048
     clock = Clock(tiny, rounds=3, repeats=10)  # whose reads hide the time of launches
     for head in HEADS:
         if not results.has(key := f"heads of {head}"):
@@ -63,28 +50,6 @@ def main(tiny: bool, results: Results) -> None:
         compare(
             results, f"attention, heads of {head}", clock, partial(attentions, rows, head), 4 * torch.finfo(DTYPE).eps
         )
-
-
-def adding(results: Results, key: str, clock: Clock, size: tuple[int, int, int]) -> None:
-    """Time both ways of adding dy xᵀ, of a feed-forward weight of a rank of the 530B."""
-    o, n, i = size
-    dy_ON, x_NI = (torch.randn(shape, device=DEVICE).to(DTYPE) for shape in ((o, n), (n, i)))
-    total, other = (torch.ones(o, i, device=DEVICE) for _ in range(2))
-
-    def after() -> None:
-        other.add_(torch.mm(dy_ON, x_NI, out_dtype=other.dtype) if GPU else dy_ON.float() @ x_NI.float())
-
-    within = partial(products.add_product, total, dy_ON, x_NI.t(), first=False)
-    within()
-    after()
-    difference = ((total - other).abs().max() / other.abs().max()).item()
-    times = clock.compare({"add_product": within, "mm, then add": after})
-    ratio = times["mm, then add"].median / times["add_product"].median
-    adds = products.adds_in_fp32(DEVICE)
-    line = f"addmm {'adds' if adds else 'does NOT add'}; {ratio:.2f} x the time apart; differ by {difference:.1e}"
-    seconds = {name: each._asdict() for name, each in times.items()}
-    figures = {"adds": adds, "ratio": ratio, "difference": difference, "seconds": seconds}
-    results.add(key, line, figures if difference < 1e-3 else {**figures, "error": line})
 
 
 def compare(
@@ -102,29 +67,6 @@ def compare(
         line = f"{', '.join(f'{name} {each.median * 1e6:,.0f} us' for name, each in times.items())}; {error:.1e} apart"
         results.add(key, line, figures | ({} if error <= allowed else {"error": line}))
     release()
-
-
-def in_pieces(rows: int, hidden: int, ffn: int, ranks: int = 8, number: int = 2) -> dict[str, Callable[[], Tensor]]:
-    """Products of pieces as a gather brings them, written to their places, and one of all rows."""
-    x_SI, weight_OI = random(rows, hidden), random(ffn, hidden)
-    y_RNO = torch.empty(ranks, rows // ranks, ffn, device=DEVICE, dtype=DTYPE)
-
-    def pieces() -> Tensor:
-        for x, y in zip(x_SI.view(ranks, -1, hidden).chunk(number, 1), y_RNO.chunk(number, 1), strict=True):
-            products._multiply(x, weight_OI, y)  # noqa: SLF001  (what one GPU can run of a split product)
-        return y_RNO.view(rows, ffn)
-
-    return {"pieces": pieces, "whole": lambda: products.matmul(x_SI, weight_OI.t())}
-
-
-def of_eight_bits(rows: int, hidden: int, ffn: int) -> dict[str, Callable[[], Tensor]]:
-    """A forward product of factors in 8 bits, and in bf16."""
-    x, weight = random(rows, hidden), random(ffn, hidden)
-    x_8, weight_8 = (eight_bit.rounded(each, eight_bit.FORWARD, False)[0] for each in (x, weight))
-    return {
-        "8 bits": partial(eight_bit.product, x_8, weight_8, DTYPE),
-        "bf16": partial(products.matmul, x, weight.t()),
-    }
 
 
 def attentions(rows: int, head: int, heads: int = 16) -> dict[str, Callable[[], Tensor]]:

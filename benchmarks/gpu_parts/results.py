@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 FILE: Final = "results.jsonl"
 WORK: Final = Path(os.environ.get("MTNLG_GPU_WORK", "/tmp/mtnlg-gpu"))  # noqa: S108  (the same on all machines: see below)
 """What is no result: unpacked wheels, Triton's cache, models. Triton's cache holds its own absolute path."""
-RUNNING: Final = WORK / "running.json"
-"""What is being measured, and since when."""
 
 Row = dict[str, Any]
 
@@ -48,7 +45,6 @@ class Results:
     @contextmanager
     def attempt(self, key: str) -> Iterator[None]:
         """Record a failure of the block as ``key``, so that no later run of the part tries it again."""
-        RUNNING.write_text(json.dumps({"part": self._part, "key": key, "began": time.time()}), encoding="utf-8")
         try:
             yield
         except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
@@ -58,8 +54,6 @@ class Results:
             )
             if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
                 torch.cuda.synchronize()  # a GPU that an invalid access has stopped ends this process; the next goes on
-        finally:
-            RUNNING.unlink(missing_ok=True)
 
     def add(self, key: str, line: str, figures: Mapping[str, object]) -> None:
         """Append a row and print it as ``line``."""

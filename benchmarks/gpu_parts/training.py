@@ -1,13 +1,11 @@
 """Training on one GPU by the package's own command, without checkpoints: MFU of wall time, loss, the prediction.
 
 recipes/dense-350m with a smaller batch, and six layers of Llama 2 7B in bf16 and in fp8. The pipeline engine runs them,
-so no DeepSpeed is needed. Tokens are those of a folder that ``mtnlg-data run`` made and ``--pack`` copied, or random
-ones.
+so no DeepSpeed is needed. Tokens are random.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -18,7 +16,7 @@ from mtnlg_parallel.launch.preflight import forecast
 from mtnlg_parallel.record.metrics import read_steps
 from training_engine import make_data
 
-from .clock import Sampler, is_left_out
+from .clock import Sampler
 from .results import WORK
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SETTINGS = (
     'train.samples="14 steps"',
     *("layout.dp=1", "train.validation_every=0", "train.checkpoint_every=0", "train.warmup=8", "train.decay=1000"),
-    *["train.kernels=false"] * is_left_out("norm"),
 )
 SEVEN_B = (
     *("model.layers=6", "model.hidden=4096", "model.heads=32", "model.kv_heads=32", "model.ffn=11008"),
@@ -86,14 +83,10 @@ def measured(recipe: Recipe, data: Path, folder: Path, tiny: bool) -> tuple[str,
 
 def main(tiny: bool, results: Results) -> None:
     """Measure."""
-    given = os.environ.get("MTNLG_GPU_TOKENS")
     for key in CASES:
         if results.has(key):
             continue
         with results.attempt(key), tempfile.TemporaryDirectory(dir=WORK) as temporary:
             folder = Path(temporary)
-            if not given:
-                make_data(folder / "data", 51200, 1 << 22)
-            results.add(
-                key, *measured(recipe_of(key, tiny), Path(given) if given else folder / "data", folder / "run", tiny)
-            )
+            make_data(folder / "data", 51200, 1 << 22)
+            results.add(key, *measured(recipe_of(key, tiny), folder / "data", folder / "run", tiny))

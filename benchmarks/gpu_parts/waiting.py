@@ -1,7 +1,7 @@
 """Whether a norm's backward pass ends on this GPU: its programs wait for sums of programs before them.
 
 They rely on programs starting in the order of their numbers. So it runs here first, at few and many rows, alone and
-beside another stream's products. If a shape does not end (`gpu.HUNG`) all goes on without the norms' kernels.
+beside another stream's products, in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHAPES = ((64, 1000), (256, 20480), (2048, 20480), (16384, 2048), (16384, 20480))
 TINY = ((5, 40), (70, 512))
-"""Under compute-sanitizer, too: masked, and with loads that run ahead."""
+"""Masked, and with loads that run ahead."""
 REPEATS = 20
 
 

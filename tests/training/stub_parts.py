@@ -1,8 +1,8 @@
 """Runs parts of the GPU benchmark on `stub_gpu`'s GPU: ``python -m training.stub_parts LIBRARY OUT PART ...``.
 
 They take a real GPU's branches and sizes, once; their times mean nothing. torch.compile is tried of a rank's layers, up
-to its graphs. Not tried: what `stub_gpu` does not try, Inductor, and torch's profiler. What kernels they would launch,
-as Triton's cache knows them, is in OUT/launches.json.
+to its graphs. Not tried: what `stub_gpu` does not try, and Inductor. What kernels they would launch, as Triton's cache
+knows them, is in OUT/launches.json.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def find_gpu() -> None:
 
 
 def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
-    """Have a part run everything once, at another clock, and neither compile but into graphs nor profile."""
+    """Have a part run everything once, at another clock, and compile into graphs alone."""
     import torch
 
     from gpu_parts import clock
@@ -122,7 +122,6 @@ def simplify(module: Any) -> None:  # noqa: ANN401  (a part)
     seconds = count()
     replaced = {
         "compile_fresh": one_graph if module.__name__.endswith("rank") else lambda function: function,
-        "time_by_kind": lambda _step: {},
         "Clock": lambda tiny, rounds, repeats, flush=True: clock.Clock(tiny, min(rounds, 1), min(repeats, 1), flush),
         "time": SimpleNamespace(perf_counter=lambda: next(seconds)),
         "REPEATS": 2,
