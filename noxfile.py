@@ -74,14 +74,14 @@ RELEASE_TOOLS = (
 FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x86_64' and python_version < '3.14'"
 # What benchmarks compare with, in an environment of their own: they pin what the packages do not need.
 PEERS = (
-    *("datatrove==0.10.1", "duckdb==2.0.1", "fasttext-numpy2-wheel==0.9.2", "polars==2.1.0", "regex", "rensa==0.5.0"),
+    *("datatrove==0.10.1", "duckdb==2.0.1", "polars==2.1.0", "regex", "rensa==0.5.0"),
     *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic"),
 )
 ARTICLES = "{data}/near_duplicates/articles_1000.train"
 SIDES = "mtnlg_data datatrove_str_split rensa rensa_str_split"
 AGAINST_PEERS = {
     "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 --sides {SIDES}",
-    "exact-peers": f"exact {ARTICLES} --documents 19000 --kinds documents",
+    "exact-peers": f"exact {ARTICLES} --documents 19000",
     "extraction": "extraction {data} --rounds 5",
     "curation-peer": "curation_peer {data} --megabytes 15",
 }

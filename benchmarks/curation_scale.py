@@ -5,7 +5,6 @@
 """Whole curations of growing size: cost of each stage, plan against measurement, duplicates found, workers.
 
     python benchmarks/curation_scale.py [--gigabytes 2 5 10 20] [--workers 1] [--scratch FOLDER] [--out FILE]
-    python benchmarks/curation_scale.py --gigabytes 0.2 --workers 1 2 --rounds 5 --out results/DATE-curation.json
 
 The crawl is made of the documentation installed here, with duplicates of known truth (``known_crawl``); gigabytes are
 those of its HTML. ``mtnlg-data run`` curates it beside a small curated source, with every stage that is on by default
@@ -31,7 +30,7 @@ from found_duplicates import judge
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
 from mtnlg_data.files import sha256, write_json
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
-from record import ratios, run, spread
+from record import run
 from run_watch import RunCost, folder_bytes, watch_run
 
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
@@ -174,29 +173,11 @@ def stage_row(name: str, watch: RunCost, out: Path, planned: dict[str, Any]) -> 
 
 
 def measure(
-    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0),
-    workers: tuple[int, ...] = (1,),
-    scratch: Path = Path("runs/curation-scale"),
-    rounds: int = 1,
+    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0), workers: int = 1, scratch: Path = Path("runs/curation-scale")
 ) -> dict[str, Any]:
-    """Measure runs of each size of HTML by each number of ``workers``; ``scratch`` is for crawls and runs."""
-    rows = [
-        measure_size(size, count, scratch)
-        for size in gigabytes
-        for number in range(rounds)
-        for count in workers[:: -1 if number % 2 else 1]
-    ]
-    if [*workers] != [1, 2]:
-        return {"rows": rows}
-    one, two = ([row for row in rows if row["workers"] == count] for count in workers)
-    sides = {"speed": ("seconds", one, two), "processor_seconds": ("cpu_seconds", two, one)}
-    return {
-        "two_workers_over_one": {
-            name: spread(ratios(*([row[key] for row in side] for side in pair))) for name, (key, *pair) in sides.items()
-        },
-        "rows": rows,
-    }
+    """Measure a run of each size of HTML; ``scratch`` is for crawls and runs."""
+    return {"rows": [measure_size(size, workers, scratch) for size in gigabytes]}
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, name="curation-scale")
+    run(measure, __doc__)

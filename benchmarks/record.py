@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
-def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str, name: str = "") -> None:
+def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str) -> None:
     """Run a benchmark as a command: print what ``measure`` returns, with the conditions, and write it to ``--out``.
 
     The conditions have the versions of these packages, of those that the script's header declares, and of theirs.
 
     The parameters of ``measure`` are the command line: without a default a path, with one an option of its kind, of
-    several values where it is a tuple, a path where it is None. With a name the result is written without ``--out``.
+    several values where it is a tuple, a path where it is None.
     """
     parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     given: list[str] = []
@@ -47,7 +47,7 @@ def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: s
             parser.add_argument(option, type=type(default[0]), nargs="+", default=default)
         else:
             parser.add_argument(option, type=Path if default is None else type(default), default=default)
-    parser.add_argument("--out", type=Path, default=default_out(name) if name else None)
+    parser.add_argument("--out", type=Path)
     options = vars(parser.parse_args())
     out, about = options.pop("out"), conditions(*packages, *declared(Path(sys.argv[0])))
     paths = [path for word in given for path in options.pop(word)]
@@ -67,16 +67,6 @@ def declared(script: Path) -> list[str]:
     return sorted(names)
 
 
-def today() -> str:
-    """Return the date that names a result file."""
-    return datetime.now(UTC).date().isoformat()
-
-
-def default_out(claim: str) -> Path:
-    """Return the path of today's result of a benchmark that is always written."""
-    return Path(__file__).parent / "results" / f"{today()}-{claim}.json"
-
-
 def conditions(*packages: str) -> dict[str, Any]:
     """Return date, Python, cores, package versions, and the load before measuring: call it first.
 
@@ -84,7 +74,7 @@ def conditions(*packages: str) -> dict[str, Any]:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return {
-        "date": today(),
+        "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "load_average_before": round(os.getloadavg()[0], 1),
@@ -99,7 +89,7 @@ def gpu() -> dict[str, Any]:
     """
     import torch  # noqa: PLC0415  (most benchmarks do without)
 
-    about: dict[str, Any] = {name: _version(name) for name in ("torch", "triton", "liger-kernel", "mtnlg-parallel")}
+    about: dict[str, Any] = {name: _version(name) for name in ("torch", "triton", "mtnlg-parallel")}
     if not torch.cuda.is_available():
         return {"device": "cpu"} | about
     device = torch.cuda.get_device_properties(0)

@@ -241,4 +241,4 @@ def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[s
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, name="unit-costs")
+    run(measure, __doc__)

@@ -66,9 +66,8 @@ ROWS = (
         )
     ),
     Row("MinHash signatures", "datasketch", "signatures"),
-    Row("equal lines", "datatrove", "exact", ("kinds", "lines", "ratios", "datatrove"), differs=SUMS),
     *(
-        Row("equal documents", peer, "exact-peers", ("kinds", "documents", "ratios", key), differs=f"{SUMS}{memory}")
+        Row("equal documents", peer, "exact-peers", ("ratios", key), differs=f"{SUMS}{memory}")
         for peer, key, memory in (
             ("datatrove", "datatrove", ""),
             ("polars", "polars", "; theirs holds all texts, file half as large again"),
@@ -79,15 +78,10 @@ ROWS = (
     Row("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",)),
     Row("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",)),
     Row("extraction", "jusText", "extraction"),
-    Row("Unicode repair", "ftfy", "cleaning"),
     Row("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers")),
     Row("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold")),
-    Row("start of a blend", "megatron-core", "blend", ("ratios", "start")),
-    Row("reads of a blend", "megatron-core", "blend", ("ratios", "read ours")),
     Row("saving a checkpoint", "safetensors", "checkpoint-io", ("save_against_safetensors",)),
     Row("loading a checkpoint", "safetensors", "checkpoint-io", ("load_against_safetensors",)),
-    Row("quality scores", "fastText", "quality", ("sets", 0, "ratio")),
-    Row("two workers", "one", "curation", ("two_workers_over_one", "speed")),
     Row("a Llama's generation, one row", "transformers", "generate", ("results", 0, "ratio")),
     Row("a Llama's generation, eight rows", "transformers", "generate", ("results", 1, "ratio")),
     *(
@@ -110,7 +104,7 @@ ROWS = (
 )
 WIDTH, ROW = 420, 30
 PICTURE = Path(__file__).parents[1] / "measurements.svg"
-NOT_IN_PICTURE = {"blend", "checkpoint-io", "cleaning", "curation", "quality", "training-engine"}
+NOT_IN_PICTURE = {"checkpoint-io", "training-engine"}
 """Benchmarks that the chart leaves out."""
 PICTURE_STYLE = (
     "text{font:12px sans-serif;fill:#1f2328}.axis{stroke:#d0d7de}.bar{fill:#4c72b0}"
