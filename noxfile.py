@@ -23,13 +23,10 @@ import tokenize
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import nox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 nox.needs_version = ">=2025.5.1"
 nox.options.sessions = ["quickstart"]
@@ -90,8 +87,8 @@ AGAINST_PEERS = {
 CHECKERS = ("mypy==2.4.1", "nox==2026.10.20", "types-docutils", "matplotlib==3.11.2")
 XDIST = "pytest-xdist==3.8.0"
 SITE_TOOLS = ("sphinx==9.0.4", "myst-parser==5.2.0", "furo==2025.12.19", "sphinx-copybutton==0.5.2")
-# A file's tests stay in one process, which shares what they prepare; more processes than files of weight gain nothing.
-IN_PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
+# A process that is done takes half of what another has left: of mtnlg-model one file has three quarters of the seconds.
+BALANCED = ("-n", "logical", "--maxprocesses", "8", "--dist", "worksteal")
 # Whole runs start processes of their own, which often wait for each other: two at a time, begun in the order of files.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -187,22 +184,24 @@ def parse_posargs(session: nox.Session) -> tuple[Path, Path, list[str]]:
 
 @nox.session(venv_backend="none", default=False)
 def tests(session: nox.Session) -> None:
-    """Run all suites but those that have passed as things are, in `alone` or before; arguments after -- go to pytest.
+    """Run all suites; arguments after -- go to pytest instead."""
+    install_house(session)
+    if session.posargs:
+        run_in_house(session, "python", "-m", "pytest", *session.posargs)
+        return
+    suites = [f"packages/mtnlg-{package}/tests" for package in PACKAGES]
+    run_in_house(session, "python", "-m", "pytest", *BALANCED, *suites)
+    whole(session)
+
+
+@nox.session(venv_backend="none", default=False)
+def whole(session: nox.Session) -> None:
+    """Run the suite of whole runs, tests/.
 
     Slow tests (Slurm, lost nodes, kills, hostile sizes, fuzzing) run when a file that they depend on has changed since
     they last passed. Which files, and their digest then, is in ``tests/slow.json``; commit what a run records there.
     """
     install_house(session)
-    if session.posargs:
-        run_in_house(session, "python", "-m", "pytest", *session.posargs)
-        return
-    state = state_of_packages()
-    stamps = {package: passed_alone(package) for package in PACKAGES}
-    passed = [package for package, stamp in stamps.items() if stamp.exists() and stamp.read_text() == state]
-    for package in passed:
-        session.log(f"mtnlg-{package}: its tests have passed against its wheel, and nothing has changed since")
-    if left := [f"packages/mtnlg-{package}/tests" for package in PACKAGES if package not in passed]:
-        run_in_house(session, "python", "-m", "pytest", *IN_PARALLEL, *left)
     due = due_checks()
     unchanged = [name for name in json.loads(SLOW.read_text()) if name not in due]
     session.log(f"passed before, and nothing they depend on has changed since: {', '.join(unchanged) or 'none'}")
@@ -215,10 +214,11 @@ def due_checks(*, everything: bool = False) -> dict[str, str]:
     for name, check in json.loads(SLOW.read_text()).items():
         places = {place for pattern in (name, *check["depends"]) for place in Path().glob(pattern)}
         files = {file for place in places for file in (place.rglob("*") if place.is_dir() else [place])}
-        read = [file for file in files if file.is_file() and "__pycache__" not in file.parts]
-        digest = digest_of(read, without_comments)
-        if everything or digest != check["passed"]:
-            due[name] = digest
+        digest = hashlib.sha256()
+        for file in sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts):
+            digest.update(f"{file} {hashlib.sha256(without_comments(file)).hexdigest()}\n".encode())
+        if everything or digest.hexdigest() != check["passed"]:
+            due[name] = digest.hexdigest()
     return due
 
 
@@ -441,16 +441,14 @@ def alone(session: nox.Session, package: str) -> None:
     ``python -m venv`` brings the pip of that Python (3.11: 23.2), which misses some requirements that a new pip finds.
     The tests' own requirements come after the command has run.
     """
-    bare, state = bare_environment(package), state_of_packages()
+    bare = bare_environment(package)
     session.run(sys.executable, "-m", "venv", "--clear", str(bare))
     install_wheel(session, package)
     try_commands(session, package, bare)
     install_wheel(session, package, "[test,kernels]" if package == "parallel" else "[test]", XDIST)
     session.run(
-        str(bare / "bin" / "python"), "-m", "pytest", *IN_PARALLEL, f"packages/mtnlg-{package}/tests", *session.posargs
+        str(bare / "bin" / "python"), "-m", "pytest", *BALANCED, f"packages/mtnlg-{package}/tests", *session.posargs
     )
-    if not session.posargs:
-        passed_alone(package).write_text(state)
 
 
 def try_commands(session: nox.Session, package: str, folder: Path) -> None:
@@ -478,26 +476,6 @@ def project_of(package: str) -> dict[str, Any]:
         Path(f"packages/mtnlg-{package}/pyproject.toml").read_text(encoding="utf-8")
     )["project"]
     return project
-
-
-def passed_alone(package: str) -> Path:
-    """Return the file that holds the state in which the package's tests last passed against its wheel."""
-    return bare_environment(package) / "passed.sha256"
-
-
-def state_of_packages() -> str:
-    """Return a digest of this file, the Python, and every file of packages/ that is no cache."""
-    files = (path for path in Path("packages").rglob("*") if path.is_file())
-    kept = (path for path in files if not any(part == "__pycache__" or part.startswith(".") for part in path.parts))
-    return sys.version + digest_of([Path(__file__), *kept])
-
-
-def digest_of(files: Iterable[Path], content: Callable[[Path], bytes] = Path.read_bytes) -> str:
-    """Return a digest of the files' names and contents."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(f"{path} {hashlib.sha256(content(path)).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def bare_environment(package: str) -> Path:
