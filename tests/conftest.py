@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 SLURM = Path(__file__).parent / "training" / "start_slurm.sh"
 
-# A process that a shell starts in the background ignores Ctrl-C, and so would the processes that these tests interrupt.
+# What a shell starts in the background ignores Ctrl-C, what nohup starts SIGHUP; so would processes that tests signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
