@@ -21,6 +21,7 @@ import tempfile
 import warnings
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -117,12 +118,35 @@ def install(library: str) -> None:
     load(library)
     import torch
 
-    from training import stub_parts, stub_streams
+    from training import stub_streams
 
     pretend()
-    stub_parts.find_gpu()
+    find_gpu()
     stub_streams.install()
     torch.UntypedStorage.data_ptr = lambda storage: storage._cdata  # type: ignore[method-assign, assignment]
+
+
+def find_gpu() -> None:
+    """Have torch find the GPU of a machine."""
+    import torch
+
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, total_memory=150 << 30, multi_processor_count=132
+    )
+    vars(torch.cuda).update(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        get_device_properties=lambda _device=None: properties,
+        get_device_name=lambda _device=None: properties.name,
+        synchronize=lambda _device=None: None,
+        empty_cache=lambda: None,
+        reset_peak_memory_stats=lambda _device=None: None,
+        max_memory_allocated=lambda _device=None: 1 << 30,
+        _lazy_init=lambda: None,
+        get_rng_state=lambda _device=None: torch.empty(16, dtype=torch.uint8),
+        set_rng_state=lambda _state, _device=None: None,
+    )
 
 
 def ask(module: str, *words: object) -> Any:  # noqa: ANN401  (JSON)
