@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -31,7 +30,6 @@ mount -t tmpfs -o size=400k tmpfs "$1" || exit 99
 "${@:3}" --out "$1"; status=$?
 cp -a "$1/." "$2" && exit $status
 """
-FILE_SIZE = 1 << 20  # smaller than a classifier
 
 
 def command(recipe: Path, out: Path, *options: str) -> list[str]:
@@ -170,16 +168,3 @@ def test_full_disk_is_one_line_and_the_run_resumes(undisturbed: Undisturbed, tmp
     assert last_line(ended.stderr).endswith(": No space left on device")
     curations.run(undisturbed.recipe, roomy)
     assert curations.left_by(roomy) == undisturbed.left
-
-
-def test_file_size_limit_is_an_error_that_names_the_file(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, limit[1]))
-    try:
-        with pytest.raises(OSError, match=r"classifier\.npy") as ended:
-            curations.run(undisturbed.recipe, tmp_path / "data")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert Path(str(ended.value.filename)).is_relative_to(tmp_path / "data")
-    curations.run(undisturbed.recipe, tmp_path / "data")
-    assert curations.left_by(tmp_path / "data") == undisturbed.left
