@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["mtnlg-data"]
 # ///
-"""Whole curations of growing size: cost of each stage, plan against measurement, duplicates found, workers.
+"""Whole curations of growing size: cost of each stage, plan against measurement, duplicates found.
 
     python benchmarks/curation_scale.py [--gigabytes 2 5 10 20] [--workers 1] [--scratch FOLDER] [--out FILE]
 
@@ -16,7 +16,6 @@ first has the imports. A crawl that is in ``--scratch`` is not made again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -28,7 +27,7 @@ import zstandard
 
 from found_duplicates import judge
 from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
-from mtnlg_data.files import sha256, write_json
+from mtnlg_data.files import write_json
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import run
 from run_watch import RunCost, folder_bytes, watch_run
@@ -65,8 +64,6 @@ sample = 10_000
 [deduplicate]
 alarm_share = 1.0
 """
-#: What differs from run to run: durations and modification times.
-TIMED = {"stage.json", "summary.json", "report.html", ".lock"}
 
 
 class Corpus(NamedTuple):
@@ -110,13 +107,6 @@ def curate(corpus: Corpus, out: Path, options: list[str]) -> RunCost:
     return watch_run([COMMAND, "--quiet", "run", str(corpus.recipe), "--out", str(out), *options], out)
 
 
-def digest(out: Path) -> str:
-    """Digest of every file that a run has left, but those with times in them."""
-    names = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in TIMED)
-    lines = (f"{path.relative_to(out).as_posix()} {sha256(path)}\n" for path in names)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def measure_size(gigabytes: float, workers: int, scratch: Path) -> dict[str, Any]:
     """Make the crawl, plan, run and judge; return the row."""
     pool, out = read_paragraphs(scratch), scratch / f"{gigabytes:g}-out"
@@ -148,7 +138,6 @@ def measure_size(gigabytes: float, workers: int, scratch: Path) -> dict[str, Any
         "planned": {key: planned[key] for key in ("documents", "characters_per_document", "disk", "memory")},
         "stages": stages,
         "deduplication": judge(out, corpus.folder / "truth", pages, settings.threshold, theory),
-        "digest": digest(out),
     }
     shutil.rmtree(out)
     print(json.dumps(row), flush=True)

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-data", "justext==3.0.2", "resiliparse==2.0.1", "trafilatura==2.3.1"]
+# dependencies = ["mtnlg-data", "justext==3.0.2", "resiliparse==2.0.1"]
 # ///
 """The text of HTML pages: mtnlg_data against jusText, one core, with the same text byte for byte.
 
@@ -8,9 +8,8 @@
 
 DATA holds extraction/**/*.html* and web/**/*.warc*; the folders hold other HTML files, such as manuals. First, the
 texts of all pages are compared with jusText's, by origin. Then every fourth page is timed. Both sides turn decoded
-pages into the paragraphs that are not boilerplate; resiliparse and trafilatura, which a recipe may choose instead,
-extract other texts. "step" is all that the step extract does with a page: it decodes bytes, finds the language and
-extracts the text.
+pages into the paragraphs that are not boilerplate; resiliparse, which a recipe may choose instead, extracts other
+texts. "step" is all that the step extract does with a page: it decodes bytes, finds the language and extracts the text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import justext
-import trafilatura
 from lxml.etree import ParserError
 from resiliparse.extract.html2text import extract_plain_text
 
@@ -85,11 +83,6 @@ def by_resiliparse(page: str) -> str:
     return str(extract_plain_text(page, main_content=True))
 
 
-def by_trafilatura(page: str) -> str:
-    """Extract by trafilatura."""
-    return trafilatura.extract(page, fast=True) or ""
-
-
 def same_text(page: str) -> bool:
     """Whether both find the same text."""
     try:
@@ -100,11 +93,9 @@ def same_text(page: str) -> bool:
 
 EXTRACTORS: dict[str, Callable[[str], object]] = {
     "mtnlg_data": ours,
-    "read_page": lambda page: read_page(page).text,
     "step": step,
     "justext": theirs,
     "resiliparse": by_resiliparse,
-    "trafilatura": by_trafilatura,
 }
 
 

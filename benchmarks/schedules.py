@@ -343,18 +343,10 @@ def measure(
                 timelines.append((f"{schedule}, measured", {rank: spans for rank, (_, spans) in typical.items()}))
                 timelines.append(("ideal", ideal))
         rows[f"{count} ranks, {schedule}{', 5 ms a send' * delay}"] = row
-    result: dict[str, Any] = {"seconds_of_sleep": SECONDS, "idle_percent": rows}
-    for count in stages if {"1F1B", "zero-bubble"} <= set(schedules) else []:
-        own = {name: rows[f"{count} ranks, {name}"] for name in schedules}
-        ours, theory = own["1F1B"]["ours"][0], own["1F1B"]["theory"]
-        result[f"zero-bubble over 1F1B, {count} ranks"] = {
-            name: {"ours": round(row["ours"][0] / ours, 2), "theory": round(row["theory"] / theory, 2)}
-            for name, row in own.items()
-            if SCHEDULES[name][1]
-        }
     if chart:
         draw(timelines, chart)
-    return {**result, "real_time_priority": os.sched_getscheduler(0) == os.SCHED_FIFO}
+    is_real_time = os.sched_getscheduler(0) == os.SCHED_FIFO
+    return {"seconds_of_sleep": SECONDS, "idle_percent": rows, "real_time_priority": is_real_time}
 
 
 if __name__ == "__main__":

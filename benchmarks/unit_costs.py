@@ -7,7 +7,7 @@ news, recombined from the sentences of articles. A curation runs in one process,
 is what lies between. Real web pages, with much more HTML to their text than those of the crawl, tell the two parts of a
 page's cost apart, for each method of ``extract``; ``exact`` runs with each kind alone, and with all.
 
-The steps' ``cost`` methods hold these numbers; ``planned_over_measured`` compares those that they hold now.
+The steps' ``cost`` methods hold these numbers; ``curation_scale`` compares plans by them with what runs take.
 """
 
 # /// script
@@ -32,14 +32,11 @@ from known_crawl import warc_record
 from mtnlg_data import Exact, Local, curate, load_recipe, run_step
 from mtnlg_data.document import shard_source
 from mtnlg_data.engine import listed_shards
-from mtnlg_data.planning.corpus_size import CorpusSize, estimate_corpus
-from mtnlg_data.planning.plan import plan
 from record import articles, run, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mtnlg_data import Recipe
 
 FILES, FEW_PAGES = 8, 400
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -129,7 +126,6 @@ class Curation(NamedTuple):
 
     costs: dict[str, float]
     millions: dict[str, float]
-    size: CorpusSize
 
     def slopes(self, few: Curation) -> dict[str, float]:
         """Costs per million characters, beside a smaller curation of the same kind."""
@@ -145,16 +141,13 @@ def curation(
     folder: Path, out: Path, overrides: Sequence[str] = (), count: Callable[[], float] = time.process_time
 ) -> Curation:
     """Curate a folder's recipe."""
-    recipe = load_recipe(folder, overrides)
     engine = Costs(out, count)
-    summary = curate(recipe, out, engine)
+    summary = curate(load_recipe(folder, overrides), out, engine)
     stages = {stage["name"]: stage for stage in summary["stages"]}
-    unique = stages["deduplicate"]
-    gone = 1 - unique["characters_out"] / unique["characters_in"]
     millions = {name: stage["characters_in"] / 1e6 for name, stage in stages.items() if name != "extract"}
     extracted = stages["extract"]["sources"]
     millions |= {f"extract {name}": own["characters_out"] / 1e6 for name, own in extracted.items()}
-    return Curation(engine.costs, millions, estimate_corpus(recipe)._replace(near_duplicates=gone))
+    return Curation(engine.costs, millions)
 
 
 def methods_of_extract(few: Sequence[Path], some: Sequence[Path], out: Path) -> dict[str, float]:
@@ -197,15 +190,6 @@ def kinds_of_exact(out: Path, few: Path) -> dict[str, float]:
     return {"exact": writing} | {f"exact {kind}": costs[kind] - writing for kind in KINDS}
 
 
-def compare(recipe: Recipe, curated: Curation) -> dict[str, float]:
-    """Core-seconds that the plan has for such a corpus over those that it took, by step."""
-    took: defaultdict[str, float] = defaultdict(float)
-    for step, cost in curated.costs.items():
-        took[step.partition(" ")[0]] += cost
-    planned = {stage["stage"]: 3600 * stage["core_hours"] for stage in plan(recipe, curated.size, 1)["stages"]}
-    return {step: round(planned[step] / took[step], 3) for step in planned}
-
-
 def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[str, Any]:
     """Return the costs of every step."""
     with tempfile.TemporaryDirectory() as name:
@@ -230,10 +214,8 @@ def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[s
             costs |= {"filter": of_news["filter"]} | kinds_of_exact(outs[3], outs[2])
             for step, own in costs.items():
                 slopes.setdefault(step, []).append(own)
-        compared = compare(load_recipe(base / names[1]), some)
     return {
         "seconds_per_million": {step: spread(own) for step, own in slopes.items()},
-        "planned_over_measured": compared,
         "pages": pages,
         "documents": documents,
         "rounds": rounds,
