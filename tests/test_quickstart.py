@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "quickstart"
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TASKS = {"lambada", "race_h", "boolq", "winogrande", "hellaswag", "piqa", "anli_r2", "hans", "wic"}
-# `nox -s tests` would run these tests again, so the README's block with that command runs one file only.
-TESTS, ONE_FILE = "nox -s tests", "nox -s tests -- -q tests/test_house.py"
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -36,7 +34,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def run_block(language: str, text: str) -> subprocess.CompletedProcess[str]:
     if language == "python":
         return run(sys.executable, "-c", text)
-    return run("bash", "-euo", "pipefail", "-c", text.replace(TESTS, ONE_FILE))
+    return run("bash", "-euo", "pipefail", "-c", text)
 
 
 @pytest.fixture(scope="module")

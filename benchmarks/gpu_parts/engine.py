@@ -50,7 +50,7 @@ SETTINGS = (
     *("train.batch=8", "train.micro_batch=4", "train.samples=64", "train.warmup=0", "train.decay=64"),
 )
 SMALL = (
-    *("model.layers=1", "model.hidden=64", "model.heads=4", "model.sequence=32", "model.vocabulary=512"),
+    *("model.layers=1", "model.hidden=32", "model.heads=2", "model.sequence=16", "model.vocabulary=128"),
     *("train.batch=2", "train.micro_batch=1"),
 )
 CASES = {
