@@ -242,6 +242,8 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
     for pattern in ("", ".", "..", "/", str(tmp_path)):
         with pytest.raises(Failure, match=r"a folder \(source books\); give a pattern of its files, such as \*\.jsonl"):
             load_recipe(tmp_path, [f"sources.books.paths=['{pattern}']"]).files()
+    with pytest.raises(Failure, match=r"books/\*\*\*/a: not a valid pattern \(source books\): Invalid pattern"):
+        load_recipe(tmp_path, ["sources.books.paths=['books/***/a']"]).files()
     with pytest.raises(Failure, match=r"none\.jsonl: no such file of task texts"):
         recipe.step("decontaminate").check()
     for name in ("a/x.jsonl", "b/x.jsonl"):
@@ -254,14 +256,18 @@ def test_missing_inputs_and_two_files_of_one_name_are_failures(tmp_path: Path) -
         load_recipe(tmp_path / "nowhere")
 
 
-def test_double_star_follows_links_to_folders_but_not_hidden_ones(tmp_path: Path) -> None:
+def test_symlinked_folder_under_double_star_is_refused(tmp_path: Path) -> None:
     for name in ("own/a/b/x.jsonl", "else/y.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     for link in ("own/a/linked", "own/.hidden"):
         (tmp_path / link).symlink_to(tmp_path / "else")
-    assert names(tmp_path, "own/**/*.jsonl") == ["a/b/x.jsonl", "a/linked/y.jsonl"]
-    assert names(tmp_path, "own/a/**") == names(tmp_path, "own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
+
+    for pattern in ("own/**/*.jsonl", "own/**/b/*.jsonl", "o*/**/*.jsonl", "own/a/**"):
+        with pytest.raises(Failure, match=r"own/a/linked: a link to a folder, .*\(source books\); give it and"):
+            names(tmp_path, pattern)
+    assert names(tmp_path, "own/a/b/**/*.jsonl", "own/a/linked/**/*.jsonl") == ["x.jsonl", "y.jsonl"]
+    assert names(tmp_path, "own/a/*/*.jsonl") == ["b/x.jsonl", "linked/y.jsonl"]
 
 
 @pytest.mark.parametrize("start", ["", "file://{}/"])

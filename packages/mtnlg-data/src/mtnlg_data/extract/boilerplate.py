@@ -1,4 +1,4 @@
-"""Boilerplate removal: jusText's paragraph classes, the same as the package's on every page.
+"""Boilerplate removal: jusText's paragraph classes, the same as the package's on every page without custom elements.
 
 Pomikálek, "Removing Boilerplate and Duplicate Content from Web Corpora" (2011). Each paragraph is first classified by
 itself:

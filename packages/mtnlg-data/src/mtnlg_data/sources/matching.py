@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,9 +91,19 @@ def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
     if full_pattern.is_dir():
         raise Failure(f"{full_pattern}: a folder (source {source}); give a pattern of its files, such as *.jsonl")
     inner = str(full_pattern.relative_to(base))
-    matches = [base / name for name in glob.glob(inner, root_dir=base, recursive=True)]  # noqa: PTH207  (follows links)
+    try:
+        matches, links = list(base.glob(inner)), _passed_links(base, inner)
+    except ValueError as error:
+        raise Failure(f"{full_pattern}: not a valid pattern (source {source}): {error}") from None
     if not full_pattern.suffix:  # such as own/**, which matches folders on the way
         matches = [path for path in matches if not path.is_dir()]
+    if not is_hidden(inner):
+        matches, links = ([p for p in paths if not is_hidden(name_below(p, base))] for paths in (matches, links))
+    if links:
+        raise Failure(
+            f"{links[0]}: a link to a folder, which ** does not follow (source {source}); give it and the folders "
+            "beside it in patterns of their own"
+        )
     if not matches:
         raise Failure(f"{full_pattern}: no such file (source {source}); paths start at {folder}, --input takes another")
     for path in matches:
@@ -109,3 +118,12 @@ def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
     if not seen:
         raise Failure(f"{url}: only hidden files there (source {source})")
     return seen
+
+
+def _passed_links(base: Path, pattern: str) -> list[Path]:
+    """Symlinks to folders that a ``**`` of the pattern reaches but does not follow."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return []
+    met = "/".join((*parts[: parts.index("**")], "**", "*", ""))
+    return [folder for folder in base.glob(met) if folder.is_symlink()]
