@@ -239,6 +239,12 @@ class Blender:
         ranks, source = position_in_block(quotas, position)
         return source, before[source] + ranks[source]
 
+    def drawn(self, samples: int) -> list[int]:
+        """How many of the first ``samples`` samples are of each source."""
+        block, position = divmod(samples, self.block)
+        _, before, quotas = self._quotas(block)
+        return [a + b for a, b in zip(before, position_in_block(quotas, position)[0], strict=True)]
+
     def _quotas(self, block: int) -> tuple[int, list[int], list[int]]:
         """(block, samples of each source before it, quotas in it)."""
         cached = self._cached  # one tuple, read and replaced as a whole: threads may share a stream
