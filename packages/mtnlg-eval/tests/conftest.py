@@ -16,8 +16,7 @@ from hypothesis import settings
 from lm_eval.api.model import TemplateLM
 
 from mtnlg_eval import cli
-from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, stock_task, with_shots
-from mtnlg_eval.tasks.paper_task import PAPER, SEED, paper_task
+from mtnlg_eval.tasks.paper_task import PAPER, SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.shots import ANY_SHOT
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
@@ -82,9 +81,7 @@ def load_any_task() -> Callable[..., Any]:
         lm: TemplateLM | None = None,
         choice: ShotChoice = ANY_SHOT,
         seed: int = SEED,
-    ) -> Any:  # noqa: ANN401  (lm-eval's own task, or ours)
-        if style == LM_EVAL and name in STOCK:
-            return with_shots(stock_task(name, data), shots, seed)
+    ) -> PaperTask:
         return paper_task(name, data, style).with_shots(lm or Counter(), shots, choice, seed)
 
     return load

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from math import exp
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -268,15 +267,6 @@ def test_several_seeds_give_the_error_between_draws(
     for seeds in ("1,some", "", "-1"):
         assert score(tmp_path, "--seeds", seeds) == 2
     assert "needs numbers, such as 1,2,3" in capsys.readouterr().err
-
-
-def test_stock_metrics_are_kept(score: Run, tmp_path: Path) -> None:
-    assert score(tmp_path, "--style", "lm_eval", "--tasks", "lambada,piqa,race_h", "--shots", "0") == 0
-    assert " at 0x" not in (tmp_path / "results.json").read_text()  # an address, other in each process
-    lambada, piqa = (results_of(tmp_path)[task, "0"].metrics for task in ("lambada", "piqa"))
-    assert set(piqa) == {"acc", "acc_norm", "log_likelihood", "bits_per_byte"}
-    assert lambada["perplexity"].value == pytest.approx(exp(-lambada["log_likelihood"].value))
-    assert lambada["perplexity"].stderr
 
 
 def test_rows_longer_than_the_context_are_counted(

@@ -98,9 +98,8 @@ def test_the_commit_that_rows_were_fetched_from_is_recorded(
     assert hub
 
 
-@pytest.mark.parametrize("style", ["paper", "lm_eval"])
 def test_rows_are_fetched_at_the_revision_that_is_asked_for(
-    style: str, hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+    hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_dataset, asked = datasets.load_dataset, list[object]()
 
@@ -110,7 +109,7 @@ def test_rows_are_fetched_at_the_revision_that_is_asked_for(
 
     monkeypatch.setattr(datasets, "load_dataset", recorded)
     for revisions in ({"boolq": "3de24cf8022e"}, None):
-        Evaluation(["boolq"], ["0"], TaskOptions(style=style, revisions=revisions or {}))
+        Evaluation(["boolq"], ["0"], TaskOptions(revisions=revisions or {}))
     assert asked == ["3de24cf8022e", None]
     assert hub
 

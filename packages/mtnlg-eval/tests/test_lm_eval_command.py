@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import cache
+from math import exp
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,12 @@ def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(run: Run, hf: Path, t
         compared = {key: ours[name].lm_eval["results"][key] for key in expected if "stderr" not in key}
         assert compared
         assert compared == pytest.approx({key: expected[key] for key in compared}, rel=1e-4), name
-    content = json.loads((tmp_path / "out" / "results.json").read_bytes())
+    last_word = ours["last_word"].metrics
+    assert last_word["perplexity"].value == pytest.approx(exp(-last_word["log_likelihood"].value))
+    assert last_word["perplexity"].stderr
+    text = (tmp_path / "out" / "results.json").read_text()
+    assert " at 0x" not in text  # an address, other in each process
+    content = json.loads(text)
     (group,) = (groups["choices"].values() for groups in content["groups"].values())
     assert {each["rows"] for each in group} == {3}  # at 0 shots and at one
     samples = {name: theirs["samples"][name] for name in ("generate", "generate_filtered")}

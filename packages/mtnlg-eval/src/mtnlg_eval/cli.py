@@ -94,8 +94,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     ] = 8192,
     model_args: ModelArgsOption = "",
     style: Annotated[
-        Literal["paper", "gpt3", "lm_eval"],
-        typer.Option(help="The nine tasks' prompts and scores: MT-NLG's, GPT-3's or lm-eval's."),
+        Literal["paper", "gpt3"], typer.Option(help="The nine tasks' prompts: MT-NLG's or GPT-3's.")
     ] = "paper",
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Prompts as chats, by the model's template.")

@@ -37,7 +37,7 @@ def evaluate(
     shots: Sequence[str] | None = None,
     data: Path | str | None = None,
     limit: float | None = None,
-    style: Literal["paper", "gpt3", "lm_eval"] = "paper",
+    style: Literal["paper", "gpt3"] = "paper",
     shot_source: Literal["any", "other_subcases"] = "any",
     shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
     seeds: Sequence[int] = (1234,),

@@ -30,7 +30,7 @@ from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
 from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
 from mtnlg_eval.results.statistics import numbered
-from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, STOCK, load_lm_eval_tasks, stock_task, whole_shots, with_shots
+from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, load_lm_eval_tasks, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
@@ -41,8 +41,6 @@ from .measures import gold_of, metrics_of, reason_of, scores_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from lm_eval.api.instance import Instance
 
     from .decoder_lm import DecoderLM
     from .open_model import OpenedModel
@@ -87,12 +85,10 @@ class Evaluation:
             raise Failure(f"no task can run; {first}: {why}")
 
     def _load(self, name: str) -> Iterator[Source]:
-        options, data, style = self.options, self.options.data, self.options.style
+        options = self.options
         if name in TASKS_BY_NAME:
-            revision = options.revisions.get(name)
-            stock = style == LM_EVAL and name in STOCK
-            task = stock_task(name, data, revision) if stock else paper_task(name, data, style, revision)
-            yield Source(name, task, style, options)
+            task = paper_task(name, options.data, options.style, options.revisions.get(name))
+            yield Source(name, task, options.style, options)
             return
         tasks, groups = load_lm_eval_tasks(
             name.removeprefix(OF_LM_EVAL), options.include_path, trusted=options.trust_task_code
@@ -217,7 +213,7 @@ class Evaluation:
     def _samples(self, cell: Cell, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """lm-eval's records of rows, one per filter, in the format of its own tracker; numbers stay numbers."""
         task, made = cell.task, []
-        cut = {each.doc_id: each for each in task.instances[::-1] if id(each) in self._lm.cut}
+        cut = {each.doc_id for each in task.instances if id(each) in self._lm.cut}
         for sample in samples:
             if (number := sample["doc_id"]) in cell.failed:
                 continue
@@ -227,16 +223,15 @@ class Evaluation:
                 sample
                 | {"arguments": arguments, **identity_of(sample["doc"], number)}
                 | {"gold": gold_of(task, sample["doc"]), "scores": scores_of(task, sample)}
-                | {"shots": self._shown(cell, sample, cut.get(number)), "truncated": number in cut}
+                | {"shots": self._shown(cell, sample), "truncated": number in cut}
             )
         return made
 
-    def _shown(self, cell: Cell, sample: dict[str, Any], cut: Instance | None) -> int:
-        """Number of complete shots in a row's prompt."""
+    def _shown(self, cell: Cell, sample: dict[str, Any]) -> int:
+        """Number of shots in a row's prompt, before one of lm-eval's own tasks loses its beginning."""
         if isinstance(cell.task, PaperTask):
             return cell.task.shown[sample["doc"]["id"]]
-        drawn = cell.drawn[sample["doc_id"]]
-        return whole_shots(cell.task, self._lm, cut, drawn) if cut and drawn else len(drawn) or cell.count
+        return len(cell.drawn[sample["doc_id"]]) or cell.count
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
         lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key

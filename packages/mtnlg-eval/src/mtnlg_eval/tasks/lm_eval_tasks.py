@@ -1,9 +1,7 @@
-"""lm-eval's own tasks: any by its name, a YAML file or a folder of them, and the style ``lm_eval`` of the nine.
+"""lm-eval's own tasks: any by its name, a YAML file or a folder of them.
 
-Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML. For the style ``lm_eval`` we only
-fetch the rows, so that published files work as well as the hub: nothing is stripped, RACE is an article's last
-question, shots come from the splits that the data set has, but never the scored row, and a prompt that is too long
-loses its beginning, including shots. lm-eval has no HANS: tasks/hans.yaml says how this style scores it.
+Prompts, shots, scores and metrics are the installed lm-eval's, from its own YAML, but a scored row is never among its
+own shots. A prompt that is too long loses its beginning, including shots.
 
 A task's YAML is data: its templates run in `Sandbox`. Code that it names, by ``!function`` or as a metric to fetch,
 runs only if the user trusts it; code that is installed with lm-eval is trusted.
@@ -25,7 +23,6 @@ import numpy as np
 from lm_eval.api import task as lm_eval_task
 from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.samplers import ContextSampler
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager, _yaml_loader
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -36,72 +33,21 @@ from mtnlg_model.settings import did_you_mean
 
 from .published import TASKS_BY_NAME
 from .sandbox import PROMPTS
-from .shots import max_shots_that_fit
-from .sources import TaskRows, open_rows
+from .sources import TaskRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
     from lm_eval.api.task import Task
 
     from .rows import Document
 
 lm_eval.utils.env = PROMPTS  # it renders every prompt with this
 LM_EVAL = "lm_eval"
-"""Name of the style."""
-
-STOCK = {
-    "lambada": "lambada/lambada_openai.yaml",
-    "race_h": "race/race.yaml",
-    "boolq": "super_glue/boolq/default.yaml",
-    "winogrande": "winogrande/default.yaml",
-    "hellaswag": "hellaswag/hellaswag.yaml",
-    "piqa": "piqa/piqa.yaml",
-    "anli_r2": "anli/anli_r2.yaml",
-    "wic": "super_glue/wic/default.yaml",
-}
-"""Files of lm-eval's tasks."""
+"""Style of the results of lm-eval's own tasks."""
 
 CLOZE = "_continuation"
 """Suffix of lm-eval's name of the cloze form of a multiple-choice task."""
-
-ORIGINAL_LAMBADA = "lambada/lambada_standard.yaml"
-SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
-
-
-def stock_config(task: str, variant: str | None = None) -> dict[str, Any]:
-    """lm-eval's config of a task; ``variant`` "original" selects the original LAMBADA."""
-    path = ORIGINAL_LAMBADA if variant == "original" else STOCK[task]
-    config: dict[str, Any] = load_yaml(Path(str(lm_eval.tasks.__file__)).parent / path)
-    return config
-
-
-def stock_task(task: str, data: Path | None, revision: str | None = None) -> Task:
-    """lm-eval's own form of a task, over the unmodified rows of a folder or of the hub."""
-    published = open_rows(task, data, revision)
-
-    def pools(config: Mapping[str, Any]) -> list[str]:
-        return [split for split, key in SPLIT_KEYS.items() if config.get(key)]
-
-    rows = published.rows(verbatim=True, pools=pools(stock_config(task)))
-    if rows.variant == "original":
-        rows = published.rows(verbatim=True, pools=pools(stock_config(task, rows.variant)))
-    config = stock_config(task, rows.variant)
-    for split, key in SPLIT_KEYS.items():  # we have the split to score and at most one more
-        config[key] = split if split in {rows.split, rows.pool} else None
-    config |= {"task": task, "metadata": {**config.get("metadata", {}), "style": LM_EVAL}}
-    made = ConfigurableTask(config=config | {"custom_dataset": lambda **_: _as_datasets(rows)})
-    made.rows = rows
-    return made
-
-
-def _as_datasets(rows: TaskRows) -> dict[str, Any]:
-    from datasets import Dataset  # noqa: PLC0415  (slow to import)
-
-    splits = {rows.pool: rows.shots, rows.split: rows.scored}
-    return {split: Dataset.from_list(documents) for split, documents in splits.items()}
 
 
 @cache
@@ -236,25 +182,3 @@ def with_shots(task: Task, shots: int, seed: int) -> Task:
     if (options := task.get_config("generation_kwargs")) and (options.get("do_sample") or options.get("temperature")):
         made.set_config("generation_kwargs", {**options, "seed": options.get("seed", seed)})
     return made
-
-
-def whole_shots(task: Task, lm: TemplateLM, instance: Instance, drawn: Sequence[Document]) -> int:
-    """Number of shots that remain complete in a prompt that loses its beginning."""
-    prompt, continuation = instance.args
-    if not isinstance(continuation, str):
-        return 0
-    _, answer = lm._encode_pair(prompt, continuation)  # noqa: SLF001  (TemplateLM's own method)
-    starts, end = [], 0
-    for shot in drawn:
-        question = task.doc_to_text(shot)
-        text = task.doc_to_choice(shot)[question] if isinstance(question, int) else question
-        if (start := prompt.find(text, end)) < 0:
-            return 0
-        starts.append(start)
-        end = start + len(text)
-
-    def tokens(shots: int) -> int:
-        begin = starts[len(starts) - shots] if shots else len(prompt)
-        return len(lm.tok_encode(prompt[begin:], add_special_tokens=False))
-
-    return max_shots_that_fit(len(starts), tokens, lm.max_length + 1 - len(answer))

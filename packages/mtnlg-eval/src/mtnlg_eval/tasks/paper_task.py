@@ -4,11 +4,10 @@ lm-eval renders the prompts in tasks/*.yaml. This class adds what YAML cannot ex
 
     shots      drawn for each document (shots.py); shots that do not fit the context are dropped whole
     token      score of a choice = log P(choice | context) / tokens of the choice
-    sum        score of a choice = log P(choice | context)                                   style lm_eval
     ratio      score of a choice = log P(choice | context) - log P(choice | "Answer:")       RACE, `unconditional`
     greedy     correct if greedy decoding gives the target                                   LAMBADA, loglikelihood
 
-Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's; stock lm-eval's are in lm_eval_tasks.py.
+Each YAML lists, under ``styles``, how GPT-3's prompts differ from the paper's.
 
 `paper_task` reads the rows; `with_shots` returns a task with shots in its prompts, for ``lm_eval.evaluate``.
 """
@@ -44,7 +43,7 @@ SEED = 1234
 
 PAPER = "paper"
 
-METADATA_KEYS = ("with_shots", "unconditional", "score")
+METADATA_KEYS = ("with_shots", "unconditional")
 """Keys of a style that belong in the task's metadata, not its config."""
 
 
@@ -61,7 +60,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt with one or more shots; ``unconditional``, the context of the ratio's denominator;
-    ``score: sum``, instead of per token; ``styles``, overrides of these keys and of the config by style.
+    ``styles``, overrides of these keys and of the config by style.
 
     ``shown`` has the number of shots in each document's prompt, by document id.
     """
@@ -154,7 +153,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         if self.unconditional:
             conditional, unconditional = np.split(logps, 2)
             logps = conditional - unconditional
-        elif self.OUTPUT_TYPE != "loglikelihood" and self.config.metadata.get("score") != "sum":
+        elif self.OUTPUT_TYPE != "loglikelihood":
             logps /= np.array(self._choice_tokens[doc["id"]])
         return list(logps.tolist())
 

@@ -8,8 +8,7 @@ in tasks/*.yaml. Each document has
     id       the publisher's id, else the digest
     group    a digest of what one prompt must not show twice: a passage, an article, a pair of twins
 
-Surrounding blanks are stripped. With validation context ``VERBATIM`` they are kept, and ``hub_row`` gives the row as
-the hub has it, for stock lm-eval. ``texts`` returns what must not be trained on (paper.md 4.4): passages, questions,
+Surrounding blanks are stripped. ``texts`` returns what must not be trained on (paper.md 4.4): passages, questions,
 options.
 """
 
@@ -29,21 +28,13 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationInfo,
     model_validator,
 )
 
 Document = dict[str, Any]
-VERBATIM = {"verbatim": True}
-"""Validation context that keeps every byte of the texts."""
-
-
-def _strip(value: object, info: ValidationInfo) -> object:
-    return value.strip() if isinstance(value, str) and not info.context else value
-
-
-Stripped = Annotated[str, BeforeValidator(_strip)]
-Text = Annotated[str, StringConstraints(min_length=1), BeforeValidator(_strip)]
+_STRIP = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
+Stripped = Annotated[str, _STRIP]
+Text = Annotated[str, StringConstraints(min_length=1), _STRIP]
 
 
 def _label(**choices: int) -> BeforeValidator:
@@ -92,10 +83,6 @@ class Row(BaseModel):
     def texts(self) -> list[str]:
         """Texts that must not be trained on."""
         return [getattr(self, name) for name in self.TEXTS]
-
-    def hub_row(self) -> Document:
-        """The row with the keys and labels of the hub's data set."""
-        return self.model_dump(exclude={"id"})
 
     def digest(self) -> str:
         """Digest of the content."""
@@ -152,11 +139,6 @@ class WinoGrande(Row):
         before, after = self.sentence.split("_")
         return super().fields() | {"contexts": [before + self.option1, before + self.option2], "rest": after}
 
-    def hub_row(self) -> Document:
-        """The row with the answer as text."""
-        row = super().hub_row()
-        return row | {"answer": str(row.pop("label") + 1)}
-
     def group(self) -> str:
         """Digest of what twins share: options and first two words (finds all 88 pairs among 400 published rows)."""
         options = sorted((self.option1.lower(), self.option2.lower()))
@@ -191,11 +173,6 @@ class HellaSwag(Row):
             "choices": [_without_marks(ending) for ending in self.endings],
             "label": self.label,
         }
-
-    def hub_row(self) -> Document:
-        """The row with the label as text."""
-        row = super().hub_row()
-        return row | {"label": str(row["label"])}
 
     def group(self) -> str:
         """Digest of the video or article: the next scene of a video reveals how this one ended."""
@@ -313,14 +290,6 @@ class Race(Row):
         keys = ("question", "options", "answer")
         problems = [dict(zip(keys, each, strict=True)) for each in zip(*columns, strict=True)]
         return raw | {"problems": problems}
-
-    def hub_row(self) -> Document:
-        """The row with its questions as a Python literal, answers as letters."""
-        problems = [problem.model_dump() for problem in self.problems]
-        return {
-            "article": self.article,
-            "problems": repr([problem | {"answer": "ABCD"[problem.pop("label")]} for problem in problems]),
-        }
 
     def digest(self) -> str:
         """Digest of the article and its questions."""

@@ -30,7 +30,7 @@ from mtnlg_eval.records import explain
 from mtnlg_model.console import Failure
 
 from .formats import files_by_split, read_raw_rows, scored_split
-from .rows import ROWS, VERBATIM
+from .rows import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,20 +86,19 @@ class Published:
     other_files: Sequence[str] = ()
     revision: str | None = None
 
-    def rows(self, *, verbatim: bool = False, pools: Sequence[str] = SPLITS) -> TaskRows:
+    def rows(self) -> TaskRows:
         """The documents to score, and shots from the first of ``pools`` that has any, else from the scored rows.
 
-        ``verbatim`` documents are the hub's rows with no byte stripped, for stock lm-eval. Malformed rows are left out
-        and listed (file:line: reason). Raises ``Failure`` if no row is left to score.
+        Malformed rows are left out and listed (file:line: reason). Raises ``Failure`` if no row is left to score.
         """
         malformed: dict[int, str] = {}
-        documents = _documents(self.task, self.splits[self.scored](), malformed, verbatim=verbatim)
+        documents = _documents(self.task, self.splits[self.scored](), malformed)
         if not documents:
             raise Failure(next(iter(malformed.values()), f"{self.source}: no rows to score"))
         variant = variant_of(self.task, documents)
         found, left_out = (documents, self.scored), dict[int, str]()
-        for pool in (pool for pool in self.pools if pool in pools):
-            shots = _documents(self.task, self.splits[pool](), left_out, verbatim=verbatim)
+        for pool in self.pools:
+            shots = _documents(self.task, self.splits[pool](), left_out)
             if shots and variant_of(self.task, shots) == variant:
                 found = shots, pool
                 break
@@ -109,7 +108,7 @@ class Published:
     def texts(self) -> Iterator[tuple[str, str]]:
         """Row id and text of each passage, question and option to score, once: text to keep out of training data."""
         seen: set[str] = set()
-        for row, _ in _validated(self.task, self.splits[self.scored]()):
+        for row in _validated(self.task, self.splits[self.scored]()):
             name = row.id or row.digest()
             for text in row.texts():
                 if text not in seen:
@@ -174,13 +173,11 @@ def variant_of(task: str, documents: Sequence[Document]) -> str | None:
     return "openai" if any(character.isupper() for doc in documents for character in doc["text"]) else "original"
 
 
-def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | None = None) -> Iterator[tuple[Row, Any]]:
-    """Yield (validated row, raw row). A malformed row goes to ``left_out``, or raises ``Failure`` if that is None."""
-    schema = ROWS[task]
+def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | None = None) -> Iterator[Row]:
+    """Yield the valid rows. A malformed row goes to ``left_out``, or raises ``Failure`` if that is None."""
     for number, (location, parse) in enumerate(rows):
         try:
-            raw = parse()
-            yield schema.model_validate(raw), raw
+            yield ROWS[task].model_validate(parse())
         except ValueError as error:
             reason = explain(error) if isinstance(error, ValidationError) else str(error)
             if left_out is None:
@@ -188,18 +185,12 @@ def _validated(task: str, rows: Iterable[RawRow], left_out: dict[int, str] | Non
             left_out[number] = f"{location}: {reason}"
 
 
-def _documents(
-    task: str, rows: Iterable[RawRow], left_out: dict[int, str], *, verbatim: bool = False
-) -> list[Document]:
+def _documents(task: str, rows: Iterable[RawRow], left_out: dict[int, str]) -> list[Document]:
     """The rows' documents; repeated ids get a number (``#2``), so that ids are unique."""
     counts: dict[str, int] = {}
     documents: list[Document] = []
-    for row, raw in _validated(task, rows, left_out):
-        own = row.documents()
-        if verbatim:  # stock lm-eval scores one question of an article, the last
-            identity = {key: own[-1][key] for key in ("id", "group", "digest")}
-            own = [identity | ROWS[task].model_validate(raw, context=VERBATIM).hub_row()]
-        for document in own:
+    for row in _validated(task, rows, left_out):
+        for document in row.documents():
             name = document["id"]
             counts[name] = counts.get(name, 0) + 1
             documents.append(document if counts[name] == 1 else document | {"id": f"{name}#{counts[name]}"})
