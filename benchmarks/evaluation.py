@@ -41,9 +41,9 @@ from mtnlg_eval.scoring import decoder_lm
 from mtnlg_eval.scoring import fixed_order as fixed
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.cells import TaskOptions
-from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
+from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, LocalEngine
 from mtnlg_eval.scoring.harness import Evaluation
-from mtnlg_eval.scoring.open_model import open_model
+from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.shots import sample_rows
@@ -110,7 +110,7 @@ def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> t
 
 def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: int, shots: str) -> dict[str, Any]:  # noqa: PLR0917
     """Time of all tasks, lm-eval's own over ours, and the largest differences of answers: mutual, and from fp32."""
-    lm = DecoderLM.open(checkpoint)
+    lm = open_lm(open_model(checkpoint.directory))
     model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
     scoring: list[float] = []
@@ -168,7 +168,7 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
 
 def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int) -> dict[str, Any]:
     """Cost of the fixed order of sums, and how many scores differ when order and size of the batches do."""
-    lm = DecoderLM.open(checkpoint)
+    lm = open_lm(open_model(checkpoint.directory))
     tasks: dict[Request, str] = {}
     for name in TASKS_BY_NAME:
         task, rows = load(name, data, documents, lm, "few")

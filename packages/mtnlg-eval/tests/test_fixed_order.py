@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mtnlg_eval.scoring import decoder_lm
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
 from mtnlg_eval.scoring.fixed_order import TILE, TiledProducts
+from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.scoring.packing import Request
 from mtnlg_model.config import LayerConfig, ModelConfig
 from mtnlg_model.decoder import Decoder
@@ -98,7 +98,7 @@ def test_a_whole_forward_pass_has_products_and_sums_of_one_shape(
     ]
     shapes, scores = [], []
     for budget in (1, 300, 8192):
-        lm = DecoderLM.open(checkpoint)
+        lm = open_lm(open_model(checkpoint.directory))
         lm.batch_tokens = budget
         scores.append(lm.score(requests))
         shapes.append(set(products))
@@ -106,7 +106,7 @@ def test_a_whole_forward_pass_has_products_and_sums_of_one_shape(
     assert shapes[0] == shapes[1] == shapes[2]
     assert {rows for rows, _, _ in shapes[0]} == {TILE} == set(summed)
     assert scores[0] == scores[1] == scores[2]
-    expected = DecoderLM.open(checkpoint)
+    expected = open_lm(open_model(checkpoint.directory))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_lm, "fixed_order", lambda _: nullcontext())
         free = expected.score(requests)
@@ -134,7 +134,7 @@ def test_bf16_scores_on_a_gpu_have_the_same_bits_in_every_batch(
     ]
     scores = []
     for budget, part in ((8192, requests), (1, requests[::-1]), (1000, requests), (8192, requests[:1])):
-        lm = DecoderLM.open(checkpoint)
+        lm = open_lm(open_model(checkpoint.directory))
         lm.engine, lm.max_length = decoder_lm.LocalEngine(decoder, lm._tokenizer), config.sequence
         lm.batch_tokens = budget
         scores.append(dict(zip(part, lm.score(part), strict=True)))

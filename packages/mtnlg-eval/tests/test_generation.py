@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
 from mtnlg_eval.scoring.generation import Options, Prompt, PromptBatch
+from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.generate import generate
 from mtnlg_model.generation.sampling import GREEDY, Sampling
@@ -43,14 +44,14 @@ class Recording:
 def test_killed_generation_resumes_missing_batches(checkpoint: Checkpoint, tmp_path: Path) -> None:
     options = {"until": ["\n"], "max_gen_toks": 3}
     requests = [Instance("generate_until", {}, ("word " * (n % 7 + 1), options), n) for n in range(40)]
-    whole = DecoderLM.open(checkpoint)
+    whole = open_lm(open_model(checkpoint.directory))
     every = Recording(whole)
     expected = whole.generate_until(requests)
-    killed = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    killed = open_lm(open_model(checkpoint.directory), tmp_path / "scores.sqlite")
     Recording(killed, dies_after=1)
     with pytest.raises(KeyboardInterrupt):
         killed.generate_until(requests)
-    again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    again = open_lm(open_model(checkpoint.directory), tmp_path / "scores.sqlite")
     rest = Recording(again)
     assert again.generate_until(requests) == expected
     assert rest.batches == every.batches[1:]
@@ -60,7 +61,7 @@ def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) ->
     requests = [
         (prompt, 3, Options((), 4, Sampling(temperature=1, seed=seed))) for prompt in ("The", "A") for seed in (1, 2)
     ]
-    lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    lm = open_lm(open_model(checkpoint.directory), tmp_path / "scores.sqlite")
     one_by_one = [next(lm.sample([request])) for request in requests[::2]]
     recorded = Recording(lm)
     together = list(lm.sample(requests))
@@ -70,7 +71,7 @@ def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) ->
 
 
 def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> None:
-    lm = DecoderLM.open(checkpoint)
+    lm = open_lm(open_model(checkpoint.directory))
     requests = [
         Instance("generate_until", {}, (prompt, {"until": ["\n\n"], "max_gen_toks": 12}), 0)
         for prompt in ("The cook", "Question: who slept?\nAnswer:", "The cook")
@@ -110,7 +111,7 @@ def test_prompt_is_cut_from_the_left_for_new_tokens(checkpoint: Checkpoint) -> N
     assert not Prompt.parse(context, {"max_gen_toks": 9}, 29).cut
     with pytest.raises(Failure, match="max_gen_toks = 12: no room for a prompt in 12 tokens of context"):
         Prompt.parse(context, {"max_gen_toks": 12}, 12)
-    lm = DecoderLM.open(checkpoint)
+    lm = open_lm(open_model(checkpoint.directory))
     requests = [Instance("generate_until", {}, ("word " * n, {"max_gen_toks": 250}), n) for n in (1, 9)]
     lm.generate_until(requests)
     assert lm.cut == {id(requests[1])}
@@ -122,7 +123,9 @@ def test_sampled_text_depends_only_on_prompt_seed_and_repeat(checkpoint: Checkpo
     def texts(seed: int, prompts: Sequence[str], repeats: int = 1) -> list[str]:
         options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12, "seed": seed}
         requests = [Instance("generate_until", {}, (prompt, options), n) for n, prompt in enumerate(prompts)]
-        return DecoderLM.open(checkpoint).generate_until([each for each in requests for _ in range(repeats)])
+        return open_lm(open_model(checkpoint.directory)).generate_until(
+            [each for each in requests for _ in range(repeats)]
+        )
 
     prompts = [f"The {n}" for n in range(40)]
     whole = texts(1, prompts)
@@ -134,7 +137,7 @@ def test_sampled_text_depends_only_on_prompt_seed_and_repeat(checkpoint: Checkpo
 
 def test_special_tokens_are_left_out_of_a_text(checkpoint: Checkpoint) -> None:
     named = tokenizers.Tokenizer.from_file(str(checkpoint.tokenizer_path))
-    lm = DecoderLM.open(checkpoint)
+    lm = open_lm(open_model(checkpoint.directory))
     request = Instance("generate_until", {}, ("The cook", {"max_gen_toks": 12}), 0)
     assert isinstance(lm.engine, LocalEngine)
     ((*tokens,),) = generate(lm.engine.decoder, [lm.tok_encode("The cook")], 12, vocabulary=500)

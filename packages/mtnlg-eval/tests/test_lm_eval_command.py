@@ -214,19 +214,18 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
 
 def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
     request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
-    plain = open_model(hf)
-    with open_lm(plain) as lm:
-        assert isinstance(lm.engine, LocalEngine)
-        (tokens,) = generate(lm.engine.decoder, [lm.tok_encode("The cook")], 20, vocabulary=500)
-        (text,) = lm.generate_until([request])
+    lm = open_lm(open_model(hf))
+    assert isinstance(lm.engine, LocalEngine)
+    (tokens,) = generate(lm.engine.decoder, [lm.tok_encode("The cook")], 20, vocabulary=500)
+    (text,) = lm.generate_until([request])
     end = tokens[7]
     (hf / "generation_config.json").write_text(json.dumps({"eos_token_id": [499, end]}))
-    with open_lm(open_model(hf)) as lm:
-        assert lm.generate_until([request]) == [lm._decode(tokens[: tokens.index(end)], ())]
+    lm = open_lm(open_model(hf))
+    assert lm.generate_until([request]) == [lm._decode(tokens[: tokens.index(end)], ())]
     thought = text[len(text) // 2 :][:2]
     (hf / "generation_config.json").unlink()
-    with open_lm(open_model(hf, ModelOptions(think_end_token=thought))) as lm:
-        assert lm.generate_until([request]) == [text.rpartition(thought)[2].lstrip()]
+    lm = open_lm(open_model(hf, ModelOptions(think_end_token=thought)))
+    assert lm.generate_until([request]) == [text.rpartition(thought)[2].lstrip()]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_a_hugging_face_folder_is_read_where_it_lies(gpt2: Path, checkpoint: Che
     before = {path: path.stat().st_mtime_ns for path in gpt2.iterdir()}
     model = open_model(gpt2)
     assert model.name == "gpt2"
-    with open_lm(model, tmp_path / "out" / "scores.sqlite") as lm, open_lm(open_model(checkpoint.directory)) as ours:
-        assert lm.score(REQUESTS) == ours.score(REQUESTS)
+    lm, ours = open_lm(model, tmp_path / "out" / "scores.sqlite"), open_lm(open_model(checkpoint.directory))
+    assert lm.score(REQUESTS) == ours.score(REQUESTS)
     assert {path: path.stat().st_mtime_ns for path in gpt2.iterdir()} == before
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {
         f"scores.sqlite{end}" for end in ("", "-wal", "-shm")

@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from mtnlg_eval.scoring import decoder_lm as model_module
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
+from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.scoring.packing import Request, Row, plan_rows, take_batch
 from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.rows import ROWS
@@ -43,7 +44,7 @@ STEP = model_module.ROWS_PER_THREAD
 
 @pytest.fixture
 def lm(checkpoint: Checkpoint) -> DecoderLM:
-    return DecoderLM.open(checkpoint)
+    return open_lm(open_model(checkpoint.directory))
 
 
 def plan_batches(requests: Iterable[Request], longest: int, budget: int) -> list[list[Row]]:
@@ -82,7 +83,7 @@ def test_bos_tokenizer_begins_prompts_as_in_lm_eval(checkpoint: Checkpoint, tmp_
     begins.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begins.token_to_id("<s>"))])
     begins.save(str(tmp_path / "tokenizer.json"))
     llama = save_llama(checkpoint, tmp_path, tmp_path / "tokenizer.json")
-    lm, exported = DecoderLM.open(llama), hf_backend(llama, tmp_path / "model")
+    lm, exported = open_lm(open_model(llama.directory)), hf_backend(llama, tmp_path / "model")
     pairs = [
         ("the sailors ", "thanked the cook"),
         ("", "the cook"),
@@ -211,7 +212,7 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
         requests[9:10],
     ]
     for budget, part in [(1, requests), (100, requests), (1000, requests), *((8192, part) for part in some)]:
-        fresh = DecoderLM.open(checkpoint)
+        fresh = open_lm(open_model(checkpoint.directory))
         fresh.batch_tokens = budget
         assert fresh.loglikelihood(part) == [whole[request.args] for request in part]
 
@@ -219,7 +220,9 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
 def test_packed_texts_have_the_positions_of_their_own_length(checkpoint: Checkpoint, tmp_path: Path) -> None:
     pairs = checkpoint.config.head_size // 2
     scaling = {"factors": [1.0] * pairs, "long_factors": [3.0] * pairs, "original_sequence": 24}
-    lm = DecoderLM.open(save_llama(checkpoint, tmp_path, checkpoint.tokenizer_path, rotary_scaling=scaling))
+    lm = open_lm(
+        open_model(save_llama(checkpoint, tmp_path, checkpoint.tokenizer_path, rotary_scaling=scaling).directory)
+    )
     ranges = [(range(10, 30 + more), range(50, 50 + size)) for more in (0, 5) for size in (1, 5, 6, 12)]
     requests = [Request(tuple(context), tuple(answer)) for context, answer in ranges]
     expected = [plain(lm, *request)[0] for request in requests]
@@ -266,7 +269,7 @@ def test_blank_context_is_empty(lm: DecoderLM) -> None:
 
 
 def test_model_with_nan_is_not_scored(checkpoint: Checkpoint) -> None:
-    broken = DecoderLM.open(checkpoint)
+    broken = open_lm(open_model(checkpoint.directory))
     with torch.no_grad():
         decoder_of(broken).final_norm.weight[0] = torch.nan
     with pytest.raises(Failure, match=r"the model's output is not a number \(NaN\): its weights are damaged"):

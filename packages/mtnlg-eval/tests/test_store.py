@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_eval.scoring.answer_store import AnswerStore
-from mtnlg_eval.scoring.decoder_lm import DecoderLM
+from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.scoring.packing import Request
-from mtnlg_model.checkpoint.reader import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
+
+    from mtnlg_eval.scoring.decoder_lm import DecoderLM
+    from mtnlg_model.checkpoint.reader import Checkpoint
 
 REQUESTS = [
     Request((1, 2, 3), (4, 5)),
@@ -38,13 +40,13 @@ class Counting:
 
 
 def test_stored_answers_are_reused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    lm = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    lm = open_lm(open_model(checkpoint.directory), tmp_path / "scores.sqlite")
     counting = Counting(lm)
     first = lm.score(REQUESTS)
     assert counting.requests == len(set(REQUESTS))
     assert lm.score(REQUESTS) == first
     assert counting.requests == len(set(REQUESTS))
-    again = DecoderLM.open(checkpoint, tmp_path / "scores.sqlite")
+    again = open_lm(open_model(checkpoint.directory), tmp_path / "scores.sqlite")
     counting = Counting(again)
     assert again.score(REQUESTS[::-1]) == first[::-1]
     assert counting.requests == 0
@@ -56,8 +58,8 @@ def test_other_checkpoint_misses_the_store(
     checkpoint: Checkpoint, write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     store = tmp_path / "scores.sqlite"
-    first = DecoderLM.open(checkpoint, store).score(REQUESTS)
-    other = DecoderLM.open(Checkpoint.open(write_checkpoint(tmp_path / "other", seed=2)), store)
+    first = open_lm(open_model(checkpoint.directory), store).score(REQUESTS)
+    other = open_lm(open_model(write_checkpoint(tmp_path / "other", seed=2)), store)
     counting = Counting(other)
     assert other.score(REQUESTS) != first
     assert counting.requests == len(set(REQUESTS))

@@ -150,12 +150,13 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         return
     if slurm or sbatch or srun or setup or dry_run:
         raise UsageFailure("--slurm, --sbatch, --srun, --setup and --dry-run go with --launcher slurm")
+    named = [*_split(tasks or ""), *map(str, task_file or ())]
     summaries: dict[str, dict[str, Any]] = {}
     for path in _list_steps(Path(checkpoint)) if each else [checkpoint]:
         summary = evaluate(
             path,
             out,
-            tasks=None if tasks is None else _split(tasks),
+            tasks=named if named or tasks is not None else None,
             shots=None if shots is None else _split(shots),
             data=data,
             limit=limit,
@@ -163,12 +164,9 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             shot_source=shot_source,
             shot_labels=shot_labels,
             seeds=draws,
-            task_files=task_file or (),
             include_path=include_path,
             revisions=revisions,
-            layout=layout,
-            batch_tokens=batch_tokens,
-            model_args=parse_words(model_args),
+            model_args=_model_options(model_args, layout) | {"batch_tokens": batch_tokens},
             lm_eval={"apply_chat_template": apply_chat_template, "trust_task_code": trust_task_code},
         )
         if not summary:  # a rank of torchrun other than 0
@@ -217,14 +215,14 @@ def lm_eval(context: typer.Context, trust_task_code: TrustOption = False) -> Non
         show({summary["name"]: summary}, arguments["out"], each=False, as_json=False)
 
 
-def parse_words(text: str) -> dict[str, Any]:
-    """The model arguments of K=V,K=V, as lm-eval reads them."""
+def _model_options(text: str, layout: str | None) -> dict[str, Any]:
+    """The model arguments of K=V,K=V, as lm-eval reads them, and the layout."""
+    options: dict[str, Any] = {"layout": layout} if layout else {}
     if not text:
-        return {}
+        return options
     from lm_eval.utils import simple_parse_args_string  # noqa: PLC0415  (slow to import)
 
-    words: dict[str, Any] = simple_parse_args_string(text)
-    return words
+    return simple_parse_args_string(text) | options  # type: ignore[no-any-return]  # lm-eval carries no types
 
 
 @app.command()
@@ -326,8 +324,8 @@ def _study(  # noqa: PLR0917  (the commands' own words)
 ) -> None:
     from mtnlg_eval.studies.study import run_study  # noqa: PLC0415
 
-    given = parse_words(words) | ({"layout": layout} if layout else {})
-    if (study := run_study(name, checkpoint, out, settings, given)) is None:  # a rank of torchrun other than 0
+    study = run_study(name, checkpoint, out, settings, _model_options(words, layout))
+    if study is None:  # a rank of torchrun other than 0
         return
     if as_json:
         print_json(study.model_dump(exclude_unset=True))

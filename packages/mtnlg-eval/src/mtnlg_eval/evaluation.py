@@ -41,9 +41,6 @@ def evaluate(
     shot_source: Literal["any", "other_subcases"] = "any",
     shot_labels: Literal["drawn", "interleaved", "negative"] = "drawn",
     seeds: Sequence[int] = (1234,),
-    layout: str | None = None,
-    batch_tokens: int | None = None,
-    task_files: Sequence[Path | str] = (),
     include_path: Path | str | None = None,
     revisions: Mapping[str, str] | None = None,
     model_args: Mapping[str, Any] | None = None,
@@ -54,9 +51,8 @@ def evaluate(
     ``checkpoint`` is a checkpoint, a folder of them (the newest is scored), a Hugging Face folder or a hub id.
     ``tasks`` are names of the paper's tasks (by default all nine), of lm-eval's or of tasks in ``include_path``, or
     YAML files. ``shots`` are numbers or "few", a task's own K. Rows of the nine come from ``data`` or the hub at
-    ``revisions``. ``layout`` (tp=2,pp=2,dp=1) shards the model; ``model_args`` are fields of `ModelOptions`, which
-    include ``layout`` and ``batch_tokens``; ``lm_eval`` has further fields of `TaskOptions`. ``task_files`` are YAML
-    files in addition to ``tasks``, or alone.
+    ``revisions``. ``model_args`` are fields of `ModelOptions`, such as a ``layout`` (tp=2,pp=2,dp=1) that shards the
+    model; ``lm_eval`` has further fields of `TaskOptions`.
 
     Adds a file per result and its samples to ``out``, and builds ``out/results.json`` from all results there; none is
     overwritten. Called again after an interruption, it resumes. A task that cannot run is listed under ``not_run``.
@@ -64,11 +60,7 @@ def evaluate(
     than 0 return an empty dictionary.
     """
     asked = dict(locals())  # arguments of the other ranks' calls
-    words = dict(model_args or {})
-    words |= {} if layout is None else {"layout": layout}
-    words |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
-    names = [*(TASK_NAMES if tasks is None and not task_files else tasks or ()), *map(str, task_files)]
-    folder = None if data is None else Path(data)
+    names, folder = list(TASK_NAMES if tasks is None else tasks), None if data is None else Path(data)
     if not names:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
     check_arguments(shots, seeds, folder)
@@ -82,7 +74,7 @@ def evaluate(
     from mtnlg_eval.scoring.open_model import ModelOptions, open_model  # noqa: PLC0415  (slow to import)
     from mtnlg_eval.tasks.shots import ShotChoice  # noqa: PLC0415  (slow to import)
 
-    options = ModelOptions.parse(words)
+    options = ModelOptions.parse(model_args or {})
     model = open_model(checkpoint, options)
     settings = TaskOptions(
         data=folder,
@@ -112,8 +104,7 @@ def model_on_ranks(
 
     store = Path(options.store or out) / "scores.sqlite"
     if options.layout is None:
-        with open_lm(model, store, options.batch_tokens) as lm:
-            yield lm, True
+        yield open_lm(model, store, options.batch_tokens), True
         return
     check_parallel(f"--layout {options.layout}")
     from mtnlg_eval.sharded.ranks import all_ranks  # noqa: PLC0415  (an extra)

@@ -82,7 +82,3 @@ class AnswerStore:
         except sqlite3.Error as error:
             reason = f"cannot store answers ({error}); remove the file or choose another --out"
             raise OSError(errno.EIO, reason, str(self._path)) from None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()

@@ -24,9 +24,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds, to_device
-from mtnlg_model.tokenizer import Tokenizer
 
-from .answer_store import AnswerStore
 from .fixed_order import TILE, fixed_order
 from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
 from .packing import Request, pack_rows, plan_rows, take_batch
@@ -35,14 +33,14 @@ from .transfers import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from lm_eval.api.instance import Instance
     from torch import Tensor
 
-    from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.decoder import Decoder
+    from mtnlg_model.tokenizer import Tokenizer
 
+    from .answer_store import AnswerStore
     from .packing import Batch, Row
 
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
@@ -173,21 +171,6 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         self._prompts = PromptEncoder(tokenizer)
         added = tokenizer.definition["added_tokens"]
         self._special = {token["id"] for token in added if token["special"]}
-
-    @classmethod
-    def open(cls, checkpoint: Checkpoint, store: Path | None = None) -> DecoderLM:
-        """Load a checkpoint's decoder: on a GPU as stored, else on the CPU in fp32. ``store`` caches answers."""
-        cuda, tokenizer = torch.cuda.is_available(), Tokenizer(checkpoint.tokenizer_path)
-        dtype = checkpoint.dtype(checkpoint.names[0]) if cuda else torch.float32
-        engine = LocalEngine(checkpoint.decoder(dtype, "cuda" if cuda else "cpu"), tokenizer)
-        ends = sorted(tokenizer.ends - {tokenizer.eod})  # not part of the weights' digest
-        return cls(
-            checkpoint.config.sequence,
-            engine,
-            tokenizer,
-            AnswerStore(" ".join(map(str, (checkpoint.digest, dtype, *ends))), store),
-            longest_short_text=checkpoint.config.longest_short_text,
-        )
 
     @property
     def eot_token_id(self) -> int:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +34,7 @@ from .answer_store import AnswerStore
 from .decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
@@ -229,13 +229,10 @@ def choose_threads(config: ModelConfig) -> int:
     return torch.get_num_threads()
 
 
-@contextmanager
-def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = TOKENS_PER_BATCH) -> Iterator[DecoderLM]:
+def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = TOKENS_PER_BATCH) -> DecoderLM:
     """Load a model into this process, with its answers in the file ``store``, or in memory if None."""
-    identity = answers_identity(model)
-    engine, answers = LocalEngine(model.decoder(), model.tokenizer), AnswerStore(identity, store)
-    with closing(answers):
-        yield model.lm(engine, answers, batch_tokens)
+    answers = AnswerStore(answers_identity(model), store)
+    return model.lm(LocalEngine(model.decoder(), model.tokenizer), answers, batch_tokens)
 
 
 def answers_identity(model: OpenedModel) -> str:

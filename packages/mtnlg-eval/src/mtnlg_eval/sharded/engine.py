@@ -11,7 +11,7 @@ have begun. Only a maximum, a sum and the target's own logit of a scored positio
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -189,8 +189,8 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         # Two groups, because stored answers are looked up in a separate thread.
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine = ShardedEngine(shard, model.tokenizer, hosts)
-        with closing(SharedStore(answers_identity(model), store, lookups)) as answers:
-            yield model.lm(engine, answers, options.batch_tokens)
-            distributed.barrier(hosts)
+        answers = SharedStore(answers_identity(model), store, lookups)
+        yield model.lm(engine, answers, options.batch_tokens)
+        distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
