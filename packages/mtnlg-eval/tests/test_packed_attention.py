@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -109,23 +110,15 @@ def plan_of_spans(device: str) -> tuple[AttentionPlan, int, int]:
     return AttentionPlan.build([Span(*span) for span in SPANS], length, scored, torch.device(device)), 880, length
 
 
-def attention_of_sequences(  # noqa: PLR0917  (as `flash_varlen`)
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bounds: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    scale: float,
-    rate: float,
-    window: int | None,
-) -> Tensor:
+def attention_of_sequences(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:  # noqa: ANN401
     """`flash_varlen` by `attention`, one sequence at a time."""
+    bounds, longest, *figures = rest
     out = torch.full_like(q, torch.nan)
     for (a, b), (c, d) in zip(*(torch.stack((x[:-1], x[1:]), 1).tolist() for x in bounds), strict=True):
         assert longest[0] >= max(b - a, 2)
-        assert longest[1] >= max(d - c, window or 0)
+        assert longest[1] >= max(d - c, figures[2] or 0)
         q_1NSD, k_1GTD, v_1GTD = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        out[a:b] = functional.attention(q_1NSD, k_1GTD, v_1GTD, None, scale, rate, window)[0].transpose(0, 1)
+        out[a:b] = functional.attention(q_1NSD, k_1GTD, v_1GTD, None, *figures)[0].transpose(0, 1)
     return out
 
 

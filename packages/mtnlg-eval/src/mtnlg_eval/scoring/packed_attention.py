@@ -129,38 +129,38 @@ class PackedAttention:
         """Run ``attention`` along every path, B = 1: [1, N, S or len(places), D]."""
         return attention(q_BNSD, k_BNSD, v_BNSD, self, scale, rate)
 
-    def attention(  # noqa: PLR0917  (as `attention`)
-        self,
-        q_BNSD: Tensor,
-        k_BNSD: Tensor,
-        v_BNSD: Tensor,
-        scale: float,
-        rate: float,
-        window: int | None,
-        *more: Any,  # noqa: ANN401  (cap and slopes)
-    ) -> Tensor:
-        """`attention` along every path, by flash attention if it takes these figures."""
-        paths = self._paths
+    def attention(self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, *figures: Any) -> Tensor:  # noqa: ANN401
+        """`attention` along every path with these ``figures``: its scale, dropout rate, window, cap and slopes."""
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
-        if more == (None, None) and has_flash(q_SND):
-            # Of contiguous rows, `[]` copies 16 bytes at a time, `index_select` one number.
-            k_UND, v_UND = (x.flatten(1)[paths.keys].view(-1, *x.shape[1:]) for x in (k_SND, v_SND))
-            # At least 2 queries, and no window longer than all keys: else another kernel computes the whole batch.
-            longest = max(*paths.sizes, 2), max(*map(len, paths.indices), window or 0)
-            x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
-            x_SND = x_SND if self.places is None else x_SND.index_select(0, self.places)
+        if figures[3:] == (None, None) and has_flash(q_SND):
+            x_SND = self._flash(q_SND, k_SND, v_SND, *figures[:3])
         else:
-            batches, output_index = self._chunks
-            outputs = []
-            for batch in batches:
-                q_GNsD, k_GNtD, v_GNtD = (
-                    x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
-                    for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
-                )
-                x_GNsD = attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, scale, rate, window, *more)
-                outputs.append(x_GNsD.transpose(1, 2).flatten(0, 1))
-            x_SND = torch.cat(outputs).index_select(0, output_index)
+            x_SND = self._chunked(q_SND, k_SND, v_SND, *figures)
         return x_SND.transpose(0, 1)[None]
+
+    def _flash(  # noqa: PLR0917  (as `attention`)
+        self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, scale: float, rate: float, window: int | None
+    ) -> Tensor:
+        """One call of flash attention, in which each span is a sequence."""
+        paths = self._paths
+        # Of contiguous rows, `[]` copies 16 bytes at a time, `index_select` one number.
+        k_UND, v_UND = (x.flatten(1)[paths.keys].view(-1, *x.shape[1:]) for x in (k_SND, v_SND))
+        # At least 2 queries, and no window longer than all keys: else another kernel computes the whole batch.
+        longest = max(*paths.sizes, 2), max(*map(len, paths.indices), window or 0)
+        x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
+        return x_SND if self.places is None else x_SND.index_select(0, self.places)
+
+    def _chunked(self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, *figures: Any) -> Tensor:  # noqa: ANN401
+        """A call of `attention` per shape of chunks."""
+        batches, output_index = self._chunks
+        outputs = []
+        for batch in batches:
+            q_GNsD, k_GNtD, v_GNtD = (
+                x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
+                for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
+            )
+            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, *figures).transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, output_index)
 
     @cached_property
     def _chunks(self) -> tuple[list[_ChunkBatch], Tensor]:
