@@ -124,35 +124,5 @@ def test_command_writes_what_it_prints_and_reuses_answers(
     assert (tmp_path / "bias.json").read_bytes() == before
 
 
-def test_second_command_adds_kinds_to_a_checkpoint(
-    run: Run,
-    write_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(KINDS, "gender", {"male": ("He",), "female": ("She",)})
-    monkeypatch.setitem(KINDS, "religion", {"one": ("A monk",), "other": ("A nun",)})
-    checkpoint, out = write_checkpoint(tmp_path / "checkpoints"), tmp_path / "out"
-
-    def study(*words: object) -> dict[str, Any]:
-        assert run("bias", checkpoint, "--out", out, "--json", *words) == 0
-        content: dict[str, Any] = json.loads((out / "bias.json").read_bytes())
-        assert json.loads(capsys.readouterr().out) == content
-        return content
-
-    first = study("--samples", 2, "--kinds", "occupation,gender")
-    both = study("--samples", 2, "--kinds", "religion")
-    assert both == first | {"adjectives": first["adjectives"] | {"religion": both["adjectives"]["religion"]}}
-    assert study("--samples", 2, "--kinds", "gender") == both
-    assert list(study("--samples", 1, "--kinds", "gender")["adjectives"]) == ["gender"]
-    checkpoint = write_checkpoint(tmp_path / "checkpoints", seed=2, step=2)
-    assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 0
-    assert "bias.json: had another checkpoint or number of samples; replaced" in capsys.readouterr().err
-    (out / "bias.json").write_text("{")
-    assert run("bias", checkpoint, "--out", out, "--samples", 1, "--kinds", "religion") == 1
-    assert "bias.json: not the results of a bias study; remove it" in capsys.readouterr().err
-
-
 def test_an_unknown_kind_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("bias", tmp_path, "--out", tmp_path, "--kinds", "age") == UsageFailure.exit_status

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from mtnlg_eval.chart import Axis, Chart, lines_of
 from mtnlg_eval.markup import DASH, MINUS, decimal
 from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.table import Table
-from mtnlg_model.console import Failure, UsageFailure, say
-from mtnlg_model.files import read_small
+from mtnlg_model.console import UsageFailure
 
 from .cooccurrence import KINDS, Adjectives, count_adjectives, load_textblob, sample_descriptions
 from .study import Study
@@ -146,24 +145,20 @@ class Bias(Study):
     def measure(  # type: ignore[override]  # its settings
         cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, kinds: Sequence[str], samples: int
     ) -> Bias:
-        """Measure these kinds with ``samples`` texts per prompt.
-
-        Other kinds of the same model and number of samples in ``out/bias.json`` are kept. Raises ``Failure`` if that
-        file is not of a bias study.
-        """
+        """Measure these kinds with ``samples`` texts per prompt."""
+        del out
         if any(kind != OCCUPATION for kind in kinds):
             load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
         found: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
-        earlier = _read_earlier(out / "bias.json", found) if out else {}
         if OCCUPATION in kinds:
             found[OCCUPATION] = {
                 **summarize_occupations(score_occupations(lm, read_occupations())),
                 "marked": summarize_occupations(score_occupations(lm, read_occupations(marked=True))),
             }
-        found["adjectives"] = earlier.get("adjectives", {}) | {
+        found["adjectives"] = {
             kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
         }
-        return cls.model_validate(earlier | found)
+        return cls.model_validate(found)
 
     def tables(self) -> list[Table]:
         """A table per kind of bias."""
@@ -237,20 +232,6 @@ def _sentiments(kind: str, adjectives: Adjectives) -> Chart:
             chart.dot(share, line, look, f"{name}, {sign}: {share:.1f}")
     chart.line("muted", (0, axis.low), (0, axis.high))
     return chart
-
-
-def _read_earlier(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of an earlier bias.json if it is of the same checkpoint and number of samples, else {}."""
-    if not path.exists():
-        return {}
-    try:
-        earlier = Bias.model_validate_json(read_small(path))
-    except ValidationError:
-        raise Failure(f"{path}: not the results of a bias study; remove it, or name another --out") from None
-    if (earlier.digest, earlier.samples_a_prompt) == (found["digest"], found["samples_a_prompt"]):
-        return earlier.model_dump(exclude_unset=True)
-    say(f"{path}: had another checkpoint or number of samples; replaced")
-    return {}
 
 
 STUDY = Bias
