@@ -29,32 +29,28 @@ def write(path: Path, *rows: object) -> None:
     path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
 
 
-def test_lambadas_control_set_is_not_its_test_set(tmp_path: Path) -> None:
-    for name in ("test", "control_test_data", "development"):
-        write(tmp_path / f"lambada/lambada_{name}_plain_text.txt", f"the words of {name} .")
-    rows = open_rows("lambada", tmp_path).rows()
-    assert [doc["text"] for doc in rows.scored] == ["the words of test ."]
-    assert rows.other_files == ["lambada_control_test_data_plain_text.txt"]
+LAMBADA = "lambada/lambada_{}_plain_text.txt"
+OTHER_SETS = {
+    LAMBADA.format("test"): ("lambada", [LAMBADA.format("control_test_data"), LAMBADA.format("development")]),
+    "race_h/test/high/1.txt": ("race_h", ["race_h/test/middle/1.txt", "race_h/dev/middle/1.txt"]),
+    "anli_r2/R2/test.jsonl": ("anli_r2", ["anli_r2/R1/test.jsonl", "anli_r2/R3/test.jsonl"]),
+}
 
 
-def test_races_middle_school_is_not_race_h(tmp_path: Path) -> None:
-    for level in ("high", "middle"):
-        for split in ("test", "dev"):
-            write(tmp_path / f"race_h/{split}/{level}/1.txt", ARTICLE | {"id": f"{split}-{level}"})
-    rows = open_rows("race_h", tmp_path).rows()
-    assert [doc["id"] for doc in rows.scored] == ["test-high-1"]
-    assert rows.other_files == ["dev/middle", "test/middle"]
-    write(tmp_path / "other/race_h/test/middle/1.txt", ARTICLE)
-    with pytest.raises(Failure, match="only another set: test/middle"):
-        open_rows("race_h", tmp_path / "other").rows()
-
-
-def test_anlis_other_rounds_are_not_round_2(tmp_path: Path) -> None:
-    for number in "123":
-        write(tmp_path / f"anli_r2/R{number}/test.jsonl", ANLI | {"uid": f"r{number}"})
-    rows = open_rows("anli_r2", tmp_path).rows()
-    assert [doc["id"] for doc in rows.scored] == ["r2"]
-    assert rows.other_files == ["R1", "R3"]
+@pytest.mark.parametrize("scored", OTHER_SETS)
+def test_other_sets_of_an_archive_are_not_read(scored: str, tmp_path: Path) -> None:
+    task, others = OTHER_SETS[scored]
+    for file in (scored, *others):
+        row = {"lambada": f"the words of {file} .", "race_h": ARTICLE | {"id": file}, "anli_r2": ANLI | {"uid": file}}
+        write(tmp_path / file, row[task])
+    (doc,) = open_rows(task, tmp_path).rows().scored
+    assert scored in (doc["text"] if task == "lambada" else doc["id"])
+    (tmp_path / scored).rename(tmp_path / "rows.txt")
+    for file in others:
+        if "development" in file:
+            (tmp_path / file).unlink()
+    with pytest.raises(Failure, match=f"file of {task} with train, dev, val or test in its name"):
+        open_rows(task, tmp_path).rows()
 
 
 def test_two_files_of_a_split_are_refused_except_winogrande(tmp_path: Path) -> None:

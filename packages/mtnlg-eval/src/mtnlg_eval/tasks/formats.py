@@ -2,7 +2,7 @@
 
 A file's split is a word in its name, or else in the name of a folder above it: train, dev, val or test. Archives hold
 other sets in addition to the task's own (RACE's middle school, ANLI's rounds 1 and 3, LAMBADA's control set): their
-files are skipped and reported, never merged. If a split has both .jsonl and other files, only the .jsonl are read. The
+files are skipped, never merged. If a split has both .jsonl and other files, only the .jsonl are read. The
 largest of WinoGrande's training files is read. Any other split is one file; only RACE has a file per article.
 
 A reader yields one (location, parse) pair per row: the location is file:line, ``parse()`` returns the row or raises
@@ -46,26 +46,22 @@ SIZES = ("xl", "l", "m", "s", "xs")
 """Sizes of WinoGrande's training set, each a subset of the one before."""
 
 
-def files_by_split(folder: Path, task: str) -> tuple[dict[str, list[Path]], list[str]]:
-    """Row files under ``folder`` by split, in path order, and the paths, relative to ``folder``, of other sets.
+def files_by_split(folder: Path, task: str) -> dict[str, list[Path]]:
+    """Row files under ``folder`` by split, in path order, without those of other sets.
 
     Raises ``Failure`` if no file has the word of a split, or if a split has two files.
     """
     if not folder.is_dir():
         raise Failure(f"{folder}: no such folder; put the task's published files there")
     splits: dict[str, list[Path]] = {}
-    others: dict[str, None] = {}
     for path in sorted(path for path in folder.rglob("*") if is_row_file(path) and path.is_file()):
         parts = path.relative_to(folder).parts
-        depth = next((n for n, part in enumerate(parts, 1) if OTHER_SETS.get(task, set()) & _parts(part)), None)
-        if depth:
-            others["/".join(parts[:depth])] = None
-        elif split := split_of(parts, path):
+        is_other = OTHER_SETS.get(task, set()) & _parts("/".join(parts))
+        if not is_other and (split := split_of(parts, path)):
             splits.setdefault(split, []).append(path)
     if not splits:
-        beside = f", only another set: {', '.join(others)}" if others else ""
-        raise Failure(f"{folder}: no {', '.join(SUFFIXES)} file with train, dev, val or test in its name{beside}")
-    return {split: _one_file(folder, task, split, paths) for split, paths in splits.items()}, list(others)
+        raise Failure(f"{folder}: no {', '.join(SUFFIXES)} file of {task} with train, dev, val or test in its name")
+    return {split: _one_file(folder, task, split, paths) for split, paths in splits.items()}
 
 
 def _one_file(folder: Path, task: str, split: str, paths: Sequence[Path]) -> list[Path]:

@@ -46,8 +46,8 @@ class TaskRows:
     """Documents to score and documents to draw shots from.
 
     ``split`` and ``pool`` name their splits, which are equal if the shots come from the scored rows. ``malformed`` has
-    the reason why a row cannot be scored, by row number; ``left_out`` lists malformed rows of the pool, ``other_files``
-    files of another set; ``revision`` is the hub's commit.
+    the reason why a row cannot be scored, by row number; ``left_out`` lists malformed rows of the pool; ``revision`` is
+    the hub's commit.
     """
 
     scored: list[Document]
@@ -57,14 +57,11 @@ class TaskRows:
     variant: str | None = None
     malformed: dict[int, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    other_files: list[str] = field(default_factory=list)
     revision: str | None = None
 
     def notes(self, *, shots: bool) -> Iterator[str]:
-        """Notes for the user on rows and files that are left out, and, if there are ``shots``, on their source."""
+        """Notes for the user on rows that are left out, and, if there are ``shots``, on their source."""
         yield from (f"row {number} is skipped: {why}" for number, why in self.malformed.items())
-        if self.other_files:
-            yield f"not read, since another split is scored: {', '.join(self.other_files)}"
         if shots and self.left_out:
             yield f"{len(self.left_out)} malformed rows are not used as shots, the first {self.left_out[0]}"
         if shots and self.pool == self.split:
@@ -83,7 +80,6 @@ class Published:
     splits: Mapping[str, Callable[[], Iterable[RawRow]]]
     scored: str
     pools: Sequence[str] = ()
-    other_files: Sequence[str] = ()
     revision: str | None = None
 
     def rows(self) -> TaskRows:
@@ -102,7 +98,7 @@ class Published:
             if shots and variant_of(self.task, shots) == variant:
                 found = shots, pool
                 break
-        told = malformed, [*left_out.values()], list(self.other_files), self.revision
+        told = malformed, [*left_out.values()], self.revision
         return TaskRows(documents, found[0], self.scored, found[1], variant, *told)
 
     def texts(self) -> Iterator[tuple[str, str]]:
@@ -129,11 +125,11 @@ def open_rows(task: str, data: Path | None, revision: str | None = None) -> Publ
     """
     if data is None:
         return _open_hub(task, task_config(task), revision)
-    files, other_files = files_by_split(data / task, task)
+    files = files_by_split(data / task, task)
     scored = scored_split(data / task, task, files)
     splits = {split: partial(read_raw_rows, task, paths) for split, paths in files.items()}
     pools = [split for split in SPLITS if split in files and split != scored]
-    return Published(task, f"{data / task}, {scored}", splits, scored, pools, other_files)
+    return Published(task, f"{data / task}, {scored}", splits, scored, pools)
 
 
 def _open_hub(task: str, config: Mapping[str, Any], revision: str | None) -> Published:
@@ -149,7 +145,7 @@ def _open_hub(task: str, config: Mapping[str, Any], revision: str | None) -> Pub
     plain = {split: split.partition("_")[0] for split in (scored, pool)}  # test_r2 is ANLI's test
     splits = {plain[split]: partial(_hub_rows, path, split, found[split]) for split in plain}
     pools = [] if pool == scored else [plain[pool]]
-    return Published(task, f"{path} {scored}", splits, plain[scored], pools, (), _revision(found[scored]))
+    return Published(task, f"{path} {scored}", splits, plain[scored], pools, _revision(found[scored]))
 
 
 def _hub_rows(path: str, split: str, rows: Iterable[Any]) -> Iterator[RawRow]:
