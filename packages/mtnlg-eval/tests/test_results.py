@@ -16,7 +16,8 @@ from mtnlg_eval.results import folder as folders
 from mtnlg_eval.results.compare import Cell, common_tasks, compared, difference, group_runs, labels, macro
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.statistics import Estimate, clustered_variance, holm, mean_estimate, paired, wilson_interval
-from mtnlg_eval.table import differences_by_task, print_scores
+from mtnlg_eval.table import differences_by_task, print_checkpoints, print_scores
+from mtnlg_eval.tasks.published import TASKS
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -68,6 +69,13 @@ def test_scores_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     (line,) = (line.split() for line in lines if "WinoGrande" in line)
     assert line == ["WinoGrande", *["61.7", "(49\N{EN DASH}73)", "\N{PLUS-MINUS SIGN}", "1.2"] * 3, "30000"]
     assert "…" not in "".join(lines)
+    scores = {task.name: {"0": {"value": 1.0, "is_share": True}} for task in TASKS}
+    print_checkpoints({name: {"tasks": scores} for name in ("step-1000", "step-2000")})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if "step" in line] == [
+        [name, "0", *["100.0"] * 9] for name in ("step-1000", "step-2000")
+    ]
 
 
 def test_repeated_result_keeps_bytes_and_new_score_replaces(made: ModuleType, tmp_path: Path) -> None:

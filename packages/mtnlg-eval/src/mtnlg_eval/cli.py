@@ -13,7 +13,7 @@ from mtnlg_model.console import Failure, UsageFailure, application, print_json, 
 from mtnlg_model.files import atomic_open
 
 from .evaluation import MOST, TASK_NAMES, check_arguments, check_parallel, evaluate, silence_lm_eval
-from .table import print_scores, print_table
+from .table import print_checkpoints, print_scores, print_table
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
@@ -174,19 +174,17 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         summaries[Path(path).name] = summary
         if each:
             say(f"{Path(path).name}: {summary['tokens']:,} tokens read")
-    show(summaries, out, each=each, as_json=as_json)
+    show(summaries, each=each, as_json=as_json)
 
 
-def show(summaries: Mapping[str, dict[str, Any]], out: Path, *, each: bool, as_json: bool) -> None:
+def show(summaries: Mapping[str, dict[str, Any]], *, each: bool, as_json: bool) -> None:
     """Print the scores of each model; ``Failure`` if a task is missing."""
     gaps = dict.fromkeys(gap["task"] for summary in summaries.values() for gap in summary["not_run"])
     asked = dict.fromkeys([*(task for summary in summaries.values() for task in summary["tasks"]), *gaps])
     if as_json:
         print_json(list(summaries.values()) if each else next(iter(summaries.values()), {}))
     elif each and summaries:
-        from mtnlg_eval.results.checkpoint_table import cells_of, print_checkpoints  # noqa: PLC0415
-
-        print_checkpoints(cells_of(summaries, out))
+        print_checkpoints(summaries)
     else:
         for summary in summaries.values():
             print_scores(summary)
@@ -212,7 +210,7 @@ def lm_eval(context: typer.Context, trust_task_code: TrustOption = False) -> Non
     arguments["lm_eval"]["trust_task_code"] = trust_task_code
     summary = evaluate(**arguments)
     if summary:
-        show({summary["name"]: summary}, arguments["out"], each=False, as_json=False)
+        show({summary["name"]: summary}, each=False, as_json=False)
 
 
 def _model_options(text: str, layout: str | None) -> dict[str, Any]:
@@ -311,7 +309,7 @@ def bias(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Measure social bias: gender by occupation, and adjectives and their sentiment by group.
 
-    Writes bias.json and bias.svg into --out; another command adds other kinds of the same checkpoint.
+    Writes bias.json and bias.svg into --out.
     """
     from mtnlg_eval.studies.bias import parse_kinds  # noqa: PLC0415
 

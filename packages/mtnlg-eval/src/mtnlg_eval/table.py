@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import rich.table
@@ -69,6 +70,22 @@ def print_scores(summary: Mapping[str, Any]) -> None:
     heads = [count if brief else f"{count}-shot" for count in shots]
     legend = f"{summary.get('name', 'scores')}, shares in percent{explained}"
     print_table(Table(["task", *heads, "rows"], rows), "", [legend, *notes])
+
+
+def print_checkpoints(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print one table of these checkpoints' scores: a row per number of shots and checkpoint, a column per task."""
+    scores = {
+        (name, task, asked): value(score["value"], score["is_share"])
+        for name, summary in summaries.items()
+        for task, by_shots in summary["tasks"].items()
+        for asked, score in by_shots.items()
+    }
+    names, tasks, shots = (list(dict.fromkeys(key[n] for key in scores)) for n in range(3))
+    rows = [
+        [name, asked, *(scores.get((name, task, asked), DASH) for task in tasks)]
+        for asked, name in product(shots, names)
+    ]
+    print_table(Table(["checkpoint", "shots", *map(title_of, tasks)], rows), "", ["shares in percent"], tight=True)
 
 
 def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:

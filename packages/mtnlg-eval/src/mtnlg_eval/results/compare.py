@@ -234,49 +234,39 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
     significant by Holm's procedure over all of their kind.
     """
 
-    def percent(found: Estimate | Difference | None) -> list[float] | None:
-        bounds = found.estimate if isinstance(found, Difference) else found
-        return None if bounds is None else [100 * number for number in bounds]
+    def percent(change: Difference | None) -> list[float] | None:
+        return None if change is None else [100 * number for number in change.estimate]
 
-    base, asked = (
-        runs[0],
-        [(n, asked) for n, run in enumerate(runs) for asked in dict.fromkeys(a for _, a in run.cells)],
-    )
-    tasks = {(n, shots): own for n, shots in asked if (own := common_tasks([runs[n], base], shots))}
-    means = {(n, shots): macro_difference(runs[n], base, own, shots) for (n, shots), own in tasks.items()}
-    pairs = {
-        (n, key): difference(cell, base.cells[key])
-        for n, run in enumerate(runs)
-        for key, cell in run.cells.items()
-        if key in base.cells
-    }
-    kinds = [told_apart({key: found for key, found in kind.items() if key[0]}) for kind in (pairs, means)]
-    return [
-        {
-            "run": label,
-            "digest": run.model.digest,
-            "tokens": run.model.tokens,
-            "style": run.style,
-            "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
-            "macro": {
-                shots: {
-                    "tasks": own,
-                    "percent": percent(macro(run, own, shots)),
-                    "difference": percent(means[m, shots]),
-                }
-                for (m, shots), own in tasks.items()
-                if m == n
-            },
-            "difference": {"_".join(key): percent(found) for (m, key), found in pairs.items() if m == n},
-            "told_apart": [
-                key if isinstance(key, str) else "_".join(key)
-                for kind in kinds
-                for (m, key) in kind
-                if m == n and kind[m, key]
-            ],
-        }
-        for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True))
-    ]
+    base, rows = runs[0], list[dict[str, Any]]()
+    scores: dict[tuple[int, str], Difference | None] = {}
+    means: dict[tuple[int, str], Difference | None] = {}
+    for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        cells = {"_".join(key): (cell, base.cells.get(key)) for key, cell in run.cells.items()}
+        changes = {name: difference(cell, other) for name, (cell, other) in cells.items() if other}
+        averages = {}
+        for asked in dict.fromkeys(asked for _, asked in run.cells):
+            if tasks := common_tasks([run, base], asked):
+                change = means[n, asked] = macro_difference(run, base, tasks, asked)
+                average = [100 * number for number in macro(run, tasks, asked)]
+                averages[asked] = {"tasks": tasks, "percent": average, "difference": percent(change)}
+        scores |= {(n, name): change for name, change in changes.items()}
+        rows.append(
+            {
+                "run": label,
+                "digest": run.model.digest,
+                "tokens": run.model.tokens,
+                "style": run.style,
+                "results": {name: [result.name for result in cell.results] for name, (cell, _) in cells.items()},
+                "macro": averages,
+                "difference": {name: percent(change) for name, change in changes.items()},
+                "told_apart": [],
+            }
+        )
+    for kind in (scores, means):
+        apart = told_apart({(n, name): change for (n, name), change in kind.items() if n})
+        for n, name in (key for key in apart if apart[key]):
+            rows[n]["told_apart"].append(name)
+    return rows
 
 
 def common_tasks(runs: Sequence[Run], asked: str) -> list[str]:

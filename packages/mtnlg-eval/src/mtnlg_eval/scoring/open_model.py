@@ -144,37 +144,8 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
         raise Failure(f"{folder}: no such folder")
     if (folder / ADAPTER).exists():
         raise Failure(f"{folder / ADAPTER}: an adapter: {MERGE}")
-    if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
-        return _open_huggingface(folder, str(source) if name else str(folder), name or folder.resolve().name, options)
-    newest = resolve_checkpoint(folder)
-    if not (newest / "manifest.json").exists():
-        raise Failure(f"{folder}: no checkpoint: neither step-N/manifest.json nor Hugging Face's config.json")
-    manifest = read_manifest(newest)
-    checkpoint, made = Checkpoint(newest, manifest), manifest.progress
-    pieces = (piece.file for entry in manifest.tensors.values() for piece in entry.slots["weight"].pieces)
-    for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
-        if checksum != manifest.files[path.name].checksum:
-            raise CheckpointError(f"{path}: its checksum differs from the manifest's; the file was changed or damaged")
-    known = {"source": str(newest), "name": newest.resolve().name, "step": made.step, "tokens": made.tokens}
-    return _opened(checkpoint, checkpoint.tokenizer_path, checkpoint.digest, options, folder, known)
-
-
-def _open_huggingface(folder: Path, source: str, name: str, options: ModelOptions) -> OpenedModel:
-    weights = HuggingFaceWeights(folder)
-    sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
-    digest = _digest([weights.config.model_dump(), sums])
-    return _opened(weights, weights.tokenizer_path, digest, options, folder, {"source": source, "name": name})
-
-
-def _opened(  # noqa: PLR0917  (what an identity is made of)
-    weights: Checkpoint | HuggingFaceWeights,
-    tokenizer_path: Path,
-    weights_digest: str,
-    options: ModelOptions,
-    folder: Path,
-    known: Mapping[str, Any],
-) -> OpenedModel:
-    """The opened model that the user named as ``folder``; its chat files are beside its tokenizer."""
+    weights, weights_digest = _open_weights(folder)
+    made, tokenizer_path = weights.progress if isinstance(weights, Checkpoint) else None, weights.tokenizer_path
     tokenizer, place = Tokenizer(tokenizer_path), tokenizer_path.parent
     if tokenizer.vocabulary > weights.config.vocabulary:
         sizes = f"the tokenizer has {tokenizer.vocabulary} tokens, the model {weights.config.vocabulary}"
@@ -188,8 +159,35 @@ def _opened(  # noqa: PLR0917  (what an identity is made of)
     files = {name: hashlib.sha256(raw).hexdigest() for name, raw in read_chat_files(place).items()}
     answers = [weights_digest, tokenizer.definition, files, chat.texts, str(dtype), context]
     return OpenedModel(
-        weights=weights, tokenizer=tokenizer, chat=chat, dtype=dtype, context=context, digest=_digest(answers), **known
+        source=str(source) if name else str(weights.directory),
+        name=name or weights.directory.resolve().name,
+        weights=weights,
+        tokenizer=tokenizer,
+        chat=chat,
+        dtype=dtype,
+        context=context,
+        digest=_digest(answers),
+        step=made.step if made else 0,
+        tokens=made.tokens if made else 0,
     )
+
+
+def _open_weights(folder: Path) -> tuple[Checkpoint | HuggingFaceWeights, str]:
+    """The weights in a folder and their digest. Raises ``CheckpointError`` if a checksum does not match."""
+    if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
+        weights = HuggingFaceWeights(folder)
+        sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
+        return weights, _digest([weights.config.model_dump(), sums])
+    newest = resolve_checkpoint(folder)
+    if not (newest / "manifest.json").exists():
+        raise Failure(f"{folder}: no checkpoint: neither step-N/manifest.json nor Hugging Face's config.json")
+    manifest = read_manifest(newest)
+    pieces = (piece.file for entry in manifest.tensors.values() for piece in entry.slots["weight"].pieces)
+    for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
+        if checksum != manifest.files[path.name].checksum:
+            raise CheckpointError(f"{path}: its checksum differs from the manifest's; the file was changed or damaged")
+    checkpoint = Checkpoint(newest, manifest)
+    return checkpoint, checkpoint.digest
 
 
 def _digest(value: object) -> str:
