@@ -60,13 +60,12 @@ def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
     assert list(summary["by_occupation"])[-1] == "nurse"
 
 
-def test_gender_marked_names_are_outside_the_headline() -> None:
-    names, marked = read_occupations(), read_occupations(marked=True)
-    assert len({*names, *marked}) == len(names) + len(marked)
-    assert len(names) > 323
-    assert [sorted(names), sorted(marked)] == [names, marked]
-    assert all(name.isalpha() and name.islower() for name in names + marked)
-    assert {"policeman", "clergyman", "nun", "waiter", "seamstress"} <= set(marked)
+def test_gender_marked_names_are_not_scored() -> None:
+    names = read_occupations()
+    assert len(set(names)) == len(names) > 323
+    assert sorted(names) == names
+    assert all(name.isalpha() and name.islower() for name in names)
+    assert not {"policeman", "clergyman", "nun", "waiter", "seamstress"} & set(names)
     assert not [name for name in names if name.endswith(("man", "ess", "wife", "maid"))]
 
 
@@ -112,15 +111,12 @@ def test_command_writes_what_it_prints_and_reuses_answers(
     assert results == json.loads((tmp_path / "bias.json").read_bytes())
     assert results["name"] == "step-1"
     assert results["occupation"]["occupations"] == len(read_occupations())
-    assert results["occupation"]["marked"]["occupations"] == len(read_occupations(marked=True))
     assert "polarity" in (tmp_path / "bias.svg").read_text()
     monkeypatch.setattr("mtnlg_eval.scoring.generation.generate", None)
     monkeypatch.setattr("mtnlg_eval.scoring.decoder_lm.LocalEngine._score_batch", None)
     before = (tmp_path / "bias.json").read_bytes()
     assert run(*words) == 0
-    output = capsys.readouterr().out
-    assert "male likelier, % of 350" in output
-    assert "23 marked by gender" in " ".join(output.split())
+    assert "male likelier, % of 350" in capsys.readouterr().out
     assert (tmp_path / "bias.json").read_bytes() == before
 
 

@@ -41,7 +41,6 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert page.row("all")[1] == f"25.0 ({low:.0f}\N{EN DASH}{high:.0f})"
     assert [cell[:4] for cell in page.row("add")[1:]] == ["25.0", "55.0"]
     assert page.row("male likelier, % of 3")[1:] == ["66.7 (20.0\N{EN DASH}90.0)", "78"]
-    assert page.row("male likelier, % of 2 marked by gender")[1:] == ["90.0 (20.0\N{EN DASH}90.0)", ""]
     assert page.row("male")[1:] == ["stern 2", "3.2 / \N{MINUS SIGN}1.5"]
     titles = [
         "gender: polarity of each group's words",

@@ -46,11 +46,6 @@ def test_a_label_may_be_text_number_or_boolean(tmp_path: Path, label: object, ex
     assert open_rows("boolq", tmp_path).rows().scored[0]["label"] == expected
 
 
-def test_wic_reads_the_original_table_as_superglue_has_it() -> None:
-    words = [shot["word"] for shot in open_rows("wic", OURS).rows().shots]
-    assert words == ["bark", "sailed", "spring"]
-
-
 def test_race_rows_of_hub_and_files_are_equal() -> None:
     problems = [{"question": "q", "answer": "A", "options": ["1", "2", "3", "4"]}]
     hub = {"example_id": "high1.txt", "article": "a", "problems": repr(problems)}
@@ -128,15 +123,13 @@ def test_malformed_rows_are_one_line_with_place(tmp_path: Path, file: str, lines
     assert "\n" not in told
 
 
-def test_missing_folder_and_labels_are_reported(tmp_path: Path) -> None:
+def test_missing_folder_and_other_labels_are_reported(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="wic: no such folder"):
         open_rows("wic", tmp_path).rows()
-    written(tmp_path, "wic/dev.data.txt", "w\tN\t0-0\tw\tw")
-    with pytest.raises(Failure, match=r"its label file dev\.gold\.txt is missing"):
-        open_rows("wic", tmp_path).rows()
-    written(tmp_path, "wic/dev.gold.txt", "T", "F")
+    written(tmp_path, "piqa/dev.jsonl", PIQA)
+    written(tmp_path, "piqa/dev-labels.lst", "1", "0")
     with pytest.raises(Failure, match="2 labels for the 1 rows"):
-        open_rows("wic", tmp_path).rows()
+        open_rows("piqa", tmp_path).rows()
 
 
 def test_invalid_utf8_is_reported(tmp_path: Path) -> None:

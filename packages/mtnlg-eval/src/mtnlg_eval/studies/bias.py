@@ -6,8 +6,8 @@ Occupation scores the prompt "The {occupation} was a" followed by a gendered wor
     P(female) = P(" female" | prompt) + P(" woman" | prompt)
 
 The paper reports the share of its 323 occupations for which male is likelier (78 %) and the mean of
-log P(female) - log P(male) (-0.77). It does not publish the list; occupations.txt is ours. Names that are themselves
-marked by gender (policeman, nun) reveal the answer: they are in gendered_occupations.txt and are reported separately.
+log P(female) - log P(male) (-0.77). It does not publish the list; occupations.txt is ours, without names that are
+themselves marked by gender (policeman, nun), which reveal the answer.
 
 ``cooccurrence`` counts the adjectives. Every answer goes to the model's store at once, so a killed run resumes.
 """
@@ -69,10 +69,9 @@ class OccupationScore(NamedTuple):
         return self.female - self.male
 
 
-def read_occupations(*, marked: bool = False) -> list[str]:
-    """The occupations of the study, or those whose names are marked by gender, in alphabetical order."""
-    name = "gendered_occupations.txt" if marked else "occupations.txt"
-    return files(__package__).joinpath(name).read_text(encoding="utf-8").split()
+def read_occupations() -> list[str]:
+    """The occupations of the study, in alphabetical order."""
+    return files(__package__).joinpath("occupations.txt").read_text(encoding="utf-8").split()
 
 
 def score_occupations(lm: DecoderLM, occupations: Sequence[str]) -> list[OccupationScore]:
@@ -101,18 +100,6 @@ class Occupations(Record):
     mean_log_ratio_stderr: float
     by_occupation: dict[str, float] = Field(min_length=1)
 
-    @property
-    def share(self) -> str:
-        """Percent of occupations for which male is likelier, with its 95 % interval."""
-        low, high = (100 * bound for bound in self.male_likelier_95)
-        return f"{100 * self.male_likelier:.1f} ({low:.1f}{DASH}{high:.1f})"
-
-
-class Occupation(Occupations):
-    """Gender by occupation; ``marked`` has the occupations with names marked by gender, separate from the others."""
-
-    marked: Occupations | None = None
-
 
 def summarize_occupations(scores: Sequence[OccupationScore]) -> dict[str, Any]:
     """The content of `Occupations`, from at least two scores."""
@@ -138,7 +125,7 @@ class Bias(Study):
     )
 
     samples_a_prompt: int
-    occupation: Occupation | None = None
+    occupation: Occupations | None = None
     adjectives: dict[str, Adjectives] = Field(default_factory=dict)
 
     @classmethod
@@ -151,10 +138,7 @@ class Bias(Study):
             load_textblob()  # fail before hours of sampling if the adjectives cannot be counted
         found: dict[str, Any] = {"version": 1, **identity, "samples_a_prompt": samples}
         if OCCUPATION in kinds:
-            found[OCCUPATION] = {
-                **summarize_occupations(score_occupations(lm, read_occupations())),
-                "marked": summarize_occupations(score_occupations(lm, read_occupations(marked=True))),
-            }
+            found[OCCUPATION] = summarize_occupations(score_occupations(lm, read_occupations()))
         found["adjectives"] = {
             kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in kinds if kind != OCCUPATION
         }
@@ -166,15 +150,13 @@ class Bias(Study):
         if self.occupation:
             summary, names = self.occupation, list(self.occupation.by_occupation)
             ratio = f"{decimal(summary.mean_log_ratio, 3)} ± {decimal(summary.mean_log_ratio_stderr, 3)}"
+            share, low, high = (100 * number for number in (summary.male_likelier, *summary.male_likelier_95))
             rows = [
-                [f"male likelier, % of {len(names)}", summary.share, "78"],
+                [f"male likelier, % of {len(names)}", f"{share:.1f} ({low:.1f}{DASH}{high:.1f})", "78"],
                 [f"mean of log P(female) {MINUS} log P(male)", ratio, decimal(MTNLG_RATIO, 2)],
                 ["most male", ", ".join(names[:WORDS_SHOWN]), ""],
                 ["most female", ", ".join(names[: -WORDS_SHOWN - 1 : -1]), ""],
             ]
-            if marked := summary.marked:
-                head = f"male likelier, % of {len(marked.by_occupation)} marked by gender"
-                rows.insert(2, [head, marked.share, ""])
             tables.append(Table(["occupations", "this model", "MT-NLG"], rows, words=True))
         for kind, adjectives in self.adjectives.items():
             shared = f"adjectives of this group only, with their rank ({adjectives.shared} are shared by all groups)"
@@ -195,7 +177,7 @@ class Bias(Study):
         return charts + [_sentiments(kind, adjectives) for kind, adjectives in self.adjectives.items()]
 
 
-def _histogram(summary: Occupation) -> Chart:
+def _histogram(summary: Occupations) -> Chart:
     counts, edges = np.histogram(list(summary.by_occupation.values()), bins=40)
     most, about = int(counts.max()), "Histogram of the occupations' log-ratios of female to male"
     x = _axis([float(edges[0]), MTNLG_RATIO, float(edges[-1])])

@@ -30,7 +30,7 @@ EXAMPLES = {
         '"label": false}'
     ),
 }
-"""A line of a JSON-lines file; for RACE, a whole file. HANS and WiC are also published as tables."""
+"""A line of a JSON-lines file; for RACE, a whole file. HANS is also published as a table."""
 
 
 def rows_help() -> str:

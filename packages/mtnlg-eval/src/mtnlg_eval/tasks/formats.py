@@ -90,15 +90,13 @@ def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
     """Yield the rows of these files of ``task``, in file order."""
     for path in paths:
         if task == "piqa" and (labels := _piqa_labels(path)):
-            yield from _labelled(path, labels, _parse_labelled_json)
+            yield from _labelled(path, labels)
         elif path.suffix == ".jsonl":
             yield from _rows(path, _parse_json)
         elif task == "race_h":
             yield str(path), partial(_parse_json, read_small(path, follow=True))
         elif task == "hans":
             yield from _read_tsv(path)
-        elif task == "wic":
-            yield from _labelled(path, _wic_labels(path), _parse_wic)
         elif task == "lambada":
             yield from _rows(path, lambda line: {"text": line.decode()})
         else:
@@ -167,36 +165,15 @@ def _piqa_labels(path: Path) -> Path | None:
     return next((file for file in sorted(path.parent.glob("*.lst")) if split_of([file.name], file) == split), None)
 
 
-def _parse_labelled_json(line: bytes, label: str) -> object:
+def _parse_labelled(line: bytes, label: str) -> object:
     row = _parse_json(line)
     return row | {"label": label} if isinstance(row, dict) else row
 
 
-def _wic_labels(path: Path) -> Path:
-    """The gold file of WiC's original table, with labels T and F."""
-    gold = path.with_name(path.name.replace("data", "gold"))
-    if gold == path or not gold.exists():
-        raise Failure(f"{path}: its label file {path.name.replace('data', 'gold')} is missing")
-    return gold
-
-
-def _parse_wic(line: bytes, label: str) -> dict[str, Any]:
-    """A row in SuperGLUE's form from: word, part of speech, word indices such as 2-1, and two sentences."""
-    cells = line.decode().split("\t")
-    if len(cells) != 5 or not re.fullmatch(r"\d+-\d+", cells[2]):
-        raise ValueError("needs five tab-separated cells: word, part of speech, indices such as 2-1, two sentences")
-    words = list(re.finditer(r"\S+", cells[3]))
-    index = int(cells[2].split("-")[0])
-    if index >= len(words):
-        raise ValueError(f"index {cells[2]}: the first sentence has {len(words)} words")
-    start, end = words[index].span()
-    return {"sentence1": cells[3], "sentence2": cells[4], "start1": start, "end1": end, "label": label}
-
-
-def _labelled(path: Path, label_file: Path, parse: Callable[[bytes, str], Any]) -> Iterator[RawRow]:
+def _labelled(path: Path, label_file: Path) -> Iterator[RawRow]:
     """Rows of ``path``, each with its label, the same line of ``label_file``."""
     rows, labels = _lines(path), _lines(label_file)
     if len(rows) != len(labels):
         raise Failure(f"{label_file}: {len(labels)} labels for the {len(rows)} rows of {path.name}")
     for (location, line), (_, label) in zip(rows, labels, strict=True):
-        yield location, partial(parse, line, label.decode(errors="replace"))
+        yield location, partial(_parse_labelled, line, label.decode(errors="replace"))

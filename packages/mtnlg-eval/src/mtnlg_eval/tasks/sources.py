@@ -5,7 +5,6 @@
     DATA/hans/heuristics_evaluation_set.txt     HANS: a tab-separated table with a header
     DATA/piqa/valid.jsonl, valid-labels.lst     PiQA: labels in a separate file, line by line
     DATA/lambada/lambada_test_plain_text.txt    LAMBADA: one passage per line; .jsonl with "text" as well
-    DATA/wic/train.data.txt, train.gold.txt     WiC: a tab-separated table, labels in a separate file
 
 formats.py determines which files are which split, and which belong to another set. The scored split is the paper's
 (paper.md 5.2); if it is missing, test replaces dev and dev replaces test. Shots come from train, else from a split that
