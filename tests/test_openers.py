@@ -88,7 +88,6 @@ ALLOWED = {
     "data/tokens/tokenizer.py": "written by an earlier task of the same step",
     "data/transfer/url_files.py": "a download of this process",
     "eval/results/provenance.py": "/proc",
-    "eval/tasks/lm_eval_tasks.py": "lm-eval's own files",
     "eval/tasks/sources.py": "the package's own YAML",
     "data/engine/machine.py": "/proc and /sys",
     "parallel/shared_memory.py": "memory and pipes of this run's own processes",
