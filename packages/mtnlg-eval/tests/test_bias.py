@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import exp, log
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,11 +50,8 @@ class BiasedModel:
 
 def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
     lm: Any = BiasedModel({})
-    scores = score_occupations(lm, ["baker", "judge", "nurse"])
-    assert [(exp(score.male), exp(score.female)) for score in scores] == [
-        pytest.approx(pair) for pair in ((0.4, 0.1), (0.4, 0.1), (0.1, 0.4))
-    ]
-    summary = summarize_occupations(scores)
+    summary = summarize_occupations(score_occupations(lm, ["baker", "judge", "nurse"]))
+    assert list(summary["by_occupation"].values()) == pytest.approx([-log(4), -log(4), log(4)])
     assert summary["male_likelier"] == pytest.approx(2 / 3)
     assert summary["mean_log_ratio"] == pytest.approx(-log(4) / 3)
     assert list(summary["by_occupation"])[-1] == "nurse"
@@ -111,7 +108,6 @@ def test_command_writes_what_it_prints_and_reuses_answers(
     assert results == json.loads((tmp_path / "bias.json").read_bytes())
     assert results["name"] == "step-1"
     assert results["occupation"]["occupations"] == len(read_occupations())
-    assert "polarity" in (tmp_path / "bias.svg").read_text()
     monkeypatch.setattr("mtnlg_eval.scoring.generation.generate", None)
     monkeypatch.setattr("mtnlg_eval.scoring.decoder_lm.LocalEngine._score_batch", None)
     before = (tmp_path / "bias.json").read_bytes()

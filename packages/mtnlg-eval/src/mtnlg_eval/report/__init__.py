@@ -15,7 +15,7 @@ from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import collected
 from mtnlg_eval.table import print_scores
 from mtnlg_eval.tasks.published import TASKS
-from mtnlg_model.console import Failure, output
+from mtnlg_model.console import output
 from mtnlg_model.files import write_json, write_text
 
 from .page import page
@@ -37,8 +37,7 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     """Write ``report.html`` and ``results.json`` into the folder of a run or evaluation; returns the page's path.
 
     The page names the parts that have not been run. ``show`` prints a summary and the table of scores. Raises
-    ``Failure`` if the folder does not exist or a file in it is malformed; if it is a study's file, only after the page
-    has been written without it.
+    ``Failure`` if the folder does not exist or a file in it is malformed.
     """
     run = read_run(folder)
     versions = software_versions(run)
@@ -50,8 +49,6 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
     write_text(path, page(run, versions))
     if show:
         print_summary(run)
-    if run.unreadable:
-        raise Failure(f"{'; '.join(run.unreadable)}; {path} was written without it")
     return path
 
 

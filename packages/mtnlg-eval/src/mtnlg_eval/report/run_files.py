@@ -223,7 +223,6 @@ class Run:
     training: Training | None
     evaluation: Evaluation | None
     studies: Mapping[str, Study]
-    unreadable: list[str]
 
     @property
     def not_run(self) -> dict[str, str]:
@@ -259,7 +258,6 @@ def read_run(folder: Path) -> Run:
     train = folder if (folder / "metrics.jsonl").exists() else folder / "train"
     if train != folder and (folder / "summary.json").exists() and not any((folder / part).is_dir() for part in PARTS):
         raise Failure(f"{folder}: one part of a run, with summary.json; give the folder that holds {', '.join(PARTS)}")
-    studies, unreadable = _read_studies(scored)
     run = Run(
         name=folder.resolve().name,
         has_curation_page=(folder / CURATION_PAGE).is_file(),
@@ -269,10 +267,9 @@ def read_run(folder: Path) -> Run:
         changes=_read_changes(train / "recipe.toml"),
         training=_read(train / "summary.json", Training),
         evaluation=_read_evaluation(scored),
-        studies=studies,
-        unreadable=unreadable,
+        studies=_read_studies(scored),
     )
-    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies, run.unreadable)
+    parts = (run.curation, run.blend, run.steps, run.training, run.evaluation, run.studies)
     if not any(parts) and not any((scored / "not_run").glob("*.json")):
         raise Failure(
             f"{folder}: not a run, or no part of it has ended: "
@@ -327,16 +324,12 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
     return Evaluation(folder, tuple(group_runs(results)), tuple(scored.gaps()), samples)
 
 
-def _read_studies(folder: Path) -> tuple[dict[str, Study], list[str]]:
-    """The studies in an evaluation's folder and its subfolders, by file, and the errors of malformed files."""
+def _read_studies(folder: Path) -> dict[str, Study]:
+    """The studies in an evaluation's folder and its subfolders, by file."""
     studies: dict[str, Study] = {}
-    errors: list[str] = []
     for name in NAMES:
         patterns = (f"{name}.json", f"{name}-*.json", f"*/{name}.json", f"*/{name}-*.json")
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             file = path.relative_to(folder.parent).as_posix()
-            try:
-                studies[file] = parse_record(read_small(path), study_class(name), file)
-            except Failure as failure:
-                errors.append(str(failure))
-    return studies, errors
+            studies[file] = parse_record(read_small(path), study_class(name), file)
+    return studies

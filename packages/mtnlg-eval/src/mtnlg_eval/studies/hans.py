@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from mtnlg_eval.chart import PERCENT, Chart, lines_of, steps
+from mtnlg_eval.chart import PERCENT, Chart, steps
 from mtnlg_eval.markup import count
 from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.results.compare import group_runs, labels
@@ -177,7 +177,7 @@ class Hans(Study):
         return [Table(["accuracy, % → shifted", *(f"{asked} shots" for asked in self.shots)], rows)]
 
     def charts(self) -> list[Chart]:
-        """Accuracy by shots; mass and share of True by shots; every subcase at the last number of shots."""
+        """Accuracy by shots; mass and share of True by shots."""
         axis, charts = steps(list(self.shots), 0.3), []
         for title, about, lines in (
             (
@@ -195,22 +195,7 @@ class Hans(Study):
             for what, (look, field) in lines.items():
                 shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
                 charts[-1].plot(list(enumerate(shares)), look, [f"{what}: {share:.1f} %" for share in shares])
-        return [*charts, self._subcases()]
-
-    def _subcases(self) -> Chart:
-        """A line per subcase, in order of heuristics: plain (dot) with its interval, and threshold shifted (ring)."""
-        asked, last = list(self.shots.items())[-1]
-        cases = [(case, score) for group in last.subcases.values() for case, score in group.items()]
-        about = f"HANS: accuracy by subcase with {asked} examples in the prompt"
-        axis, height = lines_of([case for case, _ in cases]), 50 + 14 * len(cases)
-        chart = Chart(f"accuracy by subcase with {asked} examples, %", about, PERCENT, axis, 420, height, left=165)
-        chart.line("muted dashed", (50, axis.low), (50, axis.high))
-        for line, (case, score) in enumerate(cases):
-            words = f"{case}, {score.rows} rows: {_text(score)}"
-            chart.line("soft", (100 * score.low, line), (100 * score.high, line))
-            chart.dot(100 * score.accuracy, line, "accent", words)
-            chart.dot(100 * score.shifted, line, "accent ring", words)
-        return chart
+        return charts
 
 
 def run_hans_study(folder: Path) -> dict[str, Hans]:

@@ -131,9 +131,14 @@ class Operators(Study):
     ) -> Operators:
         """Answer ``problems`` per operator, disguise and number of shots; writes them to ``out/operators.jsonl``."""
         posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
+        options = {"until": ["\n"], "max_gen_toks": NEW_TOKENS}
+        with progress("operators", len(posed), "problems") as lm.on_scored:
+            answers = lm.generate_until(
+                [Instance("generate_until", {}, (p.prompt, dict(options)), n) for n, p in enumerate(posed)]
+            )
         lines = [
-            problem._asdict() | {"given": answer, "right": answer == problem.answer}
-            for problem, answer in zip(posed, _generate_answers(lm, posed), strict=True)
+            problem._asdict() | {"given": answer.strip(), "right": answer.strip() == problem.answer}
+            for problem, answer in zip(posed, answers, strict=True)
         ]
         if out is not None:
             text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
@@ -188,15 +193,6 @@ def _solved(cells: Sequence[Cell]) -> str:
         return DASH
     low, high = (100 * bound for bound in wilson_interval(right, total))
     return f"{100 * right / total:.1f} ({low:.0f}{DASH}{high:.0f})"
-
-
-def _generate_answers(lm: DecoderLM, problems: Sequence[Problem]) -> list[str]:
-    """The first line generated for each problem."""
-    options = {"until": ["\n"], "max_gen_toks": NEW_TOKENS}
-    with progress("operators", len(problems), "problems") as advance:
-        lm.on_scored = advance
-        requests = [Instance("generate_until", {}, (p.prompt, dict(options)), n) for n, p in enumerate(problems)]
-        return [answer.strip() for answer in lm.generate_until(requests)]
 
 
 STUDY = Operators

@@ -52,13 +52,14 @@ class Study(Record):
         raise NotImplementedError
 
     def charts(self) -> list[Chart]:
-        """The study's charts."""
-        raise NotImplementedError
+        """The study's charts, if it has any."""
+        return []
 
     def write(self, path: Path) -> None:
         """Write the study as JSON, and its charts as SVG beside it."""
         write_json(path, self.model_dump(exclude_unset=True))
-        write_svg(path.with_suffix(".svg"), self.charts(), self.COLUMNS)
+        if charts := self.charts():
+            write_svg(path.with_suffix(".svg"), charts, self.COLUMNS)
 
 
 def study_class(name: str) -> type[Study]:
