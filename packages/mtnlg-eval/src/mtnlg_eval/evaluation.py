@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
 
 TASK_NAMES = tuple(TASKS_BY_NAME)
-MOST = 10**9
-"""Largest number of rows or tokens that an option accepts; larger values than there are rows or tokens are cut."""
 
 
 def evaluate(
@@ -138,6 +136,8 @@ def check_revisions(revisions: Mapping[str, str], tasks: Sequence[str], data: Pa
     """Raise ``UsageFailure`` unless ``revisions`` are of tasks to score whose rows come from a data set of the hub."""
     choices = [name for name in tasks if name in TASK_NAMES and name != "hans"]
     for task, revision in revisions.items():
+        if not revision:
+            raise UsageFailure(f"--revision {task}: needs TASK=COMMIT, such as boolq=3de24cf8022e")
         if task not in choices:
             reason = f"no such task with a data set on the hub; choose from {', '.join(choices)}"
             raise UsageFailure(f"--revision {task}={revision}: {reason}")

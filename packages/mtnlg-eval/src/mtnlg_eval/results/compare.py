@@ -112,7 +112,7 @@ class Run:
 
     @property
     def style(self) -> str:
-        """Style of the prompts and scores of the paper's tasks."""
+        """Style of the prompts of the paper's tasks."""
         return next((result.style for result in self.results if result.task in TASKS_BY_NAME), PAPER_STYLE)
 
     @cached_property
@@ -141,23 +141,17 @@ class Run:
 def group_runs(results: Iterable[Result]) -> list[Run]:
     """The runs of these results, best first: the paper's style and modes, then most tokens, then most results.
 
-    Only the paper's tasks have styles; results of other tasks join the best run of their model.
+    Only the paper's tasks have styles; results of other tasks are in the run of the paper's style of their model.
     """
     groups: dict[tuple[str, ...], list[Result]] = {}
-    others: dict[str, list[Result]] = {}
     for result in results:
-        if result.task in TASKS_BY_NAME:
-            key = (result.model.digest, result.style, result.shots.source, result.shots.labels)
-            groups.setdefault(key, []).append(result)
-        else:
-            others.setdefault(result.model.digest, []).append(result)
+        style = result.style if result.task in TASKS_BY_NAME else PAPER_STYLE
+        key = (result.model.digest, style, result.shots.source, result.shots.labels)
+        groups.setdefault(key, []).append(result)
 
     def rank(key: tuple[str, ...]) -> tuple[object, ...]:
         return key[1] == PAPER_STYLE, key[2:] == ("any", "drawn"), groups[key][0].model.tokens, len(groups[key])
 
-    for digest, own in others.items():
-        keys = [key for key in groups if key[0] == digest]
-        groups.setdefault(max(keys, key=rank) if keys else (digest, PAPER_STYLE, "any", "drawn"), []).extend(own)
     return [Run(tuple(groups[key])) for key in sorted(groups, key=rank, reverse=True)]
 
 

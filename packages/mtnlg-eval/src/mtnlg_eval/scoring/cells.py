@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mtnlg_eval.tasks.lm_eval_tasks import lm_eval_rows
 from mtnlg_eval.tasks.paper_task import PAPER
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
+from mtnlg_eval.tasks.rows import content_digest
 from mtnlg_eval.tasks.shots import ANY_SHOT, sample_rows
 from mtnlg_model.console import Failure
 
@@ -148,8 +147,6 @@ def identity_of(document: Mapping[str, Any], number: int) -> dict[str, str]:
 
     Rows with the same ``cluster`` are not independent.
     """
-    if not (digest := document.get("digest")):
-        text = json.dumps(document, sort_keys=True, ensure_ascii=False, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = document.get("digest") or content_digest(document)
     cluster = document.get("template") or document.get("group") or f"{digest}#{number}"
     return {"id": str(document.get("id", number)), "digest": str(digest), "cluster": str(cluster)}

@@ -106,7 +106,7 @@ def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
 def split_of(names: Iterable[str], path: object) -> str | None:
     """Split named by the last of these path components that contains a split word; None if there is none."""
     for name in reversed(list(names)):
-        splits = [split for split, words in SPLITS.items() if words & set(_words(name))]
+        splits = [split for split, words in SPLITS.items() if words & _parts(name)]
         if len(splits) > 1:
             raise Failure(f"{path}: {' and '.join(sorted(splits))} in one name; keep only one")
         if splits:
@@ -116,11 +116,7 @@ def split_of(names: Iterable[str], path: object) -> str | None:
 
 def is_row_file(path: Path) -> bool:
     """Whether the file name says it holds rows; hidden files and label files (``gold``) do not."""
-    return path.suffix in SUFFIXES and "gold" not in _words(path.name) and not path.name.startswith(".")
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"[^a-z]+", name.lower())
+    return path.suffix in SUFFIXES and "gold" not in _parts(path.name) and not path.name.startswith(".")
 
 
 def _parts(name: str) -> set[str]:

@@ -86,11 +86,11 @@ class Row(BaseModel):
 
     def digest(self) -> str:
         """Digest of the content."""
-        return _digest(self.fields())
+        return content_digest(self.fields())
 
     def group(self) -> str:
         """Digest of the content that one prompt must not show twice."""
-        return _digest([getattr(self, key).lower() for key in self.GROUP])
+        return content_digest([getattr(self, key).lower() for key in self.GROUP])
 
     def documents(self) -> list[Document]:
         """Documents to score: one, except RACE with one per question."""
@@ -98,8 +98,10 @@ class Row(BaseModel):
         return [{"id": self.id or digest, "group": self.group(), "digest": digest, **self.fields()}]
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+def content_digest(value: object) -> str:
+    """Digest of a document or a part of it."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Lambada(Row):
@@ -142,7 +144,7 @@ class WinoGrande(Row):
     def group(self) -> str:
         """Digest of what twins share: options and first two words (finds all 88 pairs among 400 published rows)."""
         options = sorted((self.option1.lower(), self.option2.lower()))
-        return _digest([*options, *self.sentence.lower().split()[:2]])
+        return content_digest([*options, *self.sentence.lower().split()[:2]])
 
     def texts(self) -> list[str]:
         """The sentence with each option filled in."""
@@ -176,7 +178,7 @@ class HellaSwag(Row):
 
     def group(self) -> str:
         """Digest of the video or article: the next scene of a video reveals how this one ended."""
-        return _digest(self.source_id or [self.activity_label, self.ctx_a])
+        return content_digest(self.source_id or [self.activity_label, self.ctx_a])
 
     def texts(self) -> list[str]:
         """The scene followed by each ending."""
@@ -248,7 +250,7 @@ class Wic(Row):
 
     def group(self) -> str:
         """Digest of the word: its pairs share sentences."""
-        return _digest((self.word or self.sentence1[self.start1 : self.end1]).lower())
+        return content_digest((self.word or self.sentence1[self.start1 : self.end1]).lower())
 
     def texts(self) -> list[str]:
         """Both sentences."""
@@ -293,11 +295,11 @@ class Race(Row):
 
     def digest(self) -> str:
         """Digest of the article and its questions."""
-        return _digest(self.model_dump(exclude={"id"}))
+        return content_digest(self.model_dump(exclude={"id"}))
 
     def group(self) -> str:
         """Digest of the article: a shot from it could give away the answer to the scored question."""
-        return _digest(self.article)
+        return content_digest(self.article)
 
     def documents(self) -> list[Document]:
         """One document per question, with the earlier questions and their answers (paper.md 5.2)."""
@@ -306,7 +308,7 @@ class Race(Row):
         documents = []
         for number, problem in enumerate(self.problems, start=1):
             fields = {"article": self.article, "earlier": list(earlier), **problem.model_dump()}
-            digest = _digest([self.article, problem.model_dump()])
+            digest = content_digest([self.article, problem.model_dump()])
             documents.append({"id": f"{self.id or group}-{number}", "group": group, "digest": digest, **fields})
             earlier.append({"question": problem.question, "answer": problem.options[problem.label]})
         return documents
