@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,12 @@ from mtnlg_eval.tasks.shots import ANY_SHOT
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import progress
+from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from mtnlg_eval.tasks.shots import ShotChoice
@@ -44,6 +45,7 @@ class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """Tokenizes by words and scores a continuation by its length."""
 
     eot_token_id = 0
+    loglikelihood_rolling = generate_until = None
 
     def __init__(self, max_length: int = 1_000_000) -> None:
         super().__init__()
@@ -55,12 +57,6 @@ class Counter(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: object) -> list[tuple[float, bool]]:
         return [(-float(len(answer)), False) for _, _, answer in requests]
-
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        raise NotImplementedError
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -98,20 +94,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(ended.value.code or 0)
 
     return command
-
-
-@pytest.fixture
-def outside() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command, or a script, in a process of its own, outside any repository."""
-
-    def started(
-        words: Sequence[object], folder: Path, script: str = "from mtnlg_eval import cli; cli.main()", **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-        command = [sys.executable, "-c", script, *map(str, words)]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-    return started
 
 
 def texts() -> list[str]:
@@ -161,6 +143,14 @@ def save_random_decoder(folder: Path, tokenizer: Path, seed: int, step: int) -> 
             parameter.mul_(1.5)
     progress = Progress(step=step, samples=8, tokens=768, loss=6.0, stream="none", layout=Layout())
     return save(decoder, folder, step, progress, tokenizer)
+
+
+@pytest.fixture
+def hf(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """The model as a Hugging Face folder."""
+    with progress("export", 1) as advance:
+        export_huggingface(checkpoint, tmp_path / "hf", advance)
+    return tmp_path / "hf"
 
 
 @pytest.fixture(scope="session")

@@ -67,24 +67,12 @@ def test_each_kind_of_bad_row_costs_that_row_and_is_named(
     assert [gap["task"] for gap in results["not_run"]] == ["hans", "lambada"]
 
 
-def test_truncated_result_is_rewritten(run: Callable[..., int], checkpoint: Checkpoint, tmp_path: Path) -> None:
-    words = ("--data", ROWS, "--tasks", "wic", "--shots", "0", "--out", tmp_path)
-    assert run("run", checkpoint.directory, *words) == 0
-    (path,) = (tmp_path / "results").iterdir()
-    whole = json.loads(path.read_bytes())
-    path.write_text('{"version": 2, "tas')
-    assert run("run", checkpoint.directory, *words) == 0
-    assert json.loads(path.read_bytes()) | {"provenance": 0} == whole | {"provenance": 0}
-
-
 @pytest.mark.parametrize(
     ("words", "error", "line"),
     [
-        ({"tasks": ["nonesuch"]}, UsageFailure, "--tasks: no task nonesuch"),
         ({"tasks": ["lambda"]}, UsageFailure, r"--tasks: no task lambda; did you mean lambada\?"),
         ({"shots": ["-1"]}, UsageFailure, "'-1' is neither a number of examples up to 9,999 nor few"),
         ({"seeds": [1, 1]}, UsageFailure, "pass different numbers"),
-        ({"shot_labels": "negative"}, UsageFailure, "use them with --tasks hans"),
         ({"data": Path("nowhere")}, Failure, "nowhere: no such folder"),
     ],
 )

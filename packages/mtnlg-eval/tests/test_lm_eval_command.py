@@ -21,9 +21,6 @@ from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring.decoder_lm import LocalEngine
 from mtnlg_eval.scoring.open_model import ModelOptions, open_lm, open_model
 from mtnlg_eval.tasks import lm_eval_tasks
-from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.console import progress
-from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.generation.generate import generate
 
 if TYPE_CHECKING:
@@ -85,14 +82,6 @@ def results_of(folder: Path) -> dict[str, Result]:
 def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
     path = ResultFolder(folder).samples(results_of(folder)[task])
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.fixture
-def hf(write_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
-    """A model as a Hugging Face folder."""
-    with progress("export", 1) as advance:
-        export_huggingface(Checkpoint.open(write_checkpoint(tmp_path / "checkpoints")), tmp_path / "hf", advance)
-    return tmp_path / "hf"
 
 
 def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
@@ -233,9 +222,7 @@ def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
     [
         ("--model hf --tasks choice", "--model: give the model as --model_args checkpoint=MODEL"),
         ("--tasks choice", "checkpoint=MODEL is missing"),
-        ("--tasks choice --model_args checkpoint=x,parallelize=True", "parallelize = True: unknown key"),
         ("--tasks choice --model_args checkpoint=x,tp=2", "tp=2: write layout=tp=2,pp=2,dp=1"),
-        ("--tasks choice --model_args checkpoint=nowhere", "nowhere: no such folder"),
         ("--tasks choice --model_args checkpoint=x --use_cache y", "--model_args store=DIR keeps"),
     ],
 )

@@ -16,8 +16,7 @@ from mtnlg_eval.scoring.open_model import ModelOptions, choose_threads, open_lm,
 from mtnlg_eval.scoring.packing import Branch, Request, Row
 from mtnlg_model.checkpoint.manifest import CheckpointError
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure, UsageFailure, progress
-from mtnlg_model.convert.huggingface import export_huggingface
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.families import preset
 from mtnlg_model.tokenizer import Tokenizer
 
@@ -35,32 +34,25 @@ def _memory_of_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def gpt2(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    with progress("export", 1) as advance:
-        export_huggingface(checkpoint, tmp_path / "gpt2", advance)
-    return tmp_path / "gpt2"
-
-
-def test_a_hugging_face_folder_is_read_where_it_lies(gpt2: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in gpt2.iterdir()}
-    model = open_model(gpt2)
-    assert model.name == "gpt2"
+def test_a_hugging_face_folder_is_read_where_it_lies(hf: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in hf.iterdir()}
+    model = open_model(hf)
+    assert model.name == "hf"
     lm, ours = open_lm(model, tmp_path / "out" / "scores.sqlite"), open_lm(open_model(checkpoint.directory))
     assert lm.score(REQUESTS) == ours.score(REQUESTS)
-    assert {path: path.stat().st_mtime_ns for path in gpt2.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in hf.iterdir()} == before
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {
         f"scores.sqlite{end}" for end in ("", "-wal", "-shm")
     }
 
 
-def test_identity_covers_weights_tokenizer_template_dtype(gpt2: Path, tmp_path: Path) -> None:
+def test_identity_covers_weights_tokenizer_template_dtype(hf: Path, tmp_path: Path) -> None:
     def digest(folder: Path, **options: object) -> str:
         return open_model(folder, ModelOptions.parse(options)).digest
 
-    others = {name: tmp_path / "others" / name / "gpt2" for name in ("same", "weights", "tokenizer", "template")}
+    others = {name: tmp_path / "others" / name / "hf" for name in ("same", "weights", "tokenizer", "template")}
     for folder in others.values():
-        shutil.copytree(gpt2, folder)
+        shutil.copytree(hf, folder)
     weights = others["weights"] / "model.safetensors"
     content, stat = bytearray(weights.read_bytes()), weights.stat()
     content[-9] ^= 1
@@ -71,9 +63,9 @@ def test_identity_covers_weights_tokenizer_template_dtype(gpt2: Path, tmp_path: 
     (others["tokenizer"] / "tokenizer.json").write_text(json.dumps(definition))
     (others["template"] / "chat_template.jinja").write_text("{{ messages[0].content }}")
     digests = {name: digest(folder) for name, folder in others.items()}
-    digests |= {"dtype": digest(gpt2, dtype="bfloat16"), "context": digest(gpt2, max_length=64)}
-    assert digests.pop("same") == digest(gpt2)
-    assert len({*digests.values(), digest(gpt2)}) == 6
+    digests |= {"dtype": digest(hf, dtype="bfloat16"), "context": digest(hf, max_length=64)}
+    assert digests.pop("same") == digest(hf)
+    assert len({*digests.values(), digest(hf)}) == 6
 
 
 def test_damaged_weights_are_refused_and_checksums_remembered(
@@ -92,10 +84,10 @@ def test_damaged_weights_are_refused_and_checksums_remembered(
         open_model(folder)
 
 
-def test_a_model_of_the_hub_is_read_from_its_cache(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_read_from_its_cache(hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "hub" / "models--some--model"
     commit = "3de24cf8022eb3de24cf8022eb3de24cf8022eb3"
-    shutil.copytree(gpt2, place / "snapshots" / commit)
+    shutil.copytree(hf, place / "snapshots" / commit)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -103,17 +95,17 @@ def test_a_model_of_the_hub_is_read_from_its_cache(gpt2: Path, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     model = open_model("some/model")
     assert (model.name, model.source) == ("model", "some/model")
-    assert model.digest == open_model("some/model", ModelOptions(revision=commit)).digest == open_model(gpt2).digest
+    assert model.digest == open_model("some/model", ModelOptions(revision=commit)).digest == open_model(hf).digest
     with pytest.raises(Failure, match="some/other: neither a folder nor a model on the hub"):
         open_model("some/other")
 
 
-def test_a_tokenizer_of_another_model_is_refused(gpt2: Path) -> None:
-    larger = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
+def test_a_tokenizer_of_another_model_is_refused(hf: Path) -> None:
+    larger = tokenizers.Tokenizer.from_file(str(hf / "tokenizer.json"))
     larger.add_tokens([f"word{n}" for n in range(13)])
-    larger.save(str(gpt2 / "tokenizer.json"))
+    larger.save(str(hf / "tokenizer.json"))
     with pytest.raises(Failure, match="the tokenizer has 513 tokens, the model 512"):
-        open_model(gpt2)
+        open_model(hf)
 
 
 @pytest.mark.parametrize(
@@ -131,15 +123,15 @@ def test_a_wrong_model_argument_is_refused(words: dict[str, object], message: st
         ModelOptions.parse(words)
 
 
-def test_an_adapter_is_refused_by_name(gpt2: Path) -> None:
-    (gpt2 / "adapter_config.json").write_text("{}")
+def test_an_adapter_is_refused_by_name(hf: Path) -> None:
+    (hf / "adapter_config.json").write_text("{}")
     with pytest.raises(Failure, match=r"adapter_config\.json: an adapter: adapters are not applied"):
-        open_model(gpt2)
+        open_model(hf)
 
 
-def test_a_longer_context_than_the_models_is_refused(gpt2: Path) -> None:
+def test_a_longer_context_than_the_models_is_refused(hf: Path) -> None:
     with pytest.raises(UsageFailure, match=r"max_length=257: .* reads at most 256 tokens"):
-        open_model(gpt2, ModelOptions(max_length=257))
+        open_model(hf, ModelOptions(max_length=257))
 
 
 def test_small_products_use_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

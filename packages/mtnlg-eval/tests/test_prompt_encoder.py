@@ -117,13 +117,6 @@ def test_tokens_and_split_match_lm_eval(name: str, data: st.DataObject) -> None:
             assert tuple(map(list, encoder.encode_pair(context, continuation))) == expected
 
 
-def test_only_unicode_blanks_are_cut_points() -> None:
-    tokenizer = Tokenizer(written("gpt2"))
-    assert len(tokenizer.encode("?\x1c")) == 1 < len(tokenizer.encode("?\x1c b"))
-    pair = "?\x1c b", "a"
-    assert tuple(map(list, PromptEncoder(tokenizer).encode_pair(*pair))) == Plain(tokenizer.encode)._encode_pair(*pair)
-
-
 def test_shared_shots_and_contexts_are_encoded_once() -> None:
     tokenizer, seen = Tokenizer(written("gpt2")), list[str]()
     encode = tokenizer.encode

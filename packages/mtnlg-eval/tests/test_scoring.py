@@ -239,12 +239,6 @@ def test_long_prompt_is_cut_from_the_left_and_reported(lm: DecoderLM) -> None:
     assert logp == pytest.approx(plain(lm, context[-(21 - len(answer)) :], answer)[0], abs=CLOSE)
 
 
-def test_an_option_that_no_context_can_hold_is_named(lm: DecoderLM) -> None:
-    lm.max_length = 3
-    with pytest.raises(Failure, match="4 tokens to score; a continuation has from 1 to 3"):
-        lm._loglikelihood_tokens([(None, [1], [2, 3, 4, 5])])
-
-
 def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
     text = " ".join(f"the {n} sailors thanked the cook ." for n in range(40))
     ids = lm.tok_encode(text)

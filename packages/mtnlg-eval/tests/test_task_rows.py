@@ -14,7 +14,6 @@ from mtnlg_eval.tasks.sources import Published, TaskRows, open_rows
 from mtnlg_model.console import Failure
 
 OURS = Path(__file__).parent / "rows"
-QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "rows"
 
 BOOLQ = {"question": "is it", "passage": "It is.", "idx": 0, "label": "true"}
 PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
@@ -29,15 +28,6 @@ def written(folder: Path, name: str, *lines: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return path
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_the_quickstart_rows_are_read(name: str) -> None:
-    if not QUICKSTART.is_dir():
-        pytest.skip("the package is tested outside its repository")
-    rows = open_rows(name, QUICKSTART).rows()
-    assert len(rows.scored) >= 10
-    assert rows.shots is not rows.scored
 
 
 @pytest.mark.parametrize(("label", "expected"), [("true", 1), ("false", 0), (True, 1), (False, 0), (1, 1), ("T", 1)])

@@ -2,12 +2,10 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from mtnlg_eval.cli import app
 
 SCORE = """
 import json, sys
@@ -30,12 +28,12 @@ sys.exit(not path.joinpath("manifest.json").exists() or path.name == "step-3")
 
 
 def test_watch_scores_every_checkpoint_while_the_run_removes_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Here the run completes while the first is scored, and the last cannot be scored."""
-    run, out, pages = tmp_path / "run", tmp_path / "eval", list[Path]()
-    (run / "checkpoints" / "step-1").mkdir(parents=True)
-    (run / "checkpoints" / "step-1" / "manifest.json").touch()
+    training, out, pages = tmp_path / "run", tmp_path / "eval", list[Path]()
+    (training / "checkpoints" / "step-1").mkdir(parents=True)
+    (training / "checkpoints" / "step-1" / "manifest.json").touch()
     (tmp_path / "score.py").write_text(SCORE)
 
     def write_report(folder: Path, **_: object) -> Path:
@@ -43,12 +41,11 @@ def test_watch_scores_every_checkpoint_while_the_run_removes_old_ones(
         return folder
 
     monkeypatch.setattr("mtnlg_eval.watch.write_report", write_report)
-    launch = f"{sys.executable} {tmp_path / 'score.py'} {run}"
-    command = ["watch", str(run), "--out", str(out), "--launch", launch, "--tasks", "boolq", "--limit", "3"]
-    done = CliRunner().invoke(app, command)
-    assert "step-3 (status 1)" in str(done.exception), done.output
+    launch = f"{sys.executable} {tmp_path / 'score.py'} {training}"
+    assert run("watch", training, "--out", out, "--launch", launch, "--tasks", "boolq", "--limit", "3") == 1
+    assert "step-3 (status 1)" in capsys.readouterr().err
     words = ["--out", str(out), "--tasks", "boolq", "--limit", "3"]
-    scored = [json.loads(line) for line in (run / "scored").read_text().splitlines()]
+    scored = [json.loads(line) for line in (training / "scored").read_text().splitlines()]
     assert scored == [["step-1", *words], ["step-3", *words]]
     assert pages == [out]
-    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"step-1", "step-3"}
+    assert {path.name for path in (training / "checkpoints").iterdir()} >= {"step-1", "step-3"}
