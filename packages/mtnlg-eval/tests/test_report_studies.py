@@ -42,7 +42,7 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert [cell[:4] for cell in page.row("add")[1:]] == ["25.0", "55.0"]
     assert page.row("male likelier, % of 3")[1:] == ["66.7 (20.0\N{EN DASH}90.0)", "78"]
     assert page.row("male")[1:] == ["stern 2", "3.2 / \N{MINUS SIGN}1.5"]
-    assert all(title in page.text for title in ("add: problems solved", "HANS: accuracy against the examples"))
+    assert "HANS: accuracy against the examples" in page.text
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
 

@@ -102,8 +102,8 @@ class Chart:
         return render("chart.svg", chart=self)
 
 
-def write_svg(path: Path, charts: Sequence[Chart], columns: int) -> None:
-    """Write charts in a grid as one SVG file."""
+def write_svg(path: Path, charts: Sequence[Chart]) -> None:
+    """Write charts below each other as one SVG file."""
     from mtnlg_model.files import write_text  # noqa: PLC0415  (a page needs no file)
 
-    write_text(path, render("charts.svg", charts=charts, columns=columns))
+    write_text(path, render("charts.svg", charts=charts))

@@ -282,7 +282,7 @@ def operators(  # noqa: PLR0917  (typer names them)
 ) -> None:
     """Test whether the model infers the arithmetic behind a strange sign: 17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ?
 
-    Writes operators.json (counts with 95 % intervals), operators.jsonl (one problem per line) and a picture into --out.
+    Writes operators.json (counts with 95 % intervals) and operators.jsonl (one problem per line) into --out.
     """
     counts = _split(shots)
     if not counts or not all(re.fullmatch("[0-9]{1,2}", count) for count in counts):

@@ -15,13 +15,11 @@ import json
 import operator
 from itertools import product
 from random import Random
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 from pydantic import Field
 
-from mtnlg_eval.chart import PERCENT, Chart, steps
 from mtnlg_eval.markup import DASH
 from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
@@ -119,9 +117,8 @@ class Operators(Study):
     TITLE = "Hidden operators"
     READING = (
         "17 # 5 = 22, 31 # 4 = 35, 11 # 2 = ? A model that infers the rule from the examples solves more problems with "
-        "more examples; a model that goes by the sign does not. Faint lines are disguises, the strong line their mean."
+        "more examples; a model that goes by the sign does not."
     )
-    COLUMNS = 4
 
     cells: list[Cell] = Field(min_length=1)
 
@@ -165,22 +162,6 @@ class Operators(Study):
         ]
         rows.append(row("all", self.cells))
         return [Table(["solved, % (95 %); examples:", *map(str, shots)], rows)]
-
-    def charts(self) -> list[Chart]:
-        """A chart per operator of the share solved by shots: a strong line for the mean, a faint one per disguise."""
-        return [self._chart(name) for name in _names("operator", self.cells)]
-
-    def _chart(self, name: str) -> Chart:
-        cells = [cell for cell in self.cells if cell.operator == name]
-        shots = list(dict.fromkeys(cell.shots for cell in cells))
-        about = f"{name}: problems solved against the examples in the prompt"
-        chart = Chart(f"{name}, %", about, steps(list(map(str, shots))), PERCENT, 170, 126)
-        for disguise in _names("disguise", cells):
-            shares = [100 * cell.right / cell.problems for cell in cells if cell.disguise == disguise]
-            chart.plot(list(enumerate(shares)), "soft")
-        means = [100 * fmean(cell.right / cell.problems for cell in cells if cell.shots == count) for count in shots]
-        chart.plot(list(enumerate(means)), "accent", [f"mean over disguises: {mean:.1f} %" for mean in means])
-        return chart
 
 
 def _names(part: str, cells: Sequence[Cell]) -> list[str]:

@@ -33,8 +33,6 @@ class Study(Record):
     TITLE: ClassVar[str]
     READING: ClassVar[str]
     """How to read the study's tables and charts."""
-    COLUMNS: ClassVar[int] = 1
-    """Charts per row in the SVG file."""
 
     version: int
     checkpoint: str
@@ -59,7 +57,7 @@ class Study(Record):
         """Write the study as JSON, and its charts as SVG beside it."""
         write_json(path, self.model_dump(exclude_unset=True))
         if charts := self.charts():
-            write_svg(path.with_suffix(".svg"), charts, self.COLUMNS)
+            write_svg(path.with_suffix(".svg"), charts)
 
 
 def study_class(name: str) -> type[Study]:
