@@ -18,7 +18,6 @@ from lm_eval.evaluator import evaluate
 from tokenizers.processors import TemplateProcessing
 
 from mtnlg_eval.scoring import decoder_lm as model_module
-from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
 from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.scoring.packing import Request, Row, plan_rows, take_batch
@@ -230,12 +229,12 @@ def test_packed_texts_have_the_positions_of_their_own_length(checkpoint: Checkpo
 
 
 def test_long_prompt_is_cut_from_the_left_and_reported(lm: DecoderLM) -> None:
-    short = DecoderLM(20, lm.engine, lm._tokenizer, AnswerStore("short"))
-    task = load("race_h", short, 0)
+    lm.max_length = 20
+    task = load("race_h", lm, 0)
     task.build_all_requests(limit=1)
-    (logp, _) = short.loglikelihood(task.instances[:1])[0]
-    assert short.cut == {id(task.instances[0])}
-    context, answer = short._encode_pair(*task.instances[0].args)
+    (logp, _) = lm.loglikelihood(task.instances[:1])[0]
+    assert lm.cut == {id(task.instances[0])}
+    context, answer = lm._encode_pair(*task.instances[0].args)
     assert logp == pytest.approx(plain(lm, context[-(21 - len(answer)) :], answer)[0], abs=CLOSE)
 
 

@@ -21,7 +21,6 @@ import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mtnlg_model.chat import Chat
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds, to_device
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from mtnlg_model.tokenizer import Tokenizer
 
     from .answer_store import AnswerStore
+    from .open_model import OpenedModel
     from .packing import Batch, Row
 
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
@@ -151,25 +151,18 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """
 
     def __init__(
-        self,
-        max_length: int,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        store: AnswerStore,
-        *,
-        batch_tokens: int = TOKENS_PER_BATCH,
-        chat: Chat | None = None,
-        longest_short_text: int | None = None,
+        self, model: OpenedModel, engine: Engine, store: AnswerStore, batch_tokens: int = TOKENS_PER_BATCH
     ) -> None:
+        """``engine`` holds the decoder of ``model``, and ``store`` has answers of it alone."""
         super().__init__()
-        self.engine, self.store, self.batch_tokens, self.chat = engine, store, batch_tokens, chat or Chat()
-        self.max_length, self._longest_short_text = max_length, longest_short_text
+        self.engine, self.store, self.batch_tokens = engine, store, batch_tokens
+        self.max_length, self.chat, self._tokenizer = model.context, model.chat, model.tokenizer
+        self._longest_short_text = model.config.longest_short_text
         self.on_scored: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[Instance, Failure], None] | None = None
         self.cut: set[int] = set()
-        self._tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer)
-        added = tokenizer.definition["added_tokens"]
+        self._prompts = PromptEncoder(self._tokenizer)
+        added = self._tokenizer.definition["added_tokens"]
         self._special = {token["id"] for token in added if token["special"]}
 
     @property

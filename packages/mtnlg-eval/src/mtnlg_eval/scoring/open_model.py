@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
 
-    from .decoder_lm import Engine
-
 
 ADAPTER = "adapter_config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -116,18 +114,6 @@ class OpenedModel:
     def decoder(self) -> Decoder:
         """The decoder in evaluation mode, on a GPU if there is one."""
         return self.weights.decoder(self.dtype, "cuda" if torch.cuda.is_available() else "cpu")
-
-    def lm(self, engine: Engine, answers: AnswerStore, batch_tokens: int = TOKENS_PER_BATCH) -> DecoderLM:
-        """The model as lm-eval calls it, computed by an engine that holds its decoder."""
-        return DecoderLM(
-            self.context,
-            engine,
-            self.tokenizer,
-            answers,
-            batch_tokens=batch_tokens,
-            chat=self.chat,
-            longest_short_text=self.config.longest_short_text,
-        )
 
 
 def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedModel:
@@ -230,7 +216,7 @@ def choose_threads(config: ModelConfig) -> int:
 def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = TOKENS_PER_BATCH) -> DecoderLM:
     """Load a model into this process, with its answers in the file ``store``, or in memory if None."""
     answers = AnswerStore(answers_identity(model), store)
-    return model.lm(LocalEngine(model.decoder(), model.tokenizer), answers, batch_tokens)
+    return DecoderLM(model, LocalEngine(model.decoder(), model.tokenizer), answers, batch_tokens)
 
 
 def answers_identity(model: OpenedModel) -> str:

@@ -190,7 +190,7 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine = ShardedEngine(shard, model.tokenizer, hosts)
         answers = SharedStore(answers_identity(model), store, lookups)
-        yield model.lm(engine, answers, options.batch_tokens)
+        yield DecoderLM(model, engine, answers, options.batch_tokens)
         distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
