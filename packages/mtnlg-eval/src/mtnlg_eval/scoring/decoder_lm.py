@@ -61,8 +61,8 @@ class Engine(Protocol):
     batch_share: int
     """Factor by which batches are smaller than requested."""
 
-    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
-        """Yield each batch's rows, and log P(target) and whether the target is the argmax per scored position."""
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[dict[Request, Score]]:
+        """Yield the scores of each batch's requests."""
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Yield for each batch the new tokens of its prompts."""
@@ -78,10 +78,10 @@ class LocalEngine:
         self.device = decoder.embedding.token.weight.device
         self.ahead, self.row_multiple = int(self.device.type == "cuda"), row_multiple(self.device)
 
-    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[dict[Request, Score]]:
         """Score batches; ``ahead`` further batches are begun before the scores of one are read."""
         for rows, scores in lagging(map(self._begin, batches), self.ahead):
-            yield token_scores(rows, scores.wait())
+            yield request_scores(rows, scores.wait())
 
     def _begin(self, rows: Sequence[Row]) -> tuple[Sequence[Row], Arriving]:
         with fixed_order(self.device):
@@ -112,10 +112,20 @@ class LocalEngine:
         return logit_N - max_N - sum_N.log(), argmax_N == target_N
 
 
-def token_scores(rows: Sequence[Row], scores_2N: Tensor) -> tuple[Sequence[Row], list[float], list[bool]]:
-    """What `Engine.score` yields for a batch: its rows, and per position log P in nats and whether it is greedy."""
-    logp_N, greedy_N = scores_2N
-    return rows, logp_N.tolist(), (greedy_N > 0).tolist()
+def request_scores(rows: Sequence[Row], scores_2N: Tensor) -> dict[Request, Score]:
+    """Sum token scores, in the order of `pack_rows`' scored positions, to one score per request.
+
+    Raises ``Failure`` if a score is not a number.
+    """
+    logps, greedy = (iter(x_N.tolist()) for x_N in scores_2N)
+    scores = {
+        request: (fsum(islice(logps, len(request.answer))), all(list(islice(greedy, len(request.answer)))))
+        for row in rows
+        for request in row.requests
+    }
+    if any(isnan(total) for total, _ in scores.values()):
+        raise Failure(NO_NUMBERS)
+    return scores
 
 
 def lagging(items: Iterable[T], count: int) -> Iterator[T]:
@@ -260,8 +270,7 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
                 self.on_scored(len(chunk) - last.total())
                 yield plan_rows(missing, self.max_length, self._longest_short_text)
 
-        for rows, logps, greedy in self.engine.score(self._batches(ahead(plan()))):
-            new = _scores_of_rows(rows, logps, greedy)
+        for new in self.engine.score(self._batches(ahead(plan()))):
             self.store.save((keys[request], score) for request, score in new.items())
             scores |= new
             self.on_scored(sum(completes[request] for request in new))
@@ -351,19 +360,3 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         if self.chat.think_end:
             text = text.rpartition(self.chat.think_end)[2].lstrip()
         return text[: min((text.find(end) for end in until if end and end in text), default=len(text))]
-
-
-def _scores_of_rows(rows: Sequence[Row], logps: Sequence[float], greedy: Sequence[bool]) -> dict[Request, Score]:
-    """Sum token scores, in the order of `pack_rows`' scored positions, to one score per request.
-
-    Raises ``Failure`` if a score is not a number.
-    """
-    logp, is_greedy = iter(logps), iter(greedy)
-    scores = {
-        request: (fsum(islice(logp, len(request.answer))), all(list(islice(is_greedy, len(request.answer)))))
-        for row in rows
-        for request in row.requests
-    }
-    if any(isnan(total) for total, _ in scores.values()):
-        raise Failure(NO_NUMBERS)
-    return scores

@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 
 from mtnlg_eval.scoring.answer_store import AnswerStore
-from mtnlg_eval.scoring.decoder_lm import DecoderLM, lagging, row_multiple, token_scores
+from mtnlg_eval.scoring.decoder_lm import DecoderLM, lagging, request_scores, row_multiple
 from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.open_model import answers_identity
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    from mtnlg_eval.scoring.decoder_lm import Score
     from mtnlg_eval.scoring.generation import PromptBatch
     from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
-    from mtnlg_eval.scoring.packing import Row
+    from mtnlg_eval.scoring.packing import Request, Row
     from mtnlg_model.checkpoint.reader import Checkpoint
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
@@ -68,14 +69,14 @@ class ShardedEngine:
         group = distributed.new_group(pipeline, use_local_synchronization=True)
         self._decoder = cast("Decoder", ReplicaDecoder(shard, group, pipeline[-1]))
 
-    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[tuple[Sequence[Row], list[float], list[bool]]]:
+    def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[dict[Request, Score]]:
         """Score batches; each stage begins the next batch while earlier ones are in later stages."""
         layout = self.shard.layout
         computing = ((rows, self._compute(rows, number % layout.dp)) for number, rows in enumerate(batches))
         adding = (self._add_up(*each) for each in lagging(computing, layout.dp))
         for rows, scores_2N, work in lagging(adding, layout.dp * layout.pp * BATCHES_PER_STAGE):
             work.wait()
-            yield token_scores(rows, scores_2N)
+            yield request_scores(rows, scores_2N)
         self.shard.wait_for_sends()
 
     def _compute(self, rows: Sequence[Row], replica: int) -> Arriving:
