@@ -109,8 +109,7 @@ def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page)
         assert row[2:4] == [f"{100 * score.score:.1f}", f"{low:.1f}\N{EN DASH}{high:.1f}"]
         assert row[4:6] == ["-2.5 ± 0.49", "1.5 ± 0.24"]
         for model, cell in zip(("MT-NLG", "GPT-3", "GPT-2", "Gopher"), row[6:], strict=False):
-            figures = dict(task.figures).get(model)  # type: ignore[call-overload]  # one of the three
-            expected = figures.at(shots) if figures else None
+            expected = task.figure(model, shots)
             assert cell.rstrip("\N{DAGGER}") == ("" if expected is None else f"{expected:.2f}")
         assert row[-3:-1] == ["4.4" if shots == "few" else "", str(score.rows.count)]
 

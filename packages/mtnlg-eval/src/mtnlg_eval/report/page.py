@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
     from mtnlg_eval.results.compare import Cell
     from mtnlg_eval.results.result import Result
-    from mtnlg_eval.tasks.published import Model
 
     from .run_files import Evaluation, Run
 
-MODELS: tuple[Model, ...] = ("MT-NLG", "GPT-3", "GPT-2", "Gopher")
+MODELS = ("MT-NLG", "GPT-3", "GPT-2", "Gopher")
 LIKELIHOODS = {"log_likelihood": "log P(right)", "bits_per_byte": "bits/byte"}
 OWN_ROWS = ("quickstart", "rows")
 MTNLG_PARAMETERS = 529_600_819_200  # paper.md 1
@@ -126,13 +125,12 @@ def _rows(evaluation: Evaluation) -> tuple[str, str]:
     return "/".join(place), "ours" if place[-2:] == OWN_ROWS else "theirs" if whole else "others"
 
 
-def _figure(task: str, asked: str, model: Model) -> tuple[float, bool] | None:
+def _figure(task: str, asked: str, model: str) -> tuple[float, bool] | None:
     """The accuracy that the paper prints, and whether it has a footnote; None if the paper prints none."""
-    found, shots = TASKS_BY_NAME.get(task), next((each for each in SHOTS if each == asked), None)
-    if found is None or shots is None or model not in found.figures:
+    found = TASKS_BY_NAME.get(task)
+    if found is None or (figure := found.figure(model, asked)) is None:
         return None
-    figure = found.figures[model].at(shots)
-    return None if figure is None else (figure, [model, shots] in found.footnotes)
+    return figure, [model, asked] in found.footnotes
 
 
 def _answers(evaluation: Evaluation) -> list[dict[str, str]]:

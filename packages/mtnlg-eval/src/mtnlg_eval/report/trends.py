@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mtnlg_eval.chart import PERCENT, Chart, steps, tokens_axis
 from mtnlg_eval.markup import interval, short
-from mtnlg_eval.tasks.published import SHOTS, TASKS
+from mtnlg_eval.tasks.published import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _by_shots(run: Run, task: Task) -> Chart:
     chart = _chart(task, steps(shown, 0.5), "the examples shown in the prompt")
     for x, (asked, cell) in enumerate(cells.items()):
         _add(chart, x, cell, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
-        if asked in SHOTS and (mtnlg := task.figures["MT-NLG"].at(asked)) is not None:
+        if (mtnlg := task.figure("MT-NLG", asked)) is not None:
             chart.dot(x, mtnlg, "second diamond", f"MT-NLG, {asked}-shot: {mtnlg:.1f}")
     return chart
 

@@ -12,15 +12,12 @@ import json
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Shots = Literal["0", "1", "few"]
-Model = Literal["MT-NLG", "GPT-3", "Gopher", "GPT-2"]
-
-SHOTS: tuple[Shots, ...] = ("0", "1", "few")
+SHOTS = ("0", "1", "few")
 
 
 class Figures(NamedTuple):
@@ -29,10 +26,6 @@ class Figures(NamedTuple):
     zero: float | None
     one: float | None
     few: float | None
-
-    def at(self, shots: Shots) -> float | None:
-        """Accuracy at this number of shots."""
-        return self[SHOTS.index(shots)]
 
 
 @dataclass(frozen=True)
@@ -51,9 +44,14 @@ class Task:
     """The split that the paper scores."""
     chance: float | None
     """Accuracy of random guessing in percent; None for LAMBADA, which has no choices."""
-    figures: dict[Model, Figures]
+    figures: dict[str, Figures]
     footnotes: list[list[str]]
     """Figures that the paper prints with a footnote."""
+
+    def figure(self, model: str, shots: str) -> float | None:
+        """Accuracy of a model in percent at this number of shots; None if the paper prints none."""
+        figures = self.figures.get(model)
+        return figures[SHOTS.index(shots)] if figures and shots in SHOTS else None
 
 
 def _read() -> Iterator[Task]:
