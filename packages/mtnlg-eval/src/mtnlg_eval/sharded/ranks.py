@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mtnlg_model.console import Failure, UsageFailure, printable
+from mtnlg_model.console import UsageFailure, printable
 from mtnlg_parallel.environment import read_environment
 from mtnlg_parallel.launch.agent import (
     Rank,
@@ -74,10 +74,10 @@ def all_ranks(
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
             workers += [start_rank(number, command, rank_environment(number, layout, store), logs)]
         yield True
-    except RuntimeError:  # perhaps a collective without its peer: then the dead rank is what matters
+    except (
+        RuntimeError
+    ):  # perhaps a collective without its peer: then the dead rank is what matters, and `_watch` exits
         time.sleep(2 * POLL_SECONDS)
-        if failure := _dead_rank(workers, layout):
-            raise Failure(failure) from None
         raise
     finally:
         done.set()  # from here on they may exit
