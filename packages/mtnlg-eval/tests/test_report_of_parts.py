@@ -52,7 +52,7 @@ def test_page_names_missing_parts(
         (".", "data/notes.txt", "not a run, or no part of it has ended"),
         (".", "train/model.bin", "not a run, or no part of it has ended"),
         ("nowhere", "", "nowhere: no such run folder"),
-        ("data", "data/summary.json", "one part of a run, with summary.json; give the folder that holds data, train"),
+        ("data", "data/summary.json", "not a run, or no part of it has ended"),
     ],
 )
 def test_other_folders_are_refused_unwritten(tmp_path: Path, folder: str, content: str, line: str) -> None:

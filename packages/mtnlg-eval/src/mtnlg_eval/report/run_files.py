@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 CURATION_PAGE = "data/report.html"
 METRICS_BYTES = 1 << 30
-PARTS = ("data", "train", "eval")
 
 
 class Counts(Record):
@@ -256,8 +255,6 @@ def read_run(folder: Path) -> Run:
         raise Failure(f"{folder}: no such run folder; nox -s quickstart makes runs/quickstart")
     scored = folder if (folder / "results").is_dir() or (folder / "not_run").is_dir() else folder / "eval"
     train = folder if (folder / "metrics.jsonl").exists() else folder / "train"
-    if train != folder and (folder / "summary.json").exists() and not any((folder / part).is_dir() for part in PARTS):
-        raise Failure(f"{folder}: one part of a run, with summary.json; give the folder that holds {', '.join(PARTS)}")
     run = Run(
         name=folder.resolve().name,
         has_curation_page=(folder / CURATION_PAGE).is_file(),
