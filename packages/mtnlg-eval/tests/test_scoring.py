@@ -81,7 +81,7 @@ def test_bos_tokenizer_begins_prompts_as_in_lm_eval(checkpoint: Checkpoint, tmp_
     begins.add_special_tokens(["<s>"])
     begins.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begins.token_to_id("<s>"))])
     begins.save(str(tmp_path / "tokenizer.json"))
-    llama = save_llama(checkpoint, tmp_path, tmp_path / "tokenizer.json")
+    llama = save_llama(checkpoint, tmp_path, tmp_path / "tokenizer.json", vocabulary=501)  # hf may draw padded tokens
     lm, exported = open_lm(open_model(llama.directory)), hf_backend(llama, tmp_path / "model")
     pairs = [
         ("the sailors ", "thanked the cook"),
