@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +43,8 @@ def run_until_death(request: dict[str, Any], rank: int) -> dict[str, Any]:
     resumed, steps, step = training.progress.step, list[Any](), training.step
 
     def settle() -> None:
-        jobs: list[Future[None] | None] = [training.checkpoint._written, training.checkpoint._published]
-        for job in jobs if fault not in UNSETTLED else []:
-            wait([job] if job else [])
+        if fault not in UNSETTLED:
+            wait(training.checkpoint._jobs.values())
 
     def step_and_settle(batches: Any) -> Any:  # noqa: ANN401  (as the step that it wraps)
         if training.progress.step + 1 == request.get("die"):

@@ -85,7 +85,7 @@ def test_recipes_that_agree_so_far_are_one_run(
     edited = recipe_of((1, 1, 1), **{**BASE, **edit})
     fingerprint = open_data(data, edited).fingerprint
     if not differs:
-        assert prepare_run_dir(out, edited, fingerprint, resume=True).samples == 16
+        assert prepare_run_dir(out, edited, fingerprint, resume=True).step == 2
         return
     with pytest.raises(IdentityError) as refused:
         prepare_run_dir(out, edited, fingerprint, resume=True)
