@@ -60,6 +60,11 @@ def test_counts_shapes_and_parts_agree(name: str) -> None:
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-8b", 8_190_735_360),
         ("qwen3-14b", 14_768_307_200),
+def test_keys_of_0_3_set_the_kind_of_qk_norm() -> None:
+    old = {**PRESETS["tiny"].model_dump(), "qk_norm": True, "qk_norm_full": False, "qk_norm_by_head": True}
+    assert ModelConfig.model_validate(old).qk_norm == "by-head"
+
+
         ("qwen3-32b", 32_762_123_264),
     ],
 )
@@ -116,8 +121,6 @@ def test_derived_widths_follow_in_a_copy() -> None:
         ),
         ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
-        ({"qk_norm_by_head": True}, "need qk_norm, and exclude each other"),
-        ({"qk_norm": True, "qk_norm_full": True, "qk_norm_by_head": True}, "need qk_norm, and exclude each other"),
         ({"head_bias": True}, "head_bias needs an untied head: tied = false"),
         ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),
     ],

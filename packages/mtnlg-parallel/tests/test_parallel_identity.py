@@ -108,8 +108,6 @@ def recipe_of(config: ModelConfig, **train: object) -> Recipe:
 NEEDS = {
     "shared_norm": {"parallel_residual": True},
     "head_bias": {"tied": False},
-    "qk_norm_full": {"qk_norm": True},
-    "qk_norm_by_head": {"qk_norm": True},
 }
 """Fields that no model has without others."""
 

@@ -123,6 +123,8 @@ class LayerConfig(Settings):
 
 
 PLAIN: Final = LayerConfig()
+QK_NORMS_0_3: Final = {"qk_norm_full": "full", "qk_norm_by_head": "by-head"}
+"""Keys of version 0.3, as kinds of ``qk_norm``."""
 
 
 class ModelConfig(Settings):
@@ -168,7 +170,9 @@ class ModelConfig(Settings):
     )
     bias: bool = setting(True, "biases of the linear layers except attention's")
     qkv_bias: bool = setting(True, "biases of q, k and v")
-    qk_norm: bool = setting(False, "RMS norm of each head's q and k")
+    qk_norm: bool | Literal["full", "by-head"] = setting(
+        False, "RMS norm of each head's q and k, of all heads' (full), or layer norms with weights by head (by-head)"
+    )
     parallel_residual: bool = setting(False, "attention and MLP read the same input")
     tied: bool = setting(True, "the head's weights are the token embedding's")
     vocabulary_padding: Annotated[int, Field(ge=0)] = setting(0, "last rows of the vocabulary that are not tokens")
@@ -177,7 +181,6 @@ class ModelConfig(Settings):
     )
     zero_centered_norm: bool = setting(False, "norms multiply by 1 + weight")
     sandwich_norm: bool = setting(False, "additional norms on the outputs of attention and MLP")
-    qk_norm_full: bool = setting(False, "with qk_norm: one norm of all heads' q, one of all k")
     attention_scale: Positive | None = setting(None, "factor of q k; default 1 / sqrt(head_size)")
     attention_softcap: Positive | None = setting(None, "c of attention's scores c tanh(x / c)")
     logit_softcap: Positive | None = setting(None, "c of the logits c tanh(x / c)")
@@ -192,13 +195,16 @@ class ModelConfig(Settings):
     out_bias: bool = setting(None, "bias of the output of attention; default bias")
     head_bias: bool = setting(False, "bias of an untied head")
     qkv_clip: Positive | None = setting(None, "maximum magnitude of q, k and v before positions")
-    qk_norm_by_head: bool = setting(False, "with qk_norm: layer norms without bias, each head with its own weights")
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_widths(cls, content: Any) -> Any:  # noqa: ANN401  (not validated yet)
         if not isinstance(content, dict):
             return content
+        content = dict(content)
+        for key, kind in QK_NORMS_0_3.items():
+            if content.pop(key, False):
+                content["qk_norm"] = kind
         hidden, heads = (content.get(key) for key in ("hidden", "heads"))
         if type(hidden) is int and type(heads) is int and heads > 0:
             if "head_size" not in content and hidden % heads:
@@ -234,10 +240,6 @@ class ModelConfig(Settings):
                 "sandwich_norm already norms the outputs; by_layer.norm_after must be false",
             ),
             (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
-            (
-                self.qk_norm_full + self.qk_norm_by_head > self.qk_norm,
-                "qk_norm_full and qk_norm_by_head need qk_norm, and exclude each other",
-            ),
             (self.head_bias and self.tied, "head_bias needs an untied head: tied = false"),
             (factors, f"rotary_scaling: {factors} factors for {pairs:g} pairs of values"),
             (self.positions == "alibi-bf16" and not of_each, "positions = alibi-bf16 needs kv_heads = heads"),
@@ -373,13 +375,12 @@ class ModelConfig(Settings):
         h, q, d = self.hidden, self.heads * self.head_size, self.head_size
         k = self.kv_heads * d
         qk_norms = {"q_norm": q, "k_norm": k} if self.qk_norm else {}
-        whole = self.qk_norm_full or self.qk_norm_by_head
         after = [self._norm_shapes(f"{part}_post_norm") if self.sandwich_norm else {} for part in ("attention", "mlp")]
         return {
             **self._norm_shapes("attention_norm"),
             **_linear_shapes("attention.qkv", q + 2 * k, h, self.qkv_bias),
             **_linear_shapes("attention.out", h, q, self.out_bias),
-            **{f"attention.{name}.weight": (size if whole else d,) for name, size in qk_norms.items()},
+            **{f"attention.{name}.weight": (d if self.qk_norm is True else size,) for name, size in qk_norms.items()},
             **after[0],
             **({} if self.shared_norm else self._norm_shapes("mlp_norm")),
             **(_linear_shapes("mlp.gate", self.ffn, h, self.bias) if self.gated else {}),

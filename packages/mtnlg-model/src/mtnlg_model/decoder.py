@@ -165,7 +165,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.hidden, rows, config.qkv_bias)
         self.out = Linear(width, config.hidden, config.out_bias)
         shapes = [config.layer_shapes().get(f"attention.{x}_norm.weight") for x in "qk"]
-        norm = partial(HeadNorms if config.qk_norm_by_head else Norm, config, ops, kind="rms")
+        norm = partial(HeadNorms if config.qk_norm == "by-head" else Norm, config, ops, kind="rms")
         self.q_norm, self.k_norm = (norm(*shape) if shape else None for shape in shapes)
 
     def forward(self, x_SBH: Tensor, attend: Attend | None = None, rotations: Rotations | None = None) -> Tensor:

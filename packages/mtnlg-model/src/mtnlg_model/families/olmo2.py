@@ -7,7 +7,7 @@ from .llama import FAMILY as LLAMA
 
 FAMILY = LLAMA.like(
     "Olmo2ForCausalLM",
-    kind={"qk_norm": True, "qk_norm_full": True, "by_layer": [{"norm_after": True}]},
+    kind={"qk_norm": "full", "by_layer": [{"norm_after": True}]},
     fields={"rms_norm_eps": Field("layer_norm_eps", float, 1e-5), "mlp_bias": None},
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
 )

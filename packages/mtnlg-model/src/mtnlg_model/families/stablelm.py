@@ -21,7 +21,7 @@ FAMILY = LIKE.like(
         "partial_rotary_factor": Field("rotary_fraction", float, 0.25),
         "use_qkv_bias": Field("qkv_bias", bool, False),
         "hidden_dropout": Field("dropout", float, 0.0),
-        "qk_layernorm": Field("qk_norm qk_norm_by_head", bool, False),
+        "qk_layernorm": Field("qk_norm", values={False: False, None: False, True: "by-head"}),
         "use_parallel_residual": Field("parallel_residual shared_norm", bool, False),
     },
     variant=lambda config: {

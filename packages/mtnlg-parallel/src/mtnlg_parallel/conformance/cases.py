@@ -114,8 +114,8 @@ def unlike_layers() -> Iterator[Case]:
         "unlike layers": FAMILIES["llama"] | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
         "other layers": FAMILIES["llama"] | gemma | factors | {"logit_softcap": 3.0},
         "olmo": FAMILIES["llama"] | {"norm": "layer-no-weight", "qkv_clip": 0.5},
-        "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm_full": True, "kv_heads": 1},
-        "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm_by_head": True},
+        "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm": "full", "kv_heads": 1},
+        "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm": "by-head"},
         "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
         "gpt-j": one_norm | {"head_bias": True, "tied": False},
     }

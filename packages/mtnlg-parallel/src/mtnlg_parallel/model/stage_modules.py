@@ -87,8 +87,8 @@ class Layer(decoder.DecoderLayer):
         super().__init__(config, number, local_ops)
         if slicing.kv_group:
             self.attention = SharedHeads(config, number, local_ops, slicing)
-        if (config.qk_norm_full or config.qk_norm_by_head) and slicing.degree > 1:
-            norm = FullNorm if config.qk_norm_full else HeadNorms
+        if isinstance(config.qk_norm, str) and slicing.degree > 1:
+            norm = FullNorm if config.qk_norm == "full" else HeadNorms
             self.attention.q_norm = norm(config, config.heads, slicing)
             self.attention.k_norm = norm(config, config.kv_heads, slicing)
         if config.gated and Column not in slicing.layers:
