@@ -187,7 +187,7 @@ def test_a_message_never_shows_a_structure_without_an_end(tmp_path: Path, tokeni
     assert repr(pickle_reader.read(b"\x80\x04" + view + DAG[:0] + b")" + DAG + b"b.", tmp_path)).startswith("<")
     torch_file(tmp_path / "layer_00-model_states.pt", b"}" + view + pickled_tensor(tmp_path) + b"s")
     with pytest.raises(Failure, match="the name of a tensor is not a string"):
-        import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path, 4)
+        import_deepspeed(tmp_path, tmp_path / "out", tokenizer_path)
 
 
 @pytest.mark.parametrize("many", [b"}", b"]", b"\x85", b"Q", b"(t"])
@@ -235,7 +235,7 @@ def test_a_link_in_a_megatron_folder_is_not_followed(tmp_path: Path, tokenizer_p
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Failure, match="not a regular file, or a link"):
-        import_torch_dist(folder, tmp_path / "out", tokenizer_path, 1)
+        import_torch_dist(folder, tmp_path / "out", tokenizer_path)
     with pytest.raises(Failure, match="not a regular file, or a link"):
         TorchFile(folder / name)
 

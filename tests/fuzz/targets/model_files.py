@@ -40,7 +40,7 @@ def torch_file(data: bytes) -> None:
                 file = TorchFile(path)
                 assert file.tensor(value).shape == torch.Size(value.shape)
     with suppress(Failure):
-        import_deepspeed(path.parent, scratch("out"), NOT_THERE, None, _ignore, arguments={"num_attention_heads": 2})
+        import_deepspeed(path.parent, scratch("out"), NOT_THERE, _ignore, arguments={"num_attention_heads": 2})
 
 
 def torch_dist(data: bytes) -> None:
@@ -54,7 +54,7 @@ def torch_dist(data: bytes) -> None:
         archive.writestr("x/data.pkl", arguments)
     for given in ({"num_attention_heads": 2}, None):
         with suppress(Failure):
-            import_torch_dist(folder, scratch("out"), NOT_THERE, None, _ignore, arguments=given)
+            import_torch_dist(folder, scratch("out"), NOT_THERE, _ignore, arguments=given)
 
 
 def safetensors(data: bytes) -> None:

@@ -35,7 +35,7 @@ Prompts = Annotated[
     typer.Option(help="Text to continue; repeatable. Empty begins a document; - or no text reads standard input."),
 ]
 MOST: Final = 1 << 20
-"""Largest number of GPUs, heads or sequences that a command accepts; no model or run has more."""
+"""Largest number of GPUs or sequences that a command accepts; no model or run has more."""
 Seconds = Annotated[float | None, typer.Option(min=1e-9, max=1e9, help="Seconds per iteration, for TFLOP/s per GPU.")]
 
 FORMULAS: Final = {"model_72": "model, 72-coefficient", "hardware_96": "hardware, 96-coefficient"}
@@ -235,9 +235,6 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json to add; Hugging Face folders mostly have their own.")
     ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Number of attention heads, if the checkpoint lacks it.")
-    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON file with the run's arguments, if a Megatron checkpoint lacks them.")
     ] = None,
@@ -266,9 +263,9 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
         read = torch_dist.import_torch_dist if is_megatron else deepspeed.import_deepspeed
         with progress("import", parts, "chunks" if is_megatron else "files") as advance:
             arguments = read_object(config) if config else None
-            imported = read(folder, checkpoint, tokenizer, heads, advance, arguments=arguments)
+            imported = read(folder, checkpoint, tokenizer, advance, arguments=arguments)
     else:
-        _refuse(folder, "a Hugging Face folder", {"heads": heads, "config": config})
+        _refuse(folder, "a Hugging Face folder", {"config": config})
         _, imported = read_family(folder, vocabulary_multiple, sequence, family)
         options: dict[str, Any] = {"sequence": sequence, "family": family, "tokenizer": tokenizer}
         with progress("import", imported.tensor_count, "tensors") as advance:

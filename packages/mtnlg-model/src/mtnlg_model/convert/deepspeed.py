@@ -40,9 +40,6 @@ LAYER: Final = {
     "mlp.dense_4h_to_h": "mlp.down",
 }
 FINAL: Final = {"weight": "final_norm.weight", "bias": "final_norm.bias"}
-SLICED_ROWS: Final = ("embedding.token.weight", "qkv.weight", "qkv.bias", "up.weight", "up.bias")
-SLICED_COLUMNS: Final = ("out.weight", "down.weight")
-"""Tensors sliced by tensor parallelism; every rank has a full copy of all others."""
 
 
 def is_deepspeed(folder: Path) -> bool:
@@ -54,19 +51,17 @@ def import_deepspeed(
     folder: Path,
     target: Path,
     tokenizer: Path,
-    heads: int | None = None,
     advance: Advance | None = None,
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
 
-    ``arguments`` are the run's, by default those in `ARGUMENTS`; ``heads`` is the number of attention heads, if they
-    lack it. Raises ``Failure`` if a file is missing, has a tensor that this decoder does not have, or contradicts
-    another file.
+    ``arguments`` are the run's, by default those in `ARGUMENTS`. Raises ``Failure`` if a file is missing, has a tensor
+    that this decoder does not have, or contradicts another file.
     """
     files = _layer_files(folder)
-    config, names = _read_config(folder, files, heads, arguments)
+    config, names = _read_config(folder, files, arguments)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
         for number, ranks in files.items():
@@ -76,13 +71,15 @@ def import_deepspeed(
                     name = names[number].get(key)
                     if name is None:
                         raise Failure(f"{path}: {key}: not a tensor of this decoder")
-                    index = _slice_index(name, shapes[name], rank, len(ranks))
-                    if index is None:
-                        continue
-                    expected = tuple(axis.stop - axis.start for axis in index)
-                    if view.shape != expected:
-                        raise Failure(f"{path}: {key}: shape {list(view.shape)}, expected {list(expected)}")
-                    writer.add(name, shapes[name], "weight", index, file.tensor(view))
+                    part, whole = view.shape, shapes[name]
+                    axes = list(zip(part, whole, strict=False))
+                    if len(part) != len(whole) or any(total not in {size, size * len(ranks)} for size, total in axes):
+                        expected = f"no slice of {list(whole)} on {len(ranks)} ranks"
+                        raise Failure(f"{path}: {key}: shape {list(part)}, {expected}")
+                    if part != whole or rank == 0:  # every rank has a copy of what is not sliced
+                        starts = [rank * size if size < total else 0 for size, total in axes]
+                        index = tuple(slice(start, start + size) for start, size in zip(starts, part, strict=True))
+                        writer.add(name, whole, "weight", index, file.tensor(view))
                 if advance:
                     advance(1)
     return config
@@ -107,7 +104,7 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
 
 
 def _read_config(
-    folder: Path, files: dict[int, list[Path]], heads: int | None, arguments: Mapping[str, Any] | None
+    folder: Path, files: dict[int, list[Path]], arguments: Mapping[str, Any] | None
 ) -> tuple[ModelConfig, dict[int, dict[str, str]]]:
     """The configuration implied by the tensors' shapes, and our names of their tensors by layer number."""
     names: dict[int, dict[str, str]] = {}
@@ -129,7 +126,7 @@ def _read_config(
             names[number] = FINAL
         else:
             raise Failure(f"{ranks[0]}: not an embedding, layer or final norm: its tensors are {sorted(views)[:4]}")
-    return config_of({**sizes, "layers": layers}, heads, folder / ARGUMENTS, arguments), names
+    return config_of({**sizes, "layers": layers}, folder / ARGUMENTS, arguments), names
 
 
 def _views(file: TorchFile) -> dict[str, View]:
@@ -139,14 +136,3 @@ def _views(file: TorchFile) -> dict[str, View]:
     if not all(isinstance(key, str) for key in views):
         raise Failure(f"{file.path}: the name of a tensor is not a string")
     return views
-
-
-def _slice_index(name: str, shape: tuple[int, ...], rank: int, tp: int) -> tuple[slice, ...] | None:
-    """Index of a rank's slice in the global tensor; None for a redundant copy of rank 0's tensor."""
-    index = [slice(0, size) for size in shape]
-    if not name.endswith(SLICED_ROWS + SLICED_COLUMNS):
-        return tuple(index) if rank == 0 else None
-    axis = 0 if name.endswith(SLICED_ROWS) else 1
-    size = shape[axis] // tp
-    index[axis] = slice(rank * size, (rank + 1) * size)
-    return tuple(index)

@@ -63,19 +63,14 @@ def _read_arguments(path: Path) -> Mapping[str, Any]:
     return state
 
 
-def config_of(
-    sizes: dict[str, int], heads: int | None, path: Path, arguments: Mapping[str, Any] | None = None
-) -> ModelConfig:
+def config_of(sizes: dict[str, int], path: Path, arguments: Mapping[str, Any] | None = None) -> ModelConfig:
     """The configuration from tensor sizes and the run's arguments, by default those in the file ``path``.
 
     Raises ``Failure`` if they contradict each other.
     """
     arguments = _read_arguments(path) if arguments is None else arguments
-    heads = heads or arguments.get("num_attention_heads")
-    if heads is None:
-        raise Failure(f"{path.parent}: number of attention heads not stored; give --heads N")
     by_tanh = arguments.get("bias_gelu_fusion") is not False or arguments.get("openai_gelu") is True
-    rest = {"heads": heads, "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5)}
+    rest = {"heads": arguments.get("num_attention_heads"), "layer_norm_eps": arguments.get("layernorm_epsilon", 1e-5)}
     if not all(isinstance(value, int | float) for value in rest.values()):
         raise Failure(f"{path}: num_attention_heads or layernorm_epsilon is not a number")
     config = validate({**sizes, **rest, "mlp": "gelu-tanh" if by_tanh else "gelu"}, ModelConfig, str(path.parent))

@@ -21,7 +21,7 @@ from . import pickle_reader
 from .megatron import config_of
 from .output import new_checkpoint, require_file_size
 from .pickle_reader import Global, Record
-from .torch_file import MAX_AXES, TorchFile, View
+from .torch_file import TorchFile, View, is_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,18 +82,17 @@ def import_torch_dist(
     folder: Path,
     target: Path,
     tokenizer: Path,
-    heads: int | None = None,
     advance: Advance | None = None,
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
 
-    ``arguments`` are the run's, by default those in common.pt; ``heads`` is the number of attention heads, if they lack
-    it. Raises ``Failure`` if the folder is damaged or its model is not a GPT of this decoder's architecture.
+    ``arguments`` are the run's, by default those in common.pt. Raises ``Failure`` if the folder is damaged or its model
+    is not a GPT of this decoder's architecture.
     """
     tensors = read_index(folder)
-    config = _read_config(folder, tensors, heads, arguments)
+    config = _read_config(folder, tensors, arguments)
     shapes = config.parameter_shapes()
     with new_checkpoint(target, config, tokenizer) as writer:
         for key, tensor in tensors.items():
@@ -126,8 +125,11 @@ def read_index(folder: Path) -> dict[str, IndexedTensor]:
     locations = _chunk_locations(storage, path)
     tensors = {}
     for key, entry in entries.items():
-        if not isinstance(key, str) or key.startswith(IGNORED_PREFIXES) or _is_bytes(entry):
+        if not isinstance(key, str) or key.startswith(IGNORED_PREFIXES):
             continue
+        match entry:
+            case Record(what=Global(name="BytesStorageMetadata")):  # no tensor
+                continue
         size, chunks = _state(entry, "TensorStorageMetadata", "size", "chunks", path=path)
         if not isinstance(chunks, list):
             raise Failure(f"{path}: {key}: chunks are not a list")
@@ -176,38 +178,28 @@ def _chunk(key: str, entry: object, locations: dict[Any, tuple[str, int, int]], 
 
 def _state(record: object, kind: str, *fields: str, path: Path) -> list[Any]:
     """These fields of a record of class ``kind``. Raises ``Failure`` if it is anything else."""
-    if isinstance(record, Record) and isinstance(record.what, Global) and record.what.name == kind:
-        state = record.state
-        if isinstance(state, dict) and all(field in state for field in fields):
+    match record:
+        case Record(what=Global(name=name), state=dict(state)) if name == kind and state.keys() >= {*fields}:
             return [state[field] for field in fields]
     raise Failure(f"{path}: not the index of a torch.distributed checkpoint: no {kind} with {fields[0]}")
 
 
-def _is_bytes(entry: object) -> bool:
-    return isinstance(entry, Record) and isinstance(entry.what, Global) and entry.what.name == "BytesStorageMetadata"
-
-
 def _size(value: object, path: Path) -> tuple[int, ...]:
     match value:
-        case Record(what=Global("torch", "Size"), arguments=(tuple(sizes),)):
-            if len(sizes) <= MAX_AXES and all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-                return sizes
+        case Record(what=Global("torch", "Size"), arguments=(tuple(sizes),)) if is_shape(sizes):
+            return sizes
     raise Failure(f"{path}: damaged: a size is not a torch.Size")
 
 
-def _read_config(
-    folder: Path, tensors: dict[str, IndexedTensor], heads: int | None, arguments: Mapping[str, Any] | None
-) -> ModelConfig:
+def _read_config(folder: Path, tensors: dict[str, IndexedTensor], arguments: Mapping[str, Any] | None) -> ModelConfig:
     """The configuration implied by the shapes and the run's arguments."""
     try:
-        tokens, positions = (tensors[key].shape for key in OUTER if key.startswith("embedding."))
-        vocabulary, hidden = tokens
-        sequence, _ = positions
+        (vocabulary, hidden), (sequence, _) = (tensors[key].shape for key in OUTER if key.startswith("embedding."))
     except (KeyError, ValueError):
         raise Failure(f"{folder}: not a GPT with learned positions: no token and position embedding") from None
     layers = max((_layer_count(key, tensor) for key, tensor in tensors.items()), default=0)
     sizes = {"layers": layers, "hidden": hidden, "sequence": sequence, "vocabulary": vocabulary}
-    config = config_of(sizes, heads, folder / ARGUMENTS, arguments)
+    config = config_of(sizes, folder / ARGUMENTS, arguments)
     files = {chunk.file for tensor in tensors.values() for chunk in tensor.chunks}
     require_file_size(config, [folder / file for file in files])
     return config

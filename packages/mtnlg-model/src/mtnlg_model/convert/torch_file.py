@@ -137,24 +137,25 @@ def _replace_tensors(value: Any) -> Any:  # noqa: ANN401  (any saved value)
 
 def _view(value: Any) -> Any:  # noqa: ANN401  (as above)
     """The `View` described by a tensor's record; any other value, such as an integer tensor, unchanged."""
-    while isinstance(value, Record) and value.is_a("torch._utils", "_rebuild_parameter"):
-        match value.arguments:
-            case (inner, *_):
+    while True:
+        match value:
+            case Record(what=Global("torch._utils", "_rebuild_parameter"), arguments=(inner, *_)):
                 value = inner
+            case Record(
+                what=Global("torch._utils", "_rebuild_tensor_v2"),
+                arguments=(
+                    Record(what="persistent", arguments=("storage", Global() as kind, str(storage), *_)),
+                    int(first),
+                    tuple(shape),
+                    tuple(strides),
+                    *_,
+                ),
+            ) if kind in STORAGES and len(shape) == len(strides) and all(map(is_shape, (shape, strides, (first,)))):
+                return View(STORAGES[kind], shape, strides, first, storage)
             case _:
                 return value
-    match value:
-        case Record(
-            what=Global("torch._utils", "_rebuild_tensor_v2"),
-            arguments=(
-                Record(what="persistent", arguments=("storage", Global() as kind, str(storage), *_)),
-                int(first),
-                tuple(shape),
-                tuple(strides),
-                *_,
-            ),
-        ) if kind in STORAGES and len(shape) == len(strides) <= MAX_AXES:
-            sizes = (first, *shape, *strides)
-            if all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-                return View(STORAGES[kind], shape, strides, first, storage)
-    return value
+
+
+def is_shape(sizes: tuple[object, ...]) -> bool:
+    """Whether these are sizes, or strides, of a tensor's axes."""
+    return len(sizes) <= MAX_AXES and all(type(size) is int and 0 <= size < 1 << 62 for size in sizes)
