@@ -12,14 +12,14 @@ most one container per `BYTES_A_CONTAINER` bytes, so memory is at most a multipl
 from __future__ import annotations
 
 import pickletools
+import warnings
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -55,6 +55,7 @@ _MARK: Final = object()
 """Marks the start of a group of values on the stack."""
 
 
+# The opcodes of protocols 2 to 5 for data, classes and calls; any other is refused.
 _PUSH: Final = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "GLOBAL"),
@@ -71,39 +72,20 @@ _NEW: Final[dict[str, Callable[[], object]]] = {"EMPTY_LIST": list, "EMPTY_DICT"
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MEMO_GET: Final = {"BINGET", "LONG_BINGET"}
 _MEMO_PUT: Final = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
-_STACK_OPS: Final = {
-    *("TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
-    *("STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID"),
-}
 _MAKE_CONTAINERS: Final = {*_NEW, *_TUPLES, "TUPLE", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BINPERSID", "GLOBAL"}
-_IGNORED: Final = {"PROTO", "FRAME"}
-_STOP: Final = b"."
-_SUPPORTED: Final = {*_PUSH, *_CONSTANTS, *_NEW, *_TUPLES, *_MEMO_GET, *_MEMO_PUT, *_STACK_OPS, *_IGNORED}
-_OPCODES: Final = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes if opcode.name in _SUPPORTED}
-"""The opcodes of protocols 2 to 5 for data, classes and calls; no other is decoded."""
+_IGNORED: Final = {"PROTO", "FRAME", "STOP"}
 
 
 def read(raw: bytes, path: Path) -> Any:  # noqa: ANN401  (any pickled value)
     """The contents of the pickle ``raw`` from file ``path``. Raises ``Failure`` if it is damaged or unsupported."""
     machine = _Machine(SPARE_CONTAINERS + len(raw) // BYTES_A_CONTAINER)
     try:
-        for name, argument in _opcodes(BytesIO(raw)):
-            machine.step(name, argument)
+        with warnings.catch_warnings(action="ignore"):  # of escapes in the name of a class
+            for opcode, argument, _ in pickletools.genops(raw):
+                machine.step(opcode.name, argument)
         return machine.stack.pop()
     except (ValueError, LookupError, TypeError) as error:
         raise Failure(f"{path}: not a pickle that can be read as data: {error or type(error).__name__}") from None
-
-
-def _opcodes(stream: BytesIO) -> Iterator[tuple[str, Any]]:
-    """Yield name and argument of each opcode."""
-    while (code := stream.read(1)) != _STOP:
-        if code not in _OPCODES:
-            raise ValueError(f"unsupported opcode {code!r}" if code else "it ends too early")
-        opcode = _OPCODES[code]
-        if opcode.name == "GLOBAL":  # two raw lines; pickletools would interpret escapes in them
-            yield opcode.name, Global(*(stream.readline().decode().removesuffix("\n") for _ in range(2)))
-        else:
-            yield opcode.name, opcode.arg.reader(stream) if opcode.arg else None
 
 
 class _Machine:
@@ -117,7 +99,7 @@ class _Machine:
     def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  (an opcode's argument)
         """Execute one opcode. Raises ``ValueError``, ``LookupError`` or ``TypeError`` if it is invalid."""
         if name in _PUSH:
-            self.stack.append(argument)
+            self.stack.append(Global(*argument.split(" ", 1)) if name == "GLOBAL" else argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
         elif name in _NEW:
@@ -128,7 +110,7 @@ class _Machine:
             self.stack.append(self.memo[argument])
         elif name in _MEMO_PUT:
             self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
-        elif name in _STACK_OPS:
+        else:
             self._build(name)
         if name in _MAKE_CONTAINERS:
             self._containers_left -= 1
@@ -159,6 +141,8 @@ class _Machine:
                 self._target(Record).state = state
             case "BINPERSID":
                 self.stack.append(Record("persistent", self.stack.pop()))
+            case _ if name not in _IGNORED:
+                raise ValueError(f"unsupported opcode {name}")
 
     def _top(self, count: int) -> list[Any]:
         if len(self.stack) < count:
