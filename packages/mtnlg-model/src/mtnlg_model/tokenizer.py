@@ -23,7 +23,6 @@ EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<EOS>", "[EOS
 """Names of the token that ends documents, as mtnlg-data looks for them; the first need not be a special token."""
 BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 """Names of the token that begins documents; many tokenizers have none."""
-_REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
@@ -38,9 +37,8 @@ class Tokenizer:
         path = Path(path)
         self._path, self._tokenizer = path, _load(path)
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        names = [name for name in EOD_NAMES if name in special]
-        if self._tokenizer.token_to_id(EOD_NAMES[0]) is not None:
-            names.insert(0, EOD_NAMES[0])
+        usual = [name for name in EOD_NAMES[:1] if self._tokenizer.token_to_id(name) is not None]
+        names = usual + [name for name in EOD_NAMES if name in special]
         named = named_tokens(path.parent, self._tokenizer)
         names += [self._tokenizer.id_to_token(number) or "" for number in named.end]
         if not names:
@@ -94,11 +92,6 @@ class Tokenizer:
     def decode_behind(self, tokens: Sequence[int]) -> str:
         """`decode` of the continuation of a text: with the space that some tokenizers drop at the start of a text."""
         return self.decode([self.eod, *tokens])[self._eod_length :]
-
-    def decode_complete(self, tokens: Sequence[int]) -> str:
-        """Like `decode_behind`, without an incomplete final character."""
-        text = self.decode_behind(tokens)
-        return text.rstrip(_REPLACEMENT) if len(text) - len(text.rstrip(_REPLACEMENT)) < 4 else text
 
     def stop_condition(self, texts: Iterable[str]) -> Callable[[Sequence[int]], bool]:
         """Predicate on a row's new tokens: true if document or answer ends, or once they contain one of ``texts``."""

@@ -7,7 +7,7 @@ token, as learned position embeddings require. Finished rows leave the batch; a 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import chain
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from mtnlg_model.functional import causal_mask
 from .sampling import GREEDY, draw_tokens, penalize, row_generators, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from .cache import Cache
     from .sampling import Sampling
+
+REPLACEMENT = "\ufffd"
+"""What an incomplete character is decoded to."""
 
 
 def stream_tokens(
@@ -58,25 +61,23 @@ def stream_tokens(
     padding = [longest - len(prompt) for prompt in prompts]
     cache = decoder.cache(longest + max(limits) - 1)
     rows = list(range(len(prompts)))
-    new: list[list[int]] = [[] for _ in prompts]
-    tokens_BS = to_device(torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]), device)
-    seen_BV = None
+    # Padding is a token that the row has, for the repetition penalty.
+    texts = [[prompt[0]] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)]
+    tokens_BS, seen_BV = to_device(torch.tensor(texts), device), None
     if sampling.repetition_penalty != 1:
-        numbers = ([row] * len(prompt) for row, prompt in enumerate(prompts))
-        index = [to_device(torch.tensor(list(chain(*each))), device) for each in (numbers, prompts)]
         seen_BV = torch.zeros(len(prompts), decoder.config.tokens, dtype=torch.bool, device=device)
-        seen_BV[tuple(index)] = True
     for count in range(1, max(limits) + 1):
         with torch.inference_mode(), eval_mode(decoder):
             logits_BV = _next_logits(decoder, tokens_BS, padding, cache)[:, :vocabulary]
             if seen_BV is not None:
+                seen_BV.scatter_(1, tokens_BS, value=True)
                 logits_BV = penalize(logits_BV, seen_BV[:, :vocabulary], sampling.repetition_penalty)
             drawn = draw_tokens(logits_BV, sampling, [generators[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
-            new[row].append(token)
+            texts[row].append(token)
             yield row, token
         within = [n for n, row in enumerate(rows) if count < limits[row]]
-        unfinished = [n for n in within if stop_condition is None or not stop_condition(new[rows[n]])]
+        unfinished = [n for n in within if stop_condition is None or not stop_condition(texts[rows[n]][longest:])]
         if not unfinished:
             return
         if len(unfinished) < len(rows):
@@ -84,13 +85,10 @@ def stream_tokens(
             cache.keep(kept)
             seen_BV = None if seen_BV is None else seen_BV[kept]
             rows, padding = [rows[n] for n in unfinished], [padding[n] for n in unfinished]
-        tokens_BS = to_device(torch.tensor([[new[row][-1]] for row in rows]), device)
-        if seen_BV is not None:
-            seen_BV.scatter_(1, tokens_BS, value=True)
+        first = -1
         if cache.length - (decoder.config.longest_short_text or -1) in padding:  # now long: all its keys change
-            cache = decoder.cache(longest + max(limits) - 1)
-            texts = ([0] * n + [*prompts[row], *new[row]] for n, row in zip(padding, rows, strict=True))
-            tokens_BS = to_device(torch.tensor([*texts]), device)
+            cache, first = decoder.cache(longest + max(limits) - 1), 0
+        tokens_BS = to_device(torch.tensor([texts[row][first:] for row in rows]), device)
 
 
 def use_column_major_weights(decoder: Decoder) -> None:
@@ -181,7 +179,8 @@ def complete(  # noqa: PLR0917  (the options of a completion)
     completions = generate(
         decoder, encoded, max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=condition, seeds=seeds
     )
-    return [decode_until_stop(tokenizer, completion, stop, behind=True) for completion in completions]
+    texts = (new[:-1] if new and new[-1] in tokenizer.ends else new for new in completions)
+    return [_before_stop(tokenizer.decode_behind(text), stop) for text in texts]
 
 
 def stream_text(  # noqa: PLR0917  (as complete)
@@ -198,50 +197,37 @@ def stream_text(  # noqa: PLR0917  (as complete)
     """
     stop = [stop] if isinstance(stop, str) else stop
     lookahead = max((len(text) for text in stop), default=1) - 1
-    encoded, pending, pieces = _encoded(tokenizer, prompt), "", TextPieces(tokenizer)
+    encoded, pending = _encoded(tokenizer, prompt), ""
     vocabulary, condition = tokenizer.vocabulary, tokenizer.stop_condition(stop)
-    for _, token in stream_tokens(
-        decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=condition
-    ):
-        if token in tokenizer.ends:
-            break
-        text = pending + pieces.add(token)
+    drawn = stream_tokens(decoder, [encoded], max_new_tokens, sampling, vocabulary=vocabulary, stop_condition=condition)
+    tokens = takewhile(lambda token: token not in tokenizer.ends, (token for _, token in drawn))
+    for piece in _text_pieces(tokenizer, tokens):
+        text = pending + piece
         pending = _before_stop(text, stop)
         if pending != text:
-            yield pending
-            return
+            break
         # Hold back what may be the beginning of a stop text.
         if (final := len(pending) - lookahead) > 0:
             yield pending[:final]
             pending = pending[final:]
-    yield _before_stop(pending + pieces.rest(), stop)
+    yield pending
 
 
-class TextPieces:
-    """Decodes tokens one by one, as the continuation of other text, into whole characters.
+def _text_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of tokens, the continuation of other text, in whole characters; last what is left of one.
 
     Each token is decoded together with the tokens of the previous piece, since decoders join and trim neighbours.
     """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._tokens, self._known = tokenizer, list[int](), 0
-
-    def add(self, token: int) -> str:
-        """The text that one more token adds; "" while its last character is incomplete."""
-        self._tokens.append(token)
-        text = self._tokenizer.decode_behind(self._tokens)
-        if self._tokenizer.decode_complete(self._tokens) != text:
-            return ""
-        piece = text[self._length() :]
-        self._tokens, self._known = self._tokens[self._known :], len(self._tokens) - self._known
-        return piece
-
-    def rest(self) -> str:
-        """The text that is left at the end: an incomplete character."""
-        return self._tokenizer.decode_behind(self._tokens)[self._length() :]
-
-    def _length(self) -> int:
-        return len(self._tokenizer.decode_behind(self._tokens[: self._known]))
+    recent: list[int] = []
+    known, text, length = 0, "", 0
+    for token in tokens:
+        recent.append(token)
+        text = tokenizer.decode_behind(recent)
+        length = len(tokenizer.decode_behind(recent[:known]))
+        if not 0 < len(text) - len(text.rstrip(REPLACEMENT)) < 4:  # a character has four bytes at most
+            yield text[length:]
+            recent, known, length = recent[known:], len(recent) - known, len(text)
+    yield text[length:]
 
 
 def _encoded(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Sequence[int]:
@@ -250,9 +236,3 @@ def _encoded(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Sequence[int]
 
 def _before_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
-
-
-def decode_until_stop(tokenizer: Tokenizer, new: Sequence[int], stop: Sequence[str], *, behind: bool = False) -> str:
-    """Text of ``new`` before the end of document or answer and any ``stop`` text; ``behind``: it follows a prompt."""
-    decode = tokenizer.decode_behind if behind else tokenizer.decode
-    return _before_stop(decode(new[:-1] if new and new[-1] in tokenizer.ends else new), stop)
