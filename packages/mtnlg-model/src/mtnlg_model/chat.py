@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from pydantic import ConfigDict
 
-from .checkpoint.chat_files import own_file
+from .checkpoint.chat_files import PartOfFile, own_file
 from .checkpoint.manifest import parse_json
 from .console import Failure, UsageFailure
 from .files import read_small
@@ -40,17 +39,8 @@ class _Named(Settings):
     template: str
 
 
-class _Config(Settings):
-    model_config = ConfigDict(extra="ignore")
-
+class _Config(PartOfFile):
     chat_template: str | tuple[_Named, ...] | None = None
-
-    @property
-    def templates(self) -> dict[str, str]:
-        """Templates by name."""
-        if isinstance(self.chat_template, tuple):
-            return {each.name: each.template for each in self.chat_template}
-        return {} if self.chat_template is None else {DEFAULT: self.chat_template}
 
 
 @dataclass
@@ -89,9 +79,11 @@ class Chat:
             config = parse_json(raw, _Config, path)
             tokens = tokens or _special_tokens(json.loads(raw))
             if not templates:
+                own = config.chat_template or ()
+                named = [(DEFAULT, own)] if isinstance(own, str) else [(each.name, each.template) for each in own]
+                templates = {name: (text, path) for name, text in named}
                 files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
                 files |= {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
-                templates = {name: (text, path) for name, text in config.templates.items()}
                 templates |= {name: (_read(path).decode(), path) for name, path in files.items()}
         given = {} if thinking is None else {"enable_thinking": thinking}
         begin = tokens.get("bos_token") or tokens.get("eos_token") or ""

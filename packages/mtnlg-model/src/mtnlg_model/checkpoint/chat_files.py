@@ -40,23 +40,23 @@ class NamedTokens(NamedTuple):
     end: tuple[int, ...]
 
 
-class _Token(Settings):
+class PartOfFile(Settings):
+    """Fields of a file that has others, which are ignored."""
+
     model_config = ConfigDict(extra="ignore")
 
+
+class _Token(PartOfFile):
     content: str
 
 
-class _Tokens(Settings):
-    model_config = ConfigDict(extra="ignore")
-
+class _Tokens(PartOfFile):
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
     eos_token_id: Number | tuple[Number, ...] | None = None
 
 
-class _Sampling(Settings):
-    model_config = ConfigDict(extra="ignore")
-
+class _Sampling(PartOfFile):
     do_sample: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -71,11 +71,12 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
     A missing setting has transformers' default, which differs from ours in one: top_k = 50. Raises ``Failure``.
     """
     given = parse_json(read_chat_files(folder).get(GENERATION, b"{}"), _Sampling, folder / GENERATION)
-    penalty = {"repetition_penalty": given.repetition_penalty}
-    if given.do_sample:
-        penalty |= {"temperature": 1.0 if given.temperature is None else given.temperature, "top_p": given.top_p}
-        penalty |= {"top_k": (50 if given.top_k is None else given.top_k) or None, "min_p": given.min_p}
-    return {name: value for name, value in penalty.items() if value is not None}
+    settings: dict[str, float] = given.model_dump(exclude_none=True)
+    if settings.pop("do_sample", False):
+        settings = {"temperature": 1.0, "top_k": 50, **settings}
+    else:
+        settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
+    return {name: value for name, value in settings.items() if value or name != "top_k"}
 
 
 def read_chat_files(folder: Path) -> dict[str, bytes]:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-DTYPES: Final[dict[DtypeName, torch.dtype]] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
+DTYPE_NAMES: Final[dict[torch.dtype, DtypeName]] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
 }
-DTYPE_NAMES: Final[dict[torch.dtype, DtypeName]] = {dtype: name for name, dtype in DTYPES.items()}
+DTYPES: Final[dict[str, torch.dtype]] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 MAX_HEADER_BYTES = 100_000_000
 MAX_AXES = 8
 
@@ -67,11 +67,6 @@ class HeaderEntry(Settings):
     dtype: str
     shape: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_AXES)]
     data_offsets: tuple[NonNegative, NonNegative]
-
-
-def stored_dtype(entry: HeaderEntry) -> torch.dtype:
-    """Torch dtype of an entry. Raises ``KeyError`` for a dtype outside `DTYPES`."""
-    return {str(name): dtype for name, dtype in DTYPES.items()}[entry.dtype]
 
 
 _HEADER = TypeAdapter(dict[str, HeaderEntry | dict[str, str]])

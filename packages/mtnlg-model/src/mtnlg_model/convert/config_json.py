@@ -122,9 +122,9 @@ def from_config_json(
         raise Failure(f"{place}: {QUANTIZED} = {content[QUANTIZED]!s:.100}: quantized weights are not supported")
     found = load_family(family or str(model_type))
     content = _by_usual_names(content, found, place)
-    merged = {**content, **_rotary_fields(content, found, place, sequence)}
-    values = {name: _value(merged, name, field, place) for name, field in found.fields.items()}
-    settings: dict[str, Any] = {"rotary_scaling": merged["scaling"]} if "scaling" in merged else {}
+    rotary = _rotary_fields(content, found, place, sequence)
+    values = {name: _value({**content, **rotary}, name, field, place) for name, field in found.fields.items()}
+    settings: dict[str, Any] = {"rotary_scaling": rotary.get("scaling")}
     for name, field in found.fields.items():
         for ours in field.sets.split() if values[name] is not None else ():
             if settings.setdefault(ours, values[name]) != values[name]:
@@ -189,8 +189,8 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
         window = max(filter(None, windows), default=None)
         if window or not rule.switch:
             content[rule.name] = window
-        if rule.reads_types and (window or not rule.switch):
-            content["layer_types"] = [SLIDING if each else FULL for each in windows]
+            if rule.reads_types:
+                content["layer_types"] = [SLIDING if each else FULL for each in windows]
         if rule.switch:
             content[rule.switch] = window is not None
     return content
@@ -198,10 +198,9 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
 
 def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
     """The fields, with aliases replaced by their usual names. Raises ``Failure`` if a field and its alias differ."""
-    renamed = {family.aliases[key]: content[key] for key in family.aliases if content.get(key) is not None}
-    for name, value in renamed.items():
-        if content.get(name) not in (None, value):
-            raise _ambiguous(place, name, content[name], value)
+    given = {key: value for key, value in content.items() if value is not None}
+    renamed = {family.aliases[key]: value for key, value in given.items() if key in family.aliases}
+    _require_equal(given, renamed, place)
     defaults = {ORIGINAL: family.fields[ORIGINAL].default} if ORIGINAL in family.fields else {}
     return {**defaults, **content, **renamed}
 
@@ -246,24 +245,21 @@ def _by_layer(
         raise Failure(f"{place}: {rule.name} = {window!s:.100}: not a number of tokens")
     numbers = range(min(config.layers, MOST_LAYERS))
     types = content.get("layer_types")
-    contradiction = Failure(
-        f"{place}: layer_types = {types!s:.100}: not what {family.architecture} computes by its fields"
-    )
     try:
         slides = listed = [{SLIDING: True, FULL: False}[kind] for kind in types or ()]
         if not (rule.reads_types and window is not None and len(listed) == config.layers):
             slides = [window is not None and bool(rule.slides(values, n)) for n in numbers]
-        agree = not listed or listed == slides or not any(listed + slides)
-        slides = slides[: len(numbers)]
+        agree = listed in ([], slides) or not any(listed + slides)
         layers = [dict(rule.settings(values, n, slides[n] if window else None)) for n in numbers]
     except (TypeError, LookupError, ValueError, ArithmeticError):
-        raise contradiction from None
+        agree = False
     except Failure as error:
         raise Failure(f"{place}: {error}") from None
     if not agree:
-        raise contradiction
+        computed = f"not what {family.architecture} computes by its fields"
+        raise Failure(f"{place}: layer_types = {types!s:.100}: {computed}")
     if window is not None and window < config.sequence:
-        layers = [layer | {"window": window} if each else layer for layer, each in zip(layers, slides, strict=True)]
+        layers = [layer | {"window": window} if slides[n] else layer for n, layer in enumerate(layers)]
     alike = config.layer(0).model_dump(mode="json")
     return validate(
         {**config.model_dump(mode="json"), "by_layer": [alike | layer for layer in layers]}, ModelConfig, place
@@ -282,17 +278,14 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
     whole = Field(kind=float, default=1.0)
     # Fallbacks for keys that a table lacks.
     found = {key: _value(content, name, family.fields.get(name, whole), place) for key, name in names.items()}
-    said = [key for key, name in names.items() if not content.get(key) is content.get(name) is None]
-    for key in names:
-        if None is not content.get(key) != found[key]:
-            raise _ambiguous(place, key, found[key], content[key])
+    given = {key: content[key] for key in names if content.get(key) is not None}
+    _require_equal(found, given, place)
+    said = given | {key: found[key] for key, name in names.items() if content.get(name) is not None}
     for name in ROTARY_TABLES:
         if content.get(name) not in (None, {}):
             read = {**found, "scaling": None, **_rotary_table(content[name], content, f"{place}: {name}", sequence)}
-            for key in said:
-                if read[key] != found[key]:
-                    raise _ambiguous(place, key, found[key], read[key])
-            found, said = read, [*read]
+            _require_equal(said, read, place)
+            found = said = read
     if {LOCAL_BASE, ROTARY_TABLES[1]} & family.fields.keys() and FULL not in (content.get(ROTARY_TABLES[1]) or (FULL,)):
         raise Failure(f"{place}: {ROTARY_TABLES[1]}: {FULL}: missing")  # transformers reads no other
     fields = {names.get(key, key): value for key, value in found.items() if value is not None}
@@ -302,8 +295,12 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
     return fields
 
 
-def _ambiguous(place: str, key: str, one: object, other: object) -> Failure:
-    return Failure(f"{place}: {key} = {one!s:.60} and {other!s:.60}: programs differ in which they read; keep one")
+def _require_equal(one: Mapping[str, Any], other: Mapping[str, Any], place: str) -> None:
+    """Raise ``Failure`` for a field that the two have with different values."""
+    for key in one:
+        if key in other and one[key] != other[key]:
+            values = f"{key} = {one[key]!s:.60} and {other[key]!s:.60}"
+            raise Failure(f"{place}: {values}: programs differ in which they read; keep one")
 
 
 def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: int | None) -> dict[str, Any]:  # noqa: ANN401
@@ -324,8 +321,8 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
         return found
     if kind not in SCALINGS:
         raise Failure(f"{place}: rope_type = {kind:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
-    if (original := content.get(ORIGINAL)) not in (None, table.get(ORIGINAL, original)):
-        raise _ambiguous(place, ORIGINAL, original, table[ORIGINAL])
+    if content.get(ORIGINAL) is not None:
+        _require_equal({ORIGINAL: content[ORIGINAL]}, table, place)
     model, names = SCALINGS[kind]
     required = (theirs for theirs, ours in names.items() if model.model_fields[ours].is_required())
     for missing in (theirs for theirs in required if theirs not in table):

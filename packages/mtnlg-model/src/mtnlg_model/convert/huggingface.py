@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
-from mtnlg_model.checkpoint.chat_files import CONFIG, own_file, read_chat_files
-from mtnlg_model.checkpoint.manifest import TOKENIZER
+from mtnlg_model.checkpoint.chat_files import CONFIG, PartOfFile, own_file, read_chat_files
+from mtnlg_model.checkpoint.manifest import TOKENIZER, parse_json
 from mtnlg_model.checkpoint.reader import Checkpoint, empty_decoder
-from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, stored_dtype, write_tensor_file
+from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ SHARD_BYTES = 5 << 30
 INDEX_BYTES = 1 << 26
 
 
-class _Index(BaseModel):
+class _Index(PartOfFile):
     weight_map: dict[str, str] = Field(min_length=1)
 
 
@@ -172,7 +172,7 @@ class HuggingFaceWeights:
     def dtype(self, name: str) -> torch.dtype:
         """The dtype in which a parameter is stored."""
         key = self._sources[name][0]
-        return stored_dtype(self._files[key].entries[key])
+        return DTYPES[self._files[key].entries[key].dtype]
 
     def decoder(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
         """The decoder with these weights, in evaluation mode; ``dtype`` None keeps the stored one."""
@@ -205,11 +205,8 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
     index = folder / INDEX
     names = [WEIGHTS]
     if index.exists() and not (folder / WEIGHTS).exists():
-        try:
-            weight_map = _Index.model_validate_json(read_small(own_file(folder, INDEX), INDEX_BYTES)).weight_map
-        except ValidationError as error:
-            raise Failure(f"{index}: {error.errors(include_url=False)[0]['msg']}") from None
-        names = sorted(set(weight_map.values()))
+        content = parse_json(read_small(own_file(folder, INDEX), INDEX_BYTES), _Index, index)
+        names = sorted(set(content.weight_map.values()))
     files: dict[str, TensorFile] = {}
     for name in names:
         if "/" in name or not (folder / name).is_file():
@@ -249,6 +246,6 @@ def _sources(folder: Path, files: dict[str, TensorFile], expected: dict[str, tup
 
 def _read_tensor(file: TensorFile, key: str) -> Tensor:
     stored = file.entries[key]
-    tensor = torch.empty(stored.shape, dtype=stored_dtype(stored))
+    tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
     file.read(key, [(0, tensor.numel())], tensor)
     return tensor

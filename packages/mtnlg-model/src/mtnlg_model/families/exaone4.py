@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import Field, LayersBy
+from .family import Field, LayersBy, by_pattern
 from .llama import LIKE
 
 FAMILY = LIKE.like(
@@ -15,7 +15,7 @@ FAMILY = LIKE.like(
     modules={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
     layers_by=LayersBy(
         4096,
-        slides=lambda fields, n: (n + 1) % fields["sliding_window_pattern"] != 0,
+        slides=by_pattern,
         reads_types=True,
         settings=lambda _fields, _n, slides: {"rotary": slides is not False},
     ),

@@ -76,6 +76,11 @@ class LayersBy(NamedTuple):
     name: str = "sliding_window"
 
 
+def by_pattern(fields: Mapping[str, Any], n: int) -> bool:
+    """Whether layer ``n`` has a window where every ``sliding_window_pattern``-th layer has none."""
+    return bool((n + 1) % fields["sliding_window_pattern"])
+
+
 @dataclass(frozen=True)
 class Family:
     """One model_type of config.json.

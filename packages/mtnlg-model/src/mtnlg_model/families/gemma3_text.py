@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import Field, LayersBy
+from .family import Field, LayersBy, by_pattern
 from .gemma2 import FAMILY as GEMMA2
 
 FAMILY = GEMMA2.like(
@@ -21,7 +21,7 @@ FAMILY = GEMMA2.like(
     },
     layers_by=LayersBy(
         4096,
-        slides=lambda fields, n: (n + 1) % fields["sliding_window_pattern"] != 0,
+        slides=by_pattern,
         reads_types=True,
         settings=lambda fields, _n, slides: {"rotary_base": fields["rope_local_base_freq"]} if slides else {},
     ),
