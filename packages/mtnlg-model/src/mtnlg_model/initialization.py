@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .checkpoint.boxes import box_of, lengths
+
 if TYPE_CHECKING:
+    from .checkpoint.boxes import Box
     from .config import ModelConfig
 
 ROWS = 64
@@ -34,37 +37,34 @@ def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice,
     (seed, name) determines the global tensor, however it is cut into boxes. Raises ``KeyError`` for an unknown name.
     """
     shape = config.parameter_shape(name)
-    index = index or ()
-    index += (slice(None),) * (len(shape) - len(index))
-    box = [range(*cut.indices(size)) for cut, size in zip(index, shape, strict=True)]
-    if name.endswith(".bias"):
-        return torch.zeros([len(axis) for axis in box], device="cpu")
+    box = box_of(index, shape)
     if len(shape) == 1:
-        return torch.full([len(axis) for axis in box], 0.0 if config.zero_centered_norm else 1.0, device="cpu")
+        value = 0.0 if config.zero_centered_norm or name.endswith(".bias") else 1.0
+        return torch.full(lengths(box), value, device="cpu")
     std = config.std
     if name.endswith(("attention.out.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * config.layers)
-    return _normal(shape, (box[0], box[1]), f"{seed}/{name}") * std
+    return _normal(shape, box, f"{seed}/{name}") * std
 
 
-def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = "") -> None:
-    """Set every parameter of ``module`` to its initial value, named ``prefix`` (such as ``layers.3.``) + its name."""
+def initialize(decoder: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Set every parameter of a decoder to its initial value."""
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(initial_value(config, prefix + name, seed))
+        for name, parameter in decoder.named_parameters():
+            parameter.copy_(initial_value(config, name, seed))
 
 
-def _normal(shape: tuple[int, ...], box: tuple[range, range], key: str) -> Tensor:
-    rows, columns = box
-    out = torch.empty(len(rows), len(columns), device="cpu")
+def _normal(shape: tuple[int, ...], box: Box, key: str) -> Tensor:
+    (top, bottom), (left, right) = box
+    out = torch.empty(lengths(box), device="cpu")
 
     def draw(first: int) -> None:
         digest = hashlib.sha256(f"{key}/{first}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         block = torch.randn(min(ROWS, shape[0] - first), shape[1], generator=generator, device="cpu")
-        top, bottom = max(first, rows.start), min(first + len(block), rows.stop)
-        out[top - rows.start : bottom - rows.start] = block[top - first : bottom - first, columns.start : columns.stop]
+        part = block[max(top - first, 0) : bottom - first, left:right]
+        torch.narrow(out, 0, max(first - top, 0), len(part)).copy_(part)
 
     with ThreadPoolExecutor(THREADS) as threads:
-        deque(threads.map(draw, range(rows.start // ROWS * ROWS, rows.stop, ROWS)), maxlen=0)
+        deque(threads.map(draw, range(top // ROWS * ROWS, bottom, ROWS)), maxlen=0)
     return out

@@ -6,7 +6,6 @@ contiguous within the range: the rest of a row, full rows, the beginning of a ro
 
 from __future__ import annotations
 
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -62,36 +61,27 @@ def within(inner: Box, outer: Box) -> Index:
 def split_flat_range(box: Box, first: int, last: int) -> Iterator[tuple[Box, int]]:
     """Split elements [first, last) of the flattened ``box`` into boxes, each with its offset from ``first``."""
     (start, _), rest = box[0], box[1:]
-    row = volume(rest)
-    top, bottom = -(-first // row), last // row  # full rows
-    partial_rows = [(bottom, first - bottom * row, last - bottom * row)] if top > bottom else []
-    if top <= bottom and first < top * row:
-        partial_rows.append((top - 1, first - (top - 1) * row, row))
-    for number, begin, end in partial_rows:
-        for inner, offset in split_flat_range(rest, begin, end):
-            yield ((start + number, start + number + 1), *inner), offset
-    if top < bottom:
-        yield ((start + top, start + bottom), *rest), top * row - first
-    if top <= bottom and bottom * row < last:
-        for inner, offset in split_flat_range(rest, 0, last - bottom * row):
-            yield ((start + bottom, start + bottom + 1), *inner), bottom * row - first + offset
+    row, reached = volume(rest), first
+    while reached < last:
+        number, begin = divmod(reached, row)
+        full = 0 if begin else last // row - number
+        if full:
+            yield ((start + number, start + number + full), *rest), reached - first
+        else:
+            for inner, offset in split_flat_range(rest, begin, min(row, last - number * row)):
+                yield ((start + number, start + number + 1), *inner), reached - first + offset
+        reached = (number + max(full, 1)) * row
 
 
 def contiguous_runs(inner: Box, outer: Box) -> Iterator[tuple[int, int]]:
     """Contiguous (offset, length) runs of elements of row-major ``outer`` that make up ``inner``, in order."""
-    sizes = lengths(outer)
-    strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    cut = max((axis for axis in range(len(sizes)) if inner[axis] != outer[axis]), default=0)
-    length = (inner[cut][1] - inner[cut][0]) * strides[cut]
-    base = sum((inner[axis][0] - outer[axis][0]) * strides[axis] for axis in range(cut + 1))
-    if cut == 0:
-        yield base, length
+    (start, stop), row = inner[0], volume(outer[1:])
+    first, last = start - outer[0][0], stop - outer[0][0]
+    if inner[1:] == outer[1:]:
+        yield first * row, (last - first) * row
         return
-    # The innermost loop is a plain range: a slice of a large matrix has one run per row.
-    count, stride = inner[cut - 1][1] - inner[cut - 1][0], strides[cut - 1]
-    for steps in product(*(range(inner[axis][1] - inner[axis][0]) for axis in range(cut - 1))):
-        first = base + sum(step * stride for step, stride in zip(steps, strides, strict=False))
-        yield from ((offset, length) for offset in range(first, first + count * stride, stride))
+    runs = list(contiguous_runs(inner[1:], outer[1:]))  # the same in every row
+    yield from ((number * row + offset, length) for number in range(first, last) for offset, length in runs)
 
 
 def explain_tiling(shape: Sequence[int], pieces: Sequence[tuple[Box, tuple[int, int] | None]]) -> str | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import xxhash
-from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, ValidationError, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads it)
 from mtnlg_model.console import Failure, say
@@ -160,8 +160,6 @@ class Manifest(Settings):
 
 
 M = TypeVar("M", bound=Settings)
-_FILES = TypeAdapter(dict[FileName, FileEntry])
-_TENSORS = TypeAdapter(dict[str, TensorEntry])
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -173,8 +171,8 @@ def read_manifest_bytes(directory: Path) -> bytes:
     """Raw bytes of a checkpoint folder's manifest, for `parse_manifest` in any process. Raises ``CheckpointError``."""
     path = directory / MANIFEST
     if not path.is_file():
-        way_out = "; mtnlg-model import makes one of it" if (directory / "config.json").is_file() else ""
-        raise CheckpointError(f"{directory}: not a checkpoint: no {MANIFEST} in it{way_out}")
+        hint = "; mtnlg-model import makes one of it" if (directory / "config.json").is_file() else ""
+        raise CheckpointError(f"{directory}: not a checkpoint: no {MANIFEST} in it{hint}")
     return read_bounded(path)
 
 
@@ -197,11 +195,11 @@ def to_json(manifest: Manifest) -> str:
         name: entry.model_copy(update={"slots": dict(sorted(entry.slots.items()))})
         for name, entry in sorted(manifest.tensors.items())
     }
+    listed = PartialManifest.model_construct(files=dict(sorted(manifest.files.items())), tensors=tensors)
     fields = manifest.model_dump(mode="json", exclude={"checksum", "files", "tensors"})
-    texts = {name: _canonical(value) for name, value in fields.items()}
-    texts["files"] = _FILES.dump_json(dict(sorted(manifest.files.items()))).decode()
-    texts["tensors"] = _TENSORS.dump_json(tensors).decode()
-    text = ",".join(f'"{name}":{texts[name]}' for name in sorted(texts)) + "}"
+    texts = [f'"{name}":{_canonical(value)}' for name, value in fields.items()]
+    texts += [listed.model_dump_json(include={name})[1:-1] for name in ("files", "tensors")]
+    text = ",".join(sorted(texts)) + "}"
     checksum = xxhash.xxh3_128_hexdigest(f"{{{text}".encode())
     return f'{{"checksum":"{checksum}",{text}\n'
 

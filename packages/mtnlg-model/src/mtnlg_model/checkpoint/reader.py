@@ -71,10 +71,15 @@ class _Read(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint folder to read. Construct it with `open` or `from_manifest`."""
+    """A checkpoint folder to read. Construct it with `open` or `from_manifest`.
+
+    ``config`` is the decoder's configuration, ``progress`` that of training when it was written, and
+    ``optimizer_steps`` the number of optimizer updates, for Adam's bias correction.
+    """
 
     def __init__(self, directory: Path, manifest: Manifest, wait: float = 0.0) -> None:
         self.directory, self._manifest, self._wait = directory, manifest, wait
+        self.config, self.progress, self.optimizer_steps = manifest.config, manifest.progress, manifest.optimizer_steps
         self._files: dict[str, TensorFile] = {}
 
     @classmethod
@@ -96,24 +101,9 @@ class Checkpoint:
         return cls(directory, parse_manifest(directory, raw), wait)
 
     @property
-    def config(self) -> ModelConfig:
-        """The decoder's configuration."""
-        return self._manifest.config
-
-    @property
-    def progress(self) -> Progress:
-        """Training progress at the time of writing."""
-        return self._manifest.progress
-
-    @property
     def digest(self) -> str:
         """Checksum of weights and configuration: changes with any byte of a weight, not with optimizer state."""
         return self._manifest.digest
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of optimizer updates, for Adam's bias correction."""
-        return self._manifest.optimizer_steps
 
     @property
     def tokenizer_path(self) -> Path:
