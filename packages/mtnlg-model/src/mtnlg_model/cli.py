@@ -114,9 +114,9 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
         raise UsageFailure("generate: --system needs --chat")
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seeds[0]}
     options["repetition_penalty"] = repetition_penalty
-    given = {key: value for key, value in options.items() if value is not None}
     opened = open_weights(checkpoint)
-    sampling = validate({**sampling_defaults(opened.directory), **given}, Sampling, "generate")
+    given = {key: value for key, value in options.items() if value is not None}
+    sampling = validate(sampling_defaults(opened.directory) | given, Sampling, "generate")
     drawn_by = [row_seeds(each, 1)[0] for each in seeds] if len(seeds) > 1 else None
     tokenizer = Tokenizer(opened.tokenizer_path)
     encoded = [tokenizer.encode_prompt(text) for text in prompt]
@@ -176,20 +176,14 @@ def inspect(
         }
         for name, entry in manifest.tensors.items()
     }
-    summary: dict[str, Any] = {
-        "directory": str(directory),
-        "config": manifest.config.model_dump(mode="json"),
-        "progress": manifest.progress.model_dump(mode="json"),
-        "optimizer_steps": manifest.optimizer_steps,
-        "digest": manifest.digest,
-        "files": {name: file.model_dump(mode="json") for name, file in manifest.files.items()},
-    }
+    summary = manifest.model_dump(mode="json", include={"config", "progress", "optimizer_steps"})
     if as_json:
-        print_json({**summary, "tensors": listed})
+        files = manifest.model_dump(mode="json", include={"files"})
+        print_json({"directory": str(directory), **summary, "digest": manifest.digest, **files, "tensors": listed})
         return
     size = sum(file.bytes for file in manifest.files.values())
     rows = {
-        "directory": summary["directory"],
+        "directory": str(directory),
         # As JSON, which escapes terminal control characters of an untrusted manifest.
         **{key: json.dumps(value) for part in ("config", "progress") for key, value in summary[part].items()},
         "optimizer steps": str(manifest.optimizer_steps),
@@ -198,10 +192,9 @@ def inspect(
         "tensors": f"{len(listed)}, {manifest.config.parameters:,} parameters",
     }
     _print_rows(rows)
-    for name in listed if tensors else ():
-        slots = listed[name]["slots"]
-        line = ", ".join(f"{slot_name} {slot['dtype']} in {slot['pieces']}" for slot_name, slot in slots.items())
-        print_text(f"{name} {listed[name]['shape']}: {line}\n")
+    for name, each in listed.items() if tensors else ():
+        line = ", ".join(f"{kind} {slot['dtype']} in {slot['pieces']}" for kind, slot in each["slots"].items())
+        print_text(f"{name} {each['shape']}: {line}\n")
 
 
 @app.command()
@@ -345,11 +338,10 @@ def _dtype_and_device(device: str) -> tuple[torch.dtype | None, torch.device]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch_device = torch.empty(0, device=device).device
+        probe = torch.zeros(1, device=device)
+        probe.tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise UsageFailure(f"--device {device}: {reason}; use cpu, cuda or auto") from None
-    if torch_device.type == "meta":
-        raise UsageFailure("--device meta has no numbers; use cpu, cuda or auto")
     # CPUs multiply fp32 many times faster than 16-bit numbers.
-    return (torch.float32 if torch_device.type == "cpu" else None), torch_device
+    return (torch.float32 if probe.is_cpu else None), probe.device

@@ -84,10 +84,12 @@ class Norm(nn.Module):
             exact_H, weight_H, ops = x_H.float(), 1 + weight_H.float(), EAGER
             bias_H = None if bias_H is None else bias_H.float()
         if self.kind == "rms":
-            return ops.rms_norm(exact_H, weight_H, self.eps).type_as(x_H)
-        if bias_H is None:
-            return F.layer_norm(exact_H, self.width, weight_H, eps=self.eps).type_as(x_H)
-        return ops.layer_norm(exact_H, weight_H, bias_H, self.eps).type_as(x_H)
+            y_H = ops.rms_norm(exact_H, weight_H, self.eps)
+        elif bias_H is None:
+            y_H = F.layer_norm(exact_H, self.width, weight_H, eps=self.eps)
+        else:
+            y_H = ops.layer_norm(exact_H, weight_H, bias_H, self.eps)
+        return y_H.type_as(x_H)
 
 
 class HeadNorms(Norm):
@@ -151,9 +153,10 @@ class Attention(nn.Module):
         super().__init__()
         layer = config.layer(number)
         self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
-        self.options: dict[str, Any] = {"window": layer.window, "cap": config.attention_softcap}
         kind = alibi.KINDS.get(config.positions)
-        self.options["slopes"] = alibi.slopes(config.heads, kind) if kind else None
+        slopes = alibi.slopes(config.heads, kind) if kind else None
+        options = {"window": layer.window, "cap": config.attention_softcap, "slopes": slopes}
+        self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self.clip = config.qkv_clip
         self.scale = config.attention_scale or functional.attention_scale(config.head_size)
         self.base = layer.rotary_base
@@ -187,8 +190,7 @@ class Attention(nn.Module):
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
         rate = self.rate if self.training else 0.0
-        options = {name: value for name, value in self.options.items() if value is not None}
-        attention: AttentionOp = partial(self.ops.attention, **options) if options else self.ops.attention
+        attention: AttentionOp = partial(self.ops.attention, **self.options) if self.options else self.ops.attention
         if attend is None:
             x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
         else:

@@ -44,9 +44,5 @@ def _import(module: str) -> Any:  # noqa: ANN401  (a module)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path}: not a Python file")
         sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(loaded)
-        except BaseException:
-            del sys.modules[name]
-            raise
+        spec.loader.exec_module(loaded)
     return sys.modules[name]
