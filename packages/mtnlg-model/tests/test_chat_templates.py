@@ -88,7 +88,13 @@ def test_template_options_reach_the_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
+        (None, "no chat template"),
         ("{% for %}", "not a Jinja template"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "cannot render a prompt: more",
+        ),
+        ("{{ 'x' * 10**10 }}", "cannot render a prompt: a call that could make more"),
         (7, "chat_template.* = 7: Input should be a valid string"),
         ("{{ raise_exception('only users') }}", "the chat template cannot render a prompt: only users"),
         ("{{ messages.append(1) }}", "cannot render a prompt: access to attribute 'append'"),
@@ -96,16 +102,10 @@ def test_template_options_reach_the_template(tmp_path: Path) -> None:
         ("{{ messages[0].content + 1 }}", "cannot render a prompt"),
     ],
 )
-def test_a_template_that_cannot_be_rendered_is_one_line(tmp_path: Path, template: object, message: str) -> None:
+def test_a_template_that_cannot_render_is_one_line(tmp_path: Path, template: object, message: str) -> None:
     with pytest.raises(Failure, match=message) as raised:
         Chat.read([write(tmp_path, template)]).render(CHATS[0])
-    assert str(tmp_path) in str(raised.value)
-
-
-def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(Failure, match=r"tokenizer_config\.json: .*Invalid JSON"):
-        Chat.read([tmp_path])
+    assert str(tmp_path) in str(raised.value) or template is None
 
 
 def test_template_that_drops_the_last_message_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import PROGRESS
 from torch import Tensor
 
 from mtnlg_model.checkpoint import boxes
@@ -22,9 +23,7 @@ from mtnlg_model.checkpoint.lease import lease
 from mtnlg_model.checkpoint.manifest import (
     SLOTS,
     CheckpointError,
-    Layout,
     MissingFileError,
-    Progress,
     SlotName,
     latest,
     list_checkpoints,
@@ -37,7 +36,6 @@ from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
 
 SMALL = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7, dropout=0.0, attention_dropout=0.0)
-PROGRESS = Progress(step=3, samples=24, tokens=120, loss=2.5, stream="f00d", layout=Layout(tp=2, pp=1, dp=2))
 
 
 def tokenizer(folder: Path) -> Path:

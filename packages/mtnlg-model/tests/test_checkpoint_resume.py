@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import PROGRESS
 
 from mtnlg_model.checkpoint import boxes, reader
 from mtnlg_model.checkpoint.manifest import (
     SLOTS,
     CheckpointError,
-    Layout,
     MissingFileError,
-    Progress,
     file_checksum,
     parse_manifest,
     read_manifest_bytes,
@@ -28,7 +27,6 @@ from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig
 
 CONFIG = ModelConfig(layers=1, hidden=6, heads=2, sequence=5, vocabulary=7)
-PROGRESS = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout(dp=3))
 WRITERS = ["a", "b", "c"]
 NAME = "layers.0.mlp.up.weight"
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from samples import PROGRESS
 
 from mtnlg_model.checkpoint import tensor_file, writer
-from mtnlg_model.checkpoint.manifest import CheckpointError, Layout, Progress
+from mtnlg_model.checkpoint.manifest import CheckpointError
 from mtnlg_model.checkpoint.reader import Checkpoint, load, save
 from mtnlg_model.checkpoint.writer import CheckpointWriter, publish
 from mtnlg_model.config import ModelConfig
@@ -17,7 +18,6 @@ from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64)
-PROGRESS = Progress(step=1, samples=2, tokens=3, loss=1.5, stream="f00d", layout=Layout())
 DOWN = "layers.1.mlp.down.weight"
 
 
@@ -100,30 +100,24 @@ def test_mismatched_checkpoint_is_not_published(tmp_path: Path, tokenizer_path: 
     def publish_as(*writers: str) -> Path:
         return publish(tmp_path, 1, writers, CONFIG, PROGRESS, tokenizer_path)
 
+    def write_half(name: str, rows: slice, dtype: torch.dtype) -> None:
+        new = CheckpointWriter(tmp_path, 1, name)
+        new.add(DOWN, (32, 128), "weight", (rows,), torch.ones(16, 128, dtype=dtype))
+        new.close()
+
     with pytest.raises(CheckpointError, match=r"a\.part\.json: missing: writer a did not close"):
         publish_as("a")
     write_all(tmp_path, "a", skip=DOWN).close()
     with pytest.raises(CheckpointError, match=r"tensors: 27 where config has 28; see .*mlp.down.weight"):
         publish_as("a")
-    half = CheckpointWriter(tmp_path, 1, "b")
-    half.add(DOWN, (32, 128), "weight", (slice(0, 16),), torch.ones(16, 128))
-    half.close()
+    write_half("b", slice(16), torch.float32)
     with pytest.raises(CheckpointError, match=f"{DOWN}: weight: 2048 of 4096 elements are missing"):
         publish_as("a", "b")
-    twice = CheckpointWriter(tmp_path, 1, "c")
-    twice.add(DOWN, (32, 128), "weight", (slice(8, 32),), torch.ones(24, 128))
-    twice.close()
-    with pytest.raises(CheckpointError, match="overlap"):
-        publish_as("a", "b", "c")
-    other = CheckpointWriter(tmp_path, 1, "c")
-    other.add(DOWN, (32, 128), "weight", (slice(16, 32),), torch.ones(16, 128, dtype=torch.bfloat16))
-    other.close()
+    write_half("c", slice(16, 32), torch.bfloat16)
     with pytest.raises(CheckpointError, match=f"{DOWN}: weight: written as F32 and as BF16"):
         publish_as("a", "b", "c")
     assert not (tmp_path / "step-1").exists()
-    right = CheckpointWriter(tmp_path, 1, "c")
-    right.add(DOWN, (32, 128), "weight", (slice(16, 32),), torch.ones(16, 128))
-    right.close()
+    write_half("c", slice(16, 32), torch.float32)
     Checkpoint.open(publish_as("a", "b", "c")).verify()
 
 

@@ -1,7 +1,7 @@
+import json
 import math
-import subprocess
-import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 from pydantic import ValidationError
@@ -12,9 +12,8 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import PRESETS, preset
 from mtnlg_model.settings import dump, read_toml, validate
 
-
-def test_mt_nlg_has_exactly_the_published_number_of_parameters() -> None:
-    assert PRESETS["mt-nlg-530b"].parameters == 529_600_819_200
+PUBLISHED: Final[dict[str, int]] = json.loads((Path(__file__).parent / "preset_sizes.json").read_text())
+"""Published numbers of parameters of presets."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -24,50 +23,7 @@ def test_counts_shapes_and_parts_agree(name: str) -> None:
     assert sum(config.parameters_by_part.values()) == config.parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("gpt2", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-        ("pythia-70m", 70_426_624),
-        ("pythia-160m", 162_322_944),
-        ("pythia-410m", 405_334_016),
-        ("pythia-1b", 1_011_781_632),
-        ("pythia-1.4b", 1_414_647_808),
-        ("pythia-2.8b", 2_775_208_960),
-        ("pythia-6.9b", 6_857_302_016),
-        ("pythia-12b", 11_846_072_320),
-        ("llama-2-7b", 6_738_415_616),
-        ("llama-2-13b", 13_015_864_320),
-        ("llama-2-70b", 68_976_648_192),
-        ("llama-3.1-8b", 8_030_261_248),
-        ("llama-3.1-70b", 70_553_706_496),
-        ("llama-3.1-405b", 405_853_388_800),
-        ("llama-3.2-1b", 1_235_814_400),
-        ("llama-3.2-3b", 3_212_749_824),
-        ("mistral-7b", 7_248_023_552),
-        ("qwen2.5-0.5b", 494_032_768),
-        ("qwen2.5-1.5b", 1_543_714_304),
-        ("qwen2.5-3b", 3_085_938_688),
-        ("qwen2.5-7b", 7_615_616_512),
-        ("qwen2.5-14b", 14_770_033_664),
-        ("qwen2.5-32b", 32_763_876_352),
-        ("qwen2.5-72b", 72_706_203_648),
-        ("qwen3-0.6b", 596_049_920),
-        ("qwen3-1.7b", 1_720_574_976),
-        ("qwen3-4b", 4_022_468_096),
-        ("qwen3-8b", 8_190_735_360),
-        ("qwen3-14b", 14_768_307_200),
-def test_keys_of_0_3_set_the_kind_of_qk_norm() -> None:
-    old = {**PRESETS["tiny"].model_dump(), "qk_norm": True, "qk_norm_full": False, "qk_norm_by_head": True}
-    assert ModelConfig.model_validate(old).qk_norm == "by-head"
-
-
-        ("qwen3-32b", 32_762_123_264),
-    ],
-)
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
 def test_presets_have_the_published_parameters(name: str, published: int) -> None:
     assert PRESETS[name].parameters == published
 
@@ -102,6 +58,11 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str, tmp_path: Pat
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
     (tmp_path / "model.toml").write_text(dump(config))
     assert validate(read_toml(tmp_path, "model.toml")[1], ModelConfig, "") == config
+
+
+def test_keys_of_0_3_set_the_kind_of_qk_norm() -> None:
+    old = {**PRESETS["tiny"].model_dump(), "qk_norm": True, "qk_norm_full": False, "qk_norm_by_head": True}
+    assert ModelConfig.model_validate(old).qk_norm == "by-head"
 
 
 def test_derived_widths_follow_in_a_copy() -> None:
@@ -143,12 +104,6 @@ def test_flops_of_shared_kv_heads_count_their_own_matrices() -> None:
     assert config.model_flops(2) == 2 * 8192 * per_token
 
 
-def test_flops_of_an_iteration_match_the_values_derived_by_hand() -> None:
-    config = PRESETS["mt-nlg-530b"]
-    assert config.hardware_flops(1920) == pytest.approx(1.69264e19, rel=1e-5)
-    assert config.model_flops(1920) == pytest.approx(1.27010e19, rel=1e-5)
-
-
 def test_initial_deviation_follows_the_rule_unless_it_is_given() -> None:
     rule = ModelConfig(layers=1, hidden=12, heads=3, sequence=4, vocabulary=5)
     assert rule.std == pytest.approx(1 / 6)
@@ -163,11 +118,6 @@ def test_heads_must_divide_hidden_with_nearest_choices() -> None:
 def test_an_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(UsageFailure, match="preset gpt5: unknown; choose from mt-nlg-530b, "):
         preset("gpt5")
-
-
-def test_config_needs_no_torch() -> None:
-    code = "import sys, mtnlg_model.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_explicit_head_size_is_written() -> None:

@@ -145,16 +145,13 @@ def test_nothing_that_data_holds_steers_the_terminal(tmp_path: Path) -> None:
         assert sequence not in written
     assert "\r" not in written.replace("\r\n", "")
     assert written.count(":smile:") == written.count("[red]a[/red]") == 8
+    assert command("show", "one\ntwo", folder=tmp_path).stderr.startswith("one\\ntwo\n")
 
 
 def test_a_pipe_gets_texts_as_they_are_and_the_same_json(tmp_path: Path) -> None:
     done = command("show", HOSTILE, "--quiet", folder=tmp_path)
     assert json.loads(done.stdout[: done.stdout.index("}") + 1]) == {HOSTILE: HOSTILE}
     assert done.stdout.endswith(HOSTILE.replace("\r", "\n"))  # text mode reads a return as a line's end
-
-
-def test_message_stays_one_line(tmp_path: Path) -> None:
-    assert command("show", "one\ntwo", folder=tmp_path).stderr == "one\\ntwo\n"
 
 
 def test_traceback_escapes_control_characters() -> None:

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from samples import PROGRESS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
@@ -26,7 +26,6 @@ from mtnlg_model.tokenizer import Tokenizer
 
 Build = Callable[[ModelConfig], Decoder]
 CONFIG = ModelConfig(layers=3, hidden=48, heads=3, sequence=32, vocabulary=307, init_std=0.1)
-PROGRESS = Progress(step=1, samples=8, tokens=256, loss=3.0, stream="f00d", layout=Layout())
 
 
 @pytest.fixture
@@ -54,11 +53,7 @@ def test_beginning_token_is_imported(biased: Build, tokenizer_path: Path, tmp_pa
     export_huggingface(Checkpoint.open(path), tmp_path / "ours")
     opened = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert (opened.bos_token, opened.eos_token) == ("<s>", "<|endoftext|>")
-    assert (
-        opened("the fox").input_ids
-        == tokenizer.encode("the fox").ids
-        == [begin, *Tokenizer(path / "tokenizer.json").encode("the fox")]
-    )
+    assert opened("the fox").input_ids == [begin, *Tokenizer(path / "tokenizer.json").encode("the fox")]
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (begin, opened.eos_token_id)
 
@@ -78,7 +73,8 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
     export_huggingface(checkpoint, tmp_path / "hub")
     file = tmp_path / "hub" / "model.safetensors"
     tensors = {key.removeprefix("transformer."): tensor for key, tensor in load_file(file).items()}
-    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool)}, file)
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool), "x.0.attention.bias": torch.ones(3)}
+    save_file({**tensors, **masks, "x.rotary_emb.inv_freq": torch.ones(3)}, file)
     import_huggingface(tmp_path / "hub", tmp_path / "back")
     for name in checkpoint.names:
         assert torch.equal(Checkpoint.open(tmp_path / "back").tensor(name), checkpoint.tensor(name))
@@ -87,20 +83,15 @@ def test_names_without_prefix_and_mask_buffers_are_understood(checkpoint: Checkp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "mamba", "model_type = mamba: not supported; bloom, exaone4, falcon, "),
-        ("activation_function", "relu", "activation_function = relu: only gelu_new, gelu_pytorch_tanh, gelu_fast"),
         ("n_inner", 100, r"transformer.h.0.mlp.c_fc.weight: F32 \[48, 192\] where config.json says \[48, 100\]"),
-        ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx = True: only False is supported"),
         ("tie_word_embeddings", False, "lm_head.weight: no such tensor"),
-        ("n_head", 5, "heads = 5 does not divide hidden = 48"),
-        ("n_layer", "many", "n_layer = many: not of type int"),
         ("n_embd", 96, "bytes of weights for 2\\d{5} parameters"),
         ("n_layer", 10**11, "bytes of weights for 2\\d{15} parameters"),
         ("n_positions", 33, r"transformer.wpe.weight: F32 \[32, 48\] where config.json says \[33, 48\]"),
         ("n_layer", 4, "transformer.h.3.ln_1.weight: no such tensor"),
     ],
 )
-def test_other_activation_is_refused(
+def test_config_that_is_not_of_the_weights_is_refused(
     checkpoint: Checkpoint, tmp_path: Path, field: str, value: object, message: str
 ) -> None:
     export_huggingface(checkpoint, tmp_path / "ours")

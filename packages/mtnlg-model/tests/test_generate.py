@@ -133,16 +133,6 @@ def test_generation_disables_and_restores_dropout(biased: Build) -> None:
     assert decoder.training
 
 
-def test_completions_stop_before_stop_text_and_end(biased: Build, tokenizer_path: Path) -> None:
-    tokenizer = Tokenizer(tokenizer_path)
-    decoder = biased(CONFIG.model_copy(update={"vocabulary": 320}))
-    text = complete(decoder, tokenizer, ["the fox"], 30)[0]
-    stop = text[len(text) // 2 :][:2]
-    stopped = complete(decoder, tokenizer, ["the fox", ""], 30, stop=[stop, "never"])[0]
-    assert stopped == text[: text.index(stop)]
-    assert len(stopped) < len(text)
-
-
 @pytest.mark.parametrize(("token", "special"), [("</s>", True), ("<|end_of_text|>", True), ("<|endoftext|>", False)])
 def test_a_document_ends_with_the_tokenizers_own_end_token(
     tokenizer_path: Path, tmp_path: Path, token: str, special: bool

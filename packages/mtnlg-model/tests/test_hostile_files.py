@@ -61,7 +61,9 @@ def hub_cache(gpt2: Path, tmp_path: Path) -> Path:
     return snapshot
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors", INDEX])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "config.json", "generation_config.json", "model.safetensors", INDEX]
+)
 def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: Path, name: str) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes((gpt2 / name).read_bytes() if (gpt2 / name).exists() else b'{"weight_map": {}}')

@@ -202,11 +202,6 @@ def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
     config = Checkpoint.open(tmp_path / "padded").config
     assert (config.vocabulary, config.tokens) == (384, 320)
     assert f"padded: {config.parameters:,} parameters" in err
-    content = json.loads((tmp_path / "folder" / "config.json").read_text())
-    (tmp_path / "folder" / "config.json").write_text(json.dumps({**content, "model_type": "mamba"}))
-    status, _, stderr = mtnlg_model("info folder")
-    assert status == 1
-    assert "model_type = mamba: not supported; bloom, exaone4, " in stderr
 
 
 def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:

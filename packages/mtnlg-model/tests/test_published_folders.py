@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from samples import PROGRESS
 from test_families import LLAMA3, SHARED
 from tokenizers import Tokenizer
 
-from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
-from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure
 from mtnlg_model.convert import huggingface
 from mtnlg_model.convert.config_json import from_config_json
 from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
 from mtnlg_model.convert.output import new_folder
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.families import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,9 +61,19 @@ def test_fields_that_transformers_does_not_read_change_nothing() -> None:
             {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
         ),
         ("gpt_neox", {"rope_theta": 10000, "partial_rotary_factor": 0.25}, {}),
+        (
+            "gpt_neox",  # as transformers 4 wrote them
+            {"rotary_pct": 0.5, "rotary_emb_base": 500},
+            {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        ),
+        (
+            "llama",
+            {"rope_theta": 500, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"},
+            {"rope_parameters": {**LLAMA3, "rope_theta": 500.0}, "dtype": "bfloat16"},
+        ),
     ],
 )
-def test_rotary_positions_may_be_given_twice_alike(
+def test_rotary_positions_may_be_given_otherwise_or_twice_alike(
     model_type: str, twice: dict[str, Any], once: dict[str, Any]
 ) -> None:
     plain = {"model_type": model_type, **SHARED}
@@ -108,10 +118,6 @@ def test_rotary_positions_given_twice_in_other_words_are_refused(
     assert len(str(failure.value)) < 250
 
 
-def test_gpt_neox_20b_computes_gelu_by_tanh() -> None:
-    assert from_config_json({"model_type": "gpt_neox", **SHARED, "hidden_act": "gelu_fast"}, "")[1].mlp == "gelu-tanh"
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_weights_of_an_unsupported_dtype_are_refused_by_its_name(
     llama: Path, tmp_path: Path, dtype: torch.dtype
@@ -133,11 +139,9 @@ def test_weights_of_an_unsupported_dtype_are_refused_by_its_name(
 @pytest.fixture
 def llama(tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small tied Llama in Hugging Face's format, in shards."""
-    parts = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
-    sizes = {"layers": 2, "hidden": 48, "heads": 6, "kv_heads": 2, "sequence": 64, "vocabulary": 307}
-    config = ModelConfig.model_validate({**sizes, **parts, "dropout": 0.0, "attention_dropout": 0.0})
-    progress = Progress(step=1, samples=8, tokens=256, loss=3.0, stream="f00d", layout=Layout())
-    checkpoint = save(Decoder(config, seed=3), tmp_path / "runs", 1, progress, tokenizer_path)
+    sizes = {"layers": 2, "hidden": 48, "heads": 6, "kv_heads": 2, "ffn": 96, "sequence": 64, "vocabulary": 307}
+    config = PRESETS["llama-2-7b"].model_copy(update={**sizes, "head_size": 8, "tied": True})
+    checkpoint = save(Decoder(config, seed=3), tmp_path / "runs", 1, PROGRESS, tokenizer_path)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface, "SHARD_BYTES", 60_000)
         export_huggingface(Checkpoint.open(checkpoint), tmp_path / "llama")
