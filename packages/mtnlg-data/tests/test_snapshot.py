@@ -205,6 +205,21 @@ def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
         assert inside == folder / path != folder
 
 
+def test_refused_path_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
+    lines = [f"{PLACES[0]}/x.warc.gz", "/".join(["d" * 200] * 4 + ["x.warc.gz"])]
+    server.put([f"crawl-data/{NAME}/{place}" for place in [*PLACES, *lines]])
+    for place in lines:
+        server.files[f"/mirror/crawl-data/{NAME}/{place}"] = b"x"
+    out = tmp_path
+    while len(str(out)) < 3500:  # of 4,096 for a whole path
+        out /= "o" * 200
+    out.mkdir(parents=True)
+    get(server, out, files=1)
+    summary = get(server, out)
+    assert whole(out)
+    assert (len(summary["failed"]), summary["fetched"]) == (2, 3)
+
+
 def test_a_broken_or_oversized_listing_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtnlg_data.transfer.snapshot.MAX_LINES", 1000)
     listing = tmp_path / "warc.paths.gz"

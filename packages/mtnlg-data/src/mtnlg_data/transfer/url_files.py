@@ -11,6 +11,7 @@ the version at its URL, match the record.
 from __future__ import annotations
 
 import base64
+import errno
 import glob
 import hashlib
 import json
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtnlg_data.console import Failure, progress
 from mtnlg_data.engine import lock_folder
-from mtnlg_data.files import naming, open_regular, open_to_update, read_small, sha256, sync_directory
+from mtnlg_data.files import open_regular, open_to_update, read_small, sha256, sync_directory
 
 from .urls import EXTRAS, TransientError, Url, connect, persist
 
@@ -45,6 +46,8 @@ VERSION_KEYS = (
     *("ETag", "etag", "generation", "blob_id", "mtime"),
     *("LastModified", "last_modified", "Last-Modified", "created"),
 )
+#: Errors that concern one path only: it is too long, or has a file where another path has a folder.
+PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 @dataclass(frozen=True)
@@ -268,8 +271,7 @@ def fetch_files(
         remote = find_file(file) if isinstance(file, str) else file
         if largest is not None and remote.size > largest:
             raise Failure(f"{remote}: longer than {largest:,} bytes; --largest allows more")
-        with naming(folder / name):
-            record.add(name, _fetch_file(remote, folder / name, stop))
+        record.add(name, _fetch_file(remote, folder / name, stop))
         return True, remote.size
 
     fetched = new_bytes = size = 0
@@ -282,10 +284,8 @@ def fetch_files(
                 name = futures[future]
                 try:
                     is_new, bytes_here = future.result()
-                except Failure as error:
-                    if not keep_going:
-                        raise
-                    failed[name] = str(error)
+                except (Failure, OSError) as error:
+                    failed[name] = _why(error, folder / name, keep_going=keep_going)
                 else:
                     fetched += is_new
                     size += bytes_here
@@ -296,6 +296,16 @@ def fetch_files(
             pool.shutdown(cancel_futures=True)
             raise
     return Fetched(fetched, len(files) - fetched - len(failed), size, failed)
+
+
+def _why(error: Exception, target: Path, *, keep_going: bool) -> str:
+    """Why a file was not fetched. Raises the error, with the file's name, if it ends the command."""
+    if isinstance(error, OSError):
+        error = OSError(error.errno, os.strerror(error.errno or 0), str(target))
+        keep_going = keep_going and error.errno in PATH_ERRORS
+    if not keep_going:
+        raise error
+    return f"{target}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _fetch_file(file: RemoteFile, target: Path, stop: Event, *, again: bool = True) -> Copy:
