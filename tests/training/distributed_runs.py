@@ -35,6 +35,7 @@ from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
+from mtnlg_parallel.engine.sharded_optimizer import Bucket, ShardedOptimizer  # noqa: E402
 from mtnlg_parallel.launch import health, worker  # noqa: E402
 from mtnlg_parallel.model import head, slicing  # noqa: E402
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
@@ -114,6 +115,39 @@ def state_bytes(request: dict[str, Any], rank: int) -> dict[str, Any]:
     train(request, rank)
     kinds = ("parameter", "gradient", "moment")
     return {f"{kind}s": sum(size for name, size in found.items() if name.startswith(kind)) for kind in kinds}
+
+
+def sharded_bytes(request: dict[str, Any], rank: int) -> dict[str, int]:
+    """Train; return the bytes of all tensors at the last update, and most full buffers of modules at any time."""
+    update, arrived, wait_for = ShardedOptimizer.update, Bucket.arrived, ShardedOptimizer.wait_for
+    found = {"bytes": 0, "weights": 0, "gradients": 0}
+
+    def measure(optimizer: ShardedOptimizer) -> None:
+        for what in ("weights", "gradients"):
+            buffers = [getattr(each, what).untyped_storage() for each in optimizer.buckets if each.kind.module]
+            found[what] = max(found[what], sum(buffer.nbytes() > 0 for buffer in buffers))
+
+    def arrived_measured(bucket: Bucket) -> None:
+        measure(bucket._optimizer)
+        arrived(bucket)
+
+    def wait_measured(optimizer: ShardedOptimizer, *weights: Any) -> None:  # noqa: ANN401  (as the method)
+        wait_for(optimizer, *weights)
+        measure(optimizer)
+
+    def update_measured(optimizer: ShardedOptimizer, *words: Any) -> None:  # noqa: ANN401  (as above)
+        gc.unfreeze()
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        found["bytes"] = sum(storages.values())
+        update(optimizer, *words)
+
+    Bucket.arrived = arrived_measured  # type: ignore[assignment, method-assign]
+    ShardedOptimizer.wait_for = wait_measured  # type: ignore[assignment, method-assign]
+    ShardedOptimizer.update = update_measured  # type: ignore[assignment, method-assign]
+    train(request, rank)
+    return found
 
 
 class ReducedDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -316,6 +350,7 @@ SCENARIOS = {
     "train": train,
     "attention_masks": attention_masks,
     "state_bytes": state_bytes,
+    "sharded_bytes": sharded_bytes,
     "head_losses": head_losses,
     "reduced_dtypes": reduced_dtypes,
     "dropout_seeds": dropout_seeds,

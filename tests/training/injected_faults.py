@@ -65,16 +65,14 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
         for name in ("train_batch", "get_global_grad_norm"):
             figure = getattr(engine._engine, name)
             setattr(engine._engine, name, lambda *words, figure=figure: float(figure(*words)) * (1 + 1e-6 * rank))
+    first = next(engine.local_parameters()).parameter
     if rank == 0:
-        next(engine.local_parameters()).parameter.register_hook(lambda gradient: gradient * factor[0])
+        first.register_hook(lambda gradient: gradient * factor[0])
 
 
 def flip_bit(training: Training) -> None:
     """Flip a bit of this rank's copy of a weight, once it has all weights."""
-    engine: Any = training.engine
-    for chunk in range(training.recipe.train.chunks):
-        engine.optimizer.wait_for_weights(chunk)
-    weight = next(engine.local_parameters()).parameter.data.flatten()[-1:]
+    weight = next(training.engine.local_parameters()).parameter.data.flatten()[-1:]
     weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()]).bitwise_xor_(1)
 
 

@@ -1,5 +1,6 @@
-"""The planner's memory per rank against the bytes of a run's parameters, gradients and moments."""
+"""Memory per rank: the planner's against the bytes of a run, and what sharding frees."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,23 @@ def test_a_rank_holds_the_bytes_that_the_planner_predicts(
     for rank, state_bytes in enumerate(run_ranks("state_bytes", [recipe], data=data, outs=[tmp_path])):
         stage = planned[rank // tp]
         assert state_bytes == {"parameters": stage.weights, "gradients": stage.gradients, "moments": stage.moments}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", [(1, 1, 2), (2, 1, 2)])
+def test_sharding_frees_full_gradients_and_weights(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, layout: tuple[int, int, int], precision: str
+) -> None:
+    """At rest a rank holds half of them, and within a step the buffers of two modules."""
+    model = {"layers": 4, "hidden": 128, "tied": False, "positions": "rotary"}
+    found = []
+    for shard in ("state", "gradients", "parameters"):
+        recipe = recipe_of(layout, model, samples=8, shard=shard, precision=precision)
+        found.append(run_ranks("sharded_bytes", [recipe], data=data, outs=[tmp_path / shard]))
+    matrices = sum(math.prod(shape) for shape in recipe.model.parameter_shapes().values() if len(shape) > 1)
+    half, width = matrices / layout[0] / 2, 4 if precision == "fp32" else 2
+    for state, gradients, parameters in zip(*found, strict=True):
+        assert state["bytes"] - gradients["bytes"] == pytest.approx(4 * half, rel=0.01)
+        assert gradients["bytes"] - parameters["bytes"] == pytest.approx(width * half, rel=0.01)
+        assert parameters["weights"] == 2
+        assert gradients["gradients"] == parameters["gradients"] == 2 + (layout[0] > 1)  # where a product is deferred

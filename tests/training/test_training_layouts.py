@@ -48,6 +48,7 @@ def test_a_run_goes_from_one_engine_and_schedule_to_another(
         ((1, 2, 1), 40, {"schedule": "zero-bubble", "chunks": 2}),
         ((1, 1, 2), 52, {"engine": "deepspeed", "sequence_parallel": False}),
         ((2, 2, 1), 68, {"schedule": "interleaved", "chunks": 2}),
+        ((1, 1, 2), 72, {"shard": "parameters"}),
         ((1, 2, 1, 2), 76, {}),
         ((1, 2, 2), 84, {}),
     ]
@@ -129,12 +130,51 @@ def test_gradients_norms_and_losses_of_bf16_cross_ranks_in_fp32(  # noqa: PLR091
         assert all(found == ["torch.float32"] for found in dtypes["others"].values())
 
 
+SHARDS = ("state", "gradients", "parameters")
+UNTIED = {"layers": 3, "tied": False, "positions": "rotary", "mlp": "swiglu", "kv_heads": 1}
+
+
+@pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize(
+    ("precision", "model", "recompute"),
+    [("fp32", {}, "none"), ("fp32", UNTIED, "full"), ("bf16", {}, "full"), ("bf16", UNTIED, "selective")],
+    ids=["fp32-tied", "fp32-untied", "bf16-tied", "bf16-untied"],
+)
+def test_sharding_changes_the_order_of_sums_alone(  # noqa: PLR0917  (a case is four of them)
+    run_ranks: RunRanks, data: Path, tmp_path: Path, dp: int, precision: str, model: Json, recompute: str
+) -> None:
+    """Ranks' gradients are summed per micro-batch: with one of two ranks each bit is the same, also after a resume."""
+    same: Json = {"precision": precision, "recompute": recompute, "ramp": None, "clip": 100.0, "micro_batch": 1}
+    parts = [(shard, batch, 16 * dp) for batch in (dp, 4 * dp) for shard in SHARDS]
+    outs = [tmp_path / f"{shard} {batch}" for shard, batch, _ in parts]
+    parts += [(shard, dp, samples * dp) for shard, samples in zip((*SHARDS, "state"), (4, 8, 12, 16), strict=True)]
+    recipes = [
+        recipe_of((1, 1, dp), model, shard=shard, batch=batch, samples=samples, **same)
+        for shard, batch, samples in parts
+    ]
+    answers = run_ranks("train", recipes, data=data, outs=[*outs, *[tmp_path / "resumed"] * 4])[0]
+    runs = [answer["steps"] for answer in answers]
+    resumed = [step for run in runs[6:] for step in run]
+    exact = None if precision == "fp32" else 2  # figures, of step 1; later ones are within bf16's rounding
+    for state, gradients, parameters in (runs[:3], runs[3:6], (runs[0], resumed, resumed)):
+        assert losses_and_norms(gradients) == losses_and_norms(parameters)
+        assert losses_and_norms(gradients)[:exact] == pytest.approx(losses_and_norms(state)[:exact], rel=FP32)
+        assert losses(gradients) == pytest.approx(losses(state), rel=BF16_LOSS)
+    if dp == 2:
+        assert losses(runs[0]) == losses(runs[1]) == losses(resumed)
+
+
 def test_a_run_resumes_in_another_precision(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     reference = reference_run(recipe_of(), data)
     parts = [recipe_of(precision=p, samples=samples) for p, samples in (("fp32", 12), ("bf16", 24), ("fp32", 40))]
     answers = run_ranks("train", parts, data=data, outs=[tmp_path] * len(parts))[0]
-    losses = [step["loss"] for answer in answers for step in answer["steps"]]
-    assert losses == pytest.approx([step["loss"] for step in reference[0][: len(losses)]], rel=BF16_LOSS)
+    found = losses([step for answer in answers for step in answer["steps"]])
+    assert found == pytest.approx(losses(reference[0][: len(found)]), rel=BF16_LOSS)
+
+
+def losses(steps: list[Json]) -> list[float]:
+    """Loss of every step."""
+    return [step["loss"] for step in steps]
 
 
 def losses_and_norms(steps: list[Json]) -> list[float]:

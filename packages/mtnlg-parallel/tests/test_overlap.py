@@ -5,6 +5,7 @@ the stream wait, not the host, so what runs between the two runs beside the coll
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
 from mtnlg_parallel.model import products
 from mtnlg_parallel.model.products import SlicedWeight
+from mtnlg_parallel.model.tensor_parallel import checkpoint_activations
 from mtnlg_parallel.recipe import Train
 
 Events = list[str]
@@ -118,7 +120,7 @@ def test_a_product_waits_for_a_collective(events: Events) -> None:
 
 
 def bucketed(
-    chunks: Sequence[int], events: Events, at_most: int = 0, train: Train = TRAIN
+    chunks: Sequence[int], events: Events, at_most: int = 0, shard: str = "state"
 ) -> tuple[list[SlicedWeight], ShardedOptimizer]:
     """A weight in each of these chunks, and their optimizer over two ranks."""
     group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
@@ -126,13 +128,13 @@ def bucketed(
     optimizer = ShardedOptimizer(
         (
             (
-                BucketKind(chunk, decays=True, counts=True, summed_over=None),
+                BucketKind(chunk, decays=True, counts=True, summed_over=None, module=layer),
                 cast("Any", SimpleNamespace(parameter=layer.weight, layer=layer)),  # all that a bucket reads of it
             )
             for chunk, layer in zip(chunks, layers, strict=True)
         ),
         group,
-        train,
+        TRAIN.model_copy(update={"shard": shard}),
         at_most,
     )
     return layers, optimizer
@@ -152,9 +154,9 @@ def test_reductions_overlap_backward_and_gathers_forward(events: Events) -> None
     optimizer.update(1.0, StepSettings(1e-3, 0.1, 1.0))
     gathered = "all_gather_into_tensor"
     assert events == [gathered] * 2
-    optimizer.wait_for_weights(0)
+    optimizer.wait_for(layers[0].weight, layers[1].weight)
     assert events == [gathered] * 2 + [f"waited for {gathered}"]
-    optimizer.wait_for_weights(1)
+    optimizer.wait_for(layers[2].weight, None)
     assert events == [gathered] * 2 + [f"waited for {gathered}"] * 2
 
 
@@ -162,7 +164,7 @@ def test_each_layer_waits_for_its_own_weights(events: Events, monkeypatch: pytes
     monkeypatch.setattr(sharded_optimizer, "BUCKET_ELEMENTS", 1)
     layers, optimizer = bucketed([0, 0, 0], events)
     for number, layer in enumerate(layers):
-        optimizer.wait_before(layer)
+        optimizer.wait_before(layer, backward=True)
         layer.forward = lambda number=number: events.append(f"layer {number}")
     optimizer.begin_step(1)
     for layer in layers:
@@ -186,3 +188,52 @@ def test_each_layer_waits_for_its_own_weights(events: Events, monkeypatch: pytes
     gathered = "all_gather_into_tensor"
     ran = [event for number in range(3) for event in (f"waited for {gathered}", f"layer {number}")]
     assert events == [gathered] * 3 + ran
+
+
+def test_sharded_gradients_are_reduced_beside_the_next_layers_backward(events: Events) -> None:
+    layers, optimizer = bucketed([0, 0, 0], events, shard="gradients")
+    optimizer.begin_step(2)
+    for number in (2, 1, 0, 2, 1, 0):
+        events.append(f"dW of {number}")
+        cast("Any", layers[number].sink).product(torch.ones(4, 2), torch.ones(4, 2))
+        assert sum(each.gradients.untyped_storage().nbytes() > 0 for each in optimizer.buckets) == 1
+    reduced, waited = "reduce_scatter_tensor", "waited for reduce_scatter_tensor"
+    first, *others = [[f"dW of {number}", reduced, waited] for number in (2, 1, 0, 2, 1, 0)]
+    assert events == [*first[:2], *(event for each in others for event in each)]
+    optimizer.finish_gradients()
+    assert events[-1] == waited
+    assert not any(each.gradients.untyped_storage().nbytes() for each in optimizer.buckets)
+    assert all(each.master.grad is not None and bool((each.master.grad == 4).all()) for each in optimizer.buckets)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sharded_weights_are_gathered_beside_the_layer_before(recompute: bool, events: Events) -> None:
+    layers, optimizer = bucketed([0, 0, 0], events, shard="parameters")
+    *inner, head = layers
+
+    def forward(number: int, x: Tensor) -> Tensor:
+        assert sum(each.weights.untyped_storage().nbytes() > 0 for each in optimizer.buckets) <= 2
+        events.append(f"layer {number}")
+        y = x * 2
+        y.register_hook(lambda _: events.append(f"backward of {number}"))  # type: ignore[no-untyped-call]
+        return y.sin()  # which keeps y
+
+    for number, layer in enumerate(inner):
+        optimizer.wait_before(layer, backward=True)
+        layer.forward = partial(forward, number)
+    x = torch.ones(2, requires_grad=True)
+    optimizer.take_turns([*layers, *reversed(inner), head])
+    for layer in inner:
+        x = checkpoint_activations(layer, x) if recompute else layer(x)
+    optimizer.wait_for(head.weight)
+    x.sum().backward()  # type: ignore[no-untyped-call]
+    gathered, waited = "all_gather_into_tensor", "waited for all_gather_into_tensor"
+    again = [[f"layer {number}"] if recompute else [] for number in range(2)]
+    assert events == [
+        *(gathered, gathered, waited, "layer 0", gathered, waited, "layer 1"),
+        *(gathered, waited),  # the head's
+        *(gathered, waited, *again[1], "backward of 1"),
+        *(gathered, waited, *again[0], "backward of 0"),
+    ]
+    optimizer.release()
+    assert [each.weights.untyped_storage().nbytes() > 0 for each in optimizer.buckets].count(True) == 1  # the next

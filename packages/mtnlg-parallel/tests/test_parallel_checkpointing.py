@@ -21,7 +21,9 @@ def test_restore_makes_each_initial_weight_once() -> None:
         )
         for n in range(3)
     ]
-    halves = [Fragment(each, start, start + 2, torch.zeros(2), {}) for each in local for start in (0, 2)]
+    halves = [
+        Fragment(each, start, start + 2, torch.zeros(2), torch.zeros(2), {}) for each in local for start in (0, 2)
+    ]
     engine.local_parameters, engine.fragments = lambda: local, lambda: halves[::-1]
     made: list[str] = []
 

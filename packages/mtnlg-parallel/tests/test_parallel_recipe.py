@@ -211,6 +211,16 @@ def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, over
     assert words in line
 
 
+@pytest.mark.parametrize("shard", ["gradients", "parameters"])
+def test_sharding_needs_one_stage_and_our_engine(small: Path, shard: str) -> None:
+    one = [f"train.shard={shard}", "layout.pp=1", "layout.dp=2"]
+    assert load_recipe(small, one).train.shard == shard
+    with pytest.raises(UsageFailure, match=f'train.shard = "{shard}" needs layout.pp = 1, not 2'):
+        load_recipe(small, [*one, "layout.pp=2"])
+    with pytest.raises(UsageFailure, match=f'DeepSpeed runs train.shard = "state", not "{shard}"'):
+        load_recipe(small, [*one, "train.engine=deepspeed"])
+
+
 def test_sums_in_bf16_need_bf16(small: Path) -> None:
     with pytest.raises(UsageFailure, match="gradients"):
         load_recipe(small, ["train.precision=fp32", "train.gradients=bf16"])

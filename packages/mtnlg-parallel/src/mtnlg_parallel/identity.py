@@ -34,6 +34,7 @@ RESUMED_MAY_DIFFER: Final = {
     "train.micro_batch": "how a batch is cut",
     "train.precision": "of the steps to come; master weights and moments are fp32 in each",
     "train.gradients": "as precision",
+    "train.shard": "which rank holds the same state",
     "train.recompute": "the same gradients, of more or less memory",
     "train.engine": "what runs the same work",
     "train.schedule": "the order of the same work",

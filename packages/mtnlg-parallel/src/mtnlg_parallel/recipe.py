@@ -131,6 +131,11 @@ class Train(Settings):
         "fp32",
         description="dtype of gradient sums over micro-batches and ranks; bf16 rounds each, in half the memory",
     )
+    shard: Literal["state", "gradients", "parameters"] = Field(
+        "state",
+        description="what is split over dp x cp ranks: state of the optimizer, also gradients (ZeRO-2), or also "
+        "parameters (ZeRO-3, FSDP)",
+    )
     recompute: Recompute = Field("full", description="what backward recomputes: nothing, attention's core, or layers")
     engine: str = Field("pipeline", description="what runs the stages: pipeline, deepspeed, or one of your own")
     schedule: str = Field(DEFAULT, description=f"order of work of a pipeline rank: {', '.join(OURS)}, or a reference")
@@ -334,6 +339,8 @@ class Recipe(Settings):
             raise ValueError(reason)
         if train.precision == "fp8" and (reason := eight_bit_error(self.layout, self.model, train.micro_batch)):
             raise ValueError(reason)
+        if train.shard != "state" and self.layout.pp > 1:
+            raise ValueError(f'train.shard = "{train.shard}" needs layout.pp = 1, not {self.layout.pp}')
         if train.engine == "deepspeed" and (reason := deepspeed_error(self)):
             raise ValueError(f'train.engine = "deepspeed": {reason}')
         multiple = dp * train.micro_batch

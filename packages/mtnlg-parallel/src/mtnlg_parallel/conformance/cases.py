@@ -36,6 +36,7 @@ TINY: Final[Mapping[str, Any]] = {
 FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": ("fp32", "bf16", "fp8"),
     "gradients": ("fp32", "bf16"),
+    "shard": ("state", "gradients", "parameters"),
     "head": ("tied", "untied"),
     "family": ("gpt", "llama"),
     "schedule": tuple(SCHEDULES),
@@ -91,6 +92,7 @@ def matrix() -> Iterator[Case]:
             "chunks": SCHEDULES[cell["schedule"]].fewest_chunks,
             "precision": cell["precision"],
             "gradients": cell["gradients"],
+            "shard": cell["shard"],
             "recompute": cell["recompute"],
             "sequence_parallel": cell["sequence_parallel"],
             "batch": 8,
@@ -201,11 +203,13 @@ def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
 def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
     """Case ``number`` of a seed; redraws until the recipe is valid and not ``unsupported`` by the engine."""
     chance = random.Random(f"{seed}/{number}")
-    context_chance = random.Random(f"{seed}/{number}/context")
+    context_chance, shard_chance = (random.Random(f"{seed}/{number}/{what}") for what in ("context", "shard"))
     while True:
         layout, train = _draw_layout(chance)
         documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
         model, cp = _draw_model(chance, layout, train), context_chance.choice((1, 1, 1, 2, 3, 4))
+        if layout.pp == 1:
+            train["shard"] = shard_chance.choice(("state", "gradients", "parameters"))
         sharing = cp if layout.world * cp <= MOST_RANKS else 1
         if sharing > 1:
             unit = 2 * sharing * math.lcm(layout.tp, 16 if train["precision"] == "fp8" else 1)

@@ -189,9 +189,9 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         pieces.append(list(_pieces(engine)))
     count = train.validation_samples
     validation = engine.evaluate(batches(range(count)), count // multiple)
-    local = list(engine.local_parameters())
-    weights = [(part.name, part.box, part.parameter.detach().double().cpu().numpy()) for part in local]
-    dtype = str(local[0].parameter.dtype).removeprefix("torch.")
+    local = [(part, part.parameter.detach().double().cpu().numpy()) for part in engine.local_parameters()]
+    weights = [(part.name, part.box, weight) for part, weight in local]
+    dtype = str(local[0][0].parameter.dtype).removeprefix("torch.")
     return RankTrace(losses, norms, pieces, weights, dtype, engine.optimizer_steps, validation)
 
 

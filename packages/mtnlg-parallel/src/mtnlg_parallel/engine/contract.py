@@ -75,6 +75,7 @@ class Fragment:
     local: LocalParameter
     start: int
     stop: int
+    weight: Tensor
     master: Tensor
     moments: dict[SlotName, Tensor]
 
@@ -122,7 +123,7 @@ class Engine(Protocol):
     """Number of updates; steps that were skipped do not count."""
 
     def local_parameters(self) -> Iterator[LocalParameter]:
-        """Every parameter of this rank, in model order."""
+        """Every parameter of this rank, in model order. All ranks iterate together: an engine may gather weights."""
 
     def fragments(self) -> Iterator[Fragment]:
         """The rank's fragments of master weights and moments."""
@@ -156,6 +157,8 @@ def deepspeed_error(recipe: Recipe) -> str | None:
         return f'DeepSpeed runs train.schedule = "1f1b", not "{recipe.train.schedule}"'
     if recipe.layout.cp > 1:
         return f"DeepSpeed has no context parallelism, and layout.cp = {recipe.layout.cp}"
+    if recipe.train.shard != "state":
+        return f'DeepSpeed runs train.shard = "state", not "{recipe.train.shard}"'
     if recipe.train.gradients != "fp32":
         return "DeepSpeed sums gradients in fp32"
     return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None

@@ -112,6 +112,7 @@ class DeepSpeedEngine:
                 local,
                 start=in_box.start,
                 stop=in_box.start + in_box.numel,
+                weight=local.parameter.detach().flatten().narrow(0, in_box.start, in_box.numel),
                 master=flat.detach().narrow(0, in_flat.start, in_flat.numel),
                 moments={slot: state[slot].narrow(0, in_flat.start, in_flat.numel) for slot in MOMENTS},
             )

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
@@ -35,11 +35,11 @@ from mtnlg_parallel.waiting import wait_for
 
 from .contract import Outcome
 from .offloading import HostActivations
-from .sharded_optimizer import BucketKind, ShardedOptimizer
+from .sharded_optimizer import BucketKind, ShardedOptimizer, without_memory
 from .targets import weigh_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch.autograd.graph import GradientEdge
@@ -73,7 +73,10 @@ class PipelineEngine:
         self._layout, self._chunks, self._schedule = layout, train.chunks, train.schedule
         self.splits_backward = load_schedule(train.schedule).splits_backward
         self._place = place = layout.coordinates(distributed.get_rank())
-        self.parts = build_stages(recipe, device, ops)
+        self.parts = build_stages(recipe, torch.device("meta"), ops)
+        for owner in (owner for part in self.parts for owner in part.modules()):  # buckets allocate the weights
+            for name, weight in [*owner.named_parameters(recurse=False)]:
+                setattr(owner, name, nn.Parameter(without_memory(torch.empty_like(weight, device=device))))
         self._slicing = slicing = self.parts[0].slicing
         self._dp_group = dp_group = new_group(layout.replicas(place.tp, place.pp))
         sharing = [layout.rank(*place._replace(cp=cp)) for cp in range(layout.cp)]
@@ -82,7 +85,7 @@ class PipelineEngine:
         ring = [layout.rank(*place._replace(pp=pp)) for pp in range(layout.pp)]
         self.links = Links(ring, train.chunks, device)
         kinds = (
-            (BucketKind(chunk, local.parameter.ndim > 1, local.is_primary, local.summed_over), local)
+            (BucketKind(chunk, local.parameter.ndim > 1, local.is_primary, local.summed_over, local.module), local)
             for chunk, part in enumerate(self.parts)
             for local in part.local_parameters()
         )
@@ -91,7 +94,9 @@ class PipelineEngine:
         for part in self.parts:
             for module in (part.embedding, *part.layers.values(), part.final_norm):
                 if module:
-                    self.optimizer.wait_before(module)
+                    self.optimizer.wait_before(module, backward=module is not part.embedding)
+        if slicing.eight_bit:
+            self.optimizer.on_release = slicing.eight_bit.forget_weights
         staying = [tensor for part in self.parts for tensor in (*part.parameters(), *part.buffers())]
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """Input with a gradient, so that autograd records operations on a received message."""
@@ -116,9 +121,12 @@ class PipelineEngine:
         self.optimizer.steps = steps
 
     def local_parameters(self) -> Iterator[LocalParameter]:
-        """Every parameter of this rank, in model order."""
+        """Every parameter of this rank, in model order; sharded ones are gathered until the next is taken."""
         for part in self.parts:
-            yield from part.local_parameters()
+            for local in part.local_parameters():
+                self.optimizer.wait_for(local.parameter)
+                yield local
+        self.optimizer.release()
 
     def fragments(self) -> Iterator[Fragment]:
         """The rank's fragments of master weights and moments."""
@@ -159,11 +167,19 @@ class PipelineEngine:
             micro_batches = len({action.micro_batch for action in order})
             batches, self.parts[-1].target_weight = weigh_targets(batches, micro_batches, self._dp_group, self.device)
         step = _Step(self, order, batches, scale)
+        self.optimizer.take_turns(module for action in order for module in self._modules(action))
         with native_attention(self.device):
             step.run()
-        if self._slicing.eight_bit:
-            self._slicing.eight_bit.forget_weights()
+        self.optimizer.release()
         return step.losses
+
+    def _modules(self, action: Action) -> Iterable[nn.Module | None]:
+        """Modules whose matrices a pass needs, in order."""
+        part = self.parts[action.chunk]
+        layers = [*part.layers.values()]
+        if action.kind == "forward":
+            return part.embedding, *layers, part.head or part.embedding
+        return layers[::-1] if action.kind == "backward" else ()
 
     def _share_of_loss(self, losses: list[Tensor], micro_batches: int) -> Tensor:
         """The rank's contribution to the mean loss, which is summed over all ranks."""
@@ -247,7 +263,7 @@ class _Step:
         with host.moved_out(key) if host else nullcontext():
             y = part(x, *engine.attention(batch))
         if batch and stage == engine.last_stage:
-            engine.optimizer.wait_for_weights(action.chunk)  # those of a head of its own
+            engine.optimizer.wait_for(part.table, part.table_bias)
             y = part.loss(y, engine.own_tokens(batch.targets))
             self.losses.append(y.detach())
         else:

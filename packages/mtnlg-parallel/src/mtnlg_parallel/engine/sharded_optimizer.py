@@ -1,4 +1,4 @@
-"""ZeRO-1 that reduces gradients while backward runs, with AdamW on this rank's share of every bucket.
+"""ZeRO that reduces gradients while backward runs, with AdamW on this rank's share of every bucket.
 
 A bucket holds some parameters of one part of the decoder, contiguous in flat buffers: weights in the model's dtype,
 gradients in the dtype of ``train.gradients``. Both are split evenly over the data-parallel ranks, at any element; with
@@ -9,6 +9,15 @@ context parallelism, whose ranks hold the same weights too, over dp x cp ranks.
     norm              sum of squares of the shares, each parameter once; the caller sums it over all ranks
     update            AdamW on this rank's share of the fp32 master weights
     gather            all-gather of the updated weights, first layer first; each layer waits for its own weights
+
+``train.shard`` says what else than the optimizer's state a rank keeps only its share of, of matrices that are not
+summed over other ranks. Then a bucket holds those of one module (embedding, a layer, or the head):
+
+    "gradients"    the gradients' buffer exists from a micro-batch's first gradient until it is reduced; the shares of
+                   the micro-batches are added. One bucket is reduced while the next is filled; a deferred product
+                   may keep another
+    "parameters"   also the weights' buffer exists only while the module runs, and is gathered beside the module before
+                   it: once for forward, once for backward with its recomputation
 
 Two kinds of gradients are first summed over other ranks, so their buckets are reduced after the last backward: those of
 parameters that each tensor-parallel rank applies to its part of the sequence, and those of a tied token table of which
@@ -57,6 +66,7 @@ class BucketKind(NamedTuple):
     decays: bool  # matrices, whose weights decay
     counts: bool  # in the gradient norm; copies on other ranks do not
     summed_over: ProcessGroup | None  # besides the data-parallel ranks
+    module: Module | None = None  # embedding, layer or head; None unless gradients are sharded
 
 
 class Bucket:
@@ -67,35 +77,43 @@ class Bucket:
         kind: BucketKind,
         parameters: Sequence[LocalParameter],
         dp_group: ProcessGroup,
-        dtype: torch.dtype,
-        put_off: PutOff,
+        train: Train,
+        optimizer: ShardedOptimizer,
     ) -> None:
-        self.kind, self.parameters, self._group = kind, parameters, dp_group
-        first = parameters[0].parameter
-        elements = sum(local.parameter.numel() for local in parameters)
+        self.kind, self.parameters, self._group, self._optimizer = kind, parameters, dp_group, optimizer
+        self.shards_weights = kind.module is not None and train.shard == "parameters"
+        first, dtype = parameters[0].parameter, torch.bfloat16 if train.gradients == "bf16" else torch.float32
+        self._elements = sum(local.parameter.numel() for local in parameters)
         ranks, rank = dp_group.size(), dp_group.rank()
-        width = -(-elements // ranks)
+        width = -(-self._elements // ranks)
         self.begin, self.end = rank * width, (rank + 1) * width
         self.weights = torch.zeros(ranks * width, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(ranks * width, dtype=dtype, device=first.device)
-        share = self.weights[self.begin : self.end]
-        self.master = torch.nn.Parameter(share.float() if first.dtype != torch.float32 else share)
-        self._reduced = self.gradients[self.begin : self.end]
+        self._share = self.weights[self.begin : self.end]
+        self._total = self._reduced = self.gradients[self.begin : self.end]
         self.starts: list[int] = []
         self.sums: list[ParameterGradient] = []
         self._arrivals_left = 0
-        self._work: list[Work] = []
+        self._reduction: Work | None = None
+        self._gathering: Work | None = None
         start = 0
         for local in parameters:
             self.starts.append(start)
-            start = self._take(local, start, put_off)
+            start = self._take(local, start)
+        if kind.module:
+            self._total = self._reduced.clone()
+            without_memory(self.gradients)
+        if self.shards_weights:
+            self._share = self._share.clone()
+            without_memory(self.weights)
+        self.master = torch.nn.Parameter(self._share.float() if first.dtype != torch.float32 else self._share)
 
-    def _take(self, local: LocalParameter, start: int, put_off: PutOff) -> int:
+    def _take(self, local: LocalParameter, start: int) -> int:
         """Move a parameter into the buffers at ``start``, and route its gradients there; returns where it ends."""
         parameter = local.parameter
         stop = start + parameter.numel()
         parameter.data = self.weights[start:stop].view_as(parameter)
-        gradient = ParameterGradient(self.gradients[start:stop].view_as(parameter), self._arrived, put_off)
+        gradient = ParameterGradient(self.gradients[start:stop].view_as(parameter), self, self._optimizer.put_off)
         self.sums.append(gradient)
         if local.layer:
             local.layer.sink = gradient
@@ -104,19 +122,39 @@ class Bucket:
 
     def begin_step(self, micro_batches: int) -> None:
         """Expect ``micro_batches`` gradients of every parameter."""
-        self._arrivals_left, self.master.grad = micro_batches * len(self.parameters), None
+        self.master.grad = None
+        if self.kind.module:
+            self._total.zero_()
+        self._expect(1 if self.kind.module else micro_batches)
+
+    def _expect(self, micro_batches: int) -> None:
+        self._arrivals_left = micro_batches * len(self.parameters)
         for gradient in self.sums:
             gradient.is_empty = True
 
-    def _arrived(self) -> None:
+    def make_room(self) -> None:
+        """Allocate the gradients' buffer unless it holds some of this micro-batch."""
+        self.add_share()
+        if not self.gradients.untyped_storage().nbytes():
+            _allocate(self.gradients)
+            self.gradients[self._elements :] = 0
+
+    def arrived(self) -> None:
+        """Count a gradient; after the last start to reduce them."""
         self._arrivals_left -= 1
         if self._arrivals_left == 0 and self.kind.summed_over is None:
             self._start_reduce()
+            if self.kind.module:
+                self._expect(1)
+                before, self._optimizer.reducing = self._optimizer.reducing, self
+                if before:
+                    before.add_share()
 
     def _start_reduce(self) -> None:
         if self._group.size() > 1:
-            work = distributed.reduce_scatter_tensor(self._reduced, self.gradients, group=self._group, async_op=True)
-            self._work.append(work)
+            self._reduction = distributed.reduce_scatter_tensor(
+                self._reduced, self.gradients, group=self._group, async_op=True
+            )
 
     def reduce(self) -> None:
         """All-reduce over the ranks of ``summed_over``, if any, then start the reduce-scatter to the shares' owners."""
@@ -124,31 +162,69 @@ class Bucket:
             wait_for(distributed.all_reduce(self.gradients, group=self.kind.summed_over, async_op=True))
             self._start_reduce()
 
+    def add_share(self) -> None:
+        """Wait for a reduction in flight, if any; add a micro-batch's share to the total, and free the buffer."""
+        reduction, self._reduction = self._reduction, None
+        wait_for(reduction)
+        if self.kind.module and reduction:
+            self._total += self._reduced
+            without_memory(self.gradients)
+
     def finish_reduce(self) -> Tensor:
         """The rank's share of the summed gradients, in fp32; if they are in bf16 a copy, which the update frees."""
-        self.finish()
-        self.master.grad = share = self._reduced.float()
+        self.add_share()
+        self.master.grad = share = self._total.float()
         return share
 
-    def start_gather(self) -> None:
-        """Start the all-gather of the updated shares."""
-        share = self.weights[self.begin : self.end]
-        if share.dtype != self.master.dtype:
-            share.copy_(self.master.detach())
+    def publish(self) -> None:
+        """Round the updated master weights, and start to gather the weights if they are kept whole."""
+        if self._share.dtype != self.master.dtype:
+            self._share.copy_(self.master.detach())
+        if not self.shards_weights:
+            self._start_gather()
+
+    def gather(self) -> None:
+        """Start to gather sharded weights, unless they are here or on their way."""
+        if not self.weights.untyped_storage().nbytes():
+            _allocate(self.weights)
+            self._start_gather()
+
+    def _start_gather(self) -> None:
         if self._group.size() > 1:
-            self._work.append(distributed.all_gather_into_tensor(self.weights, share, group=self._group, async_op=True))
+            self._gathering = distributed.all_gather_into_tensor(
+                self.weights, self._share, group=self._group, async_op=True
+            )
 
-    def finish(self) -> None:
-        """Wait for the collectives in flight."""
-        while self._work:
-            wait_for(self._work.pop())
+    def finish_gather(self) -> None:
+        """Wait for the weights."""
+        gathering, self._gathering = self._gathering, None
+        wait_for(gathering)
 
-    def owned(self) -> Iterator[tuple[LocalParameter, int, int, int]]:
-        """Yield (parameter, start, stop, offset): elements [start, stop) lie at ``offset`` in this rank's share."""
+    def fragments(self, moments: dict[SlotName, Tensor]) -> Iterator[Fragment]:
+        """The rank's share of every parameter; ``moments`` are those of the bucket."""
         for local, first in zip(self.parameters, self.starts, strict=True):
             begin, end = max(first, self.begin), min(first + local.parameter.numel(), self.end)
             if begin < end:
-                yield local, begin - first, end - first, begin - self.begin
+                share = slice(begin - self.begin, end - self.begin)
+                yield Fragment(
+                    local,
+                    begin - first,
+                    end - first,
+                    self._share[share],
+                    self.master.detach()[share],
+                    {slot: moment[share] for slot, moment in moments.items()},
+                )
+
+
+def _allocate(buffer: Tensor) -> None:
+    """Give a buffer, and all views of it, memory again, uninitialised."""
+    buffer.untyped_storage().resize_(buffer.nbytes)
+
+
+def without_memory(buffer: Tensor) -> Tensor:
+    """The buffer, its memory freed; it and its views stay valid tensors."""
+    buffer.untyped_storage().resize_(0)
+    return buffer
 
 
 class PutOff:
@@ -172,8 +248,8 @@ class PutOff:
 class ParameterGradient:
     """One parameter's gradient in its bucket (`products.GradientSink`): the first micro-batch overwrites it."""
 
-    def __init__(self, total: Tensor, arrived: Callable[[], None], put_off: PutOff) -> None:
-        self._total, self._arrived, self._put_off = total, arrived, put_off
+    def __init__(self, total: Tensor, bucket: Bucket, put_off: PutOff) -> None:
+        self._total, self._bucket, self._put_off = total, bucket, put_off
         self.is_empty = True
 
     def product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
@@ -185,6 +261,7 @@ class ParameterGradient:
         self._put_off.run(len(self._put_off.products) - 1)
 
     def _add_product(self, dy_ON: Tensor | Factor, x_IN: Tensor | Factor) -> None:
+        self._bucket.make_room()
         products.add_product(self._total, dy_ON, x_IN, first=self.is_empty)
         self._has_arrived()
 
@@ -192,6 +269,7 @@ class ParameterGradient:
         """Add autograd's ``grad`` and free it. Autograd also calls this after a product, when ``grad`` is None."""
         if parameter.grad is None:
             return
+        self._bucket.make_room()
         if self.is_empty:
             self._total.copy_(parameter.grad)
         else:
@@ -201,7 +279,7 @@ class ParameterGradient:
 
     def _has_arrived(self) -> None:
         self.is_empty = False
-        self._arrived()
+        self._bucket.arrived()
 
 
 class ShardedOptimizer:
@@ -221,15 +299,26 @@ class ShardedOptimizer:
         self.put_off = PutOff(at_most)
         by_kind: dict[BucketKind, list[LocalParameter]] = {}
         places: dict[Tensor, int] = {}
+        shards = train.shard != "state" and dp_group.size() > 1
         for kind, local in parameters:
-            by_kind.setdefault(kind, []).append(local)
+            is_sharded = shards and kind.decays and kind.counts and kind.summed_over is None
+            by_kind.setdefault(kind if is_sharded else kind._replace(module=None), []).append(local)
             places[local.parameter] = len(places)
-        dtype = torch.bfloat16 if train.gradients == "bf16" else torch.float32
+        self.reducing: Bucket | None = None
+        """The sharded bucket that was filled last."""
         self.buckets = [
-            Bucket(kind, part, dp_group, dtype, self.put_off)
+            Bucket(kind, part, dp_group, train, self)
             for kind, locals_ in by_kind.items()
-            for part in _parts(locals_[::-1])
+            for part in ([locals_[::-1]] if kind.module else _parts(locals_[::-1]))
         ]
+        self._bucket_of: dict[Tensor, Bucket] = {
+            local.parameter: bucket for bucket in self.buckets for local in bucket.parameters
+        }
+        self._gathered_for = {bucket.kind.module: bucket for bucket in self.buckets if bucket.shards_weights}
+        self._turns = deque[Bucket]()
+        self._gathered: Bucket | None = None
+        self.on_release: Callable[[], None] = lambda: None
+        """Called when weights are freed, and after a step's passes."""
         self._in_order_of_use = sorted(self.buckets, key=lambda bucket: places[bucket.parameters[-1].parameter])
         groups: list[dict[str, Any]] = [
             {"params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays], "decays": decays}
@@ -287,32 +376,51 @@ class ShardedOptimizer:
         self._adamw.zero_grad()  # which frees the fp32 copies of bf16 sums
         self._steps += 1
         for bucket in self._in_order_of_use:
-            bucket.start_gather()
+            bucket.publish()
 
-    def wait_before(self, module: Module) -> None:
-        """Make a module's forward wait until its weights are gathered."""
-        own = {*module.parameters()}
-        buckets = [bucket for bucket in self.buckets if any(local.parameter in own for local in bucket.parameters)]
+    def wait_before(self, module: Module, backward: bool) -> None:
+        """Make a module's forward wait until its weights are gathered; and its ``backward``, if they are sharded."""
+        own = [*module.parameters()]
 
         def wait(*_: object) -> None:
-            for bucket in buckets:
-                bucket.finish()
+            self.wait_for(*own)
+
+        def watch(_module: Module, _inputs: object, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(wait)  # type: ignore[no-untyped-call]
 
         module.register_forward_pre_hook(wait)
+        if backward and module in self._gathered_for:
+            module.register_forward_hook(watch)
 
-    def wait_for_weights(self, chunk: int) -> None:
-        """Wait until all weights of part ``chunk`` are gathered."""
-        for bucket in self.buckets:
-            if bucket.kind.chunk == chunk:
-                bucket.finish()
+    def wait_for(self, *parameters: Tensor | None) -> None:
+        """Wait until these weights are gathered. Frees those of another module; gathers those of the next."""
+        for bucket in dict.fromkeys(self._bucket_of[weight] for weight in parameters if weight is not None):
+            if bucket.shards_weights and bucket is not self._gathered:
+                self.release()
+                self._gathered = bucket
+                bucket.gather()
+                if self._turns and self._turns.popleft() is bucket and self._turns:
+                    self._turns[0].gather()
+            bucket.finish_gather()
+
+    def take_turns(self, modules: Iterable[Module | None]) -> None:
+        """Expect that sharded weights are needed in this order."""
+        self.release()
+        self._turns = deque(self._gathered_for[module] for module in modules if module in self._gathered_for)
+
+    def release(self) -> None:
+        """Free the gathered weights, if they are sharded."""
+        self.on_release()
+        if self._gathered:
+            without_memory(self._gathered.weights)
+            self._gathered = None
 
     def fragments(self) -> Iterator[Fragment]:
         """The rank's share of every parameter."""
         for bucket in self.buckets:
             state = self._adamw.state[bucket.master]
-            for local, start, stop, at in bucket.owned():
-                moments: dict[SlotName, Tensor] = {slot: state[slot].narrow(0, at, stop - start) for slot in MOMENTS}
-                yield Fragment(local, start, stop, bucket.master.detach().narrow(0, at, stop - start), moments)
+            yield from bucket.fragments({slot: state[slot] for slot in MOMENTS})
 
 
 def _sum_of_squares(gradients: Tensor) -> Tensor:

@@ -111,8 +111,10 @@ def restore(engine: Engine, initial: InitialState) -> None:
         for fragment in engine.fragments():
             fragments[fragment.local.parameter].append(fragment)
         for local in engine.local_parameters():  # each with its fragments: a tensor may be costly to make
-            local.parameter.copy_(initial.weight(local.name, local.box, local.parameter.dtype))
+            weight = initial.weight(local.name, local.box, local.parameter.dtype)
+            local.parameter.copy_(weight)
             for fragment in fragments[local.parameter]:
+                fragment.weight.copy_(weight.flatten()[fragment.start : fragment.stop])
                 for slot, tensor in fragment.slots(initial.optimizer_steps > 0).items():
                     tensor.copy_(initial.elements(local.name, slot, local.box, fragment.start, fragment.stop))
     engine.optimizer_steps = initial.optimizer_steps
@@ -135,9 +137,8 @@ def fragment_pieces(engine: Engine) -> Iterator[PieceToWrite]:
         local, elements = fragment.local, (fragment.start, fragment.stop)
         if not local.is_primary:
             continue
-        weight = local.parameter.detach().flatten()[slice(*elements)]
-        slots: dict[SlotName, Tensor] = {"weight": weight, **fragment.moments}
-        if weight.dtype != torch.float32:
+        slots: dict[SlotName, Tensor] = {"weight": fragment.weight, **fragment.moments}
+        if fragment.weight.dtype != torch.float32:
             slots["master"] = fragment.master
         for slot, tensor in slots.items():
             yield PieceToWrite(local.name, local.shape, slot, local.box, tensor, elements)

@@ -60,6 +60,7 @@ class LocalParameter(NamedTuple):
     box: Box
     is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
     summed_over: ProcessGroup | None  # ranks whose gradients add up: each has seen a part, or holds another copy
+    module: nn.Module  # the embedding, decoder layer, norm or head that it is in
     layer: SlicedWeight | None  # the layer whose weight it is, where its gradient comes from a product
 
 
@@ -200,6 +201,7 @@ class StageModules(nn.Module):
                 slicing.box(shapes[name], axis),
                 is_primary,
                 summed_over,
+                self.get_submodule(".".join(path.split(".")[: 2 if path.startswith("layers.") else 1])),
                 layer if isinstance(layer, SlicedWeight) and parameter is layer.weight else None,
             )
 
