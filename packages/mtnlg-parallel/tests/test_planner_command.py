@@ -137,7 +137,9 @@ REFUSED = {
         "--scaling " + "9" * 5000: "write numbers of nodes",
     },
     "llama-3.1-8b --batch 16 --layout dp=2": {
-        "--software megatron-lm --zero 3": "megatron-lm does not support FSDP; use --software megatron-core",
+        "--software megatron-lm --zero 3": "megatron-lm does not support FSDP; use --software mtnlg-parallel",
+        "--zero 3 --layout pp=2": "mtnlg-parallel has zero 3 at pp 1 and over all dp x cp ranks; use --zero 1",
+        "--zero 2 --shards 2": "mtnlg-parallel has zero 2 at pp 1",
         "--software llm-foundry --layout cp=2": "llm-foundry does not support context parallelism",
         "--software megatron-lm --precision fp8": "megatron-lm does not support 8-bit products",
         "--software megatron-core --layout cp=3": "layout.cp = 3 x 2 does not divide model.sequence",

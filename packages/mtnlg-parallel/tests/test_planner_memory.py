@@ -207,6 +207,18 @@ def test_fsdp_holds_shards_and_a_layer() -> None:
     assert once.gathered > 2 * model.parameters
 
 
+def test_our_engine_shards_gradients_or_weights_too() -> None:
+    """16-bit and master weights; buffers of two layers or tables."""
+    model, layer, table = shape(24, 2048, 16), 12 * 2048**2, 51200 * 2048
+    run = Run(model, Layout(dp=8), 8, recompute="none")
+    for zero, weights, gathered in ((2, 2.0, 8 * table), (3, 1 / 4, 8 * table + 2 * (layer + table))):
+        (stage,) = memory(run._replace(zero=zero))
+        assert (stage.weights, stage.gradients, stage.master, stage.moments) == pytest.approx(
+            [share * model.parameters for share in (weights, 1 / 2, 1 / 2, 1)]
+        )
+        assert stage.gathered == gathered
+
+
 def test_fsdp_pipeline_holds_whole_stage_weights() -> None:
     run = Run(shape(24, 2048, 16), Layout(pp=2, dp=8), 32, zero=3, software=TITAN)
     for number, stage in enumerate(memory(run)):

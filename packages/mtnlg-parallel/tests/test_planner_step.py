@@ -15,9 +15,9 @@ from mtnlg_parallel.planner.costs.cost import OVERLAP_SHARE
 from mtnlg_parallel.planner.costs.products import gemm_seconds
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import ENGINES, SOFTWARE, Software, load_software
-from mtnlg_parallel.planner.run import Run, _train_software
+from mtnlg_parallel.planner.run import STAGES, Run, _train_software, train_run
 from mtnlg_parallel.planner.step import chunks, lower_bound, predict
-from mtnlg_parallel.recipe import Train
+from mtnlg_parallel.recipe import Recipe, Train
 
 SELENE, DGX = load_cluster("selene"), load_cluster("dgx-a100")
 LM = load_software("megatron-lm")
@@ -343,6 +343,27 @@ def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
     for whole in ({"layout": Layout(tp=2, dp=8)}, {"micro_batch": 1}):
         cost, other = (layer_cost.layer(each._replace(**whole)).forward.collectives for each in both)
         assert cost == other
+
+
+def test_our_sharding_reduces_per_micro_batch_and_gathers_in_both_passes() -> None:
+    runs = [Run(SMALL, Layout(dp=8), 8, zero=zero, recompute="none", cluster=DGX) for zero in (1, 2, 3)]
+    state, gradients, parameters = map(layer_cost.layer, runs)
+    gather, reduce = layer_cost.shard_seconds(runs[2], runs[2].layer_parameters)
+    assert reduce == pytest.approx(2 * gather, rel=0.1)
+    assert state.backward.collectives == state.forward.collectives == gradients.forward.collectives == 0
+    assert reduce > gradients.backward.collectives > reduce * (1 - PIPELINE.prefetch_share) * 0.999
+    assert parameters.forward.collectives > 0
+    assert parameters.backward.collectives > gradients.backward.collectives
+
+
+def test_a_recipes_sharding_is_planned() -> None:
+    train = {"samples": 8, "batch": 8, "lr": 1e-3, "decay": 8, "validation_samples": 8}
+    planned = [
+        train_run(Recipe(model=SMALL, layout=Layout(dp=dp), train=Train.model_validate(train | {"shard": shard}))).zero
+        for dp in (2, 1)
+        for shard in STAGES
+    ]
+    assert planned == [1, 2, 3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("gradients", "width"), [("fp32", 4), ("bf16", 2)])

@@ -39,7 +39,7 @@ TRAINED_SEQUENCE = 8192
 """Tokens per sample at which a preset with a longer context is planned: contexts grow at the end of a training."""
 
 TOP = 10
-SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel")
+SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel", "zero")
 """Fields of a run that a search varies, unless an option sets them."""
 
 
@@ -95,9 +95,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"] | None, typer.Option(help="Of weights and products.")
     ] = None,
     zero: Annotated[
-        int,
+        int | None,
         typer.Option(min=0, max=3, help="Sharded over dp: 1 optimizer state, 2 also gradients, 3 also weights (FSDP)."),
-    ] = 1,
+    ] = None,
     shards: Annotated[
         int | None,
         _count("With --zero 2 or 3: ranks per shard group (HSDP); default dp x cp."),

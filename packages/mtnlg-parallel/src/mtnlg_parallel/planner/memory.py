@@ -7,7 +7,8 @@ weights nor a second gradient.
 
 Activations: bytes that a layer keeps of a micro-batch (`costs.activations`) times layers times micro-batches in flight
 (from the schedule). A layer being recomputed keeps all its activations. A deferred weight gradient keeps the factors of
-a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers one layer at a time.
+a layer's four products. FSDP shards fp32 weights, gradients and moments, and gathers one layer at a time; our engine
+shards 16-bit and master weights.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .costs.activations import layer_bytes
 from .costs.attention import ring_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
+from .run import SHARED_GRADIENTS
 from .step import stage_layers, stage_parameters
 
 if TYPE_CHECKING:
@@ -117,7 +119,8 @@ def _stage_memory(run: Run, stage: int) -> Memory:
     layout = run.layout
     parameters = stage_parameters(run, stage)
     state, gradients = run.state_shards, run.state_shards if run.zero > 1 else 1
-    weights = 4 if run.zero > 1 else run.width  # FSDP shards fp32 weights, and gathers them in 16 bits
+    fsdp = run.zero > 1 and not run.is_ours  # which shards fp32 weights, and gathers them in 16 bits
+    weights, shards = 4 if fsdp else run.width, state if fsdp or run.zero > SHARED_GRADIENTS else 1
     accumulated = _gradient_bytes(run)
     activations = _activation_bytes(run, stage)
     waiting = _waiting_bytes(run, stage)
@@ -147,9 +150,9 @@ def _stage_memory(run: Run, stage: int) -> Memory:
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits + messages
     return Memory(
-        weights=weights * parameters / gradients + _cast_bytes(run, stage),
+        weights=weights * parameters / shards + _cast_bytes(run, stage),
         gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(run) - logits, 0.0),
-        master=run.software.master_bytes * parameters / state if run.width == 2 and run.zero < 2 else 0.0,
+        master=run.software.master_bytes * parameters / state if run.width == 2 and not fsdp else 0.0,
         moments=8 * parameters / state,
         activations=activations,
         waiting=waiting,
@@ -159,20 +162,21 @@ def _stage_memory(run: Run, stage: int) -> Memory:
         gathered=_gathered_bytes(run, parameters),
         messages=messages,
         buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets,
-        slack=SLACK * temporary + STATE_SLACK * (weights + accumulated) * parameters / gradients,
+        slack=SLACK * temporary + STATE_SLACK * (weights / shards + accumulated / gradients) * parameters,
     )
 
 
 def _cast_bytes(run: Run, stage: int) -> float:
-    """Bytes of the layers' 8-bit weights and their transposes, if both are kept through a step."""
+    """Bytes of the layers' 8-bit weights and their transposes, if both are kept; of one layer if sharded."""
     if not run.casts_once:
         return 0.0
-    return 2.0 * sum(stage_layers(run, stage)) * run.layer_parameters
+    layers = 1 if run.zero > SHARED_GRADIENTS else sum(stage_layers(run, stage))
+    return 2.0 * layers * run.layer_parameters
 
 
 def _gradient_bytes(run: Run) -> int:
     """Bytes of gradients per parameter: the sum, and a micro-batch's gradients if they are kept until backward ends."""
-    if run.zero > 1:
+    if run.zero > 1 and not run.is_ours:
         return 4
     kept = run.reduced_bytes
     at_once = run.software.fused_accumulation or run.is_ours
@@ -191,12 +195,17 @@ def _apart_bytes(run: Run) -> float:
 def _gathered_bytes(run: Run, parameters: int) -> float:
     """Bytes that FSDP holds besides its shards: the current layer, the next, the head's table, one layer's gradients.
 
-    In a pipeline: all weights, and the sums of all gradients.
+    In a pipeline: all weights, and the sums of all gradients. Our engine: gradients of two layers or tables, one of
+    which is being reduced, of another layer if it defers a product, and, if weights are sharded, the current layer's
+    and the next's or the head's.
     """
     if run.zero < 2:
         return 0.0
     layer, table = run.layer_parameters, run.table
     width = run.reduced_bytes
+    if run.is_ours:
+        gathered = run.width * (layer + max(layer, table)) if run.gathers_again else 0.0
+        return gathered + width * (2 * max(layer, table) + (layer if run.layout.tp > 1 else 0))
     if run.layout.pp > 1:
         return (2.0 + width) * parameters + 2 * max(layer, table)
     if not run.gathers_again:

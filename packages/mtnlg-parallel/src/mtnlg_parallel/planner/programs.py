@@ -100,7 +100,7 @@ SOFTWARE: Final = _programs(
     (
         ENGINES["pipeline"],
         _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule "
-        "slices_context",
+        "slices_context shards_weights",
         {"scatter_pipeline": False},
     ),
     (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),

@@ -194,11 +194,11 @@ def print_plan(run: Run, planned: dict[str, Any]) -> None:
 def print_search(result: SearchResult, plans: list[dict[str, Any]], gpus: int, tokens: int | None) -> None:
     """Print the plans of the fastest, with days to train on ``tokens`` tokens, and why others were rejected."""
     out = console()
-    choices = ("tp", "cp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "sequence parallel")
+    choices = ("tp", "cp", "pp", "dp", "micro-batch", "recompute", "schedule", "chunks", "zero", "sequence parallel")
     table = _table(choices, "seconds", "MFU", "GB", *(["days"] if tokens else []))
     for planned in plans:
         degrees = (planned["layout"].get(axis, 1) for axis in choices[:4])
-        chosen = (*degrees, *(planned[name] for name in ("micro_batch", "recompute", "schedule", "interleave")))
+        chosen = (*degrees, *(planned[name] for name in ("micro_batch", "recompute", "schedule", "interleave", "zero")))
         row = ["yes" if planned["sequence_parallel"] else "no", f"{planned['step_seconds']:.3f}"]
         row += [f"{planned['mfu']:.1%}", f"{planned['memory_bytes'] / 1e9:.1f}{'*' * (planned['spare'] < CLOSE)}"]
         row += [f"{planned['days_at_full_batch']:.1f}"] if tokens else []

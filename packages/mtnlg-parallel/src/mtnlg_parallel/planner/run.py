@@ -31,6 +31,9 @@ PRODUCT_BYTES: Final = {"fp8": 1.0, "nvfp4": 0.5}
 Recomputed = Recompute | Literal["operators", "alternate"]
 """What is recomputed: as in `train`; all operations but attention and every other product; or every other layer."""
 
+STAGES: Final = {"state": 1, "gradients": 2, "parameters": 3}
+"""ZeRO stage of each value of ``train.shard``."""
+
 SHARED_GRADIENTS: Final = 2
 """Highest ZeRO stage at which ranks keep whole weights: it shards gradients and optimizer state."""
 
@@ -266,6 +269,7 @@ def train_run(recipe: Recipe, document: float | None = None) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         offload_activations=train.offload_activations,
+        zero=STAGES[train.shard] if recipe.layout.copies > 1 else 1,
         document=(document or float(recipe.model.sequence)) if recipe.data.isolated else None,
         software=_train_software(train),
     )
@@ -377,7 +381,9 @@ def _schedule_error(run: Run) -> str | None:
     if software.is_ours and run.recompute not in RECOMPUTE:
         return f"{software.name} does not support recompute {run.recompute}; use --recompute {' or '.join(RECOMPUTE)}"
     if software.is_ours:
-        return schedule_error(run.layout, run.model, run.schedule, v)
+        sharded = f"{software.name} has zero {run.zero} at pp 1 and over all dp x cp ranks; use --zero 1"
+        unfit = run.zero > 1 and (pp > 1 or run.shards)
+        return sharded if unfit else schedule_error(run.layout, run.model, run.schedule, v)
     if run.model.layers % pp and not software.uneven_stages:
         near = nearest(pp, (n for n in range(1, run.model.layers + 1) if run.model.layers % n == 0))
         needs = f"{software.name} needs equally many layers per stage"

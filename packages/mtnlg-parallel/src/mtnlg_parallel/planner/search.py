@@ -13,7 +13,7 @@ from mtnlg_parallel.layout import Layout, layout_error
 from mtnlg_parallel.schedules import load_schedule, schedule_names, schedule_of
 
 from .memory import fullest_stage, memory, memory_error
-from .run import RECOMPUTE, Run, run_error
+from .run import RECOMPUTE, STAGES, Run, run_error
 from .step import lower_bound, predict
 
 if TYPE_CHECKING:
@@ -128,9 +128,11 @@ def candidates(template: Run, gpus: int, fixed: Collection[str] = ()) -> Iterato
             for micro_batch in (b for b in micro_batches if batch % (dp * b) == 0):
                 schedules = _schedules(template, pp, batch // (dp * micro_batch))
                 slicings = (False, True) if tp > 1 and template.software.slices_sequence else (False,)
-                for (interleave, schedule), recompute, sliced in product(schedules, RECOMPUTE, slicings):
+                every = product(schedules, RECOMPUTE, slicings, _stages(template, layout))
+                for (interleave, schedule), recompute, sliced, zero in every:
                     run = template._replace(
                         layout=layout,
+                        zero=zero,
                         micro_batch=micro_batch,
                         recompute=recompute,
                         schedule=schedule,
@@ -139,6 +141,14 @@ def candidates(template: Run, gpus: int, fixed: Collection[str] = ()) -> Iterato
                     )
                     if all(getattr(run, name) == getattr(template, name) for name in fixed):
                         yield run
+
+
+def _stages(template: Run, layout: Layout) -> Collection[int]:
+    """ZeRO stages to try: the template's; in our engine those that `train` takes in this layout."""
+    if not (template.is_ours and template.software.shards_weights):
+        return (template.zero,)
+    least = min(template.zero, STAGES["state"])
+    return {least, *STAGES.values()} if layout.pp == 1 < layout.copies else (least,)
 
 
 def _context_degrees(template: Run, gpus: int) -> list[int]:

@@ -198,7 +198,12 @@ def _add_updates(run: Run, pipeline: Pipeline, timeline: Timeline) -> Prediction
     scattered = run.zero and run.software.reduce_scatter
     reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
     gathered = ring.gather(run.width * max(parameters)) if run.zero else 0.0
-    if run.zero > 1:
+    if run.zero > 1 and run.is_ours:  # the table's, which nothing hides: the last reduction and the first gather
+        gather, reduce = layer_cost.shard_seconds(run, run.table)
+        whole = [] if run.gathers_again else [_exposed_by_chunk(run, ring, pipeline, timeline)[1]]
+        hidden = run.software.prefetch_share
+        reduced, gathered = [hidden * reduce], sum(whole, hidden * gather)
+    elif run.zero > 1:
         reduced, gathered = _sharded_updates(run, parameters, pipeline)
     elif run.software.overlap_gradients:
         reduced, gathered = _exposed_by_chunk(run, ring, pipeline, timeline)
@@ -210,8 +215,9 @@ def _add_updates(run: Run, pipeline: Pipeline, timeline: Timeline) -> Prediction
     share = run.state_shards
     bandwidth = run.cluster.gpu.memory_bandwidth * run.cluster.measured.memory
     update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
-    # On every stage, the first micro-batch waits for the casts of the weights.
-    update += run.model.layers * layer_cost.weight_cast_seconds(run)
+    # On every stage, the first micro-batch waits for the casts of the weights; each pass does for gathered weights'.
+    casts = 2 * run.micro_batches if run.gathers_again else 1
+    update += casts * run.model.layers * layer_cost.weight_cast_seconds(run)
     data = norm_known - timeline.seconds + gathered
     breakdown = _breakdown(run, timeline, data, update)
     return Prediction(norm_known + update + gathered, breakdown, pipeline)

@@ -270,13 +270,18 @@ def tensor_collectives(run: Run, number: float) -> Cost:
 
 
 def shard_seconds(run: Run, parameters: float) -> tuple[float, float]:
-    """Seconds to gather a rank's ``parameters`` from their shards, and to reduce their gradients to the shards."""
+    """Seconds to gather a rank's ``parameters`` from their shards, and to reduce their gradients to the shards.
+
+    Our engine gathers 16 bits, and under ZeRO-2 keeps whole weights.
+    """
     shards, replicas = run.state_shards, run.layout.copies // run.state_shards
     ring = network.ring(run, shards, run.layout.tp)
     width = run.reduced_bytes
     reduce = ring.gather(width * parameters)
     if replicas > 1:
         reduce += network.ring(run, replicas, shards * run.layout.tp).all_reduce(width * parameters / shards)
+    if run.is_ours:
+        return ring.gather(run.width * parameters) if run.gathers_again else 0.0, reduce
     return ring.gather(run.product_width * parameters), reduce
 
 
@@ -284,12 +289,16 @@ def shard_seconds(run: Run, parameters: float) -> tuple[float, float]:
 def embedding(run: Run) -> Phases:
     """Cost of the embedding: lookup, sum, dropout; backward writes and adds the table's dense gradient."""
     rows, model = ceil(run.model.vocabulary / run.layout.tp), run.model
-    table = (run.width + (0 if run.gathered_over > 1 else run.added_bytes)) * rows * model.hidden
+    fsdp = run.gathered_over > 1 and not run.is_ours
+    table = (run.width + (0 if fsdp else run.added_bytes)) * rows * model.hidden
     forward = Cost(0.0, memory_seconds(run, 15 * run.elements, 8), 0.0, 20)
     backward = Cost(0.0, memory_seconds(run, 15 * run.elements + table, 8), 0.0, 20)
-    if run.gathered_over > 1 and not model.tied:  # nothing runs before the first gather or after the last reduction
+    if run.gathered_over > 1 and (run.is_ours or not model.tied):
         gather, reduce = shard_seconds(run, rows * model.hidden)
-        forward, backward = forward.plus(Cost(collectives=gather)), backward.plus(Cost(collectives=reduce))
+        # Nothing runs before the first gather or after the last reduction; in our engine, other micro-batches' layers.
+        share = 1.0 - run.software.prefetch_share if run.is_ours else 1.0
+        forward = forward.plus(Cost(collectives=share * gather))
+        backward = backward.plus(Cost(collectives=share * reduce))
     return Phases(forward.plus(tensor_collectives(run, 1)), backward, NO_COST)
 
 
@@ -297,7 +306,7 @@ def embedding(run: Run) -> Phases:
 def head(run: Run) -> Phases:
     """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
     n, h, rows, width = run.tokens, run.model.hidden, ceil(run.model.vocabulary / run.layout.tp), run.width
-    fused = (run.software.fused_accumulation and not run.is_ours) or run.gathered_over > 1
+    fused = (run.software.fused_accumulation or run.gathered_over > 1) and not run.is_ours
     extra = 2 * run.reduced_bytes - 2 if fused and run.gathered_over == 1 else 0
     table = TABLE_BYTES if run.model.tied else 0
     added = (table + (0 if fused else run.added_bytes)) * rows * h
@@ -316,6 +325,7 @@ def head(run: Run) -> Phases:
     backward = Cost(products, memory_seconds(run, backward_bytes * n * rows + 10 * run.elements + added, 12), 0.0, 25)
     if run.gathered_over > 1:
         gather, reduce = shard_seconds(run, rows * h)
+        reduce *= not (run.is_ours and run.model.tied)  # once, as the embedding's
         forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, run.software.prefetch_share)))
         backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, run.software.prefetch_share)))
     return Phases(forward, backward.plus(tensor_collectives(run, 1)), NO_COST)
