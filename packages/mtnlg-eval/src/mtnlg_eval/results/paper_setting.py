@@ -15,7 +15,7 @@ SCORED_ROWS = "scored rows"
 """Pool of shots if there is no other."""
 UNKNOWN = {"hans": "the paper's own prompt is not known"}
 OWN_TASK = "not a task of the paper"
-STYLES = {"gpt3": "GPT-3's prompts", "lm_eval": "stock lm-eval's prompts, shots and scores"}
+STYLES = {"gpt3": "GPT-3's prompts"}
 MODES = {
     ("other_subcases", "drawn"): "shots of other subcases only",
     ("any", "interleaved"): "shots with alternating labels",
