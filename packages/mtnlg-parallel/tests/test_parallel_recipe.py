@@ -180,7 +180,7 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.warmup=100", "warmup = 100 must end before decay = 100"),
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
-        ("train.ramp={start=2,increment=2,samples='9 steps'}", "train.ramp.samples = '9 steps': steps need a valid"),
+        ("train.ramp={start=2,increment=2,samples='9 steps'}", "train.ramp; write the ramp's own length in samples or"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),
         ("model={}", "has no [model]; add it"),
         ("model.heads=5", "heads = 5 does not divide hidden = 64"),

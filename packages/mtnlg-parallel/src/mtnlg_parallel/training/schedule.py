@@ -66,10 +66,11 @@ def _refuse_text(value: Any) -> Any:  # noqa: ANN401  (what the recipe holds)
         return value
     unit = parse_length(value).unit
     needed = {
-        "tokens": "valid model.sequence",
-        "epochs": "valid model.sequence, and --data; without data write samples",
+        "tokens": "model.sequence",
+        "epochs": "model.sequence, and --data; without data write samples",
+        "steps": "train.batch and train.ramp; write the ramp's own length in samples or tokens",
     }
-    raise ValueError(f"{unit} need a {needed.get(unit, 'valid train.batch and train.ramp')}")
+    raise ValueError(f"{unit} need a valid {needed[unit]}")
 
 
 LIMIT: Final = 1 << 60
