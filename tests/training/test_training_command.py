@@ -52,6 +52,7 @@ def recipe(tmp_path: Path) -> Path:
         ("--set train.leraning=1", 2, "unknown key"),
         ("--set model.vocabulary=32", 1, "set model.vocabulary to 64 or more"),
         ("--set model.sequence=100000 --force", 1, "do not fill one sample"),
+        ("--launcher slrum", 2, "for '--launcher': 'slrum' is not one of"),
         ("--profile 3", 2, "--profile 3: write the first step and the last, such as 10:12"),
         (
             "--launcher slurm --ranks-per-node 3 --layout tp=2,dp=2,pp=1",
@@ -71,13 +72,15 @@ def test_impossible_run_is_refused_before_ranks_start(  # noqa: PLR0917  (three 
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
-def test_missing_data_and_a_missing_recipe_are_named(command: Command, recipe: Path, tmp_path: Path) -> None:
+def test_missing_data_recipe_and_run_are_named(command: Command, recipe: Path, tmp_path: Path) -> None:
     result = command("train", recipe, "--data", tmp_path / "none", "--out", tmp_path / "out")
     assert (result.status, "blend.json: No such file" in result.err) == (1, True), result.err
     result = command("layout", tmp_path / "none")
     assert (result.status, result.err) == (1, f"mtnlg-parallel: {tmp_path / 'none'}: no such recipe\n")
     result = command("train", recipe)
     assert (result.status, "Missing option '--data'" in result.err) == (2, True)
+    result = command("restart", tmp_path / "none")
+    assert (result.status, f"path '{tmp_path / 'none'}' does not exist" in result.err) == (2, True), result.err
 
 
 def test_layout_prints_a_table_or_json(command: Command, recipe: Path) -> None:

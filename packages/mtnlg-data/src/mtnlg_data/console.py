@@ -160,7 +160,7 @@ def error_line(error: Exception) -> str:
     if hasattr(error, "exit_status"):  # a Failure of either copy of this module
         return str(error)
     if hasattr(error, "format_message"):  # the command line is wrong
-        return f"{error.format_message()} (--help lists the options)"
+        return f"{error.format_message().replace('Value error, ', '')} (--help lists the options)"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
