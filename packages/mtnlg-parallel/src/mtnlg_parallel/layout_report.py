@@ -40,7 +40,7 @@ def print_layout(recipe: Recipe) -> None:
         f"{train.micro_batch}; {recipe.steps:,} steps of {config.sequence} tokens per sample"
     )
     table = Table("stage", "ranks", "parts")
-    for name in ("parameters a rank", "share of the time"):
+    for name in ("parameters per rank", "share of the time"):
         table.add_column(name, justify="right")
     for stage in _cut(recipe):
         first = layout.rank(tp=0, pp=stage.number % layout.pp, dp=0)
