@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: documents   texts that are equal but for white space (Dolma: Soldaini et al. 2024, arXiv 2402.00159)
 #: lines       lines that are equal but for case and surrounding white space (C4: Raffel et al. 2020, JMLR 21/140, by
 #:             the code that made it: tensorflow/datasets, c4_utils.remove_duplicate_text)
-#: substrings  passages of 50 tokens and more that occur twice (Lee et al. 2022, arXiv 2107.06499)
+#: substrings  passages of 50 words and marks or more that occur twice (Lee et al. 2022, arXiv 2107.06499)
 Kind = Literal["documents", "lines", "substrings"]
 
 
