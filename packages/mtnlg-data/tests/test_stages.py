@@ -108,7 +108,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
             "minimum = 14 is more than n = 13",
         ),
         ("clean x.jsonl --rules tidy", UsageFailure, "--rules tidy: Input should be 'unicode',"),
-        ("score x.jsonl", UsageFailure, "no source has curated = true to train a classifier on"),
+        ("score x.jsonl", UsageFailure, "as options --positive and --model"),
         ("score x.jsonl --model none.npy", Failure, "none.npy: "),
         (
             "score a=x.jsonl --positive a=x.jsonl",

@@ -131,7 +131,7 @@ def override(content: dict[str, Any], written: str) -> None:
     """Set a value of ``content`` by ``key=value``. Raises ``UsageFailure`` if ``written`` is none."""
     key, equals, text = written.partition("=")
     if not equals or not all(parts := key.strip().split(".")):
-        raise UsageFailure(f"--set {written}: expected key=value, such as train.lr=1e-4")
+        raise UsageFailure(f"--set {written}: expected key=value, such as table.key=3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:

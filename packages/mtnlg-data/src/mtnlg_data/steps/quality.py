@@ -108,7 +108,7 @@ class Quality(Step[QualitySettings, QualityKeys]):
         if self.filtered and not self.curated and self.settings.model is None:
             raise ValueError(
                 f"{self.filtered[0]} has filtered = true, but no source has curated = true to train a classifier on, "
-                "and quality.model names none"
+                "and quality.model names none; as options --positive and --model"
             )
 
     def check(self) -> None:
