@@ -189,7 +189,6 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
         ("curated = true", 'curated = true\nrules = ["tidy"]', ["sources.books.rules.0", "'tidy'", "'whitespace'"]),
         ("[sources.crawl]", '[sources."../crawl"]', ["../crawl"]),
         ("[sources.crawl]", "[source.crawl]", ["source", "unknown key", "did you mean sources?"]),
-        ("[tokenize]", "[exact]\nsubstring_unit = 'word'\n[tokenize]", ["substring_unit = 'word': removed; leave it"]),
         ("vocabulary = 400", "", ["vocabulary"]),
         ("[tokenize]", "[quality]\nalpha = 0\n[tokenize]", ["quality.alpha = 0", "greater than 0"]),
         (

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 
 INTEGERS = 1 << 63  # bound of either sign, in TOML and in the code that computes with them
-RETIRED = {
-    "headings_first": "removed; leave it out, as jusText never raised these headings",
-    "substring_unit": "removed; leave it out, as passages are counted in words and marks",
-}
-"""Keys of earlier versions, and what to do."""
 
 
 class Settings(BaseModel):
@@ -155,8 +150,8 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
     key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
         valid = sorted(_valid_keys(schema, path[:-1]))
-        hint = f"unknown key; {did_you_mean(str(path[-1]), valid)}valid keys: {', '.join(valid)}"
-        return f"{place}: {key} = {detail['input']!r}: {RETIRED.get(str(path[-1]), hint)}"
+        hint = did_you_mean(str(path[-1]), valid)
+        return f"{place}: {key} = {detail['input']!r}: unknown key; {hint}valid keys: {', '.join(valid)}"
     if detail["type"] == "missing":
         return f"{place}: {key}: required key is missing"
     message = detail["msg"].removeprefix("Value error, ")
