@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.record import Metadata
 from mtnlg_data.sources.response import decode_content
+from mtnlg_data.sources.warc import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,6 +247,25 @@ def test_gzip_file_in_the_last_record_hides_nothing(tmp_path: Path) -> None:
     assert (len(pages), dropped) == (2, [])
 
 
+def test_a_member_that_ends_with_a_chunk_read_hides_nothing(tmp_path: Path) -> None:
+    two = gzip.compress(corpus.record(b"<p>0") + corpus.record(b"<p>1"), mtime=0)
+    name = b"n" * (CHUNK_BYTES - len(two) - 1) + b"\0"  # of a file, in the header of the member
+    (tmp_path / "a.warc.gz").write_bytes(
+        two[:3] + b"\x08" + two[4:10] + name + two[10:] + gzip.compress(corpus.record(b"<p>2"))
+    )
+    pages, dropped = read(tmp_path / "a.warc.gz")
+    assert ([page.content for page in pages], dropped) == ([b"<p>0", b"<p>1", b"<p>2"], [])
+
+
+@pytest.mark.parametrize("length", [b"Content-Length", b"Content-Length: +0"])
+def test_a_record_that_only_fastwarc_takes_hides_no_other(tmp_path: Path, length: bytes) -> None:
+    records = [corpus.record(b"<p>%d" % number) for number in range(5)]
+    members = [records[0], b"WARC/1.0\r\n" + length + b"\r\n\r\n", records[1], records[2], records[3] + records[4]]
+    pages, dropped = read(crawl(tmp_path / "c.warc", members, compressed=True))
+    assert [page.content for page in pages] == [b"<p>%d" % number for number in range(5)]
+    assert [drop.reason for drop in dropped] == ["bad_length"]
+
+
 @pytest.mark.parametrize(
     "start", [b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: 9000000\r\n\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"]
 )
@@ -373,10 +393,25 @@ def test_arc_record_with_wrong_length_is_reported(tmp_path: Path, length: int, c
     records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(2)]
     records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
     pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), largest=1 << 21)
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1"][: 1 + compressed]
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1"]
     assert dropped[0].where.startswith("c.arc: byte ")
     assert dropped[0].what
-    assert compressed or dropped[-1].ends_file
+    assert not dropped[-1].ends_file
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_arc_url_may_have_spaces_and_the_type_may_have_them_or_be_missing(tmp_path: Path, compressed: bool) -> None:
+    odd = arc_record("http://example.org/0", b"<p>0")
+    records = [
+        odd,
+        odd.replace(b"org/0", b"org/a b"),
+        odd.replace(b"text/html 5", b"text/html; charset=x 5"),
+        odd.replace(b"text/html 5", b" 5"),
+        odd,
+    ]
+    pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed))
+    assert [page.url.removeprefix("http://example.org/") for page in pages] == ["0", "a b", "0", "0", "0"]
+    assert dropped == []
 
 
 @example(position=383, junk=b"\x04", compressed=True)  # an error that warcio only prints

@@ -1,9 +1,9 @@
 """WARC and ARC: the HTML pages of a crawl, or their texts; after a broken record, reading resumes at the next.
 
 A record is held back until its length is confirmed: the gzip member, the file or nothing but line ends must end where
-it ends, or another record must begin there. After a broken record the reader searches for the next gzip magic or line
-``WARC/1``, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each of which costs
-at most a record's bytes, is read no further. Each record must be within one gzip member.
+it ends, or another record must begin there. After a broken record the reader searches for the next gzip magic, line
+``WARC/1`` or line of ARC, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each
+of which costs at most a record's bytes, is read no further. Each record must be within one gzip member.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GZIP_MAGIC = b"\x1f\x8b\x08"
-RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.")
-#: Header of a record: the lines of WARC behind its version; or the line of ARC: URL, IP address, date, type, length.
-HEADER = re.compile(rb"WARC/[01]\.(.*?\n)\r?\n|(\S*) (\S+) (\d{12,14}) \S+ (\d{1,15})\r?\n", re.DOTALL)
+#: Line of a record of ARC: URL, which may have spaces, IP address, date, type, which may be missing, length.
+ARC_LINE = rb"([^\r\n]*) (\S+) (\d{12,14}) [^\r\n]{0,99} (\d{1,15})\r?\n"
+RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.|\nhttps?:" + ARC_LINE)
+#: Header of a record: the lines of WARC behind its version, or that line.
+HEADER = re.compile(rb"WARC/[01]\.(.*?\n)\r?\n|" + ARC_LINE, re.DOTALL)
 LENGTH = re.compile(r"\d{1,15}")
 LINE_ENDS = b"\r\n"
 #: Records that describe others, or the file.
@@ -119,8 +121,8 @@ class _Source:
         """
         while len(self.buffer) < size:
             if self.member and self.member.eof:
-                following = self.member.unused_data or self._file.read(CHUNK_BYTES)
-                if not (across and following.startswith(GZIP_MAGIC)):
+                following = (self.member.unused_data or self._file.read(CHUNK_BYTES)) if across else b""
+                if not following.startswith(GZIP_MAGIC):
                     break
                 self._rest, self.member = following, zlib.decompressobj(GZIP_WBITS)
             chunk, self._rest = self._rest or self._file.read(CHUNK_BYTES), b""
@@ -152,11 +154,14 @@ def _sound_records(file: BinaryIO, size: int, max_bytes: int) -> Generator[Crawl
             if previous:
                 known += 1
                 yield previous
-            previous, length = None, record.content_length
+            previous, fields = None, list(record.headers)
             last = record.stream_pos if record.stream_pos > last else size
-            if last == size or length > max_bytes or len(body := record.reader.read()) < length:
+            length = value_of(fields, "content-length")
+            if last == size or not LENGTH.fullmatch(length) or int(length) > max_bytes:
                 break
-            previous = CrawlRecord(last, list(record.headers), body)
+            if len(body := record.reader.read()) != int(length):
+                break
+            previous = CrawlRecord(last, fields, body)
     except OSError as error:
         if error.errno:
             raise
