@@ -56,8 +56,8 @@ def test_other_sets_of_an_archive_are_not_read(scored: str, tmp_path: Path) -> N
 def test_two_files_of_a_split_are_refused_except_winogrande(tmp_path: Path) -> None:
     boolq = {"question": "q", "passage": "p", "label": 1}
     write(tmp_path / "boolq/val.jsonl", boolq)
-    write(tmp_path / "boolq/copy/val.jsonl", boolq)
-    with pytest.raises(Failure, match=r"2 files of the validation split \(copy/val.jsonl, val.jsonl\); keep only one"):
+    write(tmp_path / "boolq/copy/val2.jsonl", boolq)
+    with pytest.raises(Failure, match=r"2 files of the validation split \(copy/val2.jsonl, val.jsonl\); keep only one"):
         open_rows("boolq", tmp_path).rows()
     for size, count in (("xs", 1), ("xl", 3), ("debiased", 2)):
         rows = [WINOGRANDE | {"qID": f"{size}-{n}", "sentence": f"{n} Ann saw Bea as _ left."} for n in range(count)]

@@ -106,7 +106,7 @@ def read_raw_rows(task: str, paths: Iterable[Path]) -> Iterator[RawRow]:
 def split_of(names: Iterable[str], path: object) -> str | None:
     """Split named by the last of these path components that contains a split word; None if there is none."""
     for name in reversed(list(names)):
-        splits = [split for split, words in SPLITS.items() if words & _parts(name)]
+        splits = [split for split, words in SPLITS.items() if words & _parts(re.sub(r"\d", " ", name))]
         if len(splits) > 1:
             raise Failure(f"{path}: {' and '.join(sorted(splits))} in one name; keep only one")
         if splits:
