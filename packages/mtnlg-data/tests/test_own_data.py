@@ -267,14 +267,17 @@ def test_oversized_metadata_is_dropped_and_counted(tmp_path: Path) -> None:
     assert counts["dropped"] == {}
 
 
-def test_parquet_row_over_the_bound_loses_other_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet_row_over_the_bound_loses_other_columns(tmp_path: Path, nested: bool) -> None:
     """The large value stands once in the file, and a thousand rows refer to it."""
     values = pa.array(["x" * (1 << 22), "y"])
     large = pa.DictionaryArray.from_arrays(pa.array([0] * 1000 + [1], pa.int32()), values)
-    pq.write_table(pa.table({"text": TEXTS[:1] * 1001, "large": large, "n": range(1001)}), tmp_path / "a.parquet")
+    column = pa.ListArray.from_arrays(range(1002), pa.StructArray.from_arrays([large], ["v"])) if nested else large
+    pq.write_table(pa.table({"text": TEXTS[:1] * 1001, "large": column, "n": range(1001)}), tmp_path / "a.parquet")
     counts, documents = extract(tmp_path, tmp_path / "a.parquet", "parquet")
     assert counts["metadata_lost"] == {"metadata_too_large": 1000}
-    assert [row["metadata"] for row in documents[999:]] == [{"large": None, "n": None}, {"large": "y", "n": 1000}]
+    small = [{"v": "y"}] if nested else "y"
+    assert [row["metadata"] for row in documents[999:]] == [{"large": None, "n": None}, {"large": small, "n": 1000}]
 
 
 def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:

@@ -275,16 +275,29 @@ def _carry_columns(batch: pa.RecordBatch, kind: pa.StructType, id_column: str) -
 
 
 def row_bytes(column: pa.Array) -> Int64s:
-    """Approximate bytes of each value of a column: of a string decoded from its dictionary, or the column's average."""
+    """Approximate bytes of each value of a column; a dictionary-encoded column counts as if it were decoded."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         indices = column.indices.fill_null(len(column.dictionary)).to_numpy()
         values: Int64s = np.append(row_bytes(column.dictionary), 0)[indices]
         return values
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_string(kind):
-        lengths: Int64s = FIXED_BYTES + pc.binary_length(column).fill_null(0).to_numpy()
-        return lengths
-    return np.full(len(column), -(-column.nbytes // max(1, len(column))))
+    if isinstance(kind, pa.BaseExtensionType):
+        return row_bytes(column.storage)
+    sizes = np.full(len(column), FIXED_BYTES)
+    if pa.types.is_struct(kind):
+        total: Int64s = sum(map(row_bytes, column.flatten()), sizes)
+        return total
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if pa.types.is_nested(kind):  # a list of one of the kinds
+        ends = np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())
+        totals = np.concatenate([[0], np.cumsum(row_bytes(column.flatten()))])
+        sizes += np.diff(totals[ends], prepend=0)
+    elif pa.types.is_fixed_size_binary(kind):
+        sizes += kind.byte_width
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_string(kind):
+        sizes += pc.binary_length(column).fill_null(0).to_numpy()
+    return sizes
 
 
 def _strings(column: pa.Array) -> list[str | None]:
