@@ -170,7 +170,7 @@ class ModelConfig(Settings):
     )
     bias: bool = setting(True, "biases of the linear layers except attention's")
     qkv_bias: bool = setting(True, "biases of q, k and v")
-    qk_norm: bool | Literal["full", "by-head"] = setting(
+    qk_norm: Literal[False, True, "full", "by-head"] = setting(
         False, "RMS norm of each head's q and k, of all heads' (full), or layer norms with weights by head (by-head)"
     )
     parallel_residual: bool = setting(False, "attention and MLP read the same input")
