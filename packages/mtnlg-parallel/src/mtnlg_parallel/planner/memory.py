@@ -170,7 +170,7 @@ def _cast_bytes(run: Run, stage: int) -> float:
     """Bytes of the layers' 8-bit weights and their transposes, if both are kept; of one layer if sharded."""
     if not run.casts_once:
         return 0.0
-    layers = 1 if run.zero > SHARED_GRADIENTS else sum(stage_layers(run, stage))
+    layers = 1 if run.gathers_again else sum(stage_layers(run, stage))
     return 2.0 * layers * run.layer_parameters
 
 
@@ -199,7 +199,7 @@ def _gathered_bytes(run: Run, parameters: int) -> float:
     which is being reduced, of another layer if it defers a product, and, if weights are sharded, the current layer's
     and the next's or the head's.
     """
-    if run.zero < 2:
+    if (run.gathered_over if run.is_ours else run.zero) < 2:
         return 0.0
     layer, table = run.layer_parameters, run.table
     width = run.reduced_bytes

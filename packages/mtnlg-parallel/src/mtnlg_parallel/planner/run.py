@@ -88,7 +88,7 @@ class Run(NamedTuple):
     @property
     def gathers_again(self) -> bool:
         """Whether a layer's weights are gathered again for backward."""
-        return self.zero > SHARED_GRADIENTS and self.layout.pp == 1
+        return self.zero > SHARED_GRADIENTS and self.layout.pp == 1 and (self.layout.copies > 1 or not self.is_ours)
 
     @property
     def is_ours(self) -> bool:
@@ -269,7 +269,7 @@ def train_run(recipe: Recipe, document: float | None = None) -> Run:
         sequence_parallel=train.sequence_parallel and recipe.layout.tp > 1,
         precision=train.precision,
         offload_activations=train.offload_activations,
-        zero=STAGES[train.shard] if recipe.layout.copies > 1 else 1,
+        zero=STAGES[train.shard],
         document=(document or float(recipe.model.sequence)) if recipe.data.isolated else None,
         software=_train_software(train),
     )
