@@ -66,5 +66,6 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(preflight, "cores", lambda: 2)
     expected = forecast(recipe_of(), None, force=False, device="cpu")
     assert (expected.cluster, expected.seconds) == ("this machine's 2 cores", None)
-    with pytest.raises(UsageFailure, match=r"needs .* on each rank's share of 2 cores, .*of its 0\.1 GB a run may use"):
+    line = r"needs .* on each rank's share of 2 cores, .*of its 0\.1 GB a run may use .*train\.shard = \"parameters\""
+    with pytest.raises(UsageFailure, match=line):
         forecast(recipe_of({"dp": 64}, batch=64), None, force=False, device="cpu")
