@@ -71,10 +71,10 @@ def measured(recipe: Recipe, data: Path, folder: Path, tiny: bool) -> tuple[str,
         "predicted_on": expected.cluster,
         "during": sampler.figures,
     }
-    mfu = figures["mfu_of_wall_time"]
+    mfu, predicted = figures["mfu_of_wall_time"], "nothing" if expected.seconds is None else f"{expected.seconds:.3f}"
     line = (
         f"{figures['model_tflops']:.0f} TFLOP/s, {'no peak known' if mfu is None else f'MFU {mfu:.1%}'}, "
-        f"step {figures['step_seconds']:.3f} s (predicted {expected.seconds:.3f}), "
+        f"step {figures['step_seconds']:.3f} s (predicted {predicted}), "
         f"{figures['peak_bytes'] / 1e9:.1f} GB (predicted {expected.bytes / 1e9:.1f}), "
         f"loss {steps[0]['loss']} to {steps[-1]['loss']}"
     )

@@ -208,8 +208,6 @@ def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = l
         layout, train = _draw_layout(chance)
         documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
         model, cp = _draw_model(chance, layout, train), context_chance.choice((1, 1, 1, 2, 3, 4))
-        if layout.pp == 1:
-            train["shard"] = shard_chance.choice(("state", "gradients", "parameters"))
         sharing = cp if layout.world * cp <= MOST_RANKS else 1
         if sharing > 1:
             unit = 2 * sharing * math.lcm(layout.tp, 16 if train["precision"] == "fp8" else 1)
@@ -217,6 +215,10 @@ def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = l
         recipe = _recipe(model, {**layout.model_dump(), "cp": sharing}, train, documents)
         if recipe and not unsupported(recipe):
             break
+    shard = shard_chance.choice(("state", "gradients", "parameters"))
+    sharded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"shard": shard})})
+    if recipe.layout.pp == 1 and not unsupported(sharded):
+        recipe = sharded
     steps = len(Case("", recipe).steps)
     before = chance.choice((0, 0, *range(1, steps)))
     skipped = chance.randrange(before, steps) if steps - before > 1 and chance.random() < 0.2 else -1
