@@ -119,7 +119,7 @@ def test_rank_runs_the_counted_products(rows: Rows, case: str) -> None:
 
 def test_training_is_measured(rows: Rows) -> None:
     assert len(rows["training", "350m"]["losses"]) == 14
-    assert rows["training", "350m"]["predicted_step_seconds"] > 0
+    assert rows["training", "350m"]["predicted_bytes"] > 0
 
 
 @pytest.fixture
