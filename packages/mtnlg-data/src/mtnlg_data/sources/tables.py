@@ -63,7 +63,8 @@ class Table(Rows):
 
     def refuse(self, file: str, schema: pa.Schema) -> Dropped | None:
         """Drop of a file with a column that documents cannot keep, or without a column of texts; None for others."""
-        for name, why in left_out(schema).items():
+        if lost := left_out(schema):
+            name, why = next(iter(lost.items()))
             return Dropped("unreadable", file, f"column {name}: {why}; rename it", ends_file=True)
         if has_strings(schema, self.field):
             return None

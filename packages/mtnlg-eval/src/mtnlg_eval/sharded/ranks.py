@@ -74,9 +74,8 @@ def all_ranks(
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
             workers += [start_rank(number, command, rank_environment(number, layout, store), logs)]
         yield True
-    except (
-        RuntimeError
-    ):  # perhaps a collective without its peer: then the dead rank is what matters, and `_watch` exits
+    except RuntimeError:
+        # Perhaps a collective without its peer: then the dead rank is what matters, and `_watch` exits.
         time.sleep(2 * POLL_SECONDS)
         raise
     finally:

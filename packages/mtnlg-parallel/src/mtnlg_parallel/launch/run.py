@@ -128,7 +128,7 @@ def start(run: TrainingRun) -> bool:
     out, device = run.out, run.options.device
 
     def fitted() -> TrainingRun:
-        return run.within(ranks_here(device)[0]) if run.elastic else run
+        return run.within(ranks_here(device)[0])
 
     def prepare_again() -> Layout:
         again = fitted()

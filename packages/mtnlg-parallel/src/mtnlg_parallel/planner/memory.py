@@ -126,9 +126,8 @@ def _stage_memory(run: Run, stage: int) -> Memory:
     waiting = _waiting_bytes(run, stage)
     recomputed = _recomputed_bytes(run)
     recomputed += ring_bytes(run) if run.is_ours and layout.cp > 1 else 0.0
-    if (
-        run.splits_backward and run.recompute == "full"
-    ):  # the last layer's factors wait in place of all that it keeps at work
+    if run.splits_backward and run.recompute == "full":
+        # The last layer's factors wait in place of all that it keeps at work.
         last = _factor_bytes(run) + (run.width * run.table if layout.pp == 1 else 0.0)
         waiting, recomputed = waiting - _factor_bytes(run), max(recomputed, last)
     embedding = _end_activations(run, stage)
