@@ -11,9 +11,9 @@ import pytest
 
 from mtnlg_data.console import Failure
 from mtnlg_data.console import UsageFailure as DataUsageFailure
-from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.families import preset
+from mtnlg_model.settings import dump
 from mtnlg_parallel.launch import run
 from mtnlg_parallel.launch.run import TrainingRun
 from mtnlg_parallel.launch.slurm import Job, script_of_ranks, submit, training_script
@@ -265,11 +265,19 @@ def test_second_job_does_not_touch_a_running_one(
     (commands / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
     monkeypatch.setattr(run, "_prepare", lambda *_: RunState(0, 4, complete=False))
-    asked = TrainingRun(recipe_of({"dp": 2}), tmp_path, tmp_path)
+    recipe = recipe_of({"dp": 2})
+    (tmp_path / "recipe.toml").write_text(dump(recipe))
+    faster = recipe.model_copy(update={"train": recipe.train.model_copy(update={"lr": 0.01})})
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(FolderInUse, match="another run is using this folder"):
-        run.submit(asked, [], 8)
+    with pytest.raises(UsageFailure, match=r"another run is using this folder.*train.lr was 0.0001 and is 0.01 now"):
+        run.submit(TrainingRun(faster, tmp_path, tmp_path), [], 8)
+    with pytest.raises(UsageFailure, match=r"another run is using this folder.*--no-resume would delete"):
+        run.submit(TrainingRun(recipe, tmp_path, tmp_path, resume=False), [], 8)
+    assert set(tmp_path.rglob("*")) == before
+    other_place = TrainingRun(recipe_of({"dp": 4}, sbatch={"partition": "long"}), tmp_path, tmp_path)
+    run.submit(other_place, [], 8)
+    (tmp_path / "train.sbatch").unlink()
     assert set(tmp_path.rglob("*")) == before
     at_work.communicate()
-    run.submit(asked, ["--partition=long"], 8)
-    assert "--partition=long" in (tmp_path / "train.sbatch").read_text()
+    run.submit(other_place, ["--partition=longer"], 8)
+    assert "--partition=longer" in (tmp_path / "train.sbatch").read_text()

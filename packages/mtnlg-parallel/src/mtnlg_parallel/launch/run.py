@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
+from mtnlg_model.compare import differences
 from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
+from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions
-from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.recipe_file import load_recipe, read_recipe
 from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Callback
     from mtnlg_parallel.record.trackers import Tracker
+
+WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the arguments of its agents"}
+"""Keys of the recipe that may differ between a job and the run that it waits for, with the reasons."""
 
 LOCK_PATIENCE: Final = 300.0
 """Seconds that a restart waits for its folder's lock; NFS releases a lost node's lock after about 90 s."""
@@ -171,7 +176,8 @@ def _only_rank(layout: Layout) -> Iterator[None]:
 def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run: bool = False) -> None:
     """Submit the run as a Slurm job, unless it is complete, or print its script. Forecasts only on a named cluster.
 
-    Raises ``UsageFailure`` if a run is active in ``out``.
+    If a run is active in ``out``, writes only the script there, and the job waits for that run; raises ``UsageFailure``
+    if the job would need other files to change.
     """
     recipe, out = run.recipe, run.out
     job = slurm.Job(
@@ -183,10 +189,17 @@ def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run
         sys.stdout.write(script)
         return
     expected = run.forecast() if run.cluster else None
-    with lock_folder(out):
-        if _prepare(run, expected).complete:
-            say(f"already {_outcome(out)}")
-            return
+    try:
+        with lock_folder(out):
+            if _prepare(run, expected).complete:
+                say(f"already {_outcome(out)}")
+                return
+    except FolderInUse as working:
+        if not run.resume:
+            raise UsageFailure(f"{working}; --no-resume would delete what it has trained") from None
+        if found := differences(read_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
+            raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}") from None
+        say(f"{out}: a run is using this folder; the job waits for it")
     slurm.submit(job, script)
 
 
