@@ -146,6 +146,8 @@ def test_only_partial_files_of_our_own_are_removed(
     monkeypatch.chdir(tmp_path.parent)
     with lock_folder(Path(tmp_path.name) if relative else tmp_path):
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
+        (tmp_path / ours[0]).touch()  # of a worker that dies
+    assert not (tmp_path / ours[0]).exists()
 
 
 def test_symlinked_lock_file_is_refused(tmp_path: Path) -> None:

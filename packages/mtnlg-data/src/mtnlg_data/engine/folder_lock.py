@@ -45,6 +45,7 @@ def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
                 raise
         _remove_partial_files(out)
         yield
+        _remove_partial_files(out)  # of workers that died, whose tasks others have done
 
 
 def _remove_partial_files(out: Path) -> None:
