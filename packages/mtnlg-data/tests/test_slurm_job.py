@@ -46,21 +46,29 @@ def test_ray_and_the_command_run_in_the_sites_container_and_slurms_commands_outs
         job_script([], [], None, out="o", srun=["x"])
 
 
-def test_node_that_never_meets_the_head_requeues_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first node may be lost before Ray listens there."""
+@pytest.mark.parametrize("met", [False, True])
+def test_node_without_a_head_requeues_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool) -> None:
+    """The first node may be lost before Ray listens; a node whose Ray fails while it does leaves all to others."""
     monkeypatch.setattr(slurm, "HEAD_SECONDS", 1)
     script = job_script([], [], None, out="o", srun=["--container-image=x"])
     node = shlex.split(script.partition("bash -c ")[2].partition("\ncluster=")[0])[0]
     for name, status in (("scontrol", 0), ("srun", 1)):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "$RAY_FOLDER.log"\nexit {status}\n')
         (tmp_path / name).chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]  # where nothing listens once it is closed
-    job = {"RAY_HEAD": "127.0.0.1", "RAY_PORT": str(port), "RAY_AT": "", "RAY_FOLDER": f"{tmp_path}/ray"}
     slurms = {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "n2"}
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    ended = subprocess.run(["/bin/bash", "-c", node], env=job | slurms | path, check=False, timeout=60)
-    assert (ended.returncode, (tmp_path / "ray.log").read_text().splitlines()[-1]) == (1, "scontrol requeue 7")
+    job = {"RAY_HEAD": "127.0.0.1", "RAY_AT": "", "RAY_FOLDER": f"{tmp_path}/ray", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        environment = slurms | job | {"RAY_PORT": str(head.getsockname()[1])}
+        if not met:
+            head.close()
+        with subprocess.Popen(["/bin/bash", "-c", node], env=environment) as process:
+            for _ in range(2 * met):  # before Ray starts, and since it has ended
+                head.accept()[0].close()
+            assert not met or (tmp_path / "ray").is_dir()
+            head.close()
+            assert process.wait(timeout=60) == 1
+    assert (tmp_path / "ray.log").read_text().splitlines()[-1] == "scontrol requeue 7"
+    assert not (tmp_path / "ray").exists()
 
 
 def test_one_job_at_a_time_writes_an_output() -> None:

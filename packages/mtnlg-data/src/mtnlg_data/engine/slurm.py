@@ -84,16 +84,15 @@ stopped=
 trap 'stopped=yes' TERM
 {inside}{ray} start --block --num-cpus="$SLURM_CPUS_ON_NODE" --object-store-memory={object_store} "${{where[@]}}"
 status=$?
-rm -rf "$RAY_FOLDER"
-# Without one of the other nodes the rest goes on; without the head they can do nothing.
-if [ "$stopped" ]; then
-    exit $status
-elif [ "$SLURM_PROCID" = 0 ]; then
+# Without one of the other nodes the rest goes on; without the head they can do nothing. A node that goes early leaves
+# the folder until the others go: where a site's temporary folders are shared, it is theirs too.
+if [ "$SLURM_PROCID" = 0 ] && [ -z "$stopped" ]; then
     echo "mtnlg-data: Ray's head on $SLURMD_NODENAME ended with status $status" >&2
     scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
-elif ! (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; then
-    until scontrol requeue "$SLURM_JOB_ID"; do sleep 5; done
 fi
+until [ "$stopped" ] || ! (: < "/dev/tcp/$RAY_HEAD/$RAY_PORT") 2> /dev/null; do sleep 1; done
+until [ "$stopped" ] || [ "$SLURM_PROCID" = 0 ] || scontrol requeue "$SLURM_JOB_ID"; do sleep 5; done
+rm -rf "$RAY_FOLDER"
 exit $status"""
 
 
