@@ -9,5 +9,5 @@ step           seconds per step from all of these, with a breakdown
 memory         bytes by kind and stage, and whether they fit
 interval       90 % interval of step times
 search         every legal layout, ranked by step time
-report, page, command        tables, JSON, a page, the CLI
+report, page, command        figures, their text and HTML page, the CLI
 """

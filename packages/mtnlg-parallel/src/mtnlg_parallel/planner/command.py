@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,30 +41,6 @@ TRAINED_SEQUENCE = 8192
 TOP = 10
 SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel", "zero")
 """Fields of a run that a search varies, unless an option sets them."""
-
-
-class PlanRequest(NamedTuple):
-    """The run and length to plan, and the fields of the run that no search may change."""
-
-    run: Run
-    gpus: int
-    tokens: int
-    ramp: Ramp | None
-    fixed: tuple[str, ...]
-
-    @property
-    def batches(self) -> BatchSize:
-        """The batch size as a function of the samples consumed."""
-        return BatchSize(self.run.batch, self.ramp, self.run.layout.dp * self.run.micro_batch)
-
-    def search(self, count: int) -> SearchResult:
-        """Search for the ``count`` fastest layouts. Raises ``UsageFailure`` if none fits."""
-        from .search import search  # noqa: PLC0415  (--help does not need it)
-
-        result = search(self.run, self.gpus, count, fixed=self.fixed)
-        if not result.best:
-            raise UsageFailure(_nothing_fits(self, result))
-        return result
 
 
 def _count(text: str) -> Any:  # noqa: ANN401  (typer's own return type)
@@ -151,7 +127,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     searches = search or (layout is None and recipe is None and target not in LAID_OUT)
     if template.layout.tp == 1 and not searches:
         template = template._replace(sequence_parallel=False)
-    published = recipe is None and target in LAID_OUT and not search and _is_plain(template)
+    # as published in 2021
+    plain = (template.schedule, template.recompute, template.sequence_parallel) == (DEFAULT, "full", False)
+    published = recipe is None and target in LAID_OUT and not search and plain
     ours = template.software
     name = software or (place.software if published else ours.name)
     program = with_switches(ours if name == ours.name else load_software(name), switches)
@@ -160,28 +138,29 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         say(f"{program.name} does not train in nvfp4: planned as its 8 bits are, at the rate of 4-bit products")
     gpus = nodes * place.node.gpus if nodes else max(template.gpus, place.node.gpus)
     length = _token_count(tokens) if tokens else recipe.train.samples * recipe.model.sequence if recipe else 0
-    ramp = recipe.train.ramp if recipe and batch is None else None
     fixed = tuple(name for name in SEARCHED if name in given)
-    request = PlanRequest(template, gpus, length, ramp, fixed)
     if (needed := -(-gpus // place.node.gpus)) > place.nodes:
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
-    spreads, spread = "dp" not in named, request._replace(run=template.on(gpus) or template)
+    run = template if "dp" in named else template.on(gpus) or template
     if search:
-        asked = layout and (spread if spreads else request)
-        _print_search(request, top, as_json, with_days=tokens is not None, asked=asked or None)
+        found = _search(template, gpus, top, fixed)
+        _print_search(found, gpus, length if tokens else 0, as_json, asked=run if layout else None)
         return
     if searches:
-        request = _fastest_layout(request)
-    elif spreads and nodes:
-        request = spread
-    if reason := run_error(request.run, gpus if nodes else None):
+        found = _search(template, gpus, 1, fixed)
+        say(f"no --layout: took the fastest of {found.fitting} that fit {gpus} GPUs")
+        run = found.best[0].run
+    elif not nodes:
+        run = template
+    if reason := run_error(run, gpus if nodes else None):
         raise UsageFailure(f"plan: {reason}")
-    if nodes and (idle := gpus - request.run.gpus) and not searches:
+    if nodes and (idle := gpus - run.gpus) and not searches:
         say(f"{idle:,} of the {gpus:,} GPUs are idle")
     if scaling is not None:
-        _print_scaling(request, scaling, as_json)
+        _print_scaling(run, scaling, as_json)
         return
-    _print_one(request, html, as_json)
+    ramp = recipe.train.ramp if recipe and batch is None else None
+    _print_one(run, length, ramp, html, as_json)
 
 
 def _refuse_dropped(*, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: bool) -> None:
@@ -256,87 +235,67 @@ def _token_count(text: str) -> int:
     return int(count)
 
 
-def _is_plain(run: Run) -> bool:
-    """Whether the run is as published in 2021: default schedule, full recomputation, no sequence parallelism."""
-    return run.schedule == DEFAULT and run.recompute == "full" and not run.sequence_parallel
+def _search(run: Run, gpus: int, count: int, fixed: Sequence[str]) -> SearchResult:
+    """Search for the ``count`` fastest layouts. Raises ``UsageFailure`` with the nearest if none fits."""
+    from .search import search  # noqa: PLC0415  (--help does not need it)
 
-
-def _fastest_layout(request: PlanRequest) -> PlanRequest:
-    """Take the fastest layout, for a preset without a published one. Raises ``UsageFailure`` if none fits."""
-    result = request.search(1)
-    say(f"no --layout: took the fastest of {result.fitting} that fit {request.gpus} GPUs")
-    return request._replace(run=result.best[0].run)
-
-
-def _nothing_fits(request: PlanRequest, result: SearchResult) -> str:
-    run, gpus = request.run, request.gpus
-    if all(layout_error(rejected.run.layout, run.model) for rejected in result.rejected) and request.fixed:
-        kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in request.fixed)
-        return f"no layout of {gpus:,} GPUs has {kept}"
+    result = search(run, gpus, count, fixed=fixed)
+    if result.best:
+        return result
+    if fixed and all(layout_error(rejected.run.layout, run.model) for rejected in result.rejected):
+        kept = ", ".join(f"{name.replace('_', '-')} {getattr(run, name)}" for name in fixed)
+        raise UsageFailure(f"no layout of {gpus:,} GPUs has {kept}")
     least = min(result.rejected, key=lambda rejected: rejected.bytes)
     more = "; use more --nodes" if isfinite(least.bytes) else ""
-    return f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}"
+    raise UsageFailure(f"no layout of {gpus:,} GPUs fits; the nearest is {least.run}: {least.reason}{more}")
 
 
-def _print_one(request: PlanRequest, html: Path | None, as_json: bool) -> None:
-    from .report import plan, print_plan, whole_run  # noqa: PLC0415  (numpy and rich, which --help does not need)
+def _print_search(result: SearchResult, gpus: int, tokens: int, as_json: bool, *, asked: Run | None) -> None:
+    """Print the fastest layouts, with days for these ``tokens``, and why others are not the fastest."""
+    from .report import days_at_full_batch, plan  # noqa: PLC0415  (numpy, as above)
+    from .search import reason_against  # noqa: PLC0415  (as above)
 
-    run = request.run
+    best = [
+        plan(one.run) | ({"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {})
+        for one in result.best
+    ]
+    rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
+    found = {"gpus": gpus, "fitting": result.fitting, "best": best, "rejected": rejected}
+    compared = {"asked": asked, "second": result.best[1].run if len(result.best) > 1 else None}
+    for name, run in compared.items():
+        if run:
+            found[name] = {"run": str(run), "reason": reason_against(run, result.best[0], gpus)}
+    _show(found, as_json, "search.txt", result=result, tokens=tokens)
+
+
+def _print_scaling(run: Run, scaling: str, as_json: bool) -> None:
+    from .report import plan_scaling  # noqa: PLC0415  (as above)
+
+    numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
+    if len(numbers) <= scaling.count(","):
+        raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
+    _show(plan_scaling(run, numbers), as_json, "scaling.txt")
+
+
+def _print_one(run: Run, tokens: int, ramp: Ramp | None, html: Path | None, as_json: bool) -> None:
+    from .report import plan, whole_run  # noqa: PLC0415  (as above)
+
     planned = plan(run)
-    if request.tokens:
-        planned["run"] = whole_run(run, request.tokens, request.batches)
+    if tokens:
+        planned["run"] = whole_run(run, tokens, BatchSize(run.batch, ramp, run.layout.dp * run.micro_batch))
     if html:
         from .page import write_page  # noqa: PLC0415  (as above)
 
         write_page(html, planned, run)
         say(f"{html}: the plan as a page")
+    _show(planned, as_json, "plan.txt", run=run)
+
+
+def _show(planned: object, as_json: bool, template: str, **values: object) -> None:
+    """Print plans as JSON, or as a template of `page.print_text` shows them."""
+    from .page import print_text  # noqa: PLC0415  (jinja2, as above)
+
     if as_json:
         print_json(planned)
     else:
-        print_plan(run, planned)
-
-
-def _print_search(
-    request: PlanRequest,
-    top: int,
-    as_json: bool,
-    *,
-    with_days: bool,
-    asked: PlanRequest | None,
-) -> None:
-    """Search and print the fastest layouts, and the ``asked`` layout, if any, with the reason against it."""
-    from .report import days_at_full_batch, plan, print_search  # noqa: PLC0415  (as above)
-    from .search import reason_against  # noqa: PLC0415  (as above)
-
-    result = request.search(top)
-    tokens = request.tokens if with_days else None
-    best = [
-        plan(one.run) | ({"days_at_full_batch": days_at_full_batch(one, tokens)} if tokens else {})
-        for one in result.best
-    ]
-    compared = [("asked", asked.run, asked.gpus)] if asked else []
-    compared += [("second", one.run, request.gpus) for one in result.best[1:2]]
-    against = {
-        name: {"run": str(run), "reason": reason_against(run, result.best[0], gpus)} for name, run, gpus in compared
-    }
-    if as_json:
-        rejected = [{"run": str(run), "reason": reason} for run, reason, _ in result.rejected]
-        print_json({"gpus": request.gpus, "fitting": result.fitting, "best": best, "rejected": rejected} | against)
-        return
-    print_search(result, best, request.gpus, tokens)
-    for name, words in (("second", "the second,"), ("asked", "asked for")):
-        if name in against:
-            typer.echo(f"{words} {against[name]['run']}: {against[name]['reason']}")
-
-
-def _print_scaling(request: PlanRequest, scaling: str, as_json: bool) -> None:
-    from .report import plan_scaling, print_scaling  # noqa: PLC0415  (as above)
-
-    numbers = [number for text in scaling.split(",") if (number := parse_count(text)) is not None]
-    if len(numbers) <= scaling.count(","):
-        raise UsageFailure(f"--scaling {scaling}: write numbers of nodes, such as 280,350,420")
-    planned = plan_scaling(request.run, numbers)
-    if as_json:
-        print_json(planned)
-    else:
-        print_scaling(planned)
+        print_text(template, planned=planned, **values)

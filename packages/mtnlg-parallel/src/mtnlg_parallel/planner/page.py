@@ -1,22 +1,25 @@
-"""Writes a plan as one self-contained HTML page (template ``plan.html``).
+"""Shows plans by templates: as text on stdout, or one run as a self-contained HTML page (``plan.html``).
 
-It shows the breakdown of a step's time, the pipeline, memory by stage, and the best layouts on the same number of GPUs.
+The page has the breakdown of a step's time, the pipeline, memory by stage, and the best layouts on as many GPUs.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from importlib.resources import files
+from math import floor, log10
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from mtnlg_data.report.numbers import count, percent, short
+from mtnlg_data.report.numbers import NARROW, count, duration, percent, short
+from mtnlg_model.console import output
 from mtnlg_model.files import write_text
 
+from .interval import interval_of
 from .memory import memory, memory_error
-from .report import days_at_full_batch, gpus_of, three_digits
+from .report import DAY, days_at_full_batch
 from .search import FittingRun, search
 from .simulation import Event, simulate
 from .step import predict
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from .run import Run
 
 BEST: Final = 10
-FILTERS: Final = (count, days_at_full_batch, gpus_of, percent, short, three_digits)
+CLOSE: Final = 0.03
+"""Share of a GPU's memory below which the text says that what remains is less than predictions err."""
+
 STYLES: Final = ("style.css", "bars.css")
 KINDS: Final = {
     "weights": ("weights", "gathered"),
@@ -39,27 +44,41 @@ KINDS: Final = {
 """Kinds of memory on the page, and the fields of `memory.Memory` that each sums."""
 
 
+def print_text(template: str, **values: object) -> None:
+    """Print plans as a text template shows them."""
+    output(soft_wrap=True).print(_render(template, close=CLOSE, **values).rstrip())
+
+
 def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
     """Write the page for a run, its ``planned`` figures (`report.plan`) and the best layouts of its program."""
     prediction, events = predict(run), list[Event]()
     simulate(prediction.pipeline, run.orders(), events)
     this = FittingRun(run, prediction, planned["memory_bytes"])
-    environment = Environment(
-        loader=PackageLoader("mtnlg_parallel", "planner"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {each.__name__: each for each in FILTERS}
     styles = "\n".join(files("mtnlg_data.report").joinpath(name).read_text("utf-8") for name in STYLES)
-    page = environment.get_template("plan.html").render(
+    page = _render(
+        "plan.html",
         planned=planned,
         run=run,
         gpu=run.cluster.gpu.name,
         style=Markup(styles),  # noqa: S704  (ours)
         events=events,
         memory=_memory(run),
-        best=_best(this),
+        this=this,
+        best=[fitting for fitting in search(run, run.gpus, BEST).best if fitting.run != run],
         version=version("mtnlg-parallel"),
     )
     write_text(path, page)
+
+
+def _render(template: str, **values: object) -> str:
+    environment = Environment(
+        loader=PackageLoader("mtnlg_parallel", "planner"),
+        autoescape=select_autoescape(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters |= {each.__name__: each for each in FILTERS}
+    return environment.get_template(template).render(values)
 
 
 def _memory(run: Run) -> dict[str, Any]:
@@ -77,9 +96,48 @@ def _memory(run: Run) -> dict[str, Any]:
     return {"error": error, "width": width, "more": width > available, "kinds": KINDS, "rows": rows}
 
 
-def _best(this: FittingRun) -> dict[str, Any]:
-    """The fastest layouts and this one, by step time."""
-    best = search(this.run, this.run.gpus, BEST).best
-    others = [fitting for fitting in best if fitting.run != this.run]
-    rows = sorted([*others, this], key=lambda fitting: fitting.prediction.seconds)
-    return {"found": bool(best), "rows": rows, "this": this}
+def three_digits(value: float, like: float | None = None) -> str:
+    """Format a number to three digits, or to as many decimals as ``like`` gets; no decimals from 100, no exponent."""
+    decimals = 2 - floor(log10(like or value)) if value > 0 else 2
+    return f"{value:,.{max(decimals, 0)}f}"
+
+
+def in_words(number: float) -> str:
+    """Format a number with one decimal and its magnitude: 529.6 billion, 270 billion, 124.4 million."""
+    for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1.0, "")):
+        if number >= size:
+            return f"{number / size:,.1f}".removesuffix(".0") + word
+    return f"{number:g}"
+
+
+def gpus_of(gpus: int, cluster: str) -> str:
+    """The number of GPUs and their cluster, in words."""
+    return f"{gpus:,} GPUs of {cluster}" if gpus > 1 else f"one GPU of {cluster}"
+
+
+def heading(run: Run, gpus: int) -> str:
+    """What is trained, and where."""
+    model = run.model
+    size = f"{in_words(model.parameters)} parameters, sequence {model.sequence:,}, batch {run.batch:,}"
+    return f"{size}, on {gpus_of(gpus, run.cluster.name)}"
+
+
+def time(days: float) -> str:
+    """Days with one decimal, or a shorter time in its units."""
+    return f"{days:.1f} days" if days >= 0.1 else duration(days * DAY).replace(NARROW, " ")
+
+
+def table(text: str, left: int) -> str:
+    """Align the cells of rows, which `` | `` separates: ``left`` columns to the left, figures to the right."""
+    rows = [[cell.strip() for cell in line.split(" |")] for line in text.strip().split("\n")]
+    columns = [
+        [f"{cell:{'<' if number < left else '>'}{max(map(len, column))}}  " for cell in column]
+        for number, column in enumerate(zip(*rows, strict=True))
+    ]
+    return "".join(f"{''.join(row)}\n" for row in zip(*columns, strict=True))
+
+
+FILTERS: Final = (
+    *(count, days_at_full_batch, gpus_of, heading, in_words, interval_of),
+    *(percent, short, table, three_digits, time),
+)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from .step import Prediction
 
-KINDS = ("memory", "layout")
 LONG_SEQUENCE = 32_768
 """Fewest tokens per sequence for which context parallelism is tried: with less, no search of Llama 3.1 8B or 70B took
 it (4,096 to 16,384 tokens, 8 to 128 A100s and H100s), and searches take up to 3.5 times as long."""
@@ -57,10 +56,11 @@ class SearchResult(NamedTuple):
 
     @property
     def rejected_for(self) -> dict[str, list[RejectedRun]]:
-        """Runs rejected for memory and as impossible layouts, each with the nearest to fitting first."""
-        ordered = sorted(self.rejected, key=lambda rejected: rejected.bytes)
-        kinds = {kind: [run for run in ordered if isfinite(run.bytes) == (kind == "memory")] for kind in KINDS}
-        return {kind: runs for kind, runs in kinds.items() if runs}
+        """Runs rejected for memory and as impossible layouts, most first, each with the nearest to fitting first."""
+        kinds: dict[str, list[RejectedRun]] = {"memory": [], "layout": []}
+        for rejected in sorted(self.rejected, key=lambda rejected: rejected.bytes):
+            kinds["memory" if isfinite(rejected.bytes) else "layout"].append(rejected)
+        return {kind: kinds[kind] for kind in sorted(kinds, key=lambda kind: -len(kinds[kind])) if kinds[kind]}
 
 
 def search(template: Run, gpus: int, count: int = 10, *, fixed: Collection[str] = ()) -> SearchResult:
