@@ -1,8 +1,13 @@
-"""Training programs, as switches with a physical meaning: kernels, bytes, waits, and the layouts they support."""
+"""Training programs, as switches with a physical meaning: kernels, bytes, waits, and the layouts they support.
+
+``programs.toml`` sets the switches of each program.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+import tomllib
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
@@ -87,63 +92,10 @@ class Software(Settings):
         return self.name in ENGINES.values()
 
 
-def _programs(*rows: tuple[str, str, dict[str, Any]]) -> dict[str, Software]:
-    """Programs by name, from (name, blank-separated switches to turn on, other settings)."""
-    return {name: Software(name=name, **dict.fromkeys(on.split(), True), **others) for name, on, others in rows}
-
-
-_OURS: Final = "flash_attention overlap_tensor slices_sequence multiplies_fp8 "
-
-SOFTWARE: Final = _programs(
-    # This package: stages balanced by cost, backward collectives overlapped with products. In our own engine every rank
-    # sends its whole activation, and any schedule runs; DeepSpeed's engine runs the default schedule.
-    (
-        ENGINES["pipeline"],
-        _OURS + "native_attention fused_accumulation overlap_gradients overlap_pipeline interleaves any_schedule "
-        "slices_context shards_weights",
-        {"scatter_pipeline": False},
-    ),
-    (ENGINES["deepspeed"], _OURS, {"reduce_scatter": False}),
-    # DeepSpeed's pipeline engine as published: sends and receives are blocking, and sliced over tensor-parallel ranks.
-    ("megatron-deepspeed", "uneven_stages", {"reduce_scatter": False, "bucket_bytes": 4e9}),
-    # BigScience's fork of it, run with CUDA_LAUNCH_BLOCKING; 2 GB of its buffers are fitted.
-    ("megatron-deepspeed-bloom", "uneven_stages blocks_launches", {"reduce_scatter": False, "bucket_bytes": 6e9}),
-    # The private branch that trained MT-NLG: every rank sends the whole activation. The additional time per send is
-    # fitted only to the step of 60.1 s on 280 nodes (docs/decisions/0061, 0060).
-    (
-        "megatron-deepspeed-2021",
-        "uneven_stages",
-        {"reduce_scatter": False, "scatter_pipeline": False, "bucket_bytes": 4e9, "hop_seconds": 4.75e-3},
-    ),
-    # Narayanan et al. 2021: interleaving, sends overlapped with computing, scatter/gather.
-    ("megatron-lm-2021", "overlap_pipeline interleaves", {}),
-    # Korthikanti et al. 2022: weight gradients accumulated in the product, backward collectives overlapped with it.
-    ("megatron-lm", "fused_accumulation overlap_tensor overlap_pipeline interleaves slices_sequence", {}),
-    # Megatron-Core from 2023 on: flash attention, gradient reduction overlapped with backward. Embedding and head may
-    # count as layers when the decoder is cut.
-    (
-        "megatron-core",
-        """uneven_stages flash_attention fused_accumulation overlap_tensor overlap_forward overlap_gradients
-        overlap_pipeline interleaves slices_sequence reduces_half slices_context shards_weights multiplies_fp8
-        native_attention""",
-        {},
-    ),
-    # FSDP2 and TorchAO's 8 bits, eager or compiled as a row says; stages finish a send before they continue.
-    (
-        "torchtitan",
-        "uneven_stages eager interleaves flash_attention slices_sequence slices_context shards_weights multiplies_fp8",
-        {"prefetch_share": 0.79},
-    ),
-    # FSDP of PyTorch 2.0, Triton's flash attention with ALiBi's biases, slow in its backward pass. Composer computes
-    # cross entropy and perplexity of every batch, each by a cast of the logits to fp32 (6 bytes) and log-softmax (8).
-    # Attention's three figures and the hidden share are fitted.
-    (
-        "llm-foundry",
-        "flash_attention fused_loss shards_weights multiplies_fp8",
-        {"metric_bytes": 28, "attention_share": 0.66, "attention_backward": 4.0, "attention_head": 8.0}
-        | {"prefetch_share": 0.0},
-    ),
-)
+SOFTWARE: Final = {
+    name: Software(name=name, **settings)
+    for name, settings in tomllib.loads((files(__package__) / "programs.toml").read_text("utf-8")).items()
+}
 
 
 def load_software(name: str) -> Software:
