@@ -6,27 +6,10 @@ import pytest
 import torch
 from small_runs import recipe_of
 
-from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.launch import preflight
 from mtnlg_parallel.launch.preflight import forecast, this_machine
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.planner.cluster import load_cluster
-from mtnlg_parallel.planner.programs import load_software
-from mtnlg_parallel.planner.run import Run
-from mtnlg_parallel.planner.step import predict
-
-
-def test_ranks_sharing_a_processor_take_turns() -> None:
-    """Stages of one micro-batch never compute at once, and share a processor for nothing; of many they take turns."""
-    cluster = load_cluster("dgx-a100")
-    shared = cluster.model_copy(update={"node": cluster.node.model_copy(update={"processors": 1})})
-    model = ModelConfig(layers=8, hidden=4096, heads=32, sequence=2048, vocabulary=8192)
-    program = load_software("megatron-lm")
-    for batch, ratio in ((1, 1.0), (64, 2.0)):
-        run = Run(model, Layout(pp=2), batch)
-        alone, together = (predict(run._replace(cluster=each, software=program)).seconds for each in (cluster, shared))
-        assert together / alone == pytest.approx(ratio, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,6 @@ class Node(Settings):
         "bytes per second and direction, of one GPU to its host's memory while all copy",
     )
     socket_gpus: Count = Field(description="GPUs whose hosts share a processor socket")
-    processors: Count | None = setting(
-        None, "CPU: shared by this many ranks or more; an idle rank's share goes to the others"
-    )
 
 
 class Measured(Settings):

@@ -86,18 +86,7 @@ def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -
 def predict(run: Run) -> Prediction:
     """Predict a step. The run must be possible (`run.run_error`); `memory` says whether it fits."""
     pipeline = build_pipeline(run)
-    timeline = _share_processors(simulate(pipeline, run.orders()), run)
-    return _add_updates(run, pipeline, timeline)
-
-
-def _share_processors(timeline: Timeline, run: Run) -> Timeline:
-    """Stretch the timeline if ranks share processors: a step takes at least the total work per processor."""
-    if run.cluster.node.processors is None:
-        return timeline
-    work = sum(timeline.computing) * run.gpus / run.layout.pp / run.cluster.node.processors
-    longer = max(work / timeline.seconds, 1.0)
-    last_passes = tuple((longer * begin, longer * end) for begin, end in timeline.last_passes)
-    return timeline._replace(done=tuple(longer * end for end in timeline.done), last_passes=last_passes)
+    return _add_updates(run, pipeline, simulate(pipeline, run.orders()))
 
 
 def lower_bound(run: Run) -> float:
