@@ -138,11 +138,11 @@ def _chunk_costs(run: Run, number: int) -> tuple[list[Cost], list[Cost], list[Co
     layer = layer_cost.layer(shape)
     ends = [layer_cost.embedding(shape)] if number == 0 else []
     ends += [layer_cost.head(shape)] if number == len(cut) - 1 else []
-    forward = [layer.forward.times(cut[number]), *(end.forward for end in ends)]
-    backward, weights = layer.backward.plus(layer.recompute), [layer.weights.times(cut[number])]
+    forward = [layer.forward * cut[number], *(end.forward for end in ends)]
+    backward, weights = layer.backward + layer.recompute, [layer.weights * cut[number]]
     if not run.splits_backward:
-        backward, weights = backward.plus(layer.weights), []
-    return forward, [backward.times(cut[number]), *(end.backward for end in ends)], weights
+        backward, weights = backward + layer.weights, []
+    return forward, [backward * cut[number], *(end.backward for end in ends)], weights
 
 
 def _elapsed(cost: Cost, run: Run) -> float:
@@ -183,27 +183,14 @@ def _add_updates(run: Run, pipeline: Pipeline, timeline: Timeline) -> Prediction
     pp = run.layout.pp
     parameters = [stage_parameters(run, stage) for stage in range(pp)]
     ring = network.ring(run, run.layout.copies, run.layout.tp)  # what holds the same weights
-    width = run.reduced_bytes
-    scattered = run.zero and run.software.reduce_scatter
-    reduced = [ring.gather(width * n) if scattered else ring.all_reduce(width * n) for n in parameters]
-    gathered = ring.gather(run.width * max(parameters)) if run.zero else 0.0
-    if run.zero > 1 and run.is_ours:  # the table's, which nothing hides: the last reduction and the first gather
-        gather, reduce = layer_cost.shard_seconds(run, run.table)
-        whole = [] if run.gathers_again else [_exposed_by_chunk(run, ring, pipeline, timeline)[1]]
-        hidden = run.software.prefetch_share
-        reduced, gathered = [hidden * reduce], sum(whole, hidden * gather)
-    elif run.zero > 1:
-        reduced, gathered = _sharded_updates(run, parameters, pipeline)
-    elif run.software.overlap_gradients:
-        reduced, gathered = _exposed_by_chunk(run, ring, pipeline, timeline)
+    reduced, gathered = _data_seconds(run, ring, parameters, pipeline, timeline)
     ready = [done + seconds for done, seconds in zip(timeline.done, reduced, strict=True)]
     tied = _tied_seconds(run)
     if run.software.overlap_gradients and run.model.tied:  # the table's, once first and last stage have summed theirs
         tied += ring.gather(run.gradient_bytes * run.table)
     norm_known = max(*ready, max(ready[0], ready[-1]) + tied) if pp > 1 else ready[0]
-    share = run.state_shards
     bandwidth = run.cluster.gpu.memory_bandwidth * run.cluster.measured.memory
-    update = max(parameters) / share * OPTIMIZER_BYTES / bandwidth
+    update = max(parameters) / run.state_shards * OPTIMIZER_BYTES / bandwidth
     # On every stage, the first micro-batch waits for the casts of the weights; each pass does for gathered weights'.
     casts = 2 * run.micro_batches if run.gathers_again else 1
     update += casts * run.model.layers * layer_cost.weight_cast_seconds(run)
@@ -212,25 +199,38 @@ def _add_updates(run: Run, pipeline: Pipeline, timeline: Timeline) -> Prediction
     return Prediction(norm_known + update + gathered, breakdown, pipeline)
 
 
-def _sharded_updates(run: Run, parameters: list[int], pipeline: Pipeline) -> tuple[list[float], float]:
-    """Seconds of each stage's gradient reduction after its work, and of gathering weights, under FSDP.
+def _data_seconds(
+    run: Run, ring: network.Ring, parameters: list[int], pipeline: Pipeline, timeline: Timeline
+) -> tuple[list[float], float]:
+    """Seconds of each stage's gradient reduction after its work, and of gathering weights before the next step's work.
 
-    0 without a pipeline, where every pass gathers and reduces layer by layer (`layer`). In a pipeline this happens once
-    per step; on every stage, the first micro-batch waits for the gathering that its forward pass does not hide.
+    Under FSDP every pass gathers and reduces layer by layer (`layer`), which leaves our engine the table: nothing hides
+    its last reduction and first gather. In a pipeline this happens once per step; on every stage, the first micro-batch
+    waits for the gathering that its forward pass does not hide.
     """
-    pp = run.layout.pp
-    if pp == 1:
-        return [0.0], 0.0
-    both = [layer_cost.shard_seconds(run, number) for number in parameters]
-    forward = [sum(pipeline.forward[stage::pp]) for stage in range(pp)]
-    gathered = [exposed(gather, f, run.software.prefetch_share) for (gather, _), f in zip(both, forward, strict=True)]
-    return [reduce for _, reduce in both], sum(gathered)
+    pp, hidden = run.layout.pp, run.software.prefetch_share
+    if run.zero > 1 and run.is_ours:
+        gather, reduce = layer_cost.shard_seconds(run, run.table)
+        whole = 0.0 if run.gathers_again else _exposed_by_chunk(run, ring, pipeline, timeline)[1]
+        return [hidden * reduce], whole + hidden * gather
+    if run.zero > 1:
+        if pp == 1:
+            return [0.0], 0.0
+        both = [layer_cost.shard_seconds(run, number) for number in parameters]
+        forward = [sum(pipeline.forward[stage::pp]) for stage in range(pp)]
+        gathered = (exposed(gather, f, hidden) for (gather, _), f in zip(both, forward, strict=True))
+        return [reduce for _, reduce in both], sum(gathered)
+    if run.software.overlap_gradients:
+        return _exposed_by_chunk(run, ring, pipeline, timeline)
+    reduction = ring.gather if run.zero and run.software.reduce_scatter else ring.all_reduce
+    weights = ring.gather(run.width * max(parameters)) if run.zero else 0.0
+    return [reduction(run.reduced_bytes * number) for number in parameters], weights
 
 
 def _exposed_by_chunk(
     run: Run, ring: network.Ring, pipeline: Pipeline, timeline: Timeline
 ) -> tuple[list[float], float]:
-    """Seconds of each stage's gradient reduction after its work, and of gathering weights before the next step's work.
+    """`_data_seconds` if buckets are reduced during backward.
 
     A chunk's buckets, of at least one parameter each, are reduced as its last pass fills them: first that of the last
     layer's second MLP matrix, last that of the first layer's qkv. Weights are gathered chunk by chunk, each due at the

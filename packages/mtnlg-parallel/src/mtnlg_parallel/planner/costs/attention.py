@@ -73,10 +73,10 @@ def attention(run: Run, backward: bool) -> Cost:
     dropout = 5 if model.attention_dropout else 0
     if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale: 26).
         moved = dropout + (6 * long if fused else 26)
-        return Cost(products, memory_seconds(run, moved * scores, 6), 0.0, 9 if fused else 14)
+        return Cost(products, memory_seconds(run, moved * scores, 6), launches=9 if fused else 14)
     # Softmax (4; as separate operations: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
     moved = dropout + (4 * long if fused else 28)
-    return Cost(products, memory_seconds(run, moved * scores, 4), 0.0, 9 if fused else 16)
+    return Cost(products, memory_seconds(run, moved * scores, 4), launches=9 if fused else 16)
 
 
 def _flash(run: Run, backward: bool) -> Cost:
@@ -100,18 +100,18 @@ def _flash(run: Run, backward: bool) -> Cost:
         * (DROPOUT_SHARE[native] if model.attention_dropout else 1)
     )
     seconds = (run.software.attention_backward if backward else 1.0) * operations / rate
-    cost = Cost(seconds, memory_seconds(run, 0.0, 1), 0.0, 6 if backward else 3)
+    cost = Cost(seconds, memory_seconds(run, 0.0, 1), launches=6 if backward else 3)
     if run.layout.cp == 1:
         return cost
     if ring_of_ours:
-        cost = cost.times(1 - run.apart_in_ring).plus(_apart(run, backward).times(run.apart_in_ring))
+        cost = cost * (1 - run.apart_in_ring) + _apart(run, backward) * run.apart_in_ring
     ring = network.ring(run, run.layout.cp, run.layout.tp)
     heads = model.heads if run.software.eager else model.kv_heads
     keys_and_values = 2 * run.width * run.micro_batch * s * max(heads / run.layout.tp, 1) * d
     gradients = 4 / run.width if ring_of_ours else 1
     sent = (1 + gradients if backward else 1) * ring.gather(keys_and_values)
     merged = _merge_seconds(run, backward) if run.software.eager or ring_of_ours else 0.0
-    return cost.plus(Cost(memory=merged, collectives=max(sent - cost.products, 0.0), launches=3 * run.layout.cp))
+    return cost + Cost(memory=merged, collectives=max(sent - cost.products, 0.0), launches=3 * run.layout.cp)
 
 
 def _apart(run: Run, backward: bool) -> Cost:
@@ -120,7 +120,7 @@ def _apart(run: Run, backward: bool) -> Cost:
     batch = run.micro_batch * heads
     seconds = products * gemm_seconds(run.cluster, s, s, run.model.core_head_size, batch=batch, width=4)
     memory = memory_seconds(run, SCORE_BYTES[backward] * batch * s * s, SCORE_KERNELS)
-    return Cost(seconds, memory, launches=SCORE_KERNELS + products).times((run.layout.cp + 1) / 2)
+    return Cost(seconds, memory, launches=SCORE_KERNELS + products) * ((run.layout.cp + 1) / 2)
 
 
 def ring_bytes(run: Run) -> float:

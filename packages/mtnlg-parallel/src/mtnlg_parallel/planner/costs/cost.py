@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ OVERLAP_SHARE: Final = 0.5
 """Hidden share of an overlapped collective; the rest takes multiprocessors and bandwidth from the product."""
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cost:
     """Seconds of one rank's GPU by kind of work, and the number of operations its host launches."""
 
     products: float = 0.0
@@ -20,13 +22,18 @@ class Cost(NamedTuple):
     collectives: float = 0.0
     launches: float = 0.0
 
-    def plus(self, other: Cost) -> Cost:
+    def __add__(self, other: Cost) -> Cost:
         """The sum of both."""
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+        return Cost(
+            self.products + other.products,
+            self.memory + other.memory,
+            self.collectives + other.collectives,
+            self.launches + other.launches,
+        )
 
-    def times(self, n: float) -> Cost:
+    def __mul__(self, n: float) -> Cost:
         """N times this cost."""
-        return Cost(*(a * n for a in self))
+        return Cost(self.products * n, self.memory * n, self.collectives * n, self.launches * n)
 
     @property
     def busy(self) -> float:
@@ -34,16 +41,13 @@ class Cost(NamedTuple):
         return self.products + self.memory + self.collectives
 
 
-NO_COST: Final = Cost()
-
-
 class Phases(NamedTuple):
     """Cost of one micro-batch by phase."""
 
     forward: Cost
     backward: Cost
-    recompute: Cost
-    weights: Cost = NO_COST
+    recompute: Cost = Cost()
+    weights: Cost = Cost()
 
 
 def exposed(collective: float, beside: float, share: float = OVERLAP_SHARE) -> float:

@@ -13,6 +13,7 @@ reduced while the next layer computes: the longer of the two counts, plus a shar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -22,7 +23,7 @@ from mtnlg_parallel.planner.programs import ENGINES
 
 from . import network
 from .attention import attention
-from .cost import NO_COST, OVERLAP_SHARE, Cost, Phases, exposed, memory_seconds
+from .cost import OVERLAP_SHARE, Cost, Phases, exposed, memory_seconds
 from .products import gemm_seconds
 
 if TYPE_CHECKING:
@@ -90,28 +91,35 @@ WEIGHT_LAUNCHES: Final = 8
 def layer(run: Run) -> Phases:
     """Cost of one decoder layer on a rank."""
     core = attention(run, backward=False)
-    forward = _forward(run).plus(core)
-    backward = _backward(run).plus(attention(run, backward=True))
+    forward = _forward(run) + core
+    backward = _backward(run) + attention(run, backward=True)
     weights = Cost(_weight_seconds(run), launches=WEIGHT_LAUNCHES)
-    recompute = _recomputed(run, forward, core)
-    if run.gathered_over > 1:
-        gather, reduce = shard_seconds(run, run.layer_parameters)
-        again = 1 if run.gathers_again else 0
-        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, run.software.prefetch_share)))
-        busy = backward.busy + weights.busy + recompute.busy
-        backward = backward.plus(Cost(collectives=exposed(again * gather + reduce, busy, run.software.prefetch_share)))
-    return Phases(forward, backward, recompute, weights)
+    phases = Phases(forward, backward, _recomputed(run, forward, core), weights)
+    if run.gathered_over == 1:
+        return phases
+    gather, reduce = shard_seconds(run, run.layer_parameters)
+    return _beside(run, phases, gather, reduce + (gather if run.gathers_again else 0.0))
+
+
+def _beside(run: Run, phases: Phases, forward: float, backward: float) -> Phases:
+    """Phases with the seconds of FSDP's collectives that the computing of each does not hide."""
+    computing = phases.backward.busy + phases.weights.busy + phases.recompute.busy
+    share = run.software.prefetch_share
+    return phases._replace(
+        forward=phases.forward + Cost(collectives=exposed(forward, phases.forward.busy, share)),
+        backward=phases.backward + Cost(collectives=exposed(backward, computing, share)),
+    )
 
 
 def _recomputed(run: Run, forward: Cost, core: Cost) -> Cost:
     if run.recompute == "operators":  # all but attention and every other product
-        kept = core._replace(memory=0.0).plus(Cost(products=(forward.products - core.products) / 2))
-        return Cost(*(max(a - b, 0.0) for a, b in zip(forward, kept, strict=True)))
+        kept = replace(core, memory=0.0) + Cost(products=(forward.products - core.products) / 2)
+        return forward + kept * -1
     if run.recompute == "full" and run.is_ours and run.software.fused_kernels:
         columns, depth = run.linears[-1]
         last = gemm_seconds(run.cluster, run.tokens, columns, depth, width=run.product_width)
-        return forward._replace(products=forward.products - last)
-    return {"none": NO_COST, "selective": core, "full": forward, "alternate": forward.times(0.5)}[run.recompute]
+        return replace(forward, products=forward.products - last)
+    return {"none": Cost(), "selective": core, "full": forward, "alternate": forward * 0.5}[run.recompute]
 
 
 def _forward(run: Run) -> Cost:
@@ -126,14 +134,14 @@ def _forward(run: Run) -> Cost:
     memory = _traffic_seconds(run, 0)
     collectives = tensor_collectives(run, 2 - _saved_by_8_bits(run))
     if run.software.overlap_forward:
-        collectives = collectives._replace(collectives=exposed(collectives.collectives, products, COPIED_SHARE))
+        collectives = replace(collectives, collectives=exposed(collectives.collectives, products, COPIED_SHARE))
     elif pieces > 1:  # all but the first gather, and all but the last sum
         first = collectives.collectives / pieces
         beside = exposed(collectives.collectives - first, products)
         launches = pieces * collectives.launches + (pieces - 1) * len(run.linears)
-        collectives = collectives._replace(collectives=first + beside, launches=launches)
-    cost = Cost(products, memory, 0.0, kernels.launches[0]).plus(collectives)
-    return cost.plus(_casts(run, 0)).plus(_exchange(run))
+        collectives = replace(collectives, collectives=first + beside, launches=launches)
+    cost = Cost(products, memory, launches=kernels.launches[0]) + collectives
+    return cost + _casts(run, 0) + _exchange(run)
 
 
 def _backward(run: Run) -> Cost:
@@ -148,8 +156,8 @@ def _backward(run: Run) -> Cost:
         added = APART_SUM * run.reduced_bytes * run.layer_parameters
     memory = _traffic_seconds(run, 1) + memory_seconds(run, added, 0)
     collectives = _exposed_collectives(run, inputs)
-    cost = Cost(inputs, memory, 0.0, kernels.launches[1] - WEIGHT_LAUNCHES).plus(collectives)
-    return cost.plus(_casts(run, 1)).plus(_exchange(run))
+    cost = Cost(inputs, memory, launches=kernels.launches[1] - WEIGHT_LAUNCHES) + collectives
+    return cost + _casts(run, 1) + _exchange(run)
 
 
 def sums_apart(run: Run) -> bool:
@@ -164,7 +172,7 @@ def _exchange(run: Run) -> Cost:
     """
     sharing = run.layout.tp // run.model.kv_heads
     if sharing < 2 or not run.is_ours:
-        return NO_COST
+        return Cost()
     features = (run.model.heads // run.model.kv_heads + 2) * run.model.head_size
     seconds = network.ring(run, sharing, 1).gather(run.width * run.tokens * features)
     return Cost(collectives=seconds, launches=2)
@@ -200,7 +208,7 @@ def _casts(run: Run, phase: int) -> Cost:
     (`weight_cast_seconds`).
     """
     if run.product_width > 1:
-        return NO_COST
+        return Cost()
     columns, depths = (sum(widths) * run.tokens for widths in zip(*run.linears, strict=True))
     if run.is_ours:
         repeated = 2 * run.elements if run.sequence_parallel else 0  # inputs: of qkv, and of the MLP
@@ -254,7 +262,7 @@ def _exposed_collectives(run: Run, inputs: float) -> Cost:
         beside = _weight_seconds(run)
     overlapped = tensor_collectives(run, number).collectives
     hidden = overlapped - exposed(overlapped, beside, COPIED_SHARE if run.software.overlap_forward else OVERLAP_SHARE)
-    return collectives._replace(collectives=collectives.collectives - hidden)
+    return collectives + Cost(collectives=-hidden)
 
 
 def _saved_by_8_bits(run: Run) -> float:
@@ -266,7 +274,7 @@ def tensor_collectives(run: Run, number: float) -> Cost:
     """``number`` all-reduces of activations; under sequence parallelism reduce-scatter + all-gather, of equal cost."""
     ring = network.ring(run, run.layout.tp, 1)
     launches = 2 * ceil(number) if run.layout.tp > 1 else 0
-    return Cost(0.0, 0.0, number * ring.all_reduce(run.width * run.elements), launches)
+    return Cost(collectives=number * ring.all_reduce(run.width * run.elements), launches=launches)
 
 
 def shard_seconds(run: Run, parameters: float) -> tuple[float, float]:
@@ -291,15 +299,16 @@ def embedding(run: Run) -> Phases:
     rows, model = ceil(run.model.vocabulary / run.layout.tp), run.model
     fsdp = run.gathered_over > 1 and not run.is_ours
     table = (run.width + (0 if fsdp else run.added_bytes)) * rows * model.hidden
-    forward = Cost(0.0, memory_seconds(run, 15 * run.elements, 8), 0.0, 20)
-    backward = Cost(0.0, memory_seconds(run, 15 * run.elements + table, 8), 0.0, 20)
+    forward, backward = (
+        Cost(memory=memory_seconds(run, 15 * run.elements + more, 8), launches=20) for more in (0, table)
+    )
     if run.gathered_over > 1 and (run.is_ours or not model.tied):
         gather, reduce = shard_seconds(run, rows * model.hidden)
         # Nothing runs before the first gather or after the last reduction; in our engine, other micro-batches' layers.
         share = 1.0 - run.software.prefetch_share if run.is_ours else 1.0
-        forward = forward.plus(Cost(collectives=share * gather))
-        backward = backward.plus(Cost(collectives=share * reduce))
-    return Phases(forward.plus(tensor_collectives(run, 1)), backward, NO_COST)
+        forward += Cost(collectives=share * gather)
+        backward += Cost(collectives=share * reduce)
+    return Phases(forward + tensor_collectives(run, 1), backward)
 
 
 @lru_cache(maxsize=4096)
@@ -317,18 +326,19 @@ def head(run: Run) -> Phases:
     forward = Cost(
         gemm_seconds(run.cluster, n, rows, h, width=width),
         memory_seconds(run, forward_bytes * n * rows + 4 * run.elements, 12),
-        0.0,
-        25,
+        launches=25,
     )
     products = gemm_seconds(run.cluster, n, h, rows, width=width)
     products += gemm_seconds(run.cluster, rows, h, n, extra_bytes=extra, width=width)
-    backward = Cost(products, memory_seconds(run, backward_bytes * n * rows + 10 * run.elements + added, 12), 0.0, 25)
+    backward = Cost(
+        products, memory_seconds(run, backward_bytes * n * rows + 10 * run.elements + added, 12), launches=25
+    )
+    phases = Phases(forward, backward)
     if run.gathered_over > 1:
         gather, reduce = shard_seconds(run, rows * h)
         reduce *= not (run.is_ours and run.model.tied)  # once, as the embedding's
-        forward = forward.plus(Cost(collectives=exposed(gather, forward.busy, run.software.prefetch_share)))
-        backward = backward.plus(Cost(collectives=exposed(reduce, backward.busy, run.software.prefetch_share)))
-    return Phases(forward, backward.plus(tensor_collectives(run, 1)), NO_COST)
+        phases = _beside(run, phases, gather, reduce)
+    return phases._replace(backward=phases.backward + tensor_collectives(run, 1))
 
 
 def _loss_bytes(run: Run) -> tuple[float, float]:
