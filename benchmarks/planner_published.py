@@ -5,7 +5,6 @@
 """The planner beside what others measured: every row of files of published runs, cross-validated by group.
 
     python benchmarks/planner_published.py FILE.csv … [--intervals] [--out FILE]
-    python benchmarks/planner_published.py FILE.csv … --shipped [--out FILE]    # no fits: a roofline's error over ours
 
 1. Fit the planner's fitted constants (`planner_fit.CONSTANTS`) on all rows, by robust least squares on log errors; a
    source weighs as the root of its number of rows.
@@ -32,10 +31,11 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import interval
-from mtnlg_parallel.planner.interval import ANY, UNSEEN, kind_of
+from mtnlg_parallel.planner.interval import UNSEEN, kind_of
+from mtnlg_parallel.planner.run import RECOMPUTED_SHARE
 from planner_fit import CONSTANTS, Rows, fit, hold_out, jacobian, size_folds, source_of
 from planner_rows import read_rows
-from record import picture, spread
+from record import picture
 from record import run as benchmark
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def roofline(run: Run) -> float:
     computed = (forward + attention) / (0.9 * gpu.peak_flops) + moved / (0.9 * gpu.memory_bandwidth)
     link = 0.65 * (cluster.node.link_bandwidth if layout.tp <= cluster.node.gpus else cluster.network_share)
     tensor = 4 * (layout.tp - 1) / layout.tp * 2 * run.elements / link
-    again = {"none": 0, "selective": 0, "operators": 0.5, "alternate": 0.5, "full": 1}[run.recompute]
+    again = RECOMPUTED_SHARE[run.recompute]
     each = model.layers / layout.pp * ((3 + again) * computed + (2 + again) * tensor)
     head = 6 * run.tokens * model.vocabulary * model.hidden / layout.tp / (0.9 * gpu.peak_flops)
     hop = 2 * 2 * run.repeated / (0.65 * cluster.network_share) if layout.pp > 1 else 0.0
@@ -130,19 +130,21 @@ def write_intervals(rows: Rows, sizes_out: Vector, sources_out: Vector) -> None:
     """
     measured = ~rows.computed
     kinds, _ = (each[measured] for each in kinds_and_sizes(rows))
-    seen = sorted(set(kinds.tolist()))
-    lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
     gpus = json.dumps(sorted({run.cluster.gpu.name for run in rows.runs}))
-    lines += _interval(UNSEEN, len(kinds), unseen_width(rows, sources_out))
-    for kind in (ANY, *(each for each in seen if (kinds == each).sum() >= SHRINKAGE)):
-        half = width(kinds, sizes_out[measured], kind)
-        lines += _interval(kind, int((kinds == kind).sum()) or len(kinds), half)
-        lines += [f"gpus = {gpus}", f"kinds = {json.dumps(seen)}"] if kind == ANY else []
+    lines = ["# Measured over predicted step time, 90 % of held-out runs: benchmarks/planner_published.py."]
+    lines += [f"gpus = {gpus}"]
+    unseen = unseen_width(rows, sources_out)
+    lines += _interval(UNSEEN, len(kinds), "programs that were held out", unseen)
+    for kind in sorted(set(kinds.tolist())):
+        own = int((kinds == kind).sum())
+        runs, of = (own, kind) if own >= SHRINKAGE else (len(kinds), "all programs")
+        lines += _interval(kind, runs, of, width(kinds, sizes_out[measured], kind))
     INTERVALS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _interval(name: str, runs: int, half: float) -> list[str]:
-    return [f'\n["{name}"]', f"runs = {runs}", f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+def _interval(name: str, runs: int, of: str, half: float) -> list[str]:
+    bounds = [f"low = {np.exp(-half):.3f}", f"high = {np.exp(half):.3f}"]
+    return [f'\n["{name}"]', f"runs = {runs}", f'of = "{of}"', *bounds]
 
 
 def unseen_width(rows: Rows, errors: Vector) -> float:
@@ -204,20 +206,16 @@ def draw(path: Path, rows: Rows, columns: dict[str, Vector]) -> None:
         above.legend(fontsize="small")
 
 
-def measure(*files: Path, intervals: bool = False, shipped: bool = False) -> dict[str, Any]:
-    """Fit, cross-validate by group, compare and draw; ``shipped``: only how much smaller the shipped errors are."""
+def measure(*files: Path, intervals: bool = False) -> dict[str, Any]:
+    """Fit, cross-validate by group, compare and draw."""
     rows = Rows([row for file in files for row in read_rows(file)])
-    simple = np.log([roofline(run) for run in rows.runs] / rows.measured)
-    if shipped:
-        theirs, ours = (float(np.abs(np.expm1(errors)).mean()) for errors in (simple, rows.shipped_errors))
-        return {"ratio": spread([theirs / ours]), "roofline": theirs, "shipped": ours}
     fitted = fit(rows)
     slopes = jacobian(rows, fitted)
     columns = {
         "shipped": rows.shipped_errors,
         "without hidden size": hold_out(rows, fitted, slopes, size_folds(rows)),
         "without source": hold_out(rows, fitted, slopes, source_of),
-        "roofline": simple,
+        "roofline": np.log([roofline(run) for run in rows.runs] / rows.measured),
         "6ND": np.log([six_operations(run) for run in rows.runs] / rows.measured),
     }
     if intervals:

@@ -20,9 +20,8 @@ from .run import PRODUCT_BYTES
 if TYPE_CHECKING:
     from .run import Run
 
-ANY: Final = "all"
 UNSEEN: Final = "unseen"
-"""Entries of intervals.toml that are not an error class: all runs, and runs of held-out programs."""
+"""Entry of intervals.toml that is not an error class: runs of held-out programs."""
 
 
 class Interval(NamedTuple):
@@ -34,7 +33,7 @@ class Interval(NamedTuple):
 
 
 @cache
-def _intervals() -> dict[str, dict[str, Any]]:
+def _intervals() -> dict[str, Any]:
     text = (files(__package__) / "intervals.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -46,18 +45,13 @@ def kind_of(run: Run) -> str:
 
 def interval_of(run: Run) -> Interval:
     """The interval of this run's step time."""
-    measured, name = _intervals(), kind_of(run)
-    everything, unseen = measured[ANY], measured[UNSEEN]
-    if name in measured:
-        figures, whose = measured[name], name
-    elif name in everything["kinds"]:
-        figures, whose = everything, "all programs"
-    else:
-        figures, whose = unseen, "programs that were held out"
+    measured = _intervals()
+    unseen = measured[UNSEEN]
+    figures = measured.get(kind_of(run), unseen)
     low, high = figures["low"], figures["high"]
-    kind = f"{figures['runs']:.0f} runs of {whose}"
+    kind = f"{figures['runs']} runs of {figures['of']}"
     sheet = cluster_with(run.cluster.gpu.name)  # of `this_machine` the GPU has the name that the driver gives it
-    if sheet is None or load_cluster(sheet).gpu.name not in everything["gpus"]:
+    if sheet is None or load_cluster(sheet).gpu.name not in measured["gpus"]:
         low, high = min(low, unseen["low"]), max(high, unseen["high"])
         kind += ", none of them on this GPU"
     return Interval(low, high, kind)
