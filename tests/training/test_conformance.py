@@ -79,6 +79,14 @@ def test_names_the_parameter_that_suffers(engine: str, broken: str, cases: list[
         assert re.search(name, result.difference.name), result
 
 
+def test_rounding_that_is_small_by_chance_is_no_bound() -> None:
+    """Seed 279 once drew a norm of 8 weights that the plain loop in bf16 had 0.5 % off, and other roundings 10 %."""
+    case = cell(precision="bf16", tp=1, pp=1, dp=1)
+    figures = [figure for figure in check(case, "pipeline").figures if figure.what == "exp_avg_sq" and figure.step == 2]
+    roundings = sorted(figure.rounding for figure in figures)
+    assert roundings[0] == roundings[len(roundings) // 2 - 1] < roundings[-1]
+
+
 def test_draws_differ_and_repeat() -> None:
     recipes = [draw(SEED, number).recipe for number in range(40)]
     assert recipes == [draw(SEED, number).recipe for number in range(40)]

@@ -10,11 +10,15 @@ Error of the engine's result a relative to the plain loop's result b in the same
                                                                softmax ignores), Adam moves by its sign
     typical                        median over the parameters of the error of exp_avg
 
-``rounding`` is the same distance between the plain loop and itself in the next wider precision. An error may reach the
-larger of `FLOORS` and ten times the rounding, but not exceed `CAPS` unless twice the rounding does: if a gradient is
-lost, halved or doubled, the first moment's error is 0.5 or 1, the second's 0.75 or more. ``typical`` may be three times
-the rounding in bf16 and fp8: two computations that round as often, but at other places, differ by about 1.4 times the
-rounding; summing the gradients of 256 micro-batches in bf16 makes it 4 times.
+``rounding`` is the same distance between the plain loop and itself in the next wider precision, and of a parameter at
+least its median over the parameters: where one element dominates a parameter's norm, its rounding is |x| for one draw x
+of a normal distribution, and its error |x - y| for two, so that one error in 16 exceeds ten times a rounding that is
+small by chance. Ten times the median is 4.8 standard deviations of such an error.
+
+An error may reach the larger of `FLOORS` and ten times the rounding, but not exceed `CAPS` unless twice the rounding
+does: if a gradient is lost, halved or doubled, the first moment's error is 0.5 or 1, the second's 0.75 or more.
+``typical`` may be three times the rounding in bf16 and fp8: two computations that round as often, but at other places,
+differ by about 1.4 times the rounding; summing the gradients of 256 micro-batches in bf16 makes it 4 times.
 """
 
 from __future__ import annotations
@@ -186,17 +190,18 @@ def _figures(found: Trace, plain: Trace, exact: Trace) -> Iterator[Figure]:
         for what, values in (("loss", "losses"), ("grad_norm", "norms")):
             a, b, e = (getattr(trace, values)[n] for trace in (found, plain, exact))
             yield Figure(step, what, "", _relative(a, b), _relative(b, e))
-        moments = []
-        for name in start:
-            for slot in SLOTS:
+        for slot in SLOTS:
+            distances = {}
+            for name in start:
                 a, b, e = (trace.states[n].arrays[name][slot] for trace in (found, plain, exact))
                 base = b - start[name][slot] if slot == "master" else b
                 keep = 0.5 if slot == "master" else 1.0
-                figure = Figure(step, slot, name, _distance(a, b, base, keep), _distance(b, e, base, keep))
-                yield figure
-                if slot == "exp_avg":
-                    moments.append((figure.error, figure.rounding))
-        yield Figure(step, "typical", "", *map(float, np.median(moments, axis=0)))
+                distances[name] = (_distance(a, b, base, keep), _distance(b, e, base, keep))
+            typical = Figure(step, "typical", "", *map(float, np.median(list(distances.values()), axis=0)))
+            if slot == "exp_avg":
+                yield typical
+            for name, (error, rounding) in distances.items():
+                yield Figure(step, slot, name, error, max(rounding, typical.rounding))
     a, b, e = (trace.validation for trace in (found, plain, exact))
     yield Figure(len(plain.losses), "validation", "", _relative(a, b), _relative(b, e))
 
