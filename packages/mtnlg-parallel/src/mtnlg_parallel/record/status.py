@@ -75,7 +75,10 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         seconds.add(step)
         recent.append(step)
     starts = [event for event in events if event["event"] == "start"]
-    state = _state(out, recipe, events, recent, now)
+    state, progress, end = _state(out, recipe, events, recent, now), _progress(recipe, recent), None
+    if state.word == "running":  # at the pace of recent steps, including their checkpoints and validations
+        left = max(0, recipe.train.samples - progress["samples"]) * recipe.model.sequence
+        end = _written(out / metrics.FILE) + left / progress["tokens_per_second"]
     return {
         "out": str(out),
         "state": state.word,
@@ -83,13 +86,13 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         "detail": state.detail,
         "now": now,
         **{key: starts[-1].get(key) if starts else None for key in ("layout", "host", "job")},
-        **_progress(recipe, recent),
+        **progress,
         "validation_loss": seconds.validation_loss,
         "slow_rank": next((step.get("slow_rank", "") for step in reversed(recent) if "slowest_rank" in step), ""),
         "skipped": seconds.skipped,
         "last_skip": seconds.last_skip,
-        "corpus_passes": corpus_passes(events, recent[-1]["samples"] if recent else 0),
-        "expected_end": _expected_end(out, recipe, recent) if state.word == "running" else None,
+        "corpus_passes": corpus_passes(events, progress["samples"]),
+        "expected_end": end,
         "checkpoint": _newest_checkpoint(out),
         "goodput": account(events, seconds).facts(),
     }
@@ -132,13 +135,6 @@ def _progress(recipe: Recipe, recent: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def _expected_end(out: Path, recipe: Recipe, recent: Sequence[Step]) -> float | None:
-    """Expected end of the run at the pace of recent steps, including their checkpoints and validations."""
-    seconds, samples = sum(step["seconds"] for step in recent), sum(step["batch_size"] for step in recent)
-    left = max(0, recipe.train.samples - recent[-1]["samples"])
-    return _written(out / metrics.FILE) + left * seconds / samples
-
-
 def _newest_checkpoint(out: Path) -> dict[str, Any] | None:
     checkpoints = list_checkpoints(out / CHECKPOINTS)
     if not checkpoints:
@@ -156,35 +152,29 @@ def _written(path: Path) -> float:
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """`status` as lines of text."""
-    now, word = facts["now"], facts["state"]
-    place = [str(facts[key]) for key in ("layout", "host") if facts[key]]
-    place += [f"job {facts['job']}"] if facts["job"] else []
+    now, word, checkpoint = facts["now"], facts["state"], facts["checkpoint"]
     detail = f" {facts['detail']}" if word == "stopped" else f": {facts['detail']}" if facts["detail"] else ""
-    lines = [f"{facts['out']}: {word}{detail}", f"since       {_moment(facts['since'], now)}"]
-    lines += [f"on          {', '.join(place)}"] if place else []
+    place = [facts["layout"], facts["host"], facts["job"] and f"job {facts['job']}"]
     share = f" ({facts['step'] / facts['steps']:.1%})" if facts["steps"] else ""
     passes = f", {facts['corpus_passes']:.3g} passes over the corpus" if facts["corpus_passes"] else ""
-    lines.append(f"step        {facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens{passes}")
+    rows = {
+        "since": _moment(facts["since"], now),
+        "on": ", ".join(str(each) for each in place if each),
+        "step": f"{facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens{passes}",
+    }
     if facts["step"]:
         loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
-        held_out = "" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out"
-        lines.append(f"loss        {loss}{held_out}")
+        rows["loss"] = loss + ("" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out")
         if last := facts["last_skip"]:
-            lines.append(f"skipped     {facts['skipped']} steps, the last {last['step']:,}: {last['skip_reason']}")
+            rows["skipped"] = f"{facts['skipped']} steps, the last {last['step']:,}: {last['skip_reason']}"
         mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
         pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
-        lines.append(f"speed       {pace}, over the last {min(RECENT_STEPS, facts['step'])} steps")
-        lines += [f"slow        {facts['slow_rank']}"] if facts["slow_rank"] else []
-    if facts["expected_end"]:
-        left = duration(max(0.0, facts["expected_end"] - now))
-        lines.append(f"ends        {_clock(facts['expected_end'])} at this pace, in {left}")
-    checkpoint = facts["checkpoint"]
-    lines.append(
-        f"checkpoint  step {checkpoint['step']}, {_moment(checkpoint['time'], now)}"
-        if checkpoint
-        else "checkpoint  none yet"
-    )
-    return lines + _goodput_lines(facts["goodput"])
+        rows |= {"speed": f"{pace}, over the last {min(RECENT_STEPS, facts['step'])} steps", "slow": facts["slow_rank"]}
+    if end := facts["expected_end"]:
+        rows["ends"] = f"{_clock(end)} at this pace, in {duration(max(0.0, end - now))}"
+    rows["checkpoint"] = f"step {checkpoint['step']}, {_moment(checkpoint['time'], now)}" if checkpoint else "none yet"
+    lines = [f"{label:<12}{text}" for label, text in rows.items() if text]
+    return [f"{facts['out']}: {word}{detail}", *lines, *_goodput_lines(facts["goodput"])]
 
 
 def _goodput_lines(goodput: dict[str, Any]) -> list[str]:

@@ -38,11 +38,10 @@ FILE_SECONDS: Final = 180.0
 
 
 class Resumed(NamedTuple):
-    """Progress of the restored state, the last steps before it, and its source."""
+    """Progress of the restored state, and the last steps before it."""
 
     progress: Progress
     history: list[Step]
-    source: Source
 
 
 def resume(  # noqa: PLR0917  (as Training)
@@ -87,7 +86,7 @@ def resume(  # noqa: PLR0917  (as Training)
     if distributed.get_rank() == 0:
         lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
         history.append(out, "resumed", step=progress.step, source=source, corpus=data.corpus, **lost)
-    return Resumed(progress, steps, source)
+    return Resumed(progress, steps)
 
 
 def weights_of_folder(folder: Path, vocabulary: int) -> zero.InitialWeights:
