@@ -17,7 +17,7 @@ from mtnlg_parallel import layout
 from mtnlg_parallel.engine import sharded_optimizer
 from mtnlg_parallel.engine.contract import StepSettings
 from mtnlg_parallel.engine.sharded_optimizer import BucketKind, ShardedOptimizer
-from mtnlg_parallel.model import products
+from mtnlg_parallel.model import products, sequence_parallel
 from mtnlg_parallel.model.products import SlicedWeight
 from mtnlg_parallel.model.tensor_parallel import checkpoint_activations
 from mtnlg_parallel.recipe import Train
@@ -41,12 +41,17 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 
     names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
     fake = SimpleNamespace(**{name: begin(name) for name in names})
-    monkeypatch.setattr(products, "distributed", fake)
-    monkeypatch.setattr(sharded_optimizer, "distributed", fake)
+    for module in (products, sequence_parallel, sharded_optimizer):
+        monkeypatch.setattr(module, "distributed", fake)
     return noted
 
 
-def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401  (what a product asks of a slicing)
+def sliced(degree: int, sequence_parallel: bool) -> Any:  # noqa: ANN401  (what a product asks of a slicing)
+    group = SimpleNamespace(size=lambda: degree)
+    return SimpleNamespace(degree=degree, sequence_parallel=sequence_parallel, eight_bit=None, group=group)
+
+
+def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401  (as above)
     """A weight whose gradient's product is noted."""
     layer = SlicedWeight(torch.nn.Parameter(torch.randn(4, 4)), slicing)
     layer.sink = SimpleNamespace(
@@ -57,7 +62,7 @@ def sliced_weight(slicing: Any, events: Events) -> SlicedWeight:  # noqa: ANN401
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_input_gradient_sum_overlaps_weight_product(sequence_parallel: bool, events: Events) -> None:
-    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=sequence_parallel, eight_bit=None, group=None)
+    slicing = sliced(2, sequence_parallel)
     y = products.column(torch.randn(2, 1, 4, requires_grad=True), sliced_weight(slicing, events))
     events.clear()
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
@@ -70,7 +75,7 @@ def test_input_gradient_sum_overlaps_weight_product(sequence_parallel: bool, eve
 
 
 def test_output_gradient_gather_overlaps_a_product_that_waits(events: Events) -> None:
-    slicing: Any = SimpleNamespace(degree=2, sequence_parallel=True, eight_bit=None, group=None)
+    slicing = sliced(2, True)
     y = products.row(torch.randn(2, 1, 4, requires_grad=True), sliced_weight(slicing, events))
     events.clear()
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
@@ -83,7 +88,7 @@ def test_forward_collectives_overlap_products_of_pieces(
     product: Callable[..., Tensor], events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "PIECE_TOKENS", 1)
-    slicing: Any = SimpleNamespace(degree=4, sequence_parallel=True, eight_bit=None, group=None)
+    slicing = sliced(4, True)
     layer, is_row = sliced_weight(slicing, events), product is products.row
     matmul = products.matmul
 

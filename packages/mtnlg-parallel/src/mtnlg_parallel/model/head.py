@@ -3,13 +3,11 @@
     z = x Wᵀ                                                  logits in the model's dtype; all chunks share one buffer
     m, e, t = max z, Σ exp(z - m), z[target]                  `statistics`; one small all-gather over the slices
     loss = m + log e - t
-    d = (exp(z - m - log e) - [column is target]) s/tokens    `gradient`, in place of z
-    dx = d W / s,  dW += dᵀ x / s
+    d = (exp(z - m - log e) - [column is target]) / tokens    `gradient`, in place of z
+    dx = d W,  dW += dᵀ x
 
-The logits of a whole micro-batch never exist at once, and backward only scales gradients that forward computed. s is
-the greatest power of two up to the number of tokens; backward divides by it once it can multiply by the loss scale. So
-fp16, which loses digits below 6e-5, loses none, and other dtypes round as they would without s. Shapes: S sequence, B
-micro-batch, H hidden, N tokens of a chunk, V this rank's slice of the vocabulary, R ranks.
+The logits of a whole micro-batch never exist at once, and backward only scales gradients that forward computed. Shapes:
+S sequence, B micro-batch, H hidden, N tokens of a chunk, V this rank's slice of the vocabulary, R ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from mtnlg_parallel.waiting import wait_for
 from . import sequence_parallel
 from .attention_masks import attention_of_rank
 from .eight_bit import Rounding
-from .products import add_matmul, matmul
+from .products import add_matmul, matmul, start_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,9 +81,6 @@ class ParallelOps(functional.Ops):
 
 EAGER = ParallelOps()
 
-HEADROOM = 16
-"""dW, a sum over tokens, is stored as s dW divided by this, since the largest fp16 number is 65,504."""
-
 
 def real_rows(slicing: Slicing, width: int, padding: int) -> int:
     """Number of this rank's ``width`` vocabulary rows that are not padding, the last ``padding`` rows of all ranks."""
@@ -115,11 +110,11 @@ def mean_loss(  # noqa: PLR0917  (hidden states and table, what is wanted of the
     if slicing.sequence_parallel:
         x_SBH = sequence_parallel.gather(x_SBH, slicing.group)
     x_NH, targets_N = x_SBH.flatten(0, 1), targets_BS.t().flatten()
-    chunked = _ChunkedLoss(x_NH, weight_VH, targets_N, slicing, ops, padding, cap, len(targets_BS), observe, masked)
+    options = slicing, ops, padding, cap, len(targets_BS), observe, masked
     if torch.is_grad_enabled():
-        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, chunked)  # type: ignore[no-untyped-call]
+        loss: Tensor = _MeanLoss.apply(x_NH, weight_VH, targets_N, options)  # type: ignore[no-untyped-call]
         return loss
-    return chunked.compute()
+    return _chunked_loss(None, x_NH, weight_VH, targets_N, *options)
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -128,25 +123,18 @@ class _MeanLoss(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  (torch's context)
         x_NH: Tensor,
         weight_VH: Tensor,
-        chunked: _ChunkedLoss,
+        targets_N: Tensor,
+        options: tuple[Any, ...],
     ) -> Tensor:
         dx_NH, dw_VH = torch.empty_like(x_NH), torch.empty_like(weight_VH)
-        loss = chunked.compute((dx_NH, dw_VH))
         ctx.save_for_backward(dx_NH, dw_VH)
-        ctx.scale = _power_of_two(len(x_NH))
-        return loss
+        return _chunked_loss((dx_NH, dw_VH), x_NH, weight_VH, targets_N, *options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (as above)
         dx_NH, dw_VH = ctx.saved_tensors
-        upstream = upstream / ctx.scale
-        return dx_NH.mul_(upstream), dw_VH.mul_(upstream * HEADROOM), None
-
-
-def _power_of_two(tokens: int) -> int:
-    """The greatest power of two up to ``tokens``."""
-    return 1 << (tokens.bit_length() - 1)
+        return dx_NH.mul_(upstream), dw_VH.mul_(upstream), None, None
 
 
 def _cap(logits_NV: Tensor, cap: float) -> Tensor:
@@ -157,70 +145,62 @@ def _cap(logits_NV: Tensor, cap: float) -> Tensor:
     return slope_NV
 
 
-@dataclass(frozen=True)
-class _ChunkedLoss:
-    """The loss of one micro-batch: x [tokens, H], weight [V, H], targets [tokens]."""
+def _chunked_loss(  # noqa: PLR0917  (as `mean_loss`)
+    gradients: tuple[Tensor, Tensor] | None,
+    all_x_NH: Tensor,
+    weight_VH: Tensor,
+    all_targets_N: Tensor,
+    slicing: Slicing,
+    ops: ParallelOps,
+    padding: int,
+    cap: float | None,
+    samples: int,
+    observe: Callable[[Tensor], None] | None,
+    masked: bool,
+) -> Tensor:
+    """The mean loss; fills ``gradients``, if given, with dx summed over the slices, and dW."""
+    (tokens, hidden), width = all_x_NH.shape, weight_VH.shape[0]
+    rows, first = head_chunk(tokens, hidden, width), slicing.rank * width
+    real = real_rows(slicing, width, padding)
+    buffer_NV = all_x_NH.new_empty(min(rows, tokens), width)
+    losses, reductions = [], []
+    for start in range(0, tokens, rows):
+        chunk = slice(start, start + rows)
+        x_NH, targets_N = all_x_NH[chunk], all_targets_N[chunk]
+        logits_NV = matmul(x_NH, weight_VH.t(), buffer_NV[: len(x_NH)])
+        slope_NV = None if cap is None else _cap(logits_NV, cap)
+        logits_NV[:, real:] = -torch.inf
+        logsumexp_N, target_N = _combine_slices(ops.statistics(logits_NV, targets_N, first), slicing)
+        losses.append(logsumexp_N - target_N)
+        if masked:  # no slice has such a target, and exp(z - Inf) is 0
+            losses[-1].masked_fill_(targets_N < 0, 0)
+            logsumexp_N = logsumexp_N.masked_fill(targets_N < 0, torch.inf)
+        if gradients:
+            ops.gradient(logits_NV, targets_N, first, logsumexp_N, 1 / tokens)
+            if slope_NV is not None:
+                logits_NV.mul_(slope_NV)
+            dx_NH, dw_VH = gradients[0][chunk], gradients[1]
+            dx_NH.copy_(matmul(logits_NV, weight_VH, dx_NH))
+            if not slicing.sequence_parallel:  # else `gather`'s backward sums dx
+                reductions.append(start_sum(dx_NH, slicing)[1])
+            add_matmul(dw_VH, logits_NV.t(), x_NH, first=start == 0)
+    for reduction in reductions:
+        wait_for(reduction)
+    losses_N = torch.cat(losses)
+    if observe:
+        observe(losses_N.view(-1, samples).mean(0))
+    return losses_N.mean()
 
-    x: Tensor
-    weight: Tensor
-    targets: Tensor
-    slicing: Slicing
-    ops: ParallelOps
-    padding: int
-    cap: float | None
-    samples: int
-    observe: Callable[[Tensor], None] | None
-    masked: bool
 
-    def compute(self, gradients: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The mean loss; fills ``gradients``, if given, with s dx summed over the slices, and s dW / `HEADROOM`."""
-        (tokens, hidden), width = self.x.shape, self.weight.shape[0]
-        rows, first = head_chunk(tokens, hidden, width), self.slicing.rank * width
-        real = real_rows(self.slicing, width, self.padding)
-        buffer_NV = self.x.new_empty(min(rows, tokens), width)
-        losses, reductions = [], []
-        for start in range(0, tokens, rows):
-            chunk = slice(start, start + rows)
-            x_NH, targets_N = self.x[chunk], self.targets[chunk]
-            logits_NV = matmul(x_NH, self.weight.t(), buffer_NV[: len(x_NH)])
-            slope_NV = None if self.cap is None else _cap(logits_NV, self.cap)
-            logits_NV[:, real:] = -torch.inf
-            logsumexp_N, target_N = self._combine_slices(self.ops.statistics(logits_NV, targets_N, first))
-            losses.append(logsumexp_N - target_N)
-            if self.masked:  # no slice has such a target, and exp(z - Inf) is 0
-                losses[-1].masked_fill_(targets_N < 0, 0)
-                logsumexp_N = logsumexp_N.masked_fill(targets_N < 0, torch.inf)
-            if gradients:
-                self.ops.gradient(logits_NV, targets_N, first, logsumexp_N, _power_of_two(tokens) / tokens)
-                if slope_NV is not None:
-                    logits_NV.mul_(slope_NV)
-                dx_NH, dw_VH = gradients[0][chunk], gradients[1]
-                dx_NH.copy_(matmul(logits_NV, self.weight, dx_NH))
-                reductions += self._start_all_reduce(dx_NH)
-                add_matmul(dw_VH, logits_NV.t(), x_NH, first=start == 0, scale=1 / HEADROOM)
-        for reduction in reductions:
-            wait_for(reduction)
-        losses_N = torch.cat(losses)
-        if self.observe:
-            self.observe(losses_N.view(-1, self.samples).mean(0))
-        return losses_N.mean()
-
-    def _combine_slices(self, statistics_3N: Tensor) -> tuple[Tensor, Tensor]:
-        """Logsumexp and the target's logit over the full vocabulary, [N] each."""
-        ranks = self.slicing.degree
-        if ranks == 1:
-            max_N, sum_N, target_N = statistics_3N
-            return max_N + sum_N.log(), target_N
-        all_R3N = statistics_3N.new_empty(ranks, *statistics_3N.shape)
-        full, group = all_R3N.flatten(0, 1), self.slicing.group
-        wait_for(distributed.all_gather_into_tensor(full, statistics_3N, group=group, async_op=True))
-        max_RN, sum_RN, target_RN = all_R3N.unbind(1)
-        max_N = max_RN.amax(0)
-        return max_N + (sum_RN * (max_RN - max_N).exp()).sum(0).log(), target_RN.sum(0)
-
-    def _start_all_reduce(self, dx_NH: Tensor) -> list[distributed.Work]:
-        """Start to sum dx over the slices while dW is computed; in sequence parallelism `gather`'s backward does it."""
-        if self.slicing.degree == 1 or self.slicing.sequence_parallel:
-            return []
-        work = distributed.all_reduce(dx_NH, group=self.slicing.group, async_op=True)
-        return [work] if work else []
+def _combine_slices(statistics_3N: Tensor, slicing: Slicing) -> tuple[Tensor, Tensor]:
+    """Logsumexp and the target's logit over the full vocabulary, [N] each."""
+    ranks = slicing.degree
+    if ranks == 1:
+        max_N, sum_N, target_N = statistics_3N
+        return max_N + sum_N.log(), target_N
+    all_R3N = statistics_3N.new_empty(ranks, *statistics_3N.shape)
+    full, group = all_R3N.flatten(0, 1), slicing.group
+    wait_for(distributed.all_gather_into_tensor(full, statistics_3N, group=group, async_op=True))
+    max_RN, sum_RN, target_RN = all_R3N.unbind(1)
+    max_N = max_RN.amax(0)
+    return max_N + (sum_RN * (max_RN - max_N).exp()).sum(0).log(), target_RN.sum(0)

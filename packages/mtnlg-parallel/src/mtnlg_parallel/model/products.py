@@ -34,6 +34,7 @@ from mtnlg_parallel.waiting import wait_for
 
 from . import eight_bit
 from .eight_bit import BACKWARD, FORWARD, Factor
+from .sequence_parallel import start_all_gather, start_reduce_scatter, wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,13 +72,13 @@ def matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return product
 
 
-def add_matmul(total: Tensor, left: Tensor, right: Tensor, first: bool, scale: float = 1.0) -> None:
-    """Add the scaled product to ``total``, or overwrite it if ``first``."""
+def add_matmul(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+    """Add the product to ``total``, or overwrite it if ``first``."""
     if _is_onednns(left):
         product = matmul(left, right)
-        torch.mul(product, scale, out=total) if first else total.add_(product, alpha=scale)
+        total.copy_(product) if first else total.add_(product)
     else:
-        torch.addmm(total, left, right, beta=int(not first), alpha=scale, out=total)
+        torch.addmm(total, left, right, beta=int(not first), out=total)
 
 
 def _is_onednns(factor: Tensor) -> bool:
@@ -153,7 +154,7 @@ class _Columns(Function):
         if (number := pieces(slicing, x.shape[0], x.numel() // x.shape[-1])) > 1:
             ctx.save_for_backward(x)
             return _gathered_products(x, weights, slicing, number)
-        whole, x_NI = _wait(*_gather(x, slicing)), None
+        whole, x_NI = wait(*_gather(x, slicing)), None
         if slicing.eight_bit is None:
             ctx.save_for_backward(x)
         else:
@@ -176,16 +177,16 @@ class _Columns(Function):
             more, dy_ON = _backward(dy, layer.weight, slicing)
             dx += more
             factors.append(dy_ON)
-        summed = _sum(dx, slicing)
+        summed = start_sum(dx, slicing)
         _run_beside(summed[1], layers[0])
-        x = _wait(*gathered)
+        x = wait(*gathered)
         if not any(ctx.needs_input_grad[2:]):
-            return _wait(*summed), None, *(None for _ in layers)
+            return wait(*summed), None, *(None for _ in layers)
         if slicing.eight_bit and slicing.sequence_parallel:
             x = slicing.eight_bit.transpose(x.view(FORWARD))
         x_IN = Factor(x.view(FORWARD), *scale) if scale else _matrix(x).t()
         dws = [_weight_gradient(layer, dy_ON, x_IN) for layer, dy_ON in zip(layers, factors, strict=True)]
-        return _wait(*summed), None, *dws
+        return wait(*summed), None, *dws
 
 
 class _Keep(Function):
@@ -222,7 +223,7 @@ class _Row(Function):
         ranks = layer.slicing.degree
         if (number := pieces(layer.slicing, x.shape[0] // ranks, x.numel() // x.shape[-1] // ranks)) > 1:
             return _summed_product(x, weight, layer.slicing, number)
-        return _wait(*_sum(_forward(x_NI, x, weight, layer.slicing), layer.slicing))
+        return wait(*start_sum(_forward(x_NI, x, weight, layer.slicing), layer.slicing))
 
     @staticmethod
     @once_differentiable
@@ -230,7 +231,7 @@ class _Row(Function):
         (x, *scale), layer = ctx.kept[0].saved_tensors, ctx.layer
         gathered = _gather(dy, layer.slicing)
         _run_beside(gathered[1], layer)
-        dx, dy_ON = _backward(_wait(*gathered), layer.weight, layer.slicing)
+        dx, dy_ON = _backward(wait(*gathered), layer.weight, layer.slicing)
         x_IN = Factor(x, *scale) if scale else _matrix(x).t()
         return dx, _weight_gradient(layer, dy_ON, x_IN) if ctx.needs_input_grad[1] else None, None, None
 
@@ -249,7 +250,7 @@ def _gathered_products(x: Tensor, weights: Sequence[Tensor], slicing: Slicing, n
     gathered = _gather(x.chunk(number)[0], slicing)
     for place, following in enumerate((*x.chunk(number)[1:], None)):
         piece, gathered = gathered, (x, None) if following is None else _gather(following, slicing)
-        x_RNI = _wait(*piece).view(slicing.degree, -1, x.shape[-1])
+        x_RNI = wait(*piece).view(slicing.degree, -1, x.shape[-1])
         for y, weight in zip(ys, weights, strict=True):
             _multiply(x_RNI, weight, _by_rank(y, slicing, number)[place])
     return tuple(ys)
@@ -326,23 +327,11 @@ def _weight_product(dy_ON: Tensor | Factor, x_IN: Tensor | Factor, dtype: torch.
 
 def _gather(local: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
     """Under sequence parallelism the whole sequence, valid once the work is done; else ``local`` itself."""
-    if not slicing.sequence_parallel:
-        return local, None
-    full = local.new_empty(local.shape[0] * slicing.degree, *local.shape[1:])
-    return full, distributed.all_gather_into_tensor(full, local.contiguous(), group=slicing.group, async_op=True)
+    return start_all_gather(local, slicing.group) if slicing.sequence_parallel else (local, None)
 
 
-def _sum(partial: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
+def start_sum(partial: Tensor, slicing: Slicing) -> tuple[Tensor, Work | None]:
     """The sum over the ranks, valid once the work is done; under sequence parallelism only this rank's part of it."""
-    if slicing.degree == 1:
-        return partial, None
-    if not slicing.sequence_parallel:
-        return partial, distributed.all_reduce(partial, group=slicing.group, async_op=True)
-    local = partial.new_empty(partial.shape[0] // slicing.degree, *partial.shape[1:])
-    return local, distributed.reduce_scatter_tensor(local, partial, group=slicing.group, async_op=True)
-
-
-def _wait(result: Tensor, work: Work | None) -> Tensor:
-    if work:
-        wait_for(work)
-    return result
+    if slicing.sequence_parallel:
+        return start_reduce_scatter(partial, slicing.group)
+    return partial, None if slicing.degree == 1 else distributed.all_reduce(partial, group=slicing.group, async_op=True)

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from mtnlg_parallel.waiting import wait_for
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
 
 def gather(local: Tensor, group: ProcessGroup) -> Tensor:
@@ -45,22 +45,22 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (autograd's context)
         ctx.group = group
-        return _all_gather(local, group)
+        return wait(*start_all_gather(local, group))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
-        return _reduce_scatter(gradient, ctx.group), None
+        return wait(*start_reduce_scatter(gradient, ctx.group)), None
 
 
 class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401  (as above)
         ctx.group = group
-        return _reduce_scatter(partial, group)
+        return wait(*start_reduce_scatter(partial, group))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
-        return _all_gather(gradient, ctx.group), None
+        return wait(*start_all_gather(gradient, ctx.group)), None
 
 
 class _Sum(Function):
@@ -80,13 +80,19 @@ def _all_reduce(partial: Tensor, group: ProcessGroup) -> Tensor:
     return partial
 
 
-def _all_gather(local: Tensor, group: ProcessGroup) -> Tensor:
+def start_all_gather(local: Tensor, group: ProcessGroup) -> tuple[Tensor, Work]:
+    """Start to gather each rank's part, [S/tp, …] → [S, …], valid once the work is done."""
     full = local.new_empty(local.shape[0] * group.size(), *local.shape[1:])
-    wait_for(distributed.all_gather_into_tensor(full, local.contiguous(), group=group, async_op=True))
-    return full
+    return full, distributed.all_gather_into_tensor(full, local.contiguous(), group=group, async_op=True)
 
 
-def _reduce_scatter(partial: Tensor, group: ProcessGroup) -> Tensor:
+def start_reduce_scatter(partial: Tensor, group: ProcessGroup) -> tuple[Tensor, Work]:
+    """Start to sum over the ranks, [S, …] → this rank's part [S/tp, …], valid once the work is done."""
     local = partial.new_empty(partial.shape[0] // group.size(), *partial.shape[1:])
-    wait_for(distributed.reduce_scatter_tensor(local, partial.contiguous(), group=group, async_op=True))
-    return local
+    return local, distributed.reduce_scatter_tensor(local, partial.contiguous(), group=group, async_op=True)
+
+
+def wait(result: Tensor, work: Work | None) -> Tensor:
+    """The result of a collective, once its ``work`` is done."""
+    wait_for(work)
+    return result
