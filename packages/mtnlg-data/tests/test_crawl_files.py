@@ -266,6 +266,15 @@ def test_a_record_that_only_fastwarc_takes_hides_no_other(tmp_path: Path, length
     assert [drop.reason for drop in dropped] == ["bad_length"]
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_file_cut_within_a_header_loses_that_record_alone(tmp_path: Path, compressed: bool) -> None:
+    whole = [corpus.record(b"<p>%d" % number) for number in range(3)]
+    content = whole[0] + whole[1] + whole[2][:20]
+    pages, dropped = read(crawl(tmp_path / "c.warc", [content], compressed=compressed))
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1"]
+    assert [drop.where.rpartition(" ")[2] for drop in dropped] == ["0" if compressed else f"{len(whole[0] + whole[1])}"]
+
+
 @pytest.mark.parametrize(
     "start", [b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: 9000000\r\n\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"]
 )

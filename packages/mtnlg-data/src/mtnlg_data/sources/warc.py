@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 GZIP_MAGIC = b"\x1f\x8b\x08"
 #: Line of a record of ARC: URL, which may have spaces, IP address, date, type, which may be missing, length.
 ARC_LINE = rb"([^\r\n]*) (\S+) (\d{12,14}) [^\r\n]{0,99} (\d{1,15})\r?\n"
+HEADER_START = re.compile(rb"WARC/[01]\.|" + ARC_LINE)
 RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.|\nhttps?:" + ARC_LINE)
 #: Header of a record: the lines of WARC behind its version, or that line.
 HEADER = re.compile(rb"WARC/[01]\.(.*?\n)\r?\n|" + ARC_LINE, re.DOTALL)
@@ -194,7 +195,7 @@ def _records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[CrawlRecord 
             return
         file.seek(defect.end)
         following = file.read(MAX_HEADER_BYTES).lstrip(LINE_ENDS)
-        is_end_right = 0 < defect.end <= size and (not following or HEADER.match(following))
+        is_end_right = 0 < defect.end <= size and (not following or HEADER_START.match(following))
         start = defect.end if is_end_right else _find_start(file, defect.offset + 1)
         if not reported:  # a false start found by the search is still the same broken record
             ends_file = start is None and (defect.reason != "too_large" or not source.member)
@@ -225,7 +226,7 @@ def _read_source(source: _Source, max_bytes: int) -> Iterator[CrawlRecord | Defe
 
 def _is_at_record(source: _Source) -> bool:
     """Whether a record, or the end of the source, follows the line ends."""
-    return not source.skip_line_ends() or HEADER.match(source.fill(MAX_HEADER_BYTES)) is not None
+    return not source.skip_line_ends() or HEADER_START.match(source.fill(MAX_HEADER_BYTES)) is not None
 
 
 def _read_record(source: _Source, max_bytes: int) -> CrawlRecord | Defect:
