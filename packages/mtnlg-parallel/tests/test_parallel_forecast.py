@@ -52,3 +52,7 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     line = r"needs .* on each rank's share of 2 cores, .*of its 0\.1 GB a run may use .*train\.shard = \"parameters\""
     with pytest.raises(UsageFailure, match=line):
         forecast(recipe_of({"dp": 64}, batch=64), None, force=False, device="cpu")
+    for settings in ({"shard": "parameters"}, {"engine": "deepspeed"}):  # which cannot follow that advice
+        with pytest.raises(UsageFailure) as refused:
+            forecast(recipe_of({"dp": 64}, batch=64, **settings), None, force=False, device="cpu")
+        assert "train.shard" not in str(refused.value)

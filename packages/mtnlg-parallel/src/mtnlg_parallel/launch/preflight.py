@@ -56,7 +56,9 @@ def forecast(
     stage_memory = memory(run)
     reason = memory_error(stage_memory, target)
     if reason and not force:
-        remedy = 'a larger tp or pp, a smaller train.micro_batch, at pp = 1 train.shard = "parameters"'
+        remedy = "a larger tp or pp, a smaller train.micro_batch"
+        shards_no_more = train.shard == "parameters" or train.engine == "deepspeed"
+        remedy += "" if shards_no_more else ', at pp = 1 train.shard = "parameters"'
         remedy += "" if train.recompute == "full" else ', train.recompute = "full"'
         raise UsageFailure(f"layout {recipe.layout} cannot fit: {reason}; use {remedy}, or --force to try anyway")
     is_unknown = on_gpus and not (cluster or cluster_with(target.gpu.name))
