@@ -128,6 +128,12 @@ def test_checkpoints_make_curves_and_table_shows_newest(made: ModuleType, run: P
     assert len(described) == len(["boolq by shots", "boolq by tokens", "wic by tokens"]) + len(SMALL) + len(["loss"])
 
 
+def test_page_of_the_curation_is_linked_if_it_exists(run: Path) -> None:
+    assert '<a href="data/report.html">' in write_report(run, show=False).read_text(encoding="utf-8")
+    (run / "data/report.html").unlink()
+    assert 'href="data/' not in write_report(run, show=False).read_text(encoding="utf-8")
+
+
 def test_epochs_are_weighted_tokens_over_training_tokens(made: ModuleType, complete_run: Path) -> None:
     results = json.loads((complete_run / "results.json").read_text(encoding="utf-8"))
     code = next(source for source in results["data"]["blend"] if source["name"] == "code")

@@ -163,3 +163,9 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
     (run / "train" / "recipe.toml").write_text("[model\n")
     with pytest.raises(Failure, match=r"recipe\.toml: "):
         write_report(run)
+
+
+def test_few_and_equal_numeric_shots_share_a_table(made: ModuleType, run: Path) -> None:
+    """WiC's few is 32 examples: both are scored, with different results."""
+    made.write_results(run, [made.result("wic", "32", 4.357, "10" * 7)])
+    assert "accuracy against" in write_report(run).read_text(encoding="utf-8")
