@@ -20,17 +20,16 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import command_line
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 import zstandard
-from command_line import command
 from fsspec.implementations.memory import MemoryFileSystem
 from small_corpus import member, page, record
 
-from mtnlg_data.console import error_line, error_status
-from mtnlg_data.document import read_documents
+from mtnlg_data import read_documents
 from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -85,12 +84,12 @@ class RemoteCase(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A kind of bad input: its file's name, what makes it (bytes, or a function of its path), documents in it."""
+    """A kind of bad input: what makes the file (bytes, or a function of its path), its name, documents in it."""
 
     kind: str
-    name: str
     content: bytes | Callable[[Path], object]
-    documents: int
+    name: str = "a.jsonl"
+    documents: int = 40
 
 
 def in_parts(compress: Callable[[bytes], bytes], rows: list[bytes] = ROWS) -> bytes:
@@ -154,91 +153,86 @@ def some(row: bytes, count: int = 1) -> bytes:
 
 
 CASES = [
-    Case("gzip cut in its last part", "a.jsonl.gz", in_parts(stored)[:-1000], 40),
-    Case("zstd cut in its last part", "a.jsonl.zst", in_parts(zstandard.compress)[:-100], 40),
-    Case("xz cut in its last part", "a.jsonl.xz", in_parts(lzma.compress)[:-100], 40),
-    Case("bzip2 cut in its last part", "a.jsonl.bz2", in_parts(bz2.compress)[:-100], 40),
-    Case("lz4 cut in its last part", "a.jsonl.lz4", in_parts(in_lz4)[:-100], 40),
-    Case("gzip with noise after its last part", "a.jsonl.gz", in_parts(stored) + b"noise", 40),
-    Case("gzip with zeros after its last part (tape, block devices)", "a.jsonl.gz", in_parts(stored) + bytes(512), 40),
-    Case("plain text named .gz", "a.jsonl.gz", LINES, 40),
-    Case("plain text named .zst", "a.jsonl.zst", LINES, 40),
-    Case("zstd with a window of 2 GiB (zstd --long=31)", "a.jsonl.zst", long_window(LINES), 40),
-    Case("gzip named .jsonl", "a.jsonl", stored(LINES), 40),
-    Case("lz4 named .jsonl", "a.jsonl", in_lz4(LINES), 40),
-    Case("zip named .jsonl", "a.jsonl", zipped(LINES), 40),
-    Case("byte order mark", "a.jsonl", b"\xef\xbb\xbf" + LINES, 40),
-    Case("suffix in upper case", "a.JSONL", LINES, 40),
+    Case("gzip cut in its last part", in_parts(stored)[:-1000], "a.jsonl.gz"),
+    Case("zstd cut in its last part", in_parts(zstandard.compress)[:-100], "a.jsonl.zst"),
+    Case("xz cut in its last part", in_parts(lzma.compress)[:-100], "a.jsonl.xz"),
+    Case("bzip2 cut in its last part", in_parts(bz2.compress)[:-100], "a.jsonl.bz2"),
+    Case("lz4 cut in its last part", in_parts(in_lz4)[:-100], "a.jsonl.lz4"),
+    Case("gzip with noise after its last part", in_parts(stored) + b"noise", "a.jsonl.gz"),
+    Case("gzip with zeros after its last part (tape, block devices)", in_parts(stored) + bytes(512), "a.jsonl.gz"),
+    Case("plain text named .gz", LINES, "a.jsonl.gz"),
+    Case("plain text named .zst", LINES, "a.jsonl.zst"),
+    Case("zstd with a window of 2 GiB (zstd --long=31)", long_window(LINES), "a.jsonl.zst"),
+    Case("gzip named .jsonl", stored(LINES)),
+    Case("lz4 named .jsonl", in_lz4(LINES)),
+    Case("zip named .jsonl", zipped(LINES)),
+    Case("byte order mark", b"\xef\xbb\xbf" + LINES),
+    Case("suffix in upper case", LINES, "a.JSONL"),
+    Case("NaN beside an integer of 30 digits", LINES.replace(b'{"', b'{"x": NaN, "y": 1' + b"0" * 29 + b', "')),
+    Case("NaN and Infinity beside the text", LINES.replace(b'{"', b'{"x": NaN, "y": -Infinity, "')),
+    Case("CRLF", LINES.replace(b"\n", b"\r\n")),
+    Case("empty lines", LINES.replace(b"\n", b"\n\n \n")),
+    Case("UTF-16", LINES.decode().encode("utf-16")),
+    Case("Latin-1 in one line of 41", some('{"text": "café"}\n'.encode("latin-1")), documents=41),
+    Case("half a surrogate pair in one line of 41", some(b'{"text": "\\ud83d"}\n'), documents=41),
+    Case("NUL in the text", some(b'{"text": "a\\u0000b"}\n'), documents=41),
+    Case("no line end at the end", LINES.rstrip(b"\n")),
+    Case("last line cut", LINES[:-50]),
+    Case("one line of 41 no JSON", some(b"no JSON\n"), documents=41),
+    Case("one line of 41 nested 100,000 deep", some(b"[" * 100_000 + b"\n"), documents=41),
+    Case("one line of 41 with 17 MB", some(b'{"text": "' + b"a" * 17_000_000 + b'"}\n'), documents=41),
+    Case("text null, missing, a number", some(b'{"text": null}\n{"body": "x"}\n{"text": 1}\n'), documents=43),
+    Case("text empty", some(b'{"text": ""}\n'), documents=41),
+    Case("one JSON list instead of lines", json.dumps([json.loads(row) for row in ROWS]).encode(), "a.json"),
+    Case("JSON over several lines", json.dumps({"text": "one"}, indent=1).encode(), "a.json", 1),
+    Case("empty file", b"", documents=0),
+    Case("empty gzip", stored(b""), "a.jsonl.gz", 0),
+    Case("only line ends", b"\n\n\n", documents=0),
+    Case("file name that is not UTF-8", LINES, "a\udce9.jsonl"),
+    Case("folder named .jsonl", write_below),
+    Case("pipe named .jsonl", os.mkfifo, documents=0),
+    Case("link to nowhere", lambda path: path.symlink_to("nowhere"), documents=0),
+    Case("link to itself", lambda path: path.symlink_to(path.name), documents=0),
+    Case("Parquet cut", in_parquet(list(TEXTS))[:-100], "a.parquet"),
+    Case("Parquet with its first bytes overwritten", bytes(64) + in_parquet(list(TEXTS))[64:], "a.parquet"),
+    Case("Parquet without the column", in_parquet(list(TEXTS), "body"), "a.parquet"),
+    Case("Parquet with numbers in the column", in_parquet([1, 2], kind=pa.int64()), "a.parquet", 2),
+    Case("Parquet with one null in 41", in_parquet([*TEXTS, None]), "a.parquet", 41),
+    Case("Parquet without rows", in_parquet([]), "a.parquet", 0),
+    Case("JSON lines named .parquet", LINES, "a.parquet"),
+    Case("JSON lines named .warc.gz", stored(LINES), "a.warc.gz"),
+    Case("WARC cut in its last page", b"".join(WARC)[:-30], "a.warc.gz", 5),
     Case(
-        "NaN beside an integer of 30 digits",
-        "a.jsonl",
-        LINES.replace(b'{"', b'{"x": NaN, "y": 1' + b"0" * 29 + b', "'),
-        40,
+        "WARC with a page's bytes overwritten", WARC[0] + bytes(50) + WARC[1][50:] + b"".join(WARC[2:]), "a.warc.gz", 5
     ),
-    Case("NaN and Infinity beside the text", "a.jsonl", LINES.replace(b'{"', b'{"x": NaN, "y": -Infinity, "'), 40),
-    Case("CRLF", "a.jsonl", LINES.replace(b"\n", b"\r\n"), 40),
-    Case("empty lines", "a.jsonl", LINES.replace(b"\n", b"\n\n \n"), 40),
-    Case("UTF-16", "a.jsonl", LINES.decode().encode("utf-16"), 40),
-    Case("Latin-1 in one line of 41", "a.jsonl", some('{"text": "café"}\n'.encode("latin-1")), 41),
-    Case("half a surrogate pair in one line of 41", "a.jsonl", some(b'{"text": "\\ud83d"}\n'), 41),
-    Case("NUL in the text", "a.jsonl", some(b'{"text": "a\\u0000b"}\n'), 41),
-    Case("no line end at the end", "a.jsonl", LINES.rstrip(b"\n"), 40),
-    Case("last line cut", "a.jsonl", LINES[:-50], 40),
-    Case("one line of 41 no JSON", "a.jsonl", some(b"no JSON\n"), 41),
-    Case("one line of 41 nested 100,000 deep", "a.jsonl", some(b"[" * 100_000 + b"\n"), 41),
-    Case("one line of 41 with 17 MB", "a.jsonl", some(b'{"text": "' + b"a" * 17_000_000 + b'"}\n'), 41),
-    Case("text null, missing, a number", "a.jsonl", some(b'{"text": null}\n{"body": "x"}\n{"text": 1}\n'), 43),
-    Case("text empty", "a.jsonl", some(b'{"text": ""}\n'), 41),
-    Case("one JSON list instead of lines", "a.json", json.dumps([json.loads(row) for row in ROWS]).encode(), 40),
-    Case("JSON over several lines", "a.json", json.dumps({"text": "one"}, indent=1).encode(), 1),
-    Case("empty file", "a.jsonl", b"", 0),
-    Case("empty gzip", "a.jsonl.gz", stored(b""), 0),
-    Case("only line ends", "a.jsonl", b"\n\n\n", 0),
-    Case("file name that is not UTF-8", "a\udce9.jsonl", LINES, 40),
-    Case("folder named .jsonl", "a.jsonl", write_below, 40),
-    Case("pipe named .jsonl", "a.jsonl", os.mkfifo, 0),
-    Case("link to nowhere", "a.jsonl", lambda path: path.symlink_to("nowhere"), 0),
-    Case("link to itself", "a.jsonl", lambda path: path.symlink_to(path.name), 0),
-    Case("Parquet cut", "a.parquet", in_parquet(list(TEXTS))[:-100], 40),
-    Case("Parquet with its first bytes overwritten", "a.parquet", bytes(64) + in_parquet(list(TEXTS))[64:], 40),
-    Case("Parquet without the column", "a.parquet", in_parquet(list(TEXTS), "body"), 40),
-    Case("Parquet with numbers in the column", "a.parquet", in_parquet([1, 2], kind=pa.int64()), 2),
-    Case("Parquet with one null in 41", "a.parquet", in_parquet([*TEXTS, None]), 41),
-    Case("Parquet without rows", "a.parquet", in_parquet([]), 0),
-    Case("JSON lines named .parquet", "a.parquet", LINES, 40),
-    Case("JSON lines named .warc.gz", "a.warc.gz", stored(LINES), 40),
-    Case("WARC cut in its last page", "a.warc.gz", b"".join(WARC)[:-30], 5),
-    Case(
-        "WARC with a page's bytes overwritten", "a.warc.gz", WARC[0] + bytes(50) + WARC[1][50:] + b"".join(WARC[2:]), 5
-    ),
-    Case("WARC with noise between pages", "a.warc.gz", WARC[0] + b"noise" + b"".join(WARC[1:]), 5),
-    Case("WARC record that claims 1 GB", "a.warc", CLAIM % 10**9 + b"HTTP/1.1 200 OK\r\n\r\n<p>", 1),
-    Case("WARC record that claims a negative length", "a.warc", CLAIM % -5 + b"<p>\r\n\r\n", 1),
-    Case("WARC response without HTTP headers", "a.warc", CLAIM % 3 + b"<p>\r\n\r\n", 1),
-    Case("HTTP headers whose lines end in LF", "a.warc", record(HTML, http=OF_HTML.replace("\r", "")) * 5, 5),
-    Case("WARC headers whose lines end in LF", "a.warc", (RESOURCE.replace(b"\r", b"") % (len(HTML), HTML)) * 5, 5),
-    Case("HTTP header of 70 kB", "a.warc", record(HTML, http=f"{OF_HTML}\r\nA: {'a' * 70_000}"), 1),
-    Case("HTTP response without Content-Type", "a.warc", record(HTML, http="HTTP/1.1 200 OK"), 1),
-    Case("chunks with extensions", "a.warc", record(b"%x;a=b\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML), http=CHUNKED), 1),
-    Case("chunks that the crawler has joined, with their header", "a.warc", record(HTML, http=CHUNKED), 1),
-    Case("chunks of a wrong size", "a.warc", record(b"3\r\n%s\r\n0\r\n\r\n" % HTML, http=CHUNKED), 1),
+    Case("WARC with noise between pages", WARC[0] + b"noise" + b"".join(WARC[1:]), "a.warc.gz", 5),
+    Case("WARC record that claims 1 GB", CLAIM % 10**9 + b"HTTP/1.1 200 OK\r\n\r\n<p>", "a.warc", 1),
+    Case("WARC record that claims a negative length", CLAIM % -5 + b"<p>\r\n\r\n", "a.warc", 1),
+    Case("WARC response without HTTP headers", CLAIM % 3 + b"<p>\r\n\r\n", "a.warc", 1),
+    Case("HTTP headers whose lines end in LF", record(HTML, http=OF_HTML.replace("\r", "")) * 5, "a.warc", 5),
+    Case("WARC headers whose lines end in LF", (RESOURCE.replace(b"\r", b"") % (len(HTML), HTML)) * 5, "a.warc", 5),
+    Case("HTTP header of 70 kB", record(HTML, http=f"{OF_HTML}\r\nA: {'a' * 70_000}"), "a.warc", 1),
+    Case("HTTP response without Content-Type", record(HTML, http="HTTP/1.1 200 OK"), "a.warc", 1),
+    Case("chunks with extensions", record(b"%x;a=b\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML), http=CHUNKED), "a.warc", 1),
+    Case("chunks that the crawler has joined, with their header", record(HTML, http=CHUNKED), "a.warc", 1),
+    Case("chunks of a wrong size", record(b"3\r\n%s\r\n0\r\n\r\n" % HTML, http=CHUNKED), "a.warc", 1),
     Case(
         "page in two members of gzip",
-        "a.warc",
         record(stored(HTML[:40]) + stored(HTML[40:]), http=f"{OF_HTML}\r\nContent-Encoding: gzip"),
+        "a.warc",
         1,
     ),
-    Case("WARC resource records (warcit)", "a.warc", (RESOURCE % (len(HTML), HTML)) * 5, 5),
-    Case("WARC revisit record", "a.warc", record(b"", kind="revisit"), 1),
-    Case("UTF-8 page with bytes of Windows-1252", "a.warc", record(HTML.replace(b"what", b"what\xc3\xa9\x92", 1)), 1),
-    Case("WAT (metadata of pages) named .warc.gz", "a.warc.gz", member(WAT) * 3, 3),
-    Case("web page named .warc.gz", "a.warc.gz", b"<!doctype html><p>A page.", 1),
-    Case("tar cut in its midst", "a.tar", in_tar()[:30_000], 40),
-    Case("tar with a header overwritten", "a.tar", in_tar()[:20_480] + bytes(100) + in_tar()[20_580:], 40),
-    Case("CSV cut in its last row", "a.csv", in_csv()[:-10], 40),
-    Case("CSV with one row of 41 of another length", "a.csv", in_csv().replace(b"20,", b"20,20,20\n20,"), 41),
-    Case("text in Latin-1", "a.txt", "café".encode("latin-1"), 1),
-    Case("only a file of an unknown suffix", "a.doc", b"one", 1),
+    Case("WARC resource records (warcit)", (RESOURCE % (len(HTML), HTML)) * 5, "a.warc", 5),
+    Case("WARC revisit record", record(b"", kind="revisit"), "a.warc", 1),
+    Case("UTF-8 page with bytes of Windows-1252", record(HTML.replace(b"what", b"what\xc3\xa9\x92", 1)), "a.warc", 1),
+    Case("WAT (metadata of pages) named .warc.gz", member(WAT) * 3, "a.warc.gz", 3),
+    Case("web page named .warc.gz", b"<!doctype html><p>A page.", "a.warc.gz", 1),
+    Case("tar cut in its midst", in_tar()[:30_000], "a.tar"),
+    Case("tar with a header overwritten", in_tar()[:20_480] + bytes(100) + in_tar()[20_580:], "a.tar"),
+    Case("CSV cut in its last row", in_csv()[:-10], "a.csv"),
+    Case("CSV with one row of 41 of another length", in_csv().replace(b"20,", b"20,20,20\n20,"), "a.csv", 41),
+    Case("text in Latin-1", "café".encode("latin-1"), "a.txt", 1),
+    Case("only a file of an unknown suffix", b"one", "a.doc", 1),
 ]
 
 
@@ -322,18 +316,14 @@ def outcome(case: Case, folder: Path) -> Outcome:
 
 
 def _extract(place: str, out: Path, folder: Path) -> Outcome:
-    result = command("extract", place, "--out", out, "--workers", "1")
-    error = result.exception if isinstance(result.exception, Exception) else None
+    status, said = command_line.outcome("extract", place, "--out", out)
     shards = [
         shard for shard in out.glob("*.parquet") if (out / "stage.json").exists() and shard.name.startswith("doc")
     ]
     kept = sum(batch.num_rows for shard in shards for batch in read_documents(shard, ["id"]))
     summary = json.loads((out / "summary.json").read_text())["stages"][0] if (out / "summary.json").exists() else {}
     counts = summary.get("sources", {}).get("documents", {})
-    line = (
-        "" if error is None else error_line(error).partition("; everything else is done")[0].replace(f"{folder}/", "")
-    )
-    status = 0 if error is None else error_status(error)
+    line = said.partition("; everything else is done")[0].replace(f"{folder}/", "") if status else ""
     return Outcome(status, kept, counts.get("dropped", {}), line)
 
 

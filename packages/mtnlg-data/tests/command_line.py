@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
 
+#: Commands that process documents, with one worker unless a test says otherwise: this process.
+STEPS = {"run", "step", "extract", "filter", "score", "clean", "dedup", "exact", "decontaminate", "tokenize"}
+
+
 def command(*words: object, **options: Any) -> Result:  # noqa: ANN401  (click's)
-    return CliRunner().invoke(app, [*map(str, words)], **options)
+    given = [*map(str, words)]
+    if STEPS & {*given[:2]} and "--out" in given and "--workers" not in given:
+        given += ["--workers", "1"]
+    return CliRunner().invoke(app, given, **options)
 
 
 def invoke(*words: object) -> str:

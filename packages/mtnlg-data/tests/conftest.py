@@ -13,9 +13,7 @@ import fsspec
 import pytest
 from hypothesis import settings
 
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
+from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.transfer.urls import MAX_ATTEMPTS
 
 if TYPE_CHECKING:

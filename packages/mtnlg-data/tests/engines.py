@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mtnlg_data.engine import Local
+from mtnlg_data import Local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
 
+from mtnlg_data import Local, curate, load_recipe, run_step
 from mtnlg_data.document import read_documents, shard_name, write_documents
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
+from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from mtnlg_data.schema import Document
-    from mtnlg_data.sources import SourceFile
-    from mtnlg_data.step import Step
+    from mtnlg_data import Document, Step
     from mtnlg_data.summary import Summary
 
 
@@ -43,6 +41,22 @@ def read_rows(*shards: Path) -> list[dict[str, Any]]:
 def stored_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of Parquet files, as they stand there."""
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def read_source(
+    path: Path,
+    kind: str,
+    largest: int = 1 << 24,
+    **options: Any,  # noqa: ANN401  (keys of a reader)
+) -> tuple[list[Record], list[Dropped]]:
+    """The records of a file, and what is dropped of it."""
+    items = list(read_records(SourceFile("s", path, path.name, kind, options), largest))
+    return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
+
+
+def curate_here(recipe: Path, out: Path, *overrides: str, keep: Literal["all", "last"] = "all") -> Any:  # noqa: ANN401  (JSON)
+    """Run a recipe in this process; its summary."""
+    return curate(load_recipe(recipe, overrides), out, Local(1), keep=keep)
 
 
 def run_here(step: Step[Any, Any], inputs: Sequence[Path | SourceFile], out: Path) -> Summary:

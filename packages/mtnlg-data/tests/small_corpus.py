@@ -92,10 +92,11 @@ def member(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-def write_jsonl(path: Path, rows: Iterable[object]) -> None:
+def write_jsonl(path: Path, rows: Iterable[object]) -> Path:
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
+    return path
 
 
 def write_texts(path: Path, texts: list[str]) -> None:

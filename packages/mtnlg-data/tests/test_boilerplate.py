@@ -11,13 +11,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from lxml.etree import ParserError
+from shards import read_source
 
+from mtnlg_data import decode_html
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
-from mtnlg_data.extract.charset import decode_html
 from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.html_tags import IS_HEADING
 from mtnlg_data.extract.paragraphs import LINKED, MARKED, MAX_DEPTH, read_page
-from mtnlg_data.sources import Record, SourceFile, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,8 +75,8 @@ def articles(samples: Path) -> list[str]:
 
 
 def crawled_pages(samples: Path) -> list[str]:
-    files = [SourceFile("web", path, path.name, "warc") for path in sorted(samples.glob("web/**/*.warc*"))]
-    records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
+    files = sorted(samples.glob("web/**/*.warc*"))
+    records = [record for path in files for record in read_source(path, "warc")[0]]
     return [decode_html(record.content, record.charset) for record in records if isinstance(record.content, bytes)]
 
 

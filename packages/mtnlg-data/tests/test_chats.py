@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from tokenizers import Tokenizer
 
-from mtnlg_data import Extract, Local, SourceFile, Tokenize, run_step
+from mtnlg_data import Extract, Local, SourceFile, Tokenize, TokenStore, run_step
 from mtnlg_data.console import Failure
 from mtnlg_data.sandbox import MARKS
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.stream import BlendedStream, DocumentStream, open_stream
 from mtnlg_data.tokens.chat import ChatEncoder, UnusableChat, read_chat
-from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def tokenize(
 ) -> tuple[Path, Summary]:
     """Rows of JSON lines, or a table, extracted and tokenized as a source of chats: tokens, and the step's summary."""
     folder.mkdir(exist_ok=True)
-    path = rows if isinstance(rows, Path) else folder / "chat.jsonl"
-    if not isinstance(rows, Path):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path = rows if isinstance(rows, Path) else corpus.write_jsonl(folder / "chat.jsonl", rows)
     keys = {"field": "messages", "message": "json", **(options or {})}
     file = SourceFile("chat", path, path.name, path.suffix[1:], keys)
     run_step(Extract(), [file], folder / "documents", Local(1))

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import run_here, write_shard
 
-from mtnlg_data import Clean
+from mtnlg_data import Clean, Document
 from mtnlg_data.extract.language import Language
 from mtnlg_data.mojibake import unbounded_cost_reason
-from mtnlg_data.schema import Document
 from mtnlg_data.sources.corpus import DATASETS
 from mtnlg_data.steps.clean import VARIANTS, CleanSettings, Rule, clean_text
 

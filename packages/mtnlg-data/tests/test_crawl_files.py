@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import tempfile
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ import small_corpus as corpus
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from shards import read_source
 
-from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
 from mtnlg_data.sources.record import Metadata
 from mtnlg_data.sources.response import decode_content
 from mtnlg_data.sources.warc import CHUNK_BYTES
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def read(path: Path, largest: int = 1 << 24) -> tuple[list[Record], list[Dropped]]:
-    items = list(read_records(SourceFile("s", path, path.name, "warc"), largest))
-    return [item for item in items if isinstance(item, Record)], [item for item in items if isinstance(item, Dropped)]
-
+read = partial(read_source, kind="warc")
 
 # --- WARC ------------------------------------------------------------------------------------------------------------
 

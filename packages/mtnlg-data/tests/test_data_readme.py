@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import small_corpus as corpus
-from command_line import invoke
+from typer.testing import CliRunner
+
+from mtnlg_data.cli import app
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"))
@@ -36,6 +38,7 @@ def test_the_commands_of_the_readme_run_on_its_recipe(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     shown = "".join(text for language, text in BLOCKS if language in {"bash", "sh"} and "pip install" not in text)
     for command in shown.splitlines():
-        invoke(*shlex.split(command.removeprefix("mtnlg-data ")))
+        done = CliRunner().invoke(app, shlex.split(command.removeprefix("mtnlg-data ")))
+        assert done.exit_code == 0, done.output
     for tokens in ("tokens", "data/tokens"):
         assert {path.name for path in Path(tokens).glob("*.bin")} == {"books.bin", "crawl.bin"}

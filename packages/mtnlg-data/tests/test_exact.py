@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
+from command_line import invoke
 from engines import Recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_shard
-from typer.testing import CliRunner
 
-from mtnlg_data import exchange
-from mtnlg_data.cli import app
+from mtnlg_data import Local, exchange, run_step
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.engine import Local
 from mtnlg_data.exact.repeats import document_orders
-from mtnlg_data.job import run_step
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind
@@ -177,12 +174,11 @@ def test_changed_minimum_length_reruns_cuts_but_not_the_search(tmp_path: Path) -
 def test_command_needs_kinds_and_reports_cuts(tmp_path: Path) -> None:
     for name in "ab":
         rows = [f"{prose(10 * ord(name) + n)}\n<b>Cookies & more, and all of it on every page</b>" for n in range(5)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    words = ["exact", str(tmp_path / "a.jsonl"), f"b={tmp_path / 'b.jsonl'}", "--out", str(tmp_path / "out")]
-    refused = CliRunner().invoke(app, words)
-    assert isinstance(refused.exception, UsageFailure)
-    assert "--kinds" in str(refused.exception)
-    assert CliRunner().invoke(app, [*words, "--kinds", "lines,substrings"]).exit_code == 0
+        corpus.write_texts(tmp_path / f"{name}.jsonl", rows)
+    words = ["exact", tmp_path / "a.jsonl", f"b={tmp_path / 'b.jsonl'}", "--out", tmp_path / "out"]
+    with pytest.raises(UsageFailure, match="--kinds"):
+        invoke(*words)
+    invoke(*words, "--kinds", "lines,substrings")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Exact duplicates" in page
     assert re.search(r'exact line</th><td class="n">C4</td><td class="n">30</td><td class="n">9</td>', page)

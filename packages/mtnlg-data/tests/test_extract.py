@@ -5,26 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, get_args
 
-import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from shards import read_rows, run_here
 
-from mtnlg_data.engine import Local
-from mtnlg_data.extract.charset import decode_html
+from mtnlg_data import Extract, Record, SourceFile, decode_html
 from mtnlg_data.extract.extractors import Method
 from mtnlg_data.extract.language import detect_language
 from mtnlg_data.extract.text import ExtractSettings, extract_record, is_text
-from mtnlg_data.job import run_step
-from mtnlg_data.sources import Record, SourceFile
-from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from mtnlg_data.engine import Summary
 
 
 # --- language and text -----------------------------------------------------------------------------------------------
@@ -127,12 +121,6 @@ def test_nuls_and_lone_surrogates_do_no_harm() -> None:
 # --- the stage -------------------------------------------------------------------------------------------------------
 
 
-def run(files: list[SourceFile], out: Path) -> tuple[Summary, list[dict[str, str]]]:
-    account = run_step(Extract(ExtractSettings(largest=100_000)), files, out, Local(1))
-    shards = sorted(out.glob("*.parquet"))
-    return account, [row for shard in shards for row in pq.read_table(shard).to_pylist()]
-
-
 def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path) -> None:
     records = [
         corpus.record(corpus.page(corpus.text(1)).encode(), "http://example.org/1"),
@@ -145,7 +133,9 @@ def test_every_page_is_kept_or_counted_with_a_reason(tmp_path: Path) -> None:
         corpus.record(b"<p>lies", length=10_000),
     ]
     (tmp_path / "c.warc.gz").write_bytes(b"".join(map(corpus.member, records)))
-    account, rows = run([SourceFile("crawl", tmp_path / "c.warc.gz", "c.warc.gz", "warc")], tmp_path / "out")
+    file = SourceFile("crawl", tmp_path / "c.warc.gz", "c.warc.gz", "warc")
+    account = run_here(Extract(largest=100_000), [file], tmp_path / "out")
+    rows = read_rows(*sorted((tmp_path / "out").glob("*.parquet")))
     assert [(row["id"], row["url"], row["language"]) for row in rows] == [
         ("crawl/c.warc.gz/0", "http://example.org/1", "en"),
         ("crawl/c.warc.gz/6", "http://example.org/2", "en"),

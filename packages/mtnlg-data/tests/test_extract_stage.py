@@ -9,12 +9,11 @@ import pytest
 import small_corpus as corpus
 from shards import read_rows, run_here, write_shard
 
+from mtnlg_data import Extract, SourceFile
 from mtnlg_data.document import CHARACTERS_PER_GROUP, read_documents, write_documents
 from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.schema import SCHEMA, Document, document_columns
-from mtnlg_data.sources import SourceFile
 from mtnlg_data.sources.rows import read_lines
-from mtnlg_data.steps.extract import Extract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +43,6 @@ def run(files: list[SourceFile], out: Path, settings: ExtractSettings | None = N
     return run_here(Extract(settings or ExtractSettings()), files, out)
 
 
-def texts(path: Path) -> list[dict[str, Any]]:
-    return read_rows(path)
-
-
 def test_pile_file_is_read_once_for_all_sources(pile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_paths = []
 
@@ -64,7 +59,9 @@ def test_pile_file_is_read_once_for_all_sources(pile: Path, tmp_path: Path, monk
         assert account["shards"] == [f"{source}-00000.parquet" for source in sources]
         for source in sources:
             run(feeds(pile, source), tmp_path / source)
-            assert texts(out / f"{source}-00000.parquet") == texts(tmp_path / source / f"{source}-00000.parquet")
+            assert read_rows(out / f"{source}-00000.parquet") == read_rows(
+                tmp_path / source / f"{source}-00000.parquet"
+            )
 
 
 def test_broken_record_of_a_shared_file_counts_for_its_source(pile: Path, tmp_path: Path) -> None:
@@ -81,10 +78,10 @@ def test_full_shard_is_followed_without_loss(pile: Path, tmp_path: Path) -> None
     assert len(cut["shards"]) > len(whole["shards"])
     for source in ("all", "books"):
         parts = [name for name in cut["shards"] if name.startswith(source)]
-        rows = [row for name in parts for row in texts(tmp_path / "cut" / name)]
-        assert rows == texts(tmp_path / "whole" / f"{source}-00000.parquet")
-    sizes = [sum(len(row["text"]) for row in texts(tmp_path / "cut" / name)) for name in cut["shards"]]
-    longest = max(len(row["text"]) for row in texts(tmp_path / "whole" / "all-00000.parquet"))
+        rows = [row for name in parts for row in read_rows(tmp_path / "cut" / name)]
+        assert rows == read_rows(tmp_path / "whole" / f"{source}-00000.parquet")
+    sizes = [sum(len(row["text"]) for row in read_rows(tmp_path / "cut" / name)) for name in cut["shards"]]
+    longest = max(len(row["text"]) for row in read_rows(tmp_path / "whole" / "all-00000.parquet"))
     assert max(sizes) < 2500 + longest
 
 

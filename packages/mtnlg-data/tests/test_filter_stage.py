@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from command_line import command, invoke
 from filter_reference import PROSE
 from test_filters import OWN_RULES
 
+from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 def write_jsonl(path: Path, texts: list[str]) -> None:
     rows = [{"id": f"doc-{n}", "text": text, "url": f"https://site{n}.com/"} for n, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus.write_jsonl(path, rows)
 
 
 def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [f"{PROSE} Mail: a{n}@b.org" for n in range(5)] + ["so\nso\nso\n", PROSE[:50]])
-    options = ["--out", tmp_path / "out", "--workers", 1, "--gopher-fewest-words", 30]
+    options = ["--out", tmp_path / "out", "--gopher-fewest-words", 30]
     invoke("filter", tmp_path / "in.jsonl", "--rules", "gopher_duplicate_lines,gopher_quality,pii_email", *options)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     rules = {entry["rule"]: entry for entry in summary["filters"]}
@@ -59,7 +58,7 @@ def test_the_stage_runs_again_where_a_list_has_changed(tmp_path: Path) -> None:
         ("site2.com", [PROSE, PROSE + PROSE]),
     ):
         (tmp_path / "domains").write_text(blocked)
-        options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out", "--workers", 1]
+        options = ["--rules", "url", "--domain-files", tmp_path / "domains", "--out", tmp_path / "out"]
         invoke("filter", tmp_path / "in.jsonl", *options)
         assert pq.read_table(tmp_path / "out" / "documents-00000.parquet")["text"].to_pylist() == kept
 
@@ -68,7 +67,7 @@ def test_thresholds_are_chosen_after_the_rules_are_measured(tmp_path: Path, monk
     texts = [f"{PROSE} {{ {n} }} Mail: a{n}@b.org\n" * (1 + n % 3) for n in range(40)]
     write_jsonl(tmp_path / "in.jsonl", [*texts, "so\nso\nso\n", PROSE[:50], "---", "Javascript."])
     command = ["filter", tmp_path / "in.jsonl", "--rules", "gopher_repetition,gopher_quality,c4,fineweb,pii_email"]
-    command += ["--workers", 1, "--out"]
+    command.append("--out")
     thresholds = [[], ["--gopher-fewest-words", 90, "--fineweb-line-punctuation", 0.9], ["--gopher-top-3-gram", 0.01]]
     for number, options in enumerate(thresholds):
         invoke(*command, tmp_path / str(number), *options)
@@ -103,7 +102,7 @@ def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.M
     write_jsonl(tmp_path / "in.jsonl", [*texts, "gone\ngone"])
     for size in (1, 1000, 1 << 20):
         monkeypatch.setattr("mtnlg_data.text.arrays.BYTES_AT_A_TIME", size)
-        options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size), "--workers", 1]
+        options = ["--rules", "gopher_duplicate_lines", "--out", tmp_path / str(size)]
         invoke("filter", tmp_path / "in.jsonl", *options)
         assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
 
@@ -116,7 +115,7 @@ def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) 
 
 def test_url_rules_without_a_list_and_missing_lists_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [PROSE])
-    command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out", "--workers", 1]
+    command = ["filter", tmp_path / "in.jsonl", "--rules", "url", "--out", tmp_path / "out"]
     with pytest.raises(Failure, match="url rules without a list; give one"):
         invoke(*command)
     with pytest.raises(Failure, match=r"absent\.gz: no such file; a filter's list has one entry per line"):

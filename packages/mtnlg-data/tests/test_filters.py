@@ -14,12 +14,12 @@ from filter_reference import PROSE
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mtnlg_data import TextBatch
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.filters import c4
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings, check_rules
-from mtnlg_data.text.batch import TextBatch
 from mtnlg_data.text.characters import character_table
 
 if TYPE_CHECKING:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
+from shards import curate_here
 
-from mtnlg_data.engine import Local
+from mtnlg_data import load_recipe
 from mtnlg_data.filters.rules import choose, own_families
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "fineweb"
 
@@ -79,13 +77,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    return curate(load_recipe(folder / "data.toml", overrides), folder / "data", Local(1))
-
-
 def test_fineweb_runs_from_a_warc_file_to_tokens(folder: Path) -> None:
     pytest.importorskip("trafilatura")
-    summary = run(folder)
+    summary = curate_here(folder / "data.toml", folder / "data")
     stages = {stage["name"]: stage for stage in summary["stages"]}
     reasons = {name: stage["sources"]["crawl"]["dropped"] for name, stage in stages.items()}
     assert stages["extract"]["documents_out"] == 29  # all but the German one
@@ -106,7 +100,7 @@ def test_fineweb_runs_from_a_warc_file_to_tokens(folder: Path) -> None:
     assert summary["tokens"]["crawl"]["documents"] == 24
 
     # Without filters the stage takes back what it left, and nothing else changes its place.
-    again = run(folder, "sources.crawl.filters=[]")
+    again = curate_here(folder / "data.toml", folder / "data", "sources.crawl.filters=[]")
     assert [stage["name"] for stage in again["stages"]] == [name for name in stages if name != "filter"]
     assert not [*(folder / "data" / "03-filter").glob("*.parquet")]
 
@@ -116,9 +110,9 @@ def test_unfiltered_sources_pass_unread(tmp_path: Path) -> None:
     corpus.write_jsonl(tmp_path / "b.jsonl", [{"text": f"{prose(n)} mail@town.org"} for n in range(100, 120)])
     sources = [f'[sources.{name}]\nkind = "jsonl"\npaths = ["{name}.jsonl"]\nweight = 0.5\n' for name in "ab"]
     (tmp_path / "data.toml").write_text(f"tokenize.vocabulary = 300\n{''.join(sources)}")
-    run(tmp_path)
+    curate_here(tmp_path / "data.toml", tmp_path / "data")
     assert not (tmp_path / "data" / "03-filter").exists()
-    summary = run(tmp_path, 'sources.b.filters=["pii", "gopher_quality"]')
+    summary = curate_here(tmp_path / "data.toml", tmp_path / "data", 'sources.b.filters=["pii", "gopher_quality"]')
     shards = sorted(path.name for path in (tmp_path / "data" / "03-filter").glob("*.parquet"))
     assert shards == ["b-00000.parquet"]
     (stage,) = [stage for stage in summary["stages"] if stage["name"] == "filter"]

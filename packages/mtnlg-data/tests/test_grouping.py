@@ -11,13 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
-from shards import run_here
+from shards import read_rows, run_here
 
-from mtnlg_data.document import read_documents
+from mtnlg_data import Extract, SourceFile
 from mtnlg_data.extract.grouping import Group, group_files
 from mtnlg_data.extract.text import ExtractSettings
-from mtnlg_data.sources import SourceFile
-from mtnlg_data.steps.extract import Extract
 
 SHARD = 1_000_000_000
 
@@ -77,9 +75,9 @@ def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path) -
         corpus.write_jsonl(tmp_path / "in" / f"{name}.jsonl", [{"text": corpus.text(n)} for n in range(count)])
     files = [SourceFile("own", tmp_path / "in" / f"{name}.jsonl", f"{name}.jsonl", "jsonl") for name in "abc"]
     size = files[2].stats[0]
-    summary = run_here(Extract(ExtractSettings(shard_characters=size // 4)), files, tmp_path / "out")
+    summary = run_here(Extract(shard_characters=size // 4), files, tmp_path / "out")
     assert len(summary["shards"]) == 6
-    rows = [row for name in summary["shards"] for b in read_documents(tmp_path / "out" / name) for row in b.to_pylist()]
+    rows = read_rows(*(tmp_path / "out" / name for name in summary["shards"]))
     assert [row["text"] for row in rows] == [corpus.text(n) for n in [*range(5), *range(5), *range(300)]]
     assert [row["key"] for row in rows[:10]] == [f"own/{name}.jsonl/{n}" for name in "ab" for n in range(5)]
     assert len({row["key"] for row in rows}) == 310
@@ -96,7 +94,7 @@ def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
         files.append(SourceFile("own", tmp_path / f"{name}.parquet", f"{name}.parquet", "parquet"))
-    summary = run_here(Extract(ExtractSettings()), files, tmp_path / "out")
+    summary = run_here(Extract(), files, tmp_path / "out")
     shards = [pq.read_table(tmp_path / "out" / name).drop_columns("mtnlg").to_pydict() for name in summary["shards"]]
     assert shards == [{"text": ["one", "two", "three"], "n": [1, 2, 3]}, {"text": ["four"], "other": ["x"]}]
 

@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from command_line import outcome
+from command_line import invoke, outcome
 from hub import Hub
 from loopback import serving
+from shards import read_source
 
+from mtnlg_data import read_documents
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import read_documents
-from mtnlg_data.sources import Dropped, Record, SourceFile, read_records
+from mtnlg_data.sources import Dropped, Record, read_records
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def saved(folder: Path, rows: dict[str, list[Any]], shards: int = 1) -> Path:
 def test_saved_dataset_is_read_with_its_columns(tmp_path: Path) -> None:
     folder = saved(tmp_path / "rows", ROWS, shards=3)
     (folder / "cache-0123.arrow").write_bytes((folder / "data-00000-of-00003.arrow").read_bytes())  # left by map
-    assert outcome("dedup", f"rows={folder}", "--out", tmp_path / "out", "--workers", 1)[0] == 0
+    invoke("dedup", f"rows={folder}", "--out", tmp_path / "out")
     table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "out").glob("rows-*.parquet")))
     assert table.drop_columns("mtnlg").to_pydict() == ROWS
     assert [own["key"] for own in table["mtnlg"].to_pylist()][:2] == [
@@ -79,35 +80,33 @@ def test_truncated_arrow_is_reported(tmp_path: Path, format_name: str) -> None:
     with writer(tmp_path / "a.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=10)
     whole = (tmp_path / "a.arrow").read_bytes()
-    file = SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow")
-    assert [record.content for record in read_records(file) if isinstance(record, Record)] == ROWS["text"]
+    records, _ = read_source(tmp_path / "a.arrow", "arrow")
+    assert [record.content for record in records] == ROWS["text"]
     for size in range(0, len(whole) - 8, 97):
         (tmp_path / "a.arrow").write_bytes(whole[:size])
-        *read, last = read_records(file) or [None]
-        assert isinstance(last, Dropped), size
-        assert last.ends_file
-        assert [record.content for record in read] == ROWS["text"][: len(read)]  # type: ignore[union-attr]
+        records, (dropped,) = read_source(tmp_path / "a.arrow", "arrow")
+        assert dropped.ends_file
+        assert [record.content for record in records] == ROWS["text"][: len(records)]
 
 
 def test_arrow_without_the_column_and_with_a_null_is_counted(tmp_path: Path) -> None:
-    def read(table: pa.Table, field: str = "text") -> list[Record | Dropped]:
+    def read(table: pa.Table, field: str = "text") -> tuple[list[Record], list[Dropped]]:
         with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as file:
             file.write_table(table)
-        return list(read_records(SourceFile("web", tmp_path / "a.arrow", "a.arrow", "arrow", {"field": field})))
+        return read_source(tmp_path / "a.arrow", "arrow", field=field)
 
-    (item,) = read(pa.table({"body": ["x"]}))
-    assert isinstance(item, Dropped)
-    assert item.what == "no string under 'text' among body but under body: set field (--field) to one"
+    _, (dropped,) = read(pa.table({"body": ["x"]}))
+    assert dropped.what == "no string under 'text' among body but under body: set field (--field) to one"
     (tmp_path / "a.arrow").write_bytes(struct.pack("<i", -5) * 9)
-    status, line = outcome("extract", tmp_path / "a.arrow", "--out", tmp_path / "out", "--workers", 1)
+    status, line = outcome("extract", tmp_path / "a.arrow", "--out", tmp_path / "out")
     assert status == 1
     assert line.startswith(
         "a.arrow: rows from 1 on: Invalid IPC stream: negative continuation token; documents: 1 of 1 "
     )
-    null, sound = read(pa.table({"body": [None, "x"]}), "body")
-    assert (null.reason, sound.content) == ("no_text", "x")  # type: ignore[union-attr]
+    (sound,), (null,) = read(pa.table({"body": [None, "x"]}), "body")
+    assert (null.reason, sound.content) == ("no_text", "x")
     broken = pa.array([b"\xff", b"sound"]).cast(pa.binary()).view(pa.string())
-    assert isinstance(read(pa.table({"text": broken}))[0], Dropped)
+    assert read(pa.table({"text": broken}))[1]
 
 
 @pytest.mark.parametrize("offset", [1000, -5])
@@ -118,35 +117,31 @@ def test_arrow_with_bad_offsets_is_refused(tmp_path: Path, offset: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole.replace(struct.pack("<3i", 0, 1, 6), struct.pack("<3i", 0, offset, 6)))
     assert path.read_bytes() != whole
-    (item,) = read_records(SourceFile("web", path, "a.arrow", "arrow"))
-    assert (item.reason, item.where) == ("unreadable", "a.arrow: rows 1 to 2")  # type: ignore[union-attr]
+    _, (dropped,) = read_source(path, "arrow")
+    assert (dropped.reason, dropped.where) == ("unreadable", "a.arrow: rows 1 to 2")
 
 
 def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) -> None:
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "set"
-    status, line = outcome("export", finished.out, "--out", out)
-    assert status == 0, line
+    invoke("export", finished.out, "--out", out)
     last = finished.out / "05-decontaminate"
     for source in ("books", "crawl"):
         rows = datasets.load_dataset(str(out), source, split="train", cache_dir=str(tmp_path / "cache"))
         shards = sorted(last.glob(f"{source}-*.parquet"))
         wanted = [row for shard in shards for batch in read_documents(shard) for row in batch.to_pylist()]
         assert rows.to_list() == wanted
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
-    assert outcome("export", finished.out, "--out", out)[0] == 0
-    assert {*out.rglob("*.parquet")} == {*before}
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("jsonl", ".jsonl.zst"), ("parquet", ".parquet")])
 def test_an_export_resumes_by_file(tmp_path: Path, finished: Run, kind: str, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"  # which names the format
-    assert outcome("export", finished.out, "--out", out)[0] == 0
+    invoke("export", finished.out, "--out", out)
     whole = {path: (path.read_bytes(), path.stat().st_ino) for path in out.rglob("*") if path.name.endswith(suffix)}
     assert not (out / "README.md").exists()
     gone = min(whole)
     gone.unlink()
-    assert outcome("export", finished.out, "--format", kind, "--out", out)[0] == 0
+    invoke("export", finished.out, "--format", kind, "--out", out)
     assert {path: path.read_bytes() for path in whole} == {path: content for path, (content, _) in whole.items()}
     assert {path.stat().st_ino for path in whole if path != gone} == {whole[path][1] for path in whole if path != gone}
 
@@ -155,8 +150,8 @@ def test_lines_of_an_export_have_all_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({**ROWS, "when": pa.nulls(len(ROWS["text"]), pa.timestamp("s"))}), tmp_path / "a.parquet")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "one", "meta": {"n": [1, None]}, "id": "x"}) + "\n")
     given = [f"{name[0]}={tmp_path / name}" for name in ("a.parquet", "b.jsonl")]
-    assert outcome("extract", *given, "--out", tmp_path / "made", "--workers", 1)[0] == 0
-    assert outcome("export", tmp_path / "made", "--format", "jsonl", "--out", tmp_path / "lines")[0] == 0
+    invoke("extract", *given, "--out", tmp_path / "made")
+    invoke("export", tmp_path / "made", "--format", "jsonl", "--out", tmp_path / "lines")
     shown = []
     for path in sorted((tmp_path / "lines").rglob("*.zst")):
         with zstandard.open(path, "rt") as lines:
@@ -172,7 +167,7 @@ def test_configuration_names_may_look_like_yaml_values(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in (names := ["yes", "1e5", "null", "12", "x #y", "- z", "[0]", "it's", 'q"q', "\N{GRINNING FACE}"]):
         pq.write_table(pa.table({"text": [name]}), tmp_path / "in" / f"{name}.parquet")
-    assert outcome("export", tmp_path / "in", "--out", tmp_path / "set")[0] == 0
+    invoke("export", tmp_path / "in", "--out", tmp_path / "set")
     for name in names:
         rows = datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path / "cache"))
         assert rows.to_list() == [{"text": name}]
@@ -219,20 +214,18 @@ def test_rows_on_the_hub_are_read_as_files_here_are(tmp_path: Path, hub: Hub) ->
     hub.files["data/train/0.parquet"] = (tmp_path / "0.parquet").read_bytes()
     hub.files["data/test/0.parquet"] = b"not wanted"
     hub.files["README.md"] = b"a card"
-    words = ("--out", tmp_path / "out", "--workers", 1)
-    assert outcome("dedup", "rows=hf://datasets/me/rows/data/train/*.parquet", *words)[0] == 0
+    words = ("--out", tmp_path / "out")
+    invoke("dedup", "rows=hf://datasets/me/rows/data/train/*.parquet", *words)
     assert pq.read_table(tmp_path / "out" / "rows-00000.parquet").drop_columns("mtnlg").to_pydict() == ROWS
     hub.wrong = [
         bytes(len(hub.files["data/train/0.parquet"]))
     ]  # another content, as long, of which the SHA-256 is known
-    assert (
-        outcome("dedup", "rows=hf://datasets/me/rows/data/train", "--out", tmp_path / "again", "--workers", 1)[0] == 0
-    )
+    invoke("dedup", "rows=hf://datasets/me/rows/data/train", "--out", tmp_path / "again")
     assert (tmp_path / "again" / "rows-00000.parquet").read_bytes() == (
         tmp_path / "out" / "rows-00000.parquet"
     ).read_bytes()
     assert not hub.wrong
-    status, line = outcome("extract", "hf://datasets/me/none", "--out", tmp_path / "none", "--workers", 1)
+    status, line = outcome("extract", "hf://datasets/me/none", "--out", tmp_path / "none")
     assert (status, line) == (1, "hf://datasets/me/none: no such file, folder or bucket")
 
 

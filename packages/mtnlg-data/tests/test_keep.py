@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines import NoWork
+from shards import curate_here
 
+from mtnlg_data import curate, load_recipe
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local
 from mtnlg_data.engine.stage_folder import listed_shards
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from conftest import Run
-    from mtnlg_data.engine import Summary
 
 
-def run(recipe: Path, out: Path, *overrides: str, keep: Any = "last") -> Summary:  # noqa: ANN401
-    return curate(load_recipe(recipe, overrides), out, Local(1), keep=keep)
+run = partial(curate_here, keep="last")
 
 
 def shards(out: Path) -> set[str]:

@@ -13,13 +13,12 @@ import sentences_without_spaces as sentences
 import small_corpus as corpus
 from shards import read_rows, run_here, write_shard
 
-from mtnlg_data import Clean, Extract, Record, SourceFile, load_recipe
+from mtnlg_data import Clean, Document, Extract, Record, SourceFile, load_recipe
 from mtnlg_data.console import Failure
 from mtnlg_data.document import shard_name
 from mtnlg_data.extract import language
 from mtnlg_data.extract.language import Language, open_identifier
 from mtnlg_data.extract.text import ExtractSettings, extract_record
-from mtnlg_data.schema import Document
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from shards import write_shard
 
-from mtnlg_data import Clean, Decontaminate, Exact, Filter, Local, Quality, Tokenize, document, run_step
+from mtnlg_data import Clean, Decontaminate, Document, Exact, Filter, Local, Quality, Tokenize, document, run_step
 from mtnlg_data.engine.tasks import run_task
-from mtnlg_data.schema import Document
 from mtnlg_data.tokens import stage
 
 if TYPE_CHECKING:

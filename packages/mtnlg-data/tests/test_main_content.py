@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtnlg_data.extract.boilerplate import BoilerplateSettings
+from mtnlg_data import BoilerplateSettings
 from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.main_content import best_expected_f1
 

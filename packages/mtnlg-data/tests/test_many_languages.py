@@ -13,23 +13,23 @@ import small_corpus as corpus
 from shards import run_here, write_shard
 
 from mtnlg_data import (
+    BoilerplateSettings,
     Clean,
     Decontaminate,
     Deduplicate,
+    Document,
     Exact,
     Extract,
     Local,
     Record,
     SourceFile,
     Tokenize,
+    curate,
     load_recipe,
 )
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.language import LENGTH_RATIOS, Language
 from mtnlg_data.extract.text import ExtractSettings, extract_record
-from mtnlg_data.pipeline import curate
-from mtnlg_data.schema import Document
 from mtnlg_data.step import Step, Where
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shards import read_rows, run_here
+import small_corpus as corpus
+from shards import read_rows, read_source, run_here
 
 from mtnlg_data import (
     Clean,
@@ -20,13 +21,11 @@ from mtnlg_data import (
     Deduplicate,
     Extract,
     Quality,
-    Record,
     SourceFile,
 )
 from mtnlg_data.console import Failure
 from mtnlg_data.document import CHARACTERS_PER_GROUP, DocumentFile
 from mtnlg_data.report.inspection import inspect_table
-from mtnlg_data.sources import Dropped, read_records
 from mtnlg_data.sources.record import Metadata
 
 if TYPE_CHECKING:
@@ -50,20 +49,11 @@ def extract(
     """The counts of the one source, and the documents."""
     file = SourceFile("own", path, path.name, kind, {"field": field})
     summary = run_here(Extract(), [file], folder / "documents")
-    return summary["sources"]["own"], rows(folder / "documents" / "own-00000.parquet")
+    return summary["sources"]["own"], read_rows(folder / "documents" / "own-00000.parquet")
 
 
 def cleaned(source: str, *rules: str, **settings: Any) -> Clean:  # noqa: ANN401
     return Clean(sources={source: {"rules": list(rules)}}, **settings)
-
-
-def rows(shard: Path) -> list[dict[str, Any]]:
-    return read_rows(shard)
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def all_types() -> pa.Table:
@@ -102,7 +92,7 @@ def same(stored: pa.Table, given: pa.Table) -> None:
 
 def to_the_end(folder: Path, *rules: str) -> Path:
     """The extracted shard cleaned, deduplicated and decontaminated, which cuts the sixth text in two."""
-    texts = write_lines(folder / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
+    texts = corpus.write_jsonl(folder / "texts.jsonl", [{"task": "t", "id": "0", "text": TEXTS[5][300:420]}])
     shard = folder / "documents" / "own-00000.parquet"
     for name, step in (
         ("clean", cleaned("own", *rules, shortest=1)),
@@ -123,14 +113,14 @@ def test_json_id_and_fields_survive_every_stage(tmp_path: Path) -> None:
         {"id": "again", "text": TEXTS[0]},  # a duplicate of the first
         {"id": "again", "text": TEXTS[5]},
     ]
-    _, documents = extract(tmp_path, write_lines(tmp_path / "d.jsonl", records))
+    _, documents = extract(tmp_path, corpus.write_jsonl(tmp_path / "d.jsonl", records))
     ids = ["a-1", "17", "own/d.jsonl/2", "own/d.jsonl/3", "again", "again"]
     assert [row["id"] for row in documents] == ids
     assert [row["key"] for row in documents] == [f"own/d.jsonl/{n}" for n in range(6)]
     last = to_the_end(tmp_path, "unicode", "short")
     cuts = pq.read_table(last.parent / "cuts" / last.name).to_pylist()
     assert {(cut["document"], cut["key"]) for cut in cuts} == {("again", "own/d.jsonl/5")}
-    left = rows(last)
+    left = read_rows(last)
     whole = [row for row in left if "#" not in row["key"]]
     metadata = {int(row["key"][-1]): row["metadata"] and json.loads(row["metadata"]) for row in whole}
     kept = 0 if 0 in metadata else 4
@@ -158,12 +148,12 @@ def test_parquet_columns_survive_every_stage(tmp_path: Path) -> None:
     removed = [int(row["key"].rpartition("/")[2]) for row in duplicates]
     assert removed == [max(0, 3, key=lambda row: blake2b(f"own/my.parquet/{row}".encode(), digest_size=8).digest())]
     left = [n for n in range(6) if n not in removed]
-    assert [row["language"] for row in rows(unique)] == [languages[n] for n in left]
+    assert [row["language"] for row in read_rows(unique)] == [languages[n] for n in left]
     same(pq.read_table(unique), table.take(left))
     pieces = pq.read_table(last)
     same(pieces.drop_columns("body"), table.take([*left, 5]).drop_columns("body"))  # its last row is cut in two
     assert [text in TEXTS[5] for text in pieces["body"].to_pylist()[-2:]] == [True, True]
-    assert [row["key"] for row in rows(last)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
+    assert [row["key"] for row in read_rows(last)][-2:] == [f"own/my.parquet/5#{n}" for n in (0, 1)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -178,8 +168,7 @@ def test_a_column_that_no_document_can_keep_is_named(tmp_path: Path, names: list
     else:
         with pa.ipc.new_stream(path, table.schema) as stream:
             stream.write_table(table)
-    (dropped,) = read_records(SourceFile("own", path, path.name, kind))
-    assert isinstance(dropped, Dropped)
+    _, (dropped,) = read_source(path, kind)
     assert str(dropped.what).startswith(why)
 
 
@@ -187,9 +176,9 @@ def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> N
     mine = tmp_path / "mine.parquet"
     table = pa.table({"id": [3, None, 3], "text": [TEXTS[0], TEXTS[0], None], "year": [1999, 2000, 2001]})
     pq.write_table(table, mine)
-    names = [(row["id"], row["source"]) for row in rows(mine)]
+    names = [(row["id"], row["source"]) for row in read_rows(mine)]
     assert names == [("3", "mine"), ("mine/mine.parquet/1", "mine"), ("3", "mine")]
-    assert [row["key"] for row in rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
+    assert [row["key"] for row in read_rows(mine)] == [f"mine/mine.parquet/{n}" for n in range(3)]
     summary = run_here(Deduplicate(alarm_share=1.0), [mine], tmp_path / "unique")
     assert summary["sources"]["mine"]["dropped"] == {"duplicate": 1}
     assert pq.read_table(tmp_path / "unique" / mine.name)["year"].to_pylist() in ([1999, 2001], [2000, 2001])
@@ -205,9 +194,11 @@ def test_a_stage_function_takes_any_parquet_file_with_texts(tmp_path: Path) -> N
 
 def test_documents_with_equal_ids_are_drawn_independently(tmp_path: Path) -> None:
     """They have one score too, so with the id in the draw all or none of them would be kept."""
-    path = write_lines(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
+    path = corpus.write_jsonl(tmp_path / "d.jsonl", [{"id": "same", "text": TEXTS[0]} for _ in range(120)])
     extract(tmp_path, path)
-    good = write_lines(tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)])
+    good = corpus.write_jsonl(
+        tmp_path / "g.jsonl", [{"id": "same", "text": sentences(("good", n), 2)} for n in range(40)]
+    )
     run_here(Extract(), [SourceFile("good", good, "g.jsonl", "jsonl")], tmp_path / "good")
     shards = [tmp_path / "documents" / "own-00000.parquet", tmp_path / "good" / "good-00000.parquet"]
     step = Quality(alpha=1.0, sources={"own": {"filtered": True}, "good": {"curated": True}})
@@ -230,14 +221,14 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     }
     header = "WARC/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in warc.items()) + "\r\n"
     (tmp_path / "a.warc").write_bytes(header.encode() + http + b"\r\n\r\n")
-    (record,) = read(tmp_path / "a.warc", "warc")
+    (record,), _ = read_source(tmp_path / "a.warc", "warc")
     kept = {name: warc[name] for name in ("WARC-Record-ID", "WARC-Date", "WARC-IP-Address", "WARC-Payload-Digest")}
     assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {**kept, "Content-Type": "text/html; charset=utf-8"}
     arc = b"filedesc://a 0.0.0.0 20080430204825 text/plain 8\n1 0\nURL\n\n"
     arc += b"http://a/ 192.0.2.1 20080430204826 text/html %d\n" % len(http) + http + b"\n"
     (tmp_path / "a.arc").write_bytes(arc)
-    (record,) = read(tmp_path / "a.arc", "warc")
+    (record,), _ = read_source(tmp_path / "a.arc", "warc")
     assert isinstance(record.metadata, Metadata)
     assert json.loads(str(record.metadata.value)) == {
         "WARC-IP-Address": "192.0.2.1",
@@ -246,13 +237,11 @@ def test_the_headers_of_a_page_are_its_metadata(tmp_path: Path) -> None:
     }
 
 
-def read(path: Path, kind: str) -> list[Record]:
-    return [record for record in read_records(SourceFile("own", path, path.name, kind)) if isinstance(record, Record)]
-
-
 def test_an_integer_of_any_length_keeps_its_digits(tmp_path: Path) -> None:
     big = 123456789012345678901234567890
-    _, (document,) = extract(tmp_path, write_lines(tmp_path / "d.jsonl", [{"id": big, "text": TEXTS[0], "n": -big}]))
+    _, (document,) = extract(
+        tmp_path, corpus.write_jsonl(tmp_path / "d.jsonl", [{"id": big, "text": TEXTS[0], "n": -big}])
+    )
     assert document["id"] == str(big)
     assert json.loads(document["metadata"]) == {"id": big, "n": -big}
 
@@ -283,7 +272,7 @@ def test_parquet_row_over_the_bound_loses_other_columns(tmp_path: Path, nested: 
 def test_metadata_counts_for_the_size_of_a_row_group(tmp_path: Path) -> None:
     size = CHARACTERS_PER_GROUP // 4
     records = [{"text": "a", "m": "x" * size} for _ in range(10)]
-    extract(tmp_path, write_lines(tmp_path / "d.jsonl", records))
+    extract(tmp_path, corpus.write_jsonl(tmp_path / "d.jsonl", records))
     table = pa.table({"text": ["a"] * 10, "m": ["x" * size] * 10})
     pq.write_table(table, tmp_path / "a.parquet")
     extract(tmp_path / "parquet", tmp_path / "a.parquet", "parquet")

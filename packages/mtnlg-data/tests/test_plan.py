@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 import small_corpus as corpus
-from command_line import outcome
-from typer.testing import CliRunner
+from command_line import invoke, outcome
 
-from mtnlg_data.cli import app
+from mtnlg_data import load_recipe
 from mtnlg_data.console import Failure
 from mtnlg_data.planning.corpus_size import CorpusSize, assumed_corpus, estimate_corpus
 from mtnlg_data.planning.plan import plan
-from mtnlg_data.recipe import load_recipe
 from mtnlg_data.sources import tables
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def test_without_a_number_the_documents_of_the_files_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus.write_run(tmp_path, pages=60)
-    shown = json.loads(CliRunner().invoke(app, ["plan", str(tmp_path), "--json"]).stdout)
+    shown = json.loads(invoke("plan", tmp_path, "--json"))
     # 80 books and 60 pages, none of which extraction drops, of some 1,600 characters
     assert shown["documents"] == 140
     assert 1000 < shown["characters_per_document"] < 2200
@@ -122,12 +120,11 @@ def test_zero_or_negative_document_count_is_refused(tmp_path: Path, option: str)
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
-    words = ["plan", str(WHOLE), "--documents", "320e6", "--workers", "2", "--input", str(tmp_path)]
-    table = CliRunner().invoke(app, words)
-    assert table.exit_code == 0, table.output
-    assert "320,000,000 documents of 4,600 characters" in table.output
-    assert "deduplicate" in table.output
-    result = json.loads(CliRunner().invoke(app, [*words, "--characters-per-document", "1000", "--json"]).stdout)
+    words = ["plan", WHOLE, "--documents", "320e6", "--workers", 2, "--input", tmp_path]
+    table = invoke(*words)
+    assert "320,000,000 documents of 4,600 characters" in table
+    assert "deduplicate" in table
+    result = json.loads(invoke(*words, "--characters-per-document", 1000, "--json"))
     expected = plan(load_recipe(WHOLE, folder=tmp_path), assumed_corpus(load_recipe(WHOLE), PAPER, 1000), 2)
     assert result == expected | {"here": result["here"], "fits": result["fits"]}
     with pytest.raises(Failure, match="nowhere: no such folder; give the folder of the corpus by --input FOLDER"):

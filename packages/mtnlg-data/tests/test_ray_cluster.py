@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ray_machines import ray_machines
 
+from mtnlg_data import open_engine
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.engine import open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,8 @@ import pytest
 import small_corpus as corpus
 from object_store import FAULTS, command, upload
 
+from mtnlg_data import TokenStore, load_recipe, open_stream
 from mtnlg_data.console import IoFailure
-from mtnlg_data.recipe import load_recipe
-from mtnlg_data.stream import open_stream
-from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.transfer.publish import result_files
 from mtnlg_data.transfer.url_files import list_files
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 def curate(recipe: Path, work: Path) -> tuple[int, str]:
     places = ("--input", "s3://curation", "--out", "s3://curation/out/v1", "--work", work)
-    return command("run", recipe, *places, "--workers", 1)
+    return command("run", recipe, *places)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +126,7 @@ def test_a_stage_takes_the_shards_that_another_has_published(
 ) -> None:
     assert published
     url, out = "s3://curation/out/v1/05-decontaminate", tmp_path / "out"
-    rules = ("--rules", "short", "--shortest", 300, "--workers", 1)
+    rules = ("--rules", "short", "--shortest", 300)
     assert command("clean", url, "--out", out, *rules)[0] == 0
     assert command("clean", finished.out / "05-decontaminate", "--out", tmp_path / "local", *rules)[0] == 0
     shards = sorted((tmp_path / "local").glob("*.parquet"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import combinations, pairwise
 from random import Random
@@ -12,17 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentences_without_spaces as sentences
+import small_corpus as corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from shards import run_here, write_shard
+from shards import read_rows, run_here, write_shard
 
+from mtnlg_data import Decontaminate, Deduplicate, Document
 from mtnlg_data.decontaminate.matches import sentence_ends
 from mtnlg_data.decontaminate.ngrams import NgramSet, TaskText, task_ngrams
 from mtnlg_data.dedup.minhash import hash_shingles
-from mtnlg_data.document import read_documents
-from mtnlg_data.schema import Document
-from mtnlg_data.steps.decontaminate import Decontaminate
-from mtnlg_data.steps.deduplicate import Deduplicate
 from mtnlg_data.text.characters import fold_case
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ def test_two_percent_changed_texts_are_found(tmp_path: Path, language: str) -> N
         ]
     shard = write_shard(tmp_path / "web-00000.parquet", documents)
     run_here(Deduplicate(), [shard], tmp_path / "out")
-    left = [name for batch in read_documents(tmp_path / "out" / shard.name) for name in batch["id"].to_pylist()]
+    left = [row["id"] for row in read_rows(tmp_path / "out" / shard.name)]
     removed = 2 * pairs - len(left)
     assert len({name.partition("/")[0] for name in left}) == pairs  # none lost its twin to an unrelated text
     assert removed > 0.9 * pairs
@@ -89,13 +86,11 @@ def around(text: str, language: str, random: Random) -> str:
 def test_question_without_spaces_is_cut_with_its_window(tmp_path: Path, language: str, question: str) -> None:
     random = Random(5)
     documents = [around(question, language, random), *(sentences.text(language, random) for _ in range(20))]
-    shard, task = tmp_path / "web-00000.parquet", tmp_path / "texts.jsonl"
+    shard = tmp_path / "web-00000.parquet"
     write_shard(shard, (Document(str(n), "web", text) for n, text in enumerate(documents)))
-    task.write_text(json.dumps({"task": "quiz", "id": "1", "text": question + "?"}) + "\n", encoding="utf-8")
+    task = corpus.write_jsonl(tmp_path / "texts.jsonl", [{"task": "quiz", "id": "1", "text": question + "?"}])
     run_here(Decontaminate(texts=task), [shard], tmp_path / "out")
-    left = {
-        row["id"]: row["text"] for batch in read_documents(tmp_path / "out" / shard.name) for row in batch.to_pylist()
-    }
+    left = {row["id"]: row["text"] for row in read_rows(tmp_path / "out" / shard.name)}
     assert [left[str(n)] for n in range(1, len(documents))] == documents[1:]
     pieces = [left["0#0"], left["0#1"]]
     assert documents[0].startswith(pieces[0])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from command_line import command, invoke
 
+from mtnlg_data import Step
 from mtnlg_data.cli import app
 from mtnlg_data.commands.setting_options import leaves
 from mtnlg_data.commands.step_command import NAMES
 from mtnlg_data.console import UsageFailure, run
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.step import Step
 from mtnlg_data.user_code import open_step
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read(folder: Path, *words: str) -> object:
     """The settings that the command of a step gets with these options."""
     (folder / "x.jsonl").touch()
     with pytest.raises(SettingsRead) as ended:
-        invoke("step", f"{__name__}:Spy", folder / "x.jsonl", "--out", folder / "out", "--workers", 1, *words)
+        invoke("step", f"{__name__}:Spy", folder / "x.jsonl", "--out", folder / "out", *words)
     return ended.value.args[0]
 
 

@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
 from command_line import invoke
+from shards import curate_here
 
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 from mtnlg_data.report.inspection import inspect_path
 
 if TYPE_CHECKING:
@@ -27,12 +25,8 @@ if TYPE_CHECKING:
 TIMED = {"stage.json", "summary.json", "report.html", ".lock"}
 
 
-def curate_here(recipe: Path, out: Path, *overrides: str) -> None:
-    curate(load_recipe(recipe, overrides), out, Local(1))
-
-
 def step(name: str, source: Path, out: Path, *words: object) -> None:
-    invoke(name, source, "--out", out, "--workers", 1, *words)
+    invoke(name, source, "--out", out, *words)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

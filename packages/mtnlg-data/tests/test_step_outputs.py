@@ -18,15 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mtnlg_data.engine import Local
+from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.fingerprint import fingerprint
-from mtnlg_data.pipeline import curate
 from mtnlg_data.quality.classifier import BUCKETS, Classifier
-from mtnlg_data.recipe import load_recipe
 from mtnlg_data.steps import OWN_STEPS
 
 if TYPE_CHECKING:
-    from mtnlg_data.recipe import Recipe
+    from mtnlg_data import Recipe
 
 GOLDEN = Path(__file__).with_name("step_outputs.json")
 SETTINGS = [

@@ -15,10 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 from two_sources import TRAIN, WEIGHTS, corpus, plain, texts, tokenize, tokenize_shards
 
-from mtnlg_data import document, exchange
+from mtnlg_data import Local, document, exchange, write_documents
 from mtnlg_data.console import Failure, UsageFailure
-from mtnlg_data.document import write_documents
-from mtnlg_data.engine import Local
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import stage
 from mtnlg_data.tokens import store as store_module

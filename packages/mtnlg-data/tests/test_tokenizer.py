@@ -21,13 +21,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from two_sources import plain, texts, tokenize
 
+from mtnlg_data import Document, TokenStore
 from mtnlg_data.console import Failure
 from mtnlg_data.document import number_shards, text_bytes
-from mtnlg_data.schema import Document
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.tokens import gpt2
 from mtnlg_data.tokens.blend import read_blend
-from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.tokens.tokenizer import (
     EOD,
     check_tokenizer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING
 import fsspec
 import object_store
 import pytest
+import small_corpus as corpus
 from object_store import FAULTS, command
 
+from mtnlg_data import TokenStore
 from mtnlg_data.console import Failure, IoFailure, UsageFailure
-from mtnlg_data.tokens.store import TokenStore
 from mtnlg_data.transfer.publish import Place, result_files
 from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
 from mtnlg_data.transfer.urls import TransientError, Url, connect, driver_errors, location
@@ -93,7 +93,7 @@ def test_a_wrong_url_is_one_line(  # noqa: PLR0917
     hide_driver(monkeypatch, "adlfs")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     words = (url, "--out", "out") if place == "input" else ("a.jsonl", "--out", url)
-    got, said = command("extract", *words, "--workers", 1)
+    got, said = command("extract", *words)
     assert (got, said[: len(line)]) == (status, line)
     assert "\n" not in said.strip()
     assert object_store.SECRET not in said
@@ -108,7 +108,7 @@ def hide_driver(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_denied_access_is_one_line(store: Store, tmp_path: Path, method: str) -> None:
     store.put(f"{store.bucket}/a.jsonl", b'{"text": "a"}\n')
     store.faults[method, "/a.jsonl"] = [object_store.denied] * 20
-    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out", "--workers", 1)
+    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out")
     assert status == 1
     assert line.startswith(f"s3://{store.bucket}/a.jsonl: access denied")
 
@@ -142,7 +142,7 @@ def test_refused_connection_is_a_one_line_retry_hint(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     system = fsspec.get_filesystem_class("s3")
     system.clear_instance_cache()
-    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out", "--workers", 1)
+    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out")
     system.clear_instance_cache()
     assert status == 74
     assert "Could not connect" in line
@@ -152,10 +152,9 @@ def test_refused_connection_is_a_one_line_retry_hint(
 def test_interrupted_publication_resumes_and_is_never_half_visible(store: Store, tmp_path: Path) -> None:
     texts = [f"Of the town and what it was told, number {number}. " * 20 for number in range(8)]
     for name in "ab":
-        rows = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
-        (tmp_path / f"{name}.jsonl").write_text(rows)
+        corpus.write_texts(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in texts])
     url, words = f"s3://{store.bucket}/out", (f"a={tmp_path / 'a.jsonl'}", f"b={tmp_path / 'b.jsonl'}")
-    arguments = ("extract", *words, "--out", url, "--work", tmp_path / "work", "--workers", 1)
+    arguments = ("extract", *words, "--out", url, "--work", tmp_path / "work")
     store.faults["PUT", "b-00000.parquet"] = [object_store.denied] * 20
     status, line = command(*arguments)
     assert status == 1
@@ -170,7 +169,7 @@ def test_interrupted_publication_resumes_and_is_never_half_visible(store: Store,
     assert store.asked("PUT", "b-00000.parquet") == 1
     assert [*list_files(url)] == result_files(tmp_path / "work")
 
-    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "Another text. " * 20}) + "\n")
+    corpus.write_texts(tmp_path / "b.jsonl", ["Another text. " * 20])
     order = store.requests
     order.clear()
     assert command(*arguments)[0] == 0
@@ -207,11 +206,11 @@ def test_files_of_settings_may_be_urls(store: Store, tmp_path: Path, finished: R
     store.put(f"{store.bucket}/tokenizer.json", (finished.out / "tokens" / "tokenizer.json").read_bytes())
     store.put(f"{store.bucket}/blocked.txt", b"blocked.example\n")
     rows = [{"text": "A text. " * 30, "url": f"http://{name}.example/"} for name in ("blocked", "open")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus.write_jsonl(tmp_path / "a.jsonl", rows)
     lists = ("--rules", "url_domain", "--domain-files", f"s3://{store.bucket}/blocked.txt")
-    status, line = command("filter", tmp_path / "a.jsonl", "--out", tmp_path / "kept", *lists, "--workers", 1, "--json")
+    status, line = command("filter", tmp_path / "a.jsonl", "--out", tmp_path / "kept", *lists, "--json")
     assert status == 0, line
-    words = ("--tokenizer", f"s3://{store.bucket}/tokenizer.json", "--workers", 1)
+    words = ("--tokenizer", f"s3://{store.bucket}/tokenizer.json")
     status, line = command("tokenize", tmp_path / "kept", "--out", tmp_path / "tokens", *words)
     assert status == 0, line
     assert len(TokenStore(tmp_path / "tokens" / "documents")) == 1
@@ -233,7 +232,7 @@ def test_a_local_url_and_one_in_memory_work_as_folders_do(tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "A text of some length. "}\n')
     for url in (f"file://{tmp_path}/out", "memory://out"):
-        words = ("extract", f"file://{tmp_path}/in", "--out", url, "--work", tmp_path / url[:4], "--workers", 1)
+        words = ("extract", f"file://{tmp_path}/in", "--out", url, "--work", tmp_path / url[:4])
         assert command(*words)[0] == 0
         assert [*list_files(url)] == result_files(tmp_path / url[:4])
     system, path = connect("memory://out")

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from shards import write_shards
 from tokenizers import Tokenizer
 
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
-from mtnlg_data.schema import Document
+from mtnlg_data import Document, Local, run_step
 from mtnlg_data.steps.tokenize import Tokenize, TokenizeSettings
 from mtnlg_data.tokens.tokenizer import EOD
 
