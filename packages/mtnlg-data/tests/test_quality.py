@@ -16,13 +16,11 @@ from scipy.sparse import csr_array
 from shards import run_here, stored_rows, write_shards
 from sklearn.linear_model import SGDClassifier
 
-from mtnlg_data import Quality
+from mtnlg_data import Document, Quality, load_recipe
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.quality import classifier
 from mtnlg_data.quality.classifier import Classifier, fit_classifier, hash_features, open_scorer, roc_auc
 from mtnlg_data.quality.draws import keep_probability, uniform_draws
-from mtnlg_data.recipe import load_recipe
-from mtnlg_data.schema import Document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -149,8 +147,15 @@ def filter_corpus(
     return summary, {row["id"]: row["score"] for row in kept}
 
 
-def test_good_documents_stay_and_counts_add_up(tmp_path: Path) -> None:
-    summary, kept = filter_corpus(tmp_path)
+@pytest.fixture(scope="module")
+def filtered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary, dict[str, float]]:
+    """The folder of a finished stage, its summary, and the scores of what it kept; read-only."""
+    folder = tmp_path_factory.mktemp("filtered")
+    return folder, *filter_corpus(folder)
+
+
+def test_good_documents_stay_and_counts_add_up(filtered: tuple[Path, Summary, dict[str, float]]) -> None:
+    _, summary, kept = filtered
     good = sum(int(name.partition("/")[2]) % 2 == 0 for name in kept)
     bad = len(kept) - good
     assert good > 3 * bad
@@ -167,12 +172,13 @@ def test_good_documents_stay_and_counts_add_up(tmp_path: Path) -> None:
     assert measured["trained_on"] + measured["held_out"] == pytest.approx(300, abs=50)  # sampled by draws
 
 
-def test_scores_and_draws_ignore_shards_and_order(tmp_path: Path) -> None:
-    first = filter_corpus(tmp_path / "one")
+def test_scores_and_draws_ignore_shards_and_order(
+    filtered: tuple[Path, Summary, dict[str, float]], tmp_path: Path
+) -> None:
     for name, cut, step in (("three", 3, 1), ("backwards", 1, -1)):
         summary, kept = filter_corpus(tmp_path / name, cut=cut, step=step)
-        assert kept == first[1]
-        assert summary["quality"] == first[0]["quality"]
+        assert kept == filtered[2]
+        assert summary["quality"] == filtered[1]["quality"]
 
 
 def test_another_alpha_draws_again_and_trains_nothing_again(tmp_path: Path) -> None:
@@ -200,9 +206,11 @@ def test_positives_per_curated_source_follow_the_recipe(tmp_path: Path) -> None:
 # --- a model that is given -------------------------------------------------------------------------------------------
 
 
-def test_foreign_classifier_scores_as_where_it_was_trained(tmp_path: Path) -> None:
-    _, kept = filter_corpus(tmp_path / "one")
-    model = tmp_path / "one" / "out" / "classifier.npy"
+def test_foreign_classifier_scores_as_where_it_was_trained(
+    filtered: tuple[Path, Summary, dict[str, float]], tmp_path: Path
+) -> None:
+    folder, _, kept = filtered
+    model = folder / "out" / "classifier.npy"
     for name, sources in (("two", SOURCES), ("uncurated", SOURCES | {"books": {}})):
         summary, again = filter_corpus(tmp_path / name, model=model, sources=sources)
         assert again == kept

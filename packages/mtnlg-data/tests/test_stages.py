@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
 from command_line import invoke
+from shards import read_rows
 
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
@@ -19,12 +19,10 @@ from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES
 
 if TYPE_CHECKING:
     from conftest import Run
-FORMATS = ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 
 def texts_of(folder: Path) -> list[str]:
-    shards = sorted(folder.glob("*.parquet"))
-    return [text for shard in shards for text in pq.read_table(shard)["text"].to_pylist()]
+    return [row["text"] for row in read_rows(*sorted(folder.glob("*.parquet")))]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def test_single_steps_give_the_tokens_of_a_run(finished: Run, tmp_path: Path) ->
     raw, at = finished.out.parent, tmp_path
 
     def step(name: str, *words: object, out: str) -> None:
-        invoke(name, *words, "--out", at / out, "--workers", 1)
+        invoke(name, *words, "--out", at / out)
 
     for source in ("books", "crawl"):
         step("extract", f"{source}={raw / 'raw' / source}", out=source)
@@ -53,13 +51,13 @@ def test_single_steps_give_the_tokens_of_a_run(finished: Run, tmp_path: Path) ->
     assert read_summary(at / "unique")["duplicates"] == finished.summary["duplicates"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.parquet"])
 def test_clean_and_dedup_take_every_format(tmp_path: Path, name: str) -> None:
     texts = [corpus.text(number) for number in range(6)]
     corpus.write_texts(tmp_path / "in" / name, [*texts, "too short", texts[0]])
-    invoke("--quiet", "clean", tmp_path / "in" / name, "--out", tmp_path / "clean", "--rules", "short", "--workers", 1)
+    invoke("--quiet", "clean", tmp_path / "in" / name, "--out", tmp_path / "clean", "--rules", "short")
     assert texts_of(tmp_path / "clean") == [*texts, texts[0]]
-    invoke("dedup", f"own={tmp_path / 'in'}", "--out", tmp_path / "unique", "--workers", 1, "--shingle-length", "3")
+    invoke("dedup", f"own={tmp_path / 'in'}", "--out", tmp_path / "unique", "--shingle-length", "3")
     assert sorted(texts_of(tmp_path / "unique")) == sorted([*texts, "too short"])
     assert "own-00000.parquet" in [path.name for path in (tmp_path / "unique").iterdir()]
     summary = read_summary(tmp_path / "unique")
@@ -73,7 +71,7 @@ def test_duplicate_of_the_first_named_source_is_kept(tmp_path: Path) -> None:
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(number) for number in range(4)])
     words = [f"{name}={tmp_path / name}.jsonl" for name in ("b", "a")]
     all_may_go = ("--alarm-share", "1")
-    out = invoke("dedup", *words, "--out", tmp_path / "unique", "--workers", 1, "--json", *all_may_go)
+    out = invoke("dedup", *words, "--out", tmp_path / "unique", "--json", *all_may_go)
     counts = json.loads(out)["stages"][-1]["sources"]
     assert {name: count["documents_out"] for name, count in counts.items()} == {"b": 4, "a": 0}
 
@@ -90,7 +88,7 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         ([tmp_path / "y.jsonl", "--field", "body"], 1),
     ):
         out = tmp_path / f"out-{documents}"
-        summary = json.loads(invoke("extract", *words, "--out", out, "--workers", 1, "--json"))
+        summary = json.loads(invoke("extract", *words, "--out", out, "--json"))
         assert summary["stages"][0]["documents_out"] == documents
         assert summary == read_summary(out)
         assert [manifest_path(shard).exists() for shard in out.glob("*.parquet")] == [True]
@@ -154,15 +152,15 @@ def test_impossible_command_is_one_line_before_any_work(
         Path(name).write_text('{"text": "x"}\n')
     Path("x.doc").touch()
     with pytest.raises(error, match=match):
-        invoke(*shlex.split(words), "--out", "out", "--workers", 1)
+        invoke(*shlex.split(words), "--out", "out")
     assert not list(Path("out").rglob("*.parquet"))
 
 
 def test_shards_of_equal_name_are_refused_with_a_hint(tmp_path: Path) -> None:
     for name in ("a", "b"):
         corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(0)])
-        invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--workers", 1)
+        invoke("extract", tmp_path / f"{name}.jsonl", "--out", tmp_path / name)
     with pytest.raises(UsageFailure, match="its source is already documents; give only PATH"):
         find_inputs([f"web={tmp_path / 'a'}"])
     with pytest.raises(Failure, match="has the same file name; rename one of the two"):
-        invoke("dedup", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out", "--workers", 1)
+        invoke("dedup", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
