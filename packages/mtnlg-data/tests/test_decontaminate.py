@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
@@ -12,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import small_corpus as corpus
 from engines import Backwards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import run_here, stored_rows, write_shard
 
-from mtnlg_data.decontaminate.cut_planning import plan_cuts
-from mtnlg_data.decontaminate.matches import Match, sentence_ends
-from mtnlg_data.decontaminate.ngrams import NgramSet
-from mtnlg_data.job import run_step
-from mtnlg_data.schema import Document
+from mtnlg_data import Document, run_step
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_kinds, fold_case
@@ -50,10 +46,8 @@ def run(
         write_shard(path, rows[cuts[number] : cuts[number + 1]])
     file = None
     if texts:
-        file = folder / "texts.jsonl"
-        rows_of_tasks = enumerate(texts)
-        lines = [json.dumps({"task": task, "id": str(n), "text": text}) + "\n" for n, (task, text) in rows_of_tasks]
-        file.write_text("".join(lines), encoding="utf-8")
+        rows_of_tasks = [{"task": task, "id": str(n), "text": text} for n, (task, text) in enumerate(texts)]
+        file = corpus.write_jsonl(folder / "texts.jsonl", rows_of_tasks)
     step = Decontaminate(config.model_copy(update={"texts": file}))
     summary = run_here(step, paths, folder / "out")
     written = [folder / "out" / path.name if texts else path for path in paths]  # without texts they pass unread
@@ -183,15 +177,6 @@ def test_order_of_tasks_shards_and_batches_changes_no_byte(tmp_path: Path, monke
 # --- equal to the definition -----------------------------------------------------------------------------------------
 
 
-def cut_at(text: str, spans: Sequence[tuple[int, int]], window: int, shortest: int) -> list[str]:
-    """Pieces kept of a text with matches at these spans."""
-    starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
-    around = zip(*(column.tolist() for column in sentence_ends(text, starts, ends, window)), strict=True)
-    matches = [Match(*span, 0, *of) for span, of in zip(spans, around, strict=True)]
-    kept, _ = plan_cuts(len(text), matches, shortest)
-    return [text[start:end] for start, end in kept]
-
-
 def plain_words(text: str) -> list[tuple[int, int, str]]:
     return [(match.start(), match.end(), match.group()) for match in re.finditer(r"\w+", fold_case(text))]
 
@@ -255,41 +240,35 @@ def plain(documents: Sequence[str], texts: Sequence[tuple[str, str]], config: De
 
 words = st.sampled_from(["a", "B", "b", "é", "É", "İ", "i", "ΟΔΟΣ", "οδος", "한국", "x_1", "\U0001d518"])
 gaps = st.sampled_from([" ", "\n", ", ", ". ", "! ", "? ", ".", "  ", "-", "'"])
-prose = st.lists(st.tuples(words, gaps), max_size=40).map(lambda parts: "".join(word + gap for word, gap in parts))
-task_texts = st.lists(
-    st.tuples(
-        st.sampled_from(["boolq", "wic"]),
-        st.lists(st.tuples(words, gaps), max_size=7).map(lambda parts: "".join(word + gap for word, gap in parts)),
+proses = [
+    st.lists(st.tuples(words, gaps), min_size=fewest, max_size=40).map(
+        lambda parts: "".join(word + gap for word, gap in parts)
+    )
+    for fewest in (20, 0)
+]
+
+
+@settings(max_examples=20)  # of up to twelve documents each, through all the files
+@given(
+    document=proses[0],
+    others=st.lists(proses[1], max_size=11),
+    starts=st.lists(st.integers(0, 60), max_size=4),
+    numbers=st.fixed_dictionaries(
+        {"common": st.sampled_from([4, 2, 1]), "window": st.integers(0, 9), "shortest": st.integers(1, 9)}
     ),
-    max_size=4,
 )
-
-
-@settings(max_examples=8)  # of up to twelve documents each, through all the files
-@given(documents=st.lists(prose, max_size=12), texts=task_texts, common=st.integers(1, 4), window=st.integers(0, 9))
 def test_result_matches_the_definition(
-    documents: list[str],
-    texts: list[tuple[str, str]],
-    common: int,
-    window: int,
+    document: str,
+    others: list[str],
+    starts: list[int],
+    numbers: dict[str, int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    config = SMALL.model_copy(update={"common": common, "window": window})
+    """Of texts of tasks that stand in the first document."""
+    config, documents = SMALL.model_copy(update=numbers), [document, *others]
+    texts = [("boolq", document[start : start + 15]) for start in starts]
     summary, left = run(tmp_path_factory.mktemp("d"), documents, texts, config)
     expected = plain(documents, texts, config)
     assert [row["text"] for row in left] == expected
     assert summary["documents_out"] == len(expected)
     assert summary["characters_out"] == sum(map(len, expected))
-
-
-@settings(max_examples=150)
-@given(text=prose, texts=task_texts, window=st.integers(0, 9), shortest=st.integers(0, 9))
-def test_the_pieces_of_a_text_are_those_of_the_definition(
-    text: str, texts: list[tuple[str, str]], window: int, shortest: int
-) -> None:
-    config = SMALL.model_copy(update={"window": window, "shortest": shortest})
-    ngrams = [" ".join(ngram) for ngram in sorted(plain_ngrams(texts, config))]
-    matches = NgramSet(ngrams, config.minimum).search([text])
-    spans = list(zip(matches.starts.tolist(), matches.ends.tolist(), strict=True))
-    left = cut_at(text, spans, window, shortest) if spans else [text]
-    assert left == plain_cut(text, plain_ngrams(texts, config), config)

@@ -15,12 +15,10 @@ import pytest
 from engines import Backwards, Recording
 from shards import write_shard, write_shards
 
+from mtnlg_data import Document, Local, run_step
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup import clusters, stage
-from mtnlg_data.engine import Local
-from mtnlg_data.job import run_step
 from mtnlg_data.report.inspection import inspect_path
-from mtnlg_data.schema import Document
 from mtnlg_data.steps.deduplicate import Deduplicate, DeduplicateSettings
 
 if TYPE_CHECKING:
@@ -137,11 +135,6 @@ def test_best_sources_document_is_kept(tmp_path: Path, documents: list[Document]
     assert {(row["source"], row["kept_source"]) for row in of_five} == {("web", "books"), ("books", "books")}
     assert summary["sources"]["books"]["dropped"] == {"duplicate": 1}
     assert summary["sources"]["web"]["dropped"] == {"duplicate": 4}
-    stay = [len(document.text) for document in documents if document.id not in {row["id"] for row in ledger}]
-    assert (summary["documents_out"], summary["characters_out"]) == (len(stay), sum(stay))
-    assert summary["characters_in"] == sum(len(document.text) for document in documents)
-    lengths = [source["lengths"] for source in summary["sources"].values()]
-    assert sum(count for octaves in lengths for count in octaves.values()) == len(stay)
     reversed_priority, _ = run(write_shards(tmp_path, documents), tmp_path / "out", priority=("web", "books"))
     assert reversed_priority["sources"]["books"]["dropped"] == {"duplicate": 2}
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import small_corpus as corpus
-from command_line import command
+from command_line import command, invoke
 from engines import NoWork
 from shards import stored_rows
 
@@ -25,6 +25,7 @@ from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
+from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.user_code import code_digest, open_step
 
 FILTERS = '''
@@ -199,6 +200,16 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
     assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
 
 
+def test_why_and_inspect_go_by_the_order_of_the_recipe(run: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = run
+    dropped, *_ = stored_rows((out / "03-fix" / "dropped").glob("*.parquet"))
+    assert command("why", out, dropped["id"]).output.splitlines()[1:] == [
+        *(f"  {name:<14} kept" for name in ("extract", "clean", "long")),
+        f"  {'fix':<14} dropped as advert ({dropped['score']:g})",
+    ]
+    assert last_stage(out) == out / "04-mean"
+
+
 def test_plan_says_that_their_cost_is_unknown(recipe: Path) -> None:
     resolved = load_recipe(recipe)
     planned = plan(resolved, assumed_corpus(resolved, 1000), 2)
@@ -316,8 +327,7 @@ def test_killed_in_every_step_it_resumes_with_other_workers(
 
 def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "data"
-    result = command("run", recipe, "--out", out, "--engine", "ray", "--workers", "2")
-    assert result.exit_code == 0, result.output
+    invoke("run", recipe, "--out", out, "--engine", "ray", "--workers", 2)
     assert digests(out) == digests(run[0])
 
 
@@ -339,17 +349,7 @@ def test_an_installed_package_gives_steps_by_name(
 def test_one_step_by_itself_on_the_command_line(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.chdir(recipe.parent)
-    words = [
-        "step",
-        "code/filters.py:keep_long",
-        run[0] / "03-clean",
-        "--out",
-        tmp_path / "o",
-        "--workers",
-        "1",
-    ]
-    result = command(*words, "--least", "60", "--json")
-    assert result.exit_code == 0, result.output
+    invoke("step", "code/filters.py:keep_long", run[0] / "03-clean", "--out", tmp_path / "o", "--least", 60)
     (only,) = json.loads((tmp_path / "o" / "summary.json").read_text())["stages"]
     assert only["sources"]["web"]["dropped"] == {"keep_long": 2}
     shown = command("step", "code/filters.py:keep_long", "--help").output

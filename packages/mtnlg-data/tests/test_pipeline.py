@@ -1,4 +1,4 @@
-"""A whole curation: its output, that nothing is done twice, that neither damage nor bad input changes the result."""
+"""A whole curation: its output, and that neither damage nor bad input changes the result."""
 
 from __future__ import annotations
 
@@ -11,33 +11,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 import small_corpus as corpus
-from engines import NoWork
+from shards import curate_here
 
+from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.console import Failure
 from mtnlg_data.document import DamagedShard
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe
 
 if TYPE_CHECKING:
     from conftest import Run
-    from mtnlg_data.engine import Summary
 
 STAGES = ["extract", "quality", "clean", "deduplicate", "decontaminate", "tokenize"]
-
-
-def run(recipe: Path, out: Path, *overrides: str) -> Summary:
-    return curate(load_recipe(recipe, overrides), out, Local(1))
 
 
 def tokens(out: Path) -> dict[str, bytes]:
     """The files that training reads."""
     names = ("tokenizer.json", "blend.json", "books.bin", "books.idx", "crawl.bin", "crawl.idx")
     return {name: (out / "tokens" / name).read_bytes() for name in names}
-
-
-def changed(out: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.parent != out}
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -74,22 +63,7 @@ def test_the_summary_is_what_the_report_reads(finished: Run) -> None:
     assert load_recipe(finished.out / "recipe.toml").dump() == load_recipe(finished.recipe).dump()
 
 
-# --- nothing is done twice -------------------------------------------------------------------------------------------
-
-
-def test_the_second_run_does_no_work_and_says_the_same(finished: Run) -> None:
-    before = changed(finished.out)
-    assert curate(load_recipe(finished.recipe), finished.out, NoWork()) == finished.summary
-    assert changed(finished.out) == before
-
-
-def test_changed_setting_reruns_only_later_stages(finished: Run, tmp_path: Path) -> None:
-    shutil.copytree(finished.out, tmp_path / "data")
-    before = changed(tmp_path / "data")
-    run(finished.recipe, tmp_path / "data", "decontaminate.window=100")
-    after = changed(tmp_path / "data")
-    moved = {Path(path).relative_to(tmp_path / "data").parts[0] for path in after if after[path] != before.get(path)}
-    assert moved == {"05-decontaminate", "tokens"}
+# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 VICTIMS = ["01-extract/crawl-00000.parquet", "03-clean/books-00000.parquet", "tokens/crawl.bin", "tokens/crawl.idx"]
@@ -107,7 +81,7 @@ def test_damaged_result_is_found_by_checksum_and_remade(
 ) -> None:
     shutil.copytree(finished.out, tmp_path / "data")
     flip(tmp_path / "data" / victim)
-    run(finished.recipe, tmp_path / "data")
+    curate_here(finished.recipe, tmp_path / "data")
     assert f"{tmp_path / 'data' / victim}: damaged: its digest differs; it is made again" in capsys.readouterr().err
     assert (tmp_path / "data" / victim).read_bytes() == (finished.out / victim).read_bytes()
     assert tokens(tmp_path / "data") == tokens(finished.out)
@@ -120,16 +94,16 @@ def test_silent_damage_ends_the_run_with_the_repair_command(finished: Run, tmp_p
     flip(victim)
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(DamagedShard, match="; remove it, and rerun the command that wrote it") as ended:
-        run(finished.recipe, out, "decontaminate.window=150")
+        curate_here(finished.recipe, out, "decontaminate.window=150")
     assert ended.value.args[0] == victim
     victim.unlink()
-    run(finished.recipe, out, "decontaminate.window=150")
+    curate_here(finished.recipe, out, "decontaminate.window=150")
     assert victim.read_bytes() == whole
-    run(finished.recipe, tmp_path / "other", "decontaminate.window=150")
+    curate_here(finished.recipe, tmp_path / "other", "decontaminate.window=150")
     assert tokens(out) == tokens(tmp_path / "other")
 
 
-def test_a_step_counts_anew_what_passes_it(tmp_path: Path) -> None:
+def test_another_input_file_is_counted_where_it_passes_a_step(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text("""
 steps = ["extract", "filter"]
 [sources.read]
@@ -138,21 +112,13 @@ paths = ["read.jsonl"]
 filters = ["fineweb_newlines"]
 [sources.past]
 kind = "jsonl"
-paths = ["past.jsonl"]
+paths = ["past*.jsonl"]
 """)
-    row = json.dumps({"text": "A line of words."}) + "\n"
-    (tmp_path / "read.jsonl").write_text(row)
-    for rows in (1, 3):
-        (tmp_path / "past.jsonl").write_text(row * rows)
-        stage = run(tmp_path / "data.toml", tmp_path / "out")["stages"][1]
-        assert stage["sources"]["past"]["documents_out"] == rows
-
-
-def test_another_input_file_is_noticed(finished: Run, tmp_path: Path) -> None:
-    folder = shutil.copytree(finished.recipe.parent, tmp_path / "moved")
-    corpus.write_jsonl(folder / "raw" / "books" / "2.jsonl.zst", [{"text": corpus.text(n)} for n in range(200, 210)])
-    summary = run(folder / finished.recipe.name, folder / "data")
-    assert summary["stages"][0]["documents_in"] == finished.summary["stages"][0]["documents_in"] + 10
+    corpus.write_texts(tmp_path / "read.jsonl", ["A line of words."])
+    for rows, documents in ((1, 1), (3, 4)):
+        corpus.write_texts(tmp_path / f"past-{rows}.jsonl", ["A line of words."] * rows)
+        stage = curate_here(tmp_path / "data.toml", tmp_path / "out")["stages"][1]
+        assert stage["sources"]["past"]["documents_out"] == documents
 
 
 # --- faults of the system and the user ------------------------------------------------------------------------------
@@ -166,7 +132,7 @@ def test_first_run_refuses_to_overwrite_files(finished: Run, tmp_path: Path, nam
     (tmp_path / name).touch()
     before = (tmp_path / name).read_bytes()
     with pytest.raises(Failure, match=rf"{name}: exists before the first run.*give another --out"):
-        run(recipe, tmp_path)
+        curate_here(recipe, tmp_path)
     assert (tmp_path / name).read_bytes() == before
     assert not (tmp_path / "01-extract").exists()
 

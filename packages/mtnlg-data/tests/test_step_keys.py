@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from shards import curate_here
 
 from mtnlg_data import Clean, Extract, Step
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import load_recipe, own_factories
+from mtnlg_data.recipe import own_factories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,21 +35,35 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     libraries.library_version.cache_clear()
 
 
-@pytest.mark.parametrize("changed", ["version", "library"])
-def test_change_reruns_its_step_and_what_depends_on_its_bytes(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrade: Callable[..., None], changed: str
+@pytest.mark.parametrize(
+    ("changed", "moved"),
+    [
+        ("nothing", set()),
+        ("version", {"03-clean"}),
+        ("library", {"03-clean"}),
+        ("setting", {"05-decontaminate", "tokens"}),
+    ],
+)
+def test_change_reruns_its_step_and_what_depends_on_its_bytes(  # noqa: PLR0917
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    upgrade: Callable[..., None],
+    changed: str,
+    moved: set[str],
 ) -> None:
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.parent != out}
+
     out = shutil.copytree(finished.out, tmp_path / "data")
-    times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.parent != out}
+    before = times()
     if changed == "version":
         monkeypatch.setattr(Clean, "version", 99)
-    else:
+    elif changed == "library":
         upgrade(ftfy="6.99")
-    with closing(Local(1)) as engine:
-        summary = curate(load_recipe(finished.recipe), out, engine)
-    moved = {path.relative_to(out).parts[0] for path, time in times.items() if path.stat().st_mtime_ns != time}
-    assert moved == {"03-clean"}
-    assert summary["tokens"] == finished.summary["tokens"]
+    summary = curate_here(finished.recipe, out, *(["decontaminate.window=100"] if changed == "setting" else []))
+    assert {path.relative_to(out).parts[0] for path, time in times().items() if before.get(path) != time} == moved
+    assert (summary["tokens"] == finished.summary["tokens"]) is (changed != "setting")
 
 
 def key(cls: type[Step[Any, Any]], **settings: Any) -> str:  # noqa: ANN401

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mtnlg_data.console import Failure
 from mtnlg_data.stream import (
     BlendedStream,
-    TokenStream,
     open_stream,
 )
 from mtnlg_data.tokens.blend import held_out
@@ -117,37 +116,21 @@ def folder(tmp_path: Path) -> Path:
     return make_blend(tmp_path, [("a", 0.5, [300] * 4), ("b", 0.3, [50] * 9), ("c", 0.2, [900])], validation=0.25)
 
 
-def test_sample_is_int32_and_owned_by_the_caller(folder: Path) -> None:
-    stream: TokenStream = open_stream(folder, 16)
-    sample = stream[3]
-    assert (sample.dtype, sample.shape) == (np.dtype(np.int32), (17,))
-    sample[:] = 0
-    assert stream[3].any()
-    assert stream.vocab_size == 1 << 20
-    assert stream.seq_length == 16
-
-
 def test_length_is_as_requested_or_one_pass(folder: Path) -> None:
     assert len(open_stream(folder, 16)) == 899 // 16 + 349 // 16 + 899 // 16
     stream = open_stream(folder, 16, samples=10)
-    assert len(stream) == 10
-    for outside in (-1, 10, 10**12):
-        with pytest.raises(IndexError, match=f"sample {outside} of 10"):
-            stream[outside]
+    assert (len(stream), stream.seq_length, stream.vocab_size) == (10, 16, 1 << 20)
     assert stream[np.int64(9)].tolist() == stream[9].tolist()
     with pytest.raises(ValueError, match="samples = -1"):
         open_stream(folder, 16, samples=-1)
 
 
-def test_a_stream_pickles_for_loader_processes(folder: Path) -> None:
-    stream = open_stream(folder, 16)
-    copy = pickle.loads(pickle.dumps(stream))  # noqa: S301  (made in this line)
-    assert copy[5].tolist() == stream[5].tolist()
-
-
 def test_the_order_of_version_1_stays_what_it_is(folder: Path) -> None:
-    """Another order breaks every run in flight: it needs a new ORDER_VERSION. Fingerprints follow the stores' sums."""
-    stream = open_stream(folder, 16, samples=5000)
+    """Another order breaks every run in flight: it needs a new ORDER_VERSION. Fingerprints follow the stores' sums.
+
+    Processes that load samples get the stream pickled.
+    """
+    stream = pickle.loads(pickle.dumps(open_stream(folder, 16, samples=5000)))  # noqa: S301  (made in this line)
     firsts = [int(stream[n][0]) for n in (0, 1, 2, 3, 1023, 1024, 4999)]
     assert firsts == [752, 128, 672, 720, 320, 176, 496]
     assert stream.fingerprint == "ddfeacb3e8cab79fae3a24e8137e017a026a21c71146a329450e18559cd1eada"

@@ -12,16 +12,9 @@ import small_corpus as corpus
 from command_line import command, invoke
 from shards import stored_rows
 
+from mtnlg_data import Local, curate, load_recipe
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local
-from mtnlg_data.pipeline import curate
-from mtnlg_data.recipe import Recipe, load_recipe
-from mtnlg_data.report.inspection import inspect_path
 from mtnlg_data.report.why import explain
-from mtnlg_data.step import Drop
-from mtnlg_data.steps.clean import Clean
-from mtnlg_data.steps.extract import Extract
-from mtnlg_data.transfer.publish import last_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +98,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus.write_jsonl(folder / "x.jsonl", [{"id": n, "text": t} for n, t in zip(names, texts, strict=True)])
     corpus.write_jsonl(folder / "y.jsonl", [{"id": name, "text": corpus.text(ord(name))} for name in "Az"])
     inputs = [f"{name}={folder / file}" for name, file in (("web", "x.jsonl"), ("more", "y.jsonl"))]
-    invoke("clean", *inputs, "--out", folder / "out", "--rules", "short", "--workers", 1)
+    invoke("clean", *inputs, "--out", folder / "out", "--rules", "short")
     return folder / "out"
 
 
@@ -138,30 +131,6 @@ def test_unknown_id_is_a_one_line_error(
 ) -> None:
     with pytest.raises(Failure, match=words):
         explain(named if folder == "named" else finished.recipe.parent / folder, name)
-
-
-def zoom(text: str, least: int = 20) -> bool | Drop:
-    return True if len(text) >= least else Drop("too_short", len(text))
-
-
-def annotate(text: str) -> str:
-    return f"{text}!"
-
-
-def test_own_steps_run_in_recipe_order(tmp_path: Path) -> None:
-    corpus.write_jsonl(tmp_path / "x.jsonl", [{"id": n, "text": corpus.text(n) if n else "Short."} for n in range(3)])
-    sources = {"web": {"kind": "jsonl", "paths": ["x.jsonl"], "rules": ["unicode"]}}
-    curate(Recipe.of(sources, [Extract(), Clean(), zoom, annotate], tmp_path), tmp_path / "out", Local(1))
-    assert list(fates(tmp_path / "out", "1").items()) == [(n, "kept") for n in ("extract", "clean", "zoom", "annotate")]
-    assert last_stage(tmp_path / "out") == tmp_path / "out" / "03-annotate"
-    (shown,) = inspect_path(tmp_path / "out", 1, 10_000)["parts"]
-    assert shown["samples"][0]["text"] == annotate(corpus.text(1))
-    output = command("why", tmp_path / "out", "0").output
-    assert output.splitlines()[1:] == [
-        "  extract        kept",
-        "  clean          kept",
-        f"  {'zoom':<14} dropped as too_short (6)",
-    ]
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtnlg_data.dedup.minhash import folded_codes, hash_words
 from mtnlg_data.quality.classifier import hash_features
 from mtnlg_data.text.arrays import texts_of
 from mtnlg_data.text.characters import (
@@ -85,8 +84,6 @@ def test_signs_and_joiners_are_inside_words(text: str, count: int) -> None:
     assert len(set(hashed_words([text]).hashes.tolist())) == count
     classified, _ = hash_features([text])
     assert len(classified) == 2 * count - 1
-    column = texts_of(pa.array([text], pa.large_string()))
-    assert hash_words(*column, folded_codes(), character_kinds())[0].tolist() == hashed_words([text]).hashes.tolist()
 
 
 def test_standalone_characters_are_of_scripts_without_spaces() -> None:
