@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mtnlg_data.console import Failure
 from mtnlg_data.exchange import stable_order
 from mtnlg_data.files import file_lines
-from mtnlg_data.text.arrays import join_texts, text_batches
+from mtnlg_data.text.arrays import text_batches
 from mtnlg_data.text.characters import LETTER, QUARTERS, character_kinds, code_points, fold_case
 from mtnlg_data.text.compiled import jit
 from mtnlg_data.text.hashing import WORD_BASE, Hashes, fmix64_scalar, ngram_hashes
-from mtnlg_data.text.words import hashed_spans, hashed_words
+from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -131,9 +131,7 @@ class NgramSet:
 
     def search(self, texts: Sequence[str]) -> Occurrences:
         """Find every occurrence of every n-gram in each text."""
-        codes, text_bounds = join_texts([fold_case(text) for text in texts])
-        hashes, starts, ends = hashed_spans(codes)
-        bounds = np.searchsorted(starts, text_bounds)
+        hashes, starts, ends, bounds = hashed_words([fold_case(text) for text in texts])
         words = find_prefixes(hashes, bounds, self.minimum, self._prefix_bits, self._shift)
         text_of = np.searchsorted(bounds, words, side="right") - 1
         hits = [np.empty((3, 0), np.int64)]
@@ -150,14 +148,12 @@ class NgramSet:
         order = np.lexsort((-last, first))
         first, last, ngrams = first[order], last[order], ngrams[order]
         text = np.searchsorted(bounds, first, side="right") - 1
-        return Occurrences(text, starts[first] - text_bounds[text], ends[last - 1] - text_bounds[text], ngrams)
+        return Occurrences(text, starts[first], ends[last - 1], ngrams)
 
 
 def _hash_ngrams(ngrams: list[str], minimum: int) -> tuple[UInt64s, UInt64s, Int64s]:
     """Hashes of the first ``minimum`` words of each n-gram and of all its words, and the number of its words."""
-    codes, text_bounds = join_texts(ngrams)
-    words, starts, _ = hashed_spans(codes)
-    bounds = np.searchsorted(starts, text_bounds)
+    words, _, _, bounds = hashed_words(ngrams)
     counts = np.diff(bounds)
     hashes = np.empty(len(ngrams), np.uint64)
     for length in set(counts.tolist()):

@@ -205,16 +205,10 @@ def characters_per_word(words: Words, first: int, last: int) -> float:
 def hashed_words(texts: Sequence[str]) -> HashedWords:
     """Find and hash the words of these texts as they are, split by letters; fold the texts first to ignore case."""
     codes, text_bounds = join_texts(texts)
-    hashes, starts, ends = hashed_spans(codes)
+    starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
     bounds = np.searchsorted(starts, text_bounds)
     offsets = np.repeat(text_bounds[:-1], np.diff(bounds))
-    return HashedWords(hashes, starts - offsets, ends - offsets, bounds)
-
-
-def hashed_spans(codes: UInt32s) -> tuple[UInt64s, Int64s, Int64s]:
-    """Hash, start and end (one past the last code point) of every word, split by letters, in ``codes``."""
-    starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
-    return _hash_words(codes, starts, ends), starts, ends
+    return HashedWords(_hash_words(codes, starts, ends), starts - offsets, ends - offsets, bounds)
 
 
 @jit
