@@ -180,7 +180,7 @@ def _edit(texts: Texts, may_hold: Bools, rules: LineRules, table: UInt8s) -> tup
                 if rules.asked[LONGEST_WORD] and longest > rules.longest_word:
                     numbers[LONGEST_WORD, text] += 1
                     continue
-            written, citations = _copy_line(data[first:last], out[written:], rules, table)
+            written, citations = _copy_line(data[first:last], out[written:], rules, may_hold[text], table)
             numbers[CITATIONS, text] += citations
             written += line
             rule = _broken_rule(out[line:written], words, rules, may_hold[text], table)
@@ -248,10 +248,10 @@ def _is_at(line: UInt8s, place: int, phrases: Phrases, phrase: int, fold: bool) 
 
 
 @jit
-def _copy_line(line: UInt8s, out: UInt8s, rules: LineRules, table: UInt8s) -> tuple[int, int]:
+def _copy_line(line: UInt8s, out: UInt8s, rules: LineRules, may_hold: bool, table: UInt8s) -> tuple[int, int]:
     """Copy a line, without its citation marks if ``rules`` say so; returns bytes written and marks removed."""
     written = place = marks = 0
-    if not rules.asked[CITATIONS] or not _has_byte(line, BRACKET):
+    if not (rules.asked[CITATIONS] and may_hold):
         out[: len(line)] = line
         return len(line), 0
     while place < len(line):
@@ -266,14 +266,6 @@ def _copy_line(line: UInt8s, out: UInt8s, rules: LineRules, table: UInt8s) -> tu
             written += 1
             place += 1
     return written, marks
-
-
-@jit
-def _has_byte(line: UInt8s, byte: int) -> bool:
-    found, wanted = np.uint8(0), np.uint8(byte)
-    for place in range(len(line)):
-        found = np.uint8(found | (line[place] == wanted))
-    return bool(found)
 
 
 @jit
