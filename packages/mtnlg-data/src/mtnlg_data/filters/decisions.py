@@ -57,14 +57,10 @@ def _call(
 
 
 class DocumentFilter:
-    """The rules that are asked for, with their settings; `rules.choose` resolves ``names``.
+    """The rules that are asked for, with their settings; `rules.choose` resolves ``names``."""
 
-    ``batch_type`` finds the words that the rules use.
-    """
-
-    def __init__(self, names: Sequence[str], settings: FilterSettings, batch_type: type[TextBatch] = TextBatch) -> None:
+    def __init__(self, names: Sequence[str], settings: FilterSettings) -> None:
         self._settings = with_rules(settings, chosen := choose(names))
-        self._batch_type = batch_type
         self._chosen = [(one, one.family.open(self._settings, one.asked)) for one in chosen]
         self.reasons = (*(rule.name for chosen, _ in self._chosen for rule in chosen.family.rules), EMPTY)
 
@@ -72,7 +68,7 @@ class DocumentFilter:
         self, texts: pa.LargeStringArray, urls: Sequence[str | None], languages: Sequence[str | None] = ()
     ) -> Float64s:
         """The numbers of all rules for all documents, [rules, documents], in the order of ``reasons``."""
-        batch = self._batch_type(texts, urls, self._settings.words, languages)
+        batch = TextBatch(texts, urls, self._settings.words, languages)
         numbers = [np.empty((0, len(texts)))]
         for chosen, look in self._chosen:
             column, own = _call(chosen.family, look, batch)
@@ -88,7 +84,7 @@ class DocumentFilter:
         measured: Float64s | None = None,
     ) -> Decisions:
         """Decide about documents with these texts, URLs and languages; ``measured`` is what `measure` returned."""
-        batch, rows = self._batch_type(texts, urls, self._settings.words, languages), np.arange(len(texts))
+        batch, rows = TextBatch(texts, urls, self._settings.words, languages), np.arange(len(texts))
         reasons, scores = np.full(len(texts), KEPT), np.full(len(texts), np.nan)
         edits: Counter[str] = Counter()
         for chosen, look in self._chosen:

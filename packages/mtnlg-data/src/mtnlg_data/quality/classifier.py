@@ -23,17 +23,17 @@ import numpy as np
 from mtnlg_data.console import Failure
 from mtnlg_data.extract.language import load_fasttext
 from mtnlg_data.files import atomic_open, open_regular
-from mtnlg_data.text.arrays import text_batches
+from mtnlg_data.text.arrays import join_texts, text_batches
+from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds
 from mtnlg_data.text.compiled import jit
-from mtnlg_data.text.hashing import WORD_BASE, fmix64_scalar
-from mtnlg_data.text.words import hashed_words
+from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from mtnlg_data.array_types import Bools, Float64s, Int32s, Int64s, UInt64s
+    from mtnlg_data.array_types import Bools, Float64s, Int32s, Int64s, UInt8s, UInt32s
 
 
 BUCKET_BITS = 20
@@ -131,32 +131,52 @@ class Classifier:
 
 def hash_features(texts: Sequence[str]) -> tuple[Int32s, Int64s]:
     """Distinct buckets of each text, unordered, and bounds: text t has ``buckets[bounds[t] : bounds[t + 1]]``."""
-    words = hashed_words([text[:CLASSIFIED_CHARACTERS].lower() for text in texts])
-    return distinct_buckets(words.hashes, words.bounds)
+    lowered = [text[:CLASSIFIED_CHARACTERS].lower() for text in texts]
+    codes, bounds = join_texts([*lowered, ""])  # each ends with a separator
+    return distinct_buckets(codes, character_kinds(), bounds[:-1], int(np.diff(bounds).max()))
 
 
 @jit
-def distinct_buckets(hashes: UInt64s, word_bounds: Int64s) -> tuple[Int32s, Int64s]:
-    """Distinct buckets of the words and word pairs of each text, whose words are ``word_bounds[t : t + 2]``.
+def distinct_buckets(  # noqa: C901  (one pass over the characters)
+    codes: UInt32s, kinds: UInt8s, text_bounds: Int64s, longest: int
+) -> tuple[Int32s, Int64s]:
+    """Distinct buckets of the words and word pairs of each text ``codes[text_bounds[t] : text_bounds[t + 1]]``.
 
-    An open-addressing table, with twice as many slots as a text can have buckets and small enough for the innermost
-    cache, holds the buckets seen so far.
+    Every text ends with a non-word character; ``longest`` is the length of the longest. An open-addressing table, with
+    twice as many slots as a text can have buckets and small enough for the innermost cache, holds the buckets seen so
+    far.
     """
     shift, size = BUCKET_BITS, 1
-    while size < 4 * np.diff(word_bounds).max() and shift:
+    while size < 4 * longest and shift:
         shift, size = shift - 1, 2 * size
     seen = np.full(size, -1, np.int64)  # text and bucket; entries of earlier texts count as free
-    buckets, bounds = np.empty(2 * len(hashes), np.int32), np.zeros(len(word_bounds), np.int64)
+    hashes = np.empty(longest, np.uint64)
+    buckets, bounds = np.empty(2 * len(codes), np.int32), np.zeros(len(text_bounds), np.int64)
     count = 0
-    for text in range(len(word_bounds) - 1):
-        first, last = word_bounds[text], word_bounds[text + 1]
-        for number in range(2 * (last - first) - 1):  # the words, then the word pairs
-            word = first + number
-            if word < last:
-                value = hashes[word]
+    for text in range(len(text_bounds) - 1):
+        words = 0
+        total, power, length = np.uint64(0), np.uint64(1), 0
+        for position in range(text_bounds[text], text_bounds[text + 1]):
+            code = codes[position]
+            kind = kinds[code]
+            if kind == LETTER or (kind == EXTEND and length):
+                total += np.uint64(code) * power
+                power *= CHARACTER_BASE
+                length += 1
+                continue
+            if length:
+                is_long = length > LONGEST_SUM
+                hashes[words] = long_word_hash(codes[position - length : position]) if is_long else fmix64_scalar(total)
+                words += 1
+                total, power, length = np.uint64(0), np.uint64(1), 0
+            if kind > LETTER:
+                hashes[words] = fmix64_scalar(np.uint64(code))
+                words += 1
+        for number in range(2 * words - 1):  # the words, then the word pairs
+            if number < words:
+                value = hashes[number]
             else:
-                word -= last - first
-                value = fmix64_scalar(hashes[word] * WORD_BASE + hashes[word + 1])
+                value = fmix64_scalar(hashes[number - words] * WORD_BASE + hashes[number - words + 1])
             bucket = np.int64(value >> np.uint64(64 - BUCKET_BITS))
             entry, slot = (text << BUCKET_BITS) | bucket, bucket >> shift
             while seen[slot] != entry and seen[slot] >= text << BUCKET_BITS:
