@@ -64,7 +64,8 @@ def test_words_of_a_batch_match_words_of_each_text(texts: list[str]) -> None:
     words = hashed_words(texts)
     for number, text in enumerate(texts):
         here = slice(words.bounds[number], words.bounds[number + 1])
-        assert list(zip(words.starts[here].tolist(), words.ends[here].tolist(), strict=True)) == plain_words(text)
+        places = words.starts[here] - words.text_starts[number], words.ends[here] - words.text_starts[number]
+        assert list(zip(*(column.tolist() for column in places), strict=True)) == plain_words(text)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class NgramSet:
 
     def search(self, texts: Sequence[str]) -> Occurrences:
         """Find every occurrence of every n-gram in each text."""
-        hashes, starts, ends, bounds = hashed_words([fold_case(text) for text in texts])
+        hashes, starts, ends, bounds, text_starts = hashed_words([fold_case(text) for text in texts])
         words = find_prefixes(hashes, bounds, self.minimum, self._prefix_bits, self._shift)
         text_of = np.searchsorted(bounds, words, side="right") - 1
         hits = [np.empty((3, 0), np.int64)]
@@ -148,12 +148,12 @@ class NgramSet:
         order = np.lexsort((-last, first))
         first, last, ngrams = first[order], last[order], ngrams[order]
         text = np.searchsorted(bounds, first, side="right") - 1
-        return Occurrences(text, starts[first], ends[last - 1], ngrams)
+        return Occurrences(text, starts[first] - text_starts[text], ends[last - 1] - text_starts[text], ngrams)
 
 
 def _hash_ngrams(ngrams: list[str], minimum: int) -> tuple[UInt64s, UInt64s, Int64s]:
     """Hashes of the first ``minimum`` words of each n-gram and of all its words, and the number of its words."""
-    words, _, _, bounds = hashed_words(ngrams)
+    words, _, _, bounds, _ = hashed_words(ngrams)
     counts = np.diff(bounds)
     hashes = np.empty(len(ngrams), np.uint64)
     for length in set(counts.tolist()):

@@ -87,9 +87,10 @@ class HashedWords(NamedTuple):
     """The words of a batch of strings, in order; text t has words ``bounds[t]`` to ``bounds[t + 1]``."""
 
     hashes: UInt64s
-    starts: Int64s  # first character of each word in its text
+    starts: Int64s  # first character of each word in all texts, joined by ``join_texts``
     ends: Int64s  # one past its last character
     bounds: Int64s
+    text_starts: Int64s  # first character of each text
 
 
 @cache
@@ -207,8 +208,7 @@ def hashed_words(texts: Sequence[str]) -> HashedWords:
     codes, text_bounds = join_texts(texts)
     starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
     bounds = np.searchsorted(starts, text_bounds)
-    offsets = np.repeat(text_bounds[:-1], np.diff(bounds))
-    return HashedWords(_hash_words(codes, starts, ends), starts - offsets, ends - offsets, bounds)
+    return HashedWords(_hash_words(codes, starts, ends), starts, ends, bounds, text_bounds)
 
 
 @jit
