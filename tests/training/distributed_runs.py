@@ -1,5 +1,7 @@
 """Runs small distributed jobs on request: imports torch, DeepSpeed and megatron-core once, and forks each job's ranks.
 
+What a rank would import only once it trains (torch._dynamo, megatron-core's layers) takes two to four seconds per rank.
+
 A request is one line of JSON on stdin; the answer, one line on stdout, is each rank's result or traceback. A job may
 train several recipes of one layout in turn, within one process group.
 """
@@ -21,6 +23,7 @@ warnings.simplefilter("ignore")
 
 import deepspeed  # noqa: E402, F401  (imported here once, before the ranks are forked)
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 import torch.utils.tensorboard  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
@@ -37,7 +40,7 @@ from mtnlg_parallel.engine.build import build_engine  # noqa: E402
 from mtnlg_parallel.engine.offloading import HostActivations  # noqa: E402
 from mtnlg_parallel.engine.sharded_optimizer import Bucket, ShardedOptimizer  # noqa: E402
 from mtnlg_parallel.launch import health, worker  # noqa: E402
-from mtnlg_parallel.model import head, slicing  # noqa: E402
+from mtnlg_parallel.model import head, megatron, slicing  # noqa: E402, F401
 from mtnlg_parallel.model.slicing import Slicing  # noqa: E402
 from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
 from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
