@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -223,6 +224,13 @@ def test_requirements_are_bounded_and_met(package: str) -> None:
 def test_ci_runs_the_nox_that_the_types_are_checked_with() -> None:
     ci, sessions = ((ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "noxfile.py"))
     assert re.findall(r"pip install --quiet (nox==[\d.]+)", ci) == re.findall(r'"(nox==[\d.]+)"', sessions) != []
+
+
+def test_slow_checks_depend_on_files_that_exist() -> None:
+    """A renamed folder would leave a slow check that nothing makes run again."""
+    checks = json.loads((ROOT / "tests" / "slow.json").read_text(encoding="utf-8"))
+    patterns = {pattern for name, check in checks.items() for pattern in (name, *check["depends"])} - {"release"}
+    assert [pattern for pattern in patterns if not any(ROOT.glob(pattern))] == []
 
 
 def test_every_test_that_promises_safety_exists() -> None:
