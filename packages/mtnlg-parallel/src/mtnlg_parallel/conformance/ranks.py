@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -130,6 +131,7 @@ def _be_rank(answer: Connection, environment: dict[str, str], job: tuple[Any, ..
     for stream in (1, 2):  # what libraries print; an error goes through the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     torch.set_num_threads(1)
+    gc.freeze()  # collections while engines are built would touch, and so copy, the imported modules' pages
     try:
         answer.send(_train(*job))
     except BaseException:  # noqa: BLE001  (the comparison reports any error)
