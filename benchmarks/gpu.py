@@ -1,6 +1,6 @@
 """What one GPU can tell in two short calls, in the order of worth; each figure is written when measured.
 
-    python benchmarks/gpu.py --pack PACK [--compiler PYTHON] [--rows ROWS --gpt2 FOLDER]
+    python benchmarks/gpu.py --pack PACK --compiler PYTHON [--rows ROWS --gpt2 FOLDER]
     python benchmarks/gpu.py --out DIR [--from PACK] [--call 2] [--minutes 9] [--only rank,kernels]
 
     call 1
@@ -18,10 +18,10 @@ DIR gets two files. A part appends to results.jsonl; what fails is a row there, 
 again behind it. What is cut off has not failed: with the same DIR the same command goes on, and measures nothing again.
 Printed output is in log.txt, its end after a failure on the screen.
 
-``--pack`` puts into one folder what a machine without network lacks: wheels of the packages and of what they need, but
-for torch and what comes with it; what Triton compiles for the parts; the rows and GPT-2's files where they are given.
-PYTHON is an interpreter of the other machine's version with its torch and Triton; without it the other machine compiles
-for minutes. Triton's cache is found at the path at which it was made, `results.WORK`.
+``--pack`` puts into one folder what a machine without network lacks: the packages and what they need, but for torch and
+what comes with it; what Triton compiles for the parts, which takes minutes; the rows and GPT-2's files where they are
+given. PYTHON is an interpreter of the other machine's version with its torch and Triton, and installs and compiles.
+Triton's cache is found at the path at which it was made, `results.WORK`.
 """
 
 # /// script
@@ -38,19 +38,15 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpu_parts.results import WORK, Results, read_rows
 from record import conditions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 HERE: Final = Path(__file__).parent
 
@@ -89,9 +85,11 @@ NOT_PACKED: Final = re.compile(
 )
 """Large, and on every machine with torch for GPUs; or not needed to train with the pipeline engine and to evaluate."""
 
-PLATFORMS: Final = ("2_28", "2_27", "2_24", "2_17", "2014", "2010", "1")
 TARGET: Final = "sm_90"
 CACHE: Final = WORK / "triton"
+SITE: Final = WORK / "site"
+ARCHIVE: Final = "packed.tar.xz"
+"""Of what is packed in `SITE` and `CACHE`."""
 
 
 def main() -> int:
@@ -124,14 +122,13 @@ def parse_options() -> Namespace:
     parser.add_argument("--from", type=Path, dest="packed", help="folder that --pack wrote")
     parser.add_argument("--tiny", action="store_true", help="try the parts at small sizes, on a CPU too")
     parser.add_argument("--pack", type=Path, help="write this folder, and measure nothing")
-    parser.add_argument("--python", default="3.12", help="of the machine that is packed for")
-    parser.add_argument("--compiler", help="interpreter with that machine's torch and Triton, to pack its cache")
+    parser.add_argument("--compiler", help="interpreter of the other machine's version, with its torch and Triton")
     parser.add_argument("--rows", type=Path, help="the tasks' published rows, to pack")
     parser.add_argument("--gpt2", type=Path, help="encoder.json and vocab.bpe, to pack")
     options = parser.parse_args()
     options.only = options.only or [name for name, part in PARTS.items() if part.call == options.call]
-    if not (options.out or options.pack):
-        parser.error("give --out DIR or --pack DIR")
+    if not (options.out or (options.pack and options.compiler)):
+        parser.error("give --out DIR, or --pack DIR and --compiler PYTHON")
     if unknown := set(options.only) - set(PARTS):
         parser.error(f"--only {','.join(sorted(unknown))}: no such part; choose from {', '.join(PARTS)}")
     return options
@@ -149,32 +146,25 @@ def processes(parts: list[str]) -> list[list[str]]:
 
 
 def part_environment(options: Namespace) -> dict[str, str]:
-    """The parts' environment: this checkout's packages, and after the machine's own those that it lacks."""
-    paths = [HERE, *sorted(HERE.parent.glob("packages/*/src"))]
+    """The parts' environment: this checkout's packages, and what was packed."""
+    paths = [HERE, *sorted(HERE.parent.glob("packages/*/src")), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # wheels come uncompiled
+        "PYTHONDONTWRITEBYTECODE": "",  # what is packed comes uncompiled
         "TRITON_CACHE_DIR": str(CACHE),
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # flash attention, as before torch 2.10 and on other GPUs
     }
     if options.packed:
-        paths.append(install_missing(options.packed / "wheels", WORK / "site"))
-        with suppress(FileNotFoundError), tarfile.open(options.packed / "triton.tar.xz") as archive:
-            archive.extractall(WORK, filter="data")
+        paths.append(SITE)
+        if not SITE.exists():
+            with tarfile.open(options.packed / ARCHIVE) as archive:
+                archive.extractall(WORK, filter="data")
         for name in ("rows", "gpt2"):
             if (options.packed / name).is_dir():
                 environment[f"MTNLG_GPU_{name.upper()}"] = str((options.packed / name).absolute())
     if options.tiny:
         environment.setdefault("TRITON_INTERPRET", "1")
-    before = environment.get("PYTHONPATH")
-    return environment | {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
-
-
-def is_installed(name: str) -> bool:
-    """Whether this environment has the distribution."""
-    with suppress(PackageNotFoundError):
-        return bool(distribution(name))
-    return False
+    return environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 def run(parts: list[str], options: Namespace, environment: dict[str, str], deadline: float) -> None:
@@ -230,74 +220,39 @@ def last_lines(out: Path, count: int = 12) -> str:
     return "\n    ".join(["", *(line[:300] for line in lines[-count:])]) if len(lines) > 1 else ""
 
 
-def install_missing(wheels: Path, site: Path) -> Path:
-    """Unpack the wheels of distributions that this machine lacks into ``site``, unless it is there."""
-    missing = [path for path in sorted(wheels.glob("*.whl")) if not is_installed(path.name.partition("-")[0])]
-    if missing and not site.exists():
-        unpack(sys.executable, missing, site)
-    return site
-
-
-def unpack(python: str, wheels: Iterable[Path], site: Path) -> None:
-    """Install wheels into ``site``, and nothing that they need."""
-    options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(site)]
-    subprocess.run([python, "-m", "pip", "install", *options, *map(str, wheels)], check=True)
-
-
 def pack(options: Namespace) -> None:
-    """Download wheels for the other machine, compile its kernels, and copy rows and GPT-2's files."""
-    wheels = options.pack / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip"]
-    platforms = [word for each in PLATFORMS for word in ("--platform", f"manylinux{'_' * ('_' in each)}{each}_x86_64")]
-    download = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
-    download += ["--python-version", options.python, "--implementation", "cp", *platforms]
-    build = [*pip, "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
-    # Ours for their metadata: the checkout's own code comes first.
-    subprocess.run([*build, *map(str, sorted(HERE.parent.glob("packages/mtnlg-*")))], check=True)
-    for name, version in sorted(requirements(PACKED).items()):
-        wanted = f"{name}=={version}"
-        if subprocess.run([*download, wanted], stderr=subprocess.DEVNULL, check=False).returncode:
-            built = subprocess.run([*build, wanted], check=False)  # sources alone: right where they are Python alone
-            if built.returncode:
-                print(f"{wanted}: NOT PACKED; there is no wheel for Python {options.python}")
-    if options.compiler:
-        compile_kernels(options)
-    else:
-        print(f"kernels: NOT PACKED; give --compiler PYTHON, a Python {options.python} with the machine's Triton")
+    """Install what the other machine lacks, compile its kernels, and copy rows and GPT-2's files."""
+    for folder in (SITE, CACHE):  # of an earlier pack
+        shutil.rmtree(folder, ignore_errors=True)
+    ours = map(str, sorted(HERE.parent.glob("packages/mtnlg-*")))  # for their metadata: the checkout's code comes first
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(SITE)]
+    subprocess.run([options.compiler, *install, *ours, *requirements(PACKED)], check=True)
+    environment = part_environment(Namespace(packed=None, tiny=False))
+    environment["PYTHONPATH"] += os.pathsep + str(SITE)
+    environment.pop("TRITON_INTERPRET", None)
+    subprocess.run([options.compiler, "-m", "gpu_parts.compiled", TARGET], env=environment, check=True)
+    options.pack.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(options.pack / ARCHIVE, "w:xz") as archive:
+        for folder in (SITE, CACHE):
+            archive.add(folder, folder.name)
     for name in ("rows", "gpt2"):
         if source := getattr(options, name):
             shutil.copytree(source, options.pack / name, dirs_exist_ok=True)
-    size = sum(path.stat().st_size for path in options.pack.rglob("*") if path.is_file())
-    print(f"{options.pack}: {len(list(wheels.iterdir()))} wheels, {size / 1e6:.1f} MB in all")
 
 
-def compile_kernels(options: Namespace) -> None:
-    """Fill Triton's cache for the other machine, and pack it."""
-    for folder in (CACHE, WORK / "site"):  # of an earlier pack
-        shutil.rmtree(folder, ignore_errors=True)
-    environment = part_environment(Namespace(packed=None, tiny=False))
-    environment.pop("TRITON_INTERPRET", None)
-    with tempfile.TemporaryDirectory() as site:
-        unpack(options.compiler, (options.pack / "wheels").glob("*.whl"), Path(site))
-        environment["PYTHONPATH"] += os.pathsep + site
-        subprocess.run([options.compiler, "-m", "gpu_parts.compiled", TARGET], env=environment, check=True)
-    with tarfile.open(options.pack / "triton.tar.xz", "w:xz") as archive:
-        archive.add(CACHE, CACHE.name)
-
-
-def requirements(roots: tuple[str, ...]) -> dict[str, str]:
-    """Name and installed version of all that these distributions need here, and that is to be packed."""
+def requirements(roots: tuple[str, ...]) -> list[str]:
+    """What these distributions need that is to be packed, in the versions that are installed here."""
     found: dict[str, str] = {}
     waiting = list(roots)
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found or NOT_PACKED.fullmatch(name) or not is_installed(name):
+        if name in found or NOT_PACKED.fullmatch(name):
             continue
-        found[name] = distribution(name).version
-        wanted = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        waiting += [match[0] for line in wanted if (match := re.match(r"[\w.-]+", line))]
-    return {name: version for name, version in found.items() if not name.startswith("mtnlg-")}
+        with suppress(PackageNotFoundError):
+            found[name] = distribution(name).version
+            wanted = [line for line in distribution(name).requires or () if "extra ==" not in line]
+            waiting += [match[0] for line in wanted if (match := re.match(r"[\w.-]+", line))]
+    return sorted(f"{name}=={version}" for name, version in found.items() if not name.startswith("mtnlg-"))
 
 
 if __name__ == "__main__":
