@@ -22,6 +22,7 @@ import sys
 import tokenize
 import tomllib
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -222,6 +223,7 @@ def due_checks(*, everything: bool = False) -> dict[str, str]:
     return due
 
 
+@cache
 def without_comments(path: Path) -> bytes:
     """Return a file's bytes; of a module those outside comments and docstrings, which no test depends on."""
     if path.suffix != ".py":
