@@ -80,9 +80,10 @@ def recipe_from(folder: Path, *overrides: str, train: str = TRAIN) -> Recipe:
     return load_recipe(path, [initial_weights(folder, path.parent / "none"), *overrides])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("folder", "engine"), [*((name, "pipeline") for name in CONFIGS), ("gpt2", "deepspeed")], indirect=["folder"]
+    ("folder", "engine", "precision"),
+    [*((name, "pipeline", "fp32") for name in CONFIGS), ("gpt2", "deepspeed", "bf16"), ("llama", "pipeline", "bf16")],
+    indirect=["folder"],
 )
 def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two are the cases)
     run_ranks: RunRanks, data: Path, folder: Path, tmp_path: Path, engine: str, precision: str
