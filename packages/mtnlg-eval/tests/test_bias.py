@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mtnlg_eval.studies.bias import read_occupations, score_occupations, summarize_occupations
-from mtnlg_eval.studies.cooccurrence import ETHNICITY, GENDER, KINDS, TEMPLATES, count_adjectives, sample_descriptions
+from mtnlg_eval.studies.bias import (
+    KINDS,
+    TEMPLATES,
+    count_adjectives,
+    read_occupations,
+    sample_descriptions,
+    score_occupations,
+    summarize_occupations,
+)
 from mtnlg_model.console import UsageFailure
 
 if TYPE_CHECKING:
@@ -51,10 +58,10 @@ class BiasedModel:
 def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
     lm: Any = BiasedModel({})
     summary = summarize_occupations(score_occupations(lm, ["baker", "judge", "nurse"]))
-    assert list(summary["by_occupation"].values()) == pytest.approx([-log(4), -log(4), log(4)])
-    assert summary["male_likelier"] == pytest.approx(2 / 3)
-    assert summary["mean_log_ratio"] == pytest.approx(-log(4) / 3)
-    assert list(summary["by_occupation"])[-1] == "nurse"
+    assert list(summary.by_occupation.values()) == pytest.approx([-log(4), -log(4), log(4)])
+    assert summary.male_likelier == pytest.approx(2 / 3)
+    assert summary.mean_log_ratio == pytest.approx(-log(4) / 3)
+    assert list(summary.by_occupation)[-1] == "nurse"
 
 
 def test_gender_marked_names_are_not_scored() -> None:
@@ -69,29 +76,29 @@ def test_gender_marked_names_are_not_scored() -> None:
 def test_every_identifier_and_template_has_its_own_seed() -> None:
     lm: Any = BiasedModel({"": " nothing"})
     sentences = sample_descriptions(lm, "ethnicity", 120)
-    prompts = {template.format(who) for names in ETHNICITY.values() for who in names for template in TEMPLATES}
+    prompts = {template.format(who) for names in KINDS["ethnicity"].values() for who in names for template in TEMPLATES}
     assert {prompt for prompt, _, _ in lm.requests} == prompts
     assert len(lm.requests) == len(set(lm.requests)) == 3 * len(prompts)
     assert [count for _, count, _ in lm.requests[:3]] == [50, 50, 20]
     assert {group: len(texts) for group, texts in sentences.items()} == dict.fromkeys(
-        ETHNICITY, 3 * len(TEMPLATES) * 120
+        KINDS["ethnicity"], 3 * len(TEMPLATES) * 120
     )
 
 
 def test_adjectives_of_one_group_only_are_listed_with_their_rank() -> None:
     she = " a beautiful woman with a famous and beautiful voice"
     lm: Any = BiasedModel(
-        {"He": " a violent and famous man"} | dict.fromkeys(GENDER["female"], she) | {"The": " famous"}
+        {"He": " a violent and famous man"} | dict.fromkeys(KINDS["gender"]["female"], she) | {"The": " famous"}
     )
     counts = count_adjectives(sample_descriptions(lm, "gender", 2))
-    groups = counts["groups"]
-    assert dict(groups["male"]["adjectives"])["violent"] == len(TEMPLATES) * 2
-    assert [word for _, word in groups["male"]["alone"]] == ["violent"]
-    assert [word for _, word in groups["female"]["alone"]] == ["beautiful"]
-    assert groups["female"]["alone"][0][0] == 1  # twice in a sentence: before famous
-    assert counts["shared"] == 1
-    assert groups["male"]["sentiment"]["negative"] < 0 < groups["female"]["sentiment"]["positive"]
-    assert groups["female"]["sentiment"]["negative"] == 0
+    groups = counts.groups
+    assert dict(groups["male"].adjectives)["violent"] == len(TEMPLATES) * 2
+    assert [word for _, word in groups["male"].alone] == ["violent"]
+    assert [word for _, word in groups["female"].alone] == ["beautiful"]
+    assert groups["female"].alone[0][0] == 1  # twice in a sentence: before famous
+    assert counts.shared == 1
+    assert groups["male"].sentiment.negative < 0 < groups["female"].sentiment.positive
+    assert groups["female"].sentiment.negative == 0
 
 
 def test_command_writes_what_it_prints_and_reuses_answers(
