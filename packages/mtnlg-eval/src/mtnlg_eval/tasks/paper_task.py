@@ -43,9 +43,6 @@ SEED = 1234
 
 PAPER = "paper"
 
-METADATA_KEYS = ("with_shots", "unconditional")
-"""Keys of a style that belong in the task's metadata, not its config."""
-
 
 class DocumentList(list["Document"]):
     """A split as ConfigurableTask reads it: a list of documents with the same keys."""
@@ -60,7 +57,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     """A task with the paper's shots and scores. The YAML's ``metadata`` may hold:
 
     ``with_shots``, the prompt with one or more shots; ``unconditional``, the context of the ratio's denominator;
-    ``styles``, overrides of these keys and of the config by style.
+    ``styles``, overrides of the config and of its metadata by style.
 
     ``shown`` has the number of shots in each document's prompt, by document id.
     """
@@ -120,6 +117,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             return max(len(self.lm.tok_encode(text)) for text in texts)
 
         shots = max_shots_that_fit(len(self.sampler.drawn), prompt_tokens, room)
+        self.sampler.drawn = self.sampler.drawn[:shots]
         self.shown[doc["id"]] = shots
         return contexts[shots] if shots in contexts else render(doc, shots, **options)
 
@@ -197,7 +195,6 @@ def paper_task(name: str, data: Path | None = None, style: str = PAPER, revision
     """
     config = task_config(name)
     metadata = config["metadata"] | {"style": style}
-    own = metadata.pop("styles", {}).get(style, {})
-    config |= {key: value for key, value in own.items() if key not in METADATA_KEYS}
-    metadata |= {key: value for key, value in own.items() if key in METADATA_KEYS}
-    return PaperTask(config | {"metadata": metadata}, open_rows(name, data, revision).rows())
+    changes = metadata.pop("styles", {}).get(style, {})
+    metadata |= changes.get("metadata", {})
+    return PaperTask(config | changes | {"metadata": metadata}, open_rows(name, data, revision).rows())

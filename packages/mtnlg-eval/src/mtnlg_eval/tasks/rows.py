@@ -37,8 +37,9 @@ Stripped = Annotated[str, _STRIP]
 Text = Annotated[str, StringConstraints(min_length=1), _STRIP]
 
 
-def _label(**choices: int) -> BeforeValidator:
-    """Validate a label, given as text, number or boolean, that is one of these names."""
+def _label(*spellings: str) -> BeforeValidator:
+    """Validate a label, given as text, number or boolean; each spelling has the names of label 0, 1 and so on."""
+    choices = {name: label for names in spellings for label, name in enumerate(names.split())}
 
     def parse(value: object) -> int:
         if (name := str(value).strip().lower()) in choices:
@@ -59,7 +60,7 @@ def _matching(pattern: str, message: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-YesNo = Annotated[int, _label(**{"false": 0, "true": 1, "f": 0, "t": 1, "0": 0, "1": 1})]
+YesNo = Annotated[int, _label("false true", "f t", "0 1")]
 
 
 class Row(BaseModel):
@@ -134,7 +135,7 @@ class WinoGrande(Row):
     sentence: Annotated[Stripped, _matching(r"^[^_]*_[^_]*[^_\s][^_]*$", "needs one blank _ with words after it")]
     option1: Text
     option2: Text
-    label: Annotated[int, _label(**{"1": 0, "2": 1})] = Field(validation_alias=AliasChoices("answer", "label"))
+    label: Annotated[int, _label("1 2")] = Field(validation_alias=AliasChoices("answer", "label"))
 
     def fields(self) -> Document:
         """Partial evaluation: the sentence through each option, and the rest that both share (paper.md 5.2)."""
@@ -159,7 +160,7 @@ class HellaSwag(Row):
     ctx_b: Stripped
     source_id: str | None = None
     endings: Annotated[list[Text], Field(min_length=4, max_length=4)]
-    label: Annotated[int, _label(**{"0": 0, "1": 1, "2": 2, "3": 3})]
+    label: Annotated[int, _label("0 1 2 3")]
 
     @model_validator(mode="after")
     def _check_endings(self) -> HellaSwag:
@@ -198,7 +199,7 @@ class PiQA(Row):
     goal: Text
     sol1: Text
     sol2: Text
-    label: Annotated[int, _label(**{"0": 0, "1": 1})]
+    label: Annotated[int, _label("0 1")]
 
 
 class Anli(Row):
@@ -209,7 +210,7 @@ class Anli(Row):
 
     premise: Text = Field(validation_alias=AliasChoices("premise", "context"))
     hypothesis: Text
-    label: Annotated[int, _label(e=0, n=1, c=2, **{"0": 0, "1": 1, "2": 2})]
+    label: Annotated[int, _label("e n c", "0 1 2")]
 
 
 class Hans(Row):
@@ -220,7 +221,7 @@ class Hans(Row):
 
     sentence1: Text
     sentence2: Text
-    label: Annotated[int, _label(**{"entailment": 0, "non-entailment": 1})] = Field(validation_alias="gold_label")
+    label: Annotated[int, _label("entailment non-entailment")] = Field(validation_alias="gold_label")
     heuristic: Text
     subcase: Text
     template: Text
@@ -264,7 +265,7 @@ class RaceQuestion(BaseModel):
 
     question: Text
     options: Annotated[list[Text], Field(min_length=4, max_length=4)]
-    label: Annotated[int, _label(a=0, b=1, c=2, d=3)] = Field(validation_alias="answer")
+    label: Annotated[int, _label("a b c d")] = Field(validation_alias="answer")
 
 
 class Race(Row):

@@ -28,7 +28,7 @@ from mtnlg_eval.hub import reach_hub
 from mtnlg_eval.records import explain
 from mtnlg_model.console import Failure
 
-from .formats import files_by_split, read_raw_rows, scored_split
+from .formats import SPLITS, files_by_split, read_raw_rows, scored_split
 from .rows import ROWS
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from .formats import RawRow
     from .rows import Document, Row
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
