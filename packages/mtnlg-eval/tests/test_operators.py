@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from lm_eval.api.instance import Instance
 
-EVERY = st.tuples(st.sampled_from(list(OPERATORS)), st.sampled_from(DISGUISES), st.integers(0, 9), st.integers(0, 999))
+EVERY = st.tuples(
+    st.sampled_from(list(OPERATORS)), st.sampled_from(list(DISGUISES)), st.integers(0, 9), st.integers(0, 999)
+)
 
 
 def numbers(line: str) -> list[int]:

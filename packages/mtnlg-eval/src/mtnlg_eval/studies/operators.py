@@ -45,11 +45,17 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "minimum": min,
     "join": lambda a, b: int(f"{a}{b}"),
 }
+DISGUISES = {
+    "hash": "{a} # {b} =",
+    "ampersand": "{a} & {b} =",
+    "word": "{a} blick {b} =",
+    "function": "f({a}, {b}) =",
+    "misleading": "{a} {sign} {b} =",
+}
 SIGNS = {"add": "-", "subtract": "*", "multiply": "+", "divide": "-"}
 """Signs in the misleading disguise: that of another operator; + for operators without a usual sign."""
 
 SEED = 1234
-DISGUISES = ("hash", "ampersand", "word", "function", "misleading")
 NEW_TOKENS = 8
 
 
@@ -89,13 +95,7 @@ def _draw_pair(hidden: str, random: Random) -> tuple[int, int]:
 
 
 def _format_term(hidden: str, disguise: str, a: int, b: int) -> str:
-    match disguise:
-        case "function":
-            return f"f({a}, {b}) ="
-        case "misleading":
-            return f"{a} {SIGNS.get(hidden, '+')} {b} ="
-        case _:
-            return f"{a} { {'hash': '#', 'ampersand': '&', 'word': 'blick'}[disguise] } {b} ="
+    return DISGUISES[disguise].format(a=a, b=b, sign=SIGNS.get(hidden, "+"))
 
 
 class Cell(Record):
@@ -141,8 +141,9 @@ class Operators(Study):
             text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
             write_text(out / "operators.jsonl", text)
         cells = []
-        for n, (hidden, disguise, count) in enumerate(product(OPERATORS, DISGUISES, shots)):
-            right = sum(line["right"] for line in lines[n * problems : (n + 1) * problems])
+        for start in range(0, len(posed), problems):
+            hidden, disguise, count, *_ = posed[start]
+            right = sum(line["right"] for line in lines[start : start + problems])
             low, high = wilson_interval(right, problems)
             found = {"right": right, "problems": problems, "accuracy": right / problems, "low": low, "high": high}
             cells.append(Cell(operator=hidden, disguise=disguise, shots=count, **found))
@@ -158,14 +159,10 @@ class Operators(Study):
         rows = [
             row(name, [cell for cell in self.cells if getattr(cell, part) == name])
             for part in ("operator", "disguise")
-            for name in _names(part, self.cells)
+            for name in dict.fromkeys(getattr(cell, part) for cell in self.cells)
         ]
         rows.append(row("all", self.cells))
         return [Table(["solved, % (95 %); examples:", *map(str, shots)], rows)]
-
-
-def _names(part: str, cells: Sequence[Cell]) -> list[str]:
-    return list(dict.fromkeys(getattr(cell, part) for cell in cells))
 
 
 def _solved(cells: Sequence[Cell]) -> str:
