@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mtnlg_eval.scoring import packed_attention
-from mtnlg_eval.scoring.packed_attention import AttentionPlan, Span
+from mtnlg_eval.scoring.packed_attention import PackedAttention, Span, plan_attention
 from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
@@ -62,8 +62,9 @@ def line(texts: list[tuple[Text, list[Text]]], cut: int = 0) -> tuple[Tensor, li
 def hidden(decoder: Decoder, texts: list[tuple[Text, list[Text]]], cut: int = 0) -> list[Tensor]:
     tokens, spans, positions = line(texts, cut)
     scored = [position for group in positions for position in group]
-    plan = AttentionPlan.build(spans, len(tokens), torch.tensor(scored + [0] * (-len(scored) % STEP)), CPU)
-    x_N1H = decoder.hidden(tokens[None], plan.position_ids[None], plan.attend(decoder.config.layers))
+    scored_N = torch.tensor(scored + [0] * (-len(scored) % STEP))
+    positions_S, attend = plan_attention(spans, len(tokens), scored_N, CPU, decoder.config.layers)
+    x_N1H = decoder.hidden(tokens[None], positions_S[None], attend)
     return list(torch.split(x_N1H[: len(scored), 0], [len(group) for group in positions]))
 
 
@@ -105,9 +106,10 @@ def test_another_number_of_threads_changes_no_bit(decoder: Decoder) -> None:
 SPANS = [(0, 700, -1), (700, 1, 0), (701, 40, 0), (741, 5, 2), (746, 1, -1), (747, 130, -1), (877, 3, 5)]
 
 
-def plan_of_spans(device: str) -> tuple[AttentionPlan, int, int]:
+def plan_of_spans(device: str) -> tuple[list[PackedAttention], int, int]:
     length, scored = 896, torch.tensor([699, 0, 745, 746, 699, 879, 0, 0])
-    return AttentionPlan.build([Span(*span) for span in SPANS], length, scored, torch.device(device)), 880, length
+    _, attends = plan_attention([Span(*span) for span in SPANS], length, scored, torch.device(device), 2)
+    return attends, 880, length
 
 
 def attention_of_sequences(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:  # noqa: ANN401
@@ -127,23 +129,23 @@ def attention_of_sequences(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tenso
 def test_spans_are_sequences_of_flash_attention(
     heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, end, length = plan_of_spans("cpu")
+    attends, end, length = plan_of_spans("cpu")
     draw = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, n, length, 16, generator=draw) for n in (4, heads, heads))
     attention = partial(functional.attention, window=window)
-    chunked = [attend(attention, q, k, v, 0.2, 0.0) for attend in plan.attend(2)]
+    chunked = [attend(attention, q, k, v, 0.2, 0.0) for attend in attends]
     monkeypatch.setattr(packed_attention, "has_flash", lambda _: True)
     monkeypatch.setattr(packed_attention, "flash_varlen", attention_of_sequences)
-    by_span = [attend(attention, q, k, v, 0.2, 0.0) for attend in plan.attend(2)]
+    by_span = [attend(attention, q, k, v, 0.2, 0.0) for attend in attends]
     for one, other in zip(chunked, by_span, strict=True):
         assert torch.allclose(one[:, :, :end], other[:, :, :end], atol=1e-5, rtol=0)
 
 
 def test_flash_attention_takes_spans() -> None:
     """PyTorch's kernel has the arguments that we give it; on the meta device it computes shapes alone."""
-    plan, _, length = plan_of_spans("meta")
+    attends, _, length = plan_of_spans("meta")
     q, k, v = (torch.empty(1, n, length, 64, device="meta", dtype=torch.bfloat16) for n in (4, 2, 2))
-    shapes = [attend(functional.attention, q, k, v, 0.2, 0.0).shape for attend in plan.attend(2)]
+    shapes = [attend(functional.attention, q, k, v, 0.2, 0.0).shape for attend in attends]
     assert shapes == [(1, 4, length, 64), (1, 4, 8, 64)]
 
 
@@ -156,6 +158,6 @@ def test_gpus_before_ampere_have_no_flash_attention(major: int, flash: bool, mon
 
 def test_a_gpu_has_a_mask_for_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_attention, "to_device", Tensor.to)
-    plan, _, _ = plan_of_spans("meta")
-    for attend in plan.attend(2):
+    attends, _, _ = plan_of_spans("meta")
+    for attend in attends:
         assert all(batch.mask is not None for batch in attend._chunks[0])

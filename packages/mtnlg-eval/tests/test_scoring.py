@@ -243,7 +243,7 @@ def test_rolling_loglikelihood_predicts_every_token_once(lm: DecoderLM) -> None:
     ids = lm.tok_encode(text)
     assert len(ids) > 2 * lm.max_length
     (logp,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
-    first = plain(lm, [lm.eot_token_id], ids[: lm.max_length])[0]
+    first = plain(lm, [lm.prefix_token_id], ids[: lm.max_length])[0]
     rest, read = first, lm.max_length
     while read < len(ids):
         end = min(read + lm.max_length, len(ids))

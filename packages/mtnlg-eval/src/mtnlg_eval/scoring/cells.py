@@ -1,19 +1,24 @@
-"""What is scored: tasks with their rows, and cells, each a task at one number of shots with one seed."""
+"""What is scored: tasks with their rows, and cells, each a task at one number of shots with one seed.
+
+Also values from lm-eval's records of rows: the right choice, the choices' scores, metrics with standard errors.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from math import exp
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mtnlg_eval.results.result import Metric
+from mtnlg_eval.results.statistics import bits_per_byte, clustered_error, jackknife_error
 from mtnlg_eval.tasks.lm_eval_tasks import lm_eval_rows
-from mtnlg_eval.tasks.paper_task import PAPER
+from mtnlg_eval.tasks.paper_task import PAPER, PaperTask
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_eval.tasks.rows import content_digest
 from mtnlg_eval.tasks.shots import ANY_SHOT, sample_rows
 from mtnlg_model.console import Failure
-
-from .measures import gold_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +82,9 @@ class Source:
 
 @dataclass
 class Cell:
-    """A task at one number of shots with one seed; ``failed`` has the reasons for left-out rows, ``drawn`` the shots.
+    """A task at one number of shots with one seed; ``failed`` has the reasons for left-out rows.
+
+    ``shown`` has the number of shots in each row's prompt, before one of lm-eval's own tasks loses its beginning.
 
     lm-eval gets the rows, with their numbers in the split, from `rows`, and builds and scores them through `guard`.
     """
@@ -87,7 +94,7 @@ class Cell:
     count: int
     seed: int
     failed: dict[int, str] = field(default_factory=dict)
-    drawn: dict[int, Sequence[Document]] = field(default_factory=dict)
+    shown: dict[int, int] = field(default_factory=dict)
     task: Task = None
     _row: int = -1
 
@@ -120,7 +127,8 @@ class Cell:
             if task.OUTPUT_TYPE == "multiple_choice" and gold_of(task, doc) is None:
                 raise Failure("its answer is neither a choice nor the number of one")
             text = ctx()
-            self.drawn[options["metadata"][1]] = getattr(getattr(task, "sampler", None), "drawn", ())
+            drawn = len(getattr(getattr(task, "sampler", None), "drawn", ()))
+            self.shown[options["metadata"][1]] = drawn if hasattr(task, "rows") else drawn or self.count
             return construct(doc, text, **options)
 
         def requests(doc: Any, ctx: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -150,3 +158,72 @@ def identity_of(document: Mapping[str, Any], number: int) -> dict[str, str]:
     digest = document.get("digest") or content_digest(document)
     cluster = document.get("template") or document.get("group") or f"{digest}#{number}"
     return {"id": str(document.get("id", number)), "digest": str(digest), "cluster": str(cluster)}
+
+
+def reason_of(error: Exception) -> str:
+    """An error in a few words."""
+    if isinstance(error, Failure):
+        return str(error)
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def gold_of(task: Task, doc: Mapping[str, Any]) -> int | None:
+    """Number of the right choice, the first if there are several; None if there are no choices."""
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return 0
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    gold, choices = gold[0] if isinstance(gold, list) else gold, task.doc_to_choice(doc)
+    if isinstance(gold, str) and gold in choices:
+        return int(choices.index(gold))
+    return int(gold) if isinstance(gold, int) and 0 <= gold < len(choices) else None
+
+
+def scores_of(task: Task, sample: Mapping[str, Any]) -> list[float]:
+    """Scores by which the choices of a row are compared; [] if there are no choices."""
+    if isinstance(task, PaperTask):
+        return task.scores(sample["doc"], sample["filtered_resps"])
+    if task.OUTPUT_TYPE not in {"multiple_choice", "loglikelihood"}:
+        return []
+    return [logp for logp, _ in sample["filtered_resps"]]
+
+
+def metrics_of(
+    task: Task,
+    values: Mapping[str, Any],
+    samples: Sequence[Mapping[str, Any]],
+    in_order: Sequence[Mapping[str, Any]],
+    clusters: Sequence[int],
+) -> Iterator[tuple[str, Metric]]:
+    """lm-eval's metrics with standard errors, and the right answers' log-likelihood and bits per byte.
+
+    The standard error of perplexity, the exponential of the mean of -log P, is by the delta method; that of a metric
+    that is not a mean of rows, by the jackknife.
+    """
+    first = samples[0]["filter"]
+    for key in (key for key in values if "," in key and "_stderr" not in key):
+        name, _, filter_ = key.partition(",")
+        rows = in_order if filter_ == first else [sample for sample in samples if sample["filter"] == filter_]
+        column, value, stderr = [sample[name] for sample in rows if name in sample], values[key], None
+        if not isinstance(value, int | float):
+            continue
+        if len(column) == len(clusters) and all(isinstance(each, int | float) for each in column):
+            stderr = clustered_error(column, clusters)
+            if name == "perplexity" and stderr is not None:
+                stderr *= exp(-fmean(column))
+        elif len(column) == len(clusters) and name in task.aggregation():
+            stderr = jackknife_error(task.aggregation()[name], column, clusters)
+        yield name if filter_ == first else f"{name},{filter_}", Metric(value=value, stderr=stderr)
+    golds = [(sample, sample["gold"]) for sample in in_order]
+    if (
+        golds
+        and all(gold is not None for _, gold in golds)
+        and not any(key.startswith("bits_per_byte") for key in values)
+    ):
+        logps = [sample["filtered_resps"][gold][0] for sample, gold in golds]
+        sizes = [len(sample["arguments"][f"gen_args_{gold}"]["arg_1"].encode()) for sample, gold in golds]
+        pairs = list(zip(logps, sizes, strict=True))
+        yield "log_likelihood", Metric(value=fmean(logps), stderr=clustered_error(logps, clusters))
+        error = jackknife_error(bits_per_byte, pairs, clusters)  # type: ignore[arg-type]  # of these pairs
+        yield "bits_per_byte", Metric(value=bits_per_byte(pairs), stderr=error)

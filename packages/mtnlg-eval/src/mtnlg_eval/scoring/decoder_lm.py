@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import compress, islice
 from math import fsum, isnan
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_model.console import Failure
@@ -28,7 +28,6 @@ from .fixed_order import TILE, fixed_order
 from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
 from .packing import Request, pack_rows, plan_rows, take_batch
 from .prompt_encoder import PromptEncoder
-from .transfers import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from .open_model import OpenedModel
     from .packing import Batch, Row
 
+    Tokens = tuple[int, ...]
     Score = tuple[float, bool]  # log P(answer | context), and whether greedy decoding gives the answer
 
 T = TypeVar("T")
@@ -66,6 +66,26 @@ class Engine(Protocol):
 
     def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
         """Yield for each batch the new tokens of its prompts."""
+
+
+class Arriving:
+    """A result of the current stream on its way from a GPU to the host; on a CPU nothing is copied.
+
+    It arrives once computed: a plain copy would wait for all work queued on the GPU, the next batch too.
+    """
+
+    def __init__(self, result: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if result.is_cuda:
+            result = result.to("cpu", non_blocking=True)  # into pinned memory
+            self._copied = torch.cuda.current_stream().record_event()
+        self._host = result
+
+    def wait(self) -> Tensor:
+        """Wait for the result and return it, on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
 
 
 class LocalEngine:
@@ -94,10 +114,9 @@ class LocalEngine:
     @torch.inference_mode()
     def _score_batch(self, batch: Batch) -> Tensor:
         """Log P(target) and greedy flags, [2, N] in fp32; logits exist a few hundred positions at a time."""
-        plan = batch.attention_plan(self.device)
-        attend = plan.attend(self.decoder.config.layers)
+        positions_S, attend = batch.attention(self.device, self.decoder.config.layers)
         tokens_S, targets_N = (to_device(x, self.device) for x in (batch.tokens, batch.targets))
-        x_NH = self.decoder.hidden(tokens_S[None], plan.position_ids[None], attend)[:, 0]
+        x_NH = self.decoder.hidden(tokens_S[None], positions_S[None], attend)[:, 0]
         chunks = zip(*(torch.split(x, TILE) for x in (x_NH, targets_N)), strict=True)
         logps, greedy = zip(*(self._score_positions(*chunk) for chunk in chunks), strict=True)
         logp_N = torch.cat(logps)
@@ -152,7 +171,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
+class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
     """A decoder as lm-eval's model, for any of its tasks.
 
     ``on_scored(n)`` is called when n more requests are answered, maybe in another thread, and ``on_failed`` for a
@@ -176,11 +195,6 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         self._special = {token["id"] for token in added if token["special"]}
 
     @property
-    def eot_token_id(self) -> int:
-        """Token that ends a document."""
-        return self._tokenizer.eod
-
-    @property
     def prefix_token_id(self) -> int:
         """Token used as an empty context: the one that begins texts, as in lm-eval's own backend."""
         begin = self._prompts.encode(self.chat.begin)
@@ -199,12 +213,11 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         """The prompt of a chat."""
         return self.chat.render(chat_history, answer=add_generation_prompt)
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Tokenize a text, after the tokenizer's own first tokens unless ``add_special_tokens`` is False."""
-        before = [] if add_special_tokens is False else self._tokenizer.before(string)
-        return [*before, *self._prompts.encode(string)]
+    def tok_encode(self, string: str) -> list[int]:
+        """Tokenize a text, after the tokenizer's own first tokens."""
+        return [*self._tokenizer.before(string), *self._prompts.encode(string)]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
+    def _encode_pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """A request's tokens, split as lm-eval does, with every piece of text encoded once."""
         tokens, answer = self._prompts.encode_pair(context, continuation)
         return tokens or (self.prefix_token_id,), answer  # a context may be blank
@@ -220,23 +233,19 @@ class DecoderLM(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [sum(logp for logp, _ in scores) for scores in self._score(requests, self._encode_windows)]
 
     def _encode_request(self, instance: Instance) -> list[Request]:
-        """The request by lm-eval's own tokenization, which calls `_loglikelihood_tokens`."""
-        ((request, cut),) = super().loglikelihood([instance], disable_tqdm=True)
-        if cut:
+        """The request, tokenized as by lm-eval; a context that is too long for the model loses its beginning."""
+        context, continuation = instance.args
+        if context:
+            tokens, answer = self._encode_pair(context, continuation)
+        else:
+            tokens, answer = (self.prefix_token_id,), self._prompts.encode(continuation)
+            answer = answer[1:] if answer[:1] == tokens else answer
+        if not 0 < len(answer) <= self.max_length:
+            raise Failure(f"{len(answer)} tokens to score; a continuation has from 1 to {self.max_length}")
+        room = self.max_length + 1 - len(answer)  # the last token is predicted, never read
+        if len(tokens) > room:
             self.cut.add(id(instance))
-        return [request]
-
-    def _loglikelihood_tokens(
-        self, requests: Iterable[tuple[Any, Sequence[int], Sequence[int]]], **_: object
-    ) -> list[tuple[Request, bool]]:
-        """The requests, and whether each lost the beginning of a context that is too long for the model."""
-        cut_requests = []
-        for _, context, answer in requests:
-            if not 0 < len(answer) <= self.max_length:
-                raise Failure(f"{len(answer)} tokens to score; a continuation has from 1 to {self.max_length}")
-            room = self.max_length + 1 - len(answer)  # the last token is predicted, never read
-            cut_requests.append((Request(tuple(context[-room:]), tuple(answer)), len(context) > room))
-        return cut_requests
+        return [Request(tokens[-room:], answer)]
 
     def _encode_windows(self, instance: Instance) -> list[Request]:
         (text,) = instance.args

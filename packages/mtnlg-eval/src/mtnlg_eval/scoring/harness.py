@@ -35,8 +35,7 @@ from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
-from .cells import OF_LM_EVAL, Cell, Source, TaskOptions, identity_of
-from .measures import gold_of, metrics_of, reason_of, scores_of
+from .cells import OF_LM_EVAL, Cell, Source, TaskOptions, gold_of, identity_of, metrics_of, reason_of, scores_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -223,15 +222,9 @@ class Evaluation:
                 sample
                 | {"arguments": arguments, **identity_of(sample["doc"], number)}
                 | {"gold": gold_of(task, sample["doc"]), "scores": scores_of(task, sample)}
-                | {"shots": self._shown(cell, sample), "truncated": number in cut}
+                | {"shots": cell.shown[number], "truncated": number in cut}
             )
         return made
-
-    def _shown(self, cell: Cell, sample: dict[str, Any]) -> int:
-        """Number of shots in a row's prompt, before one of lm-eval's own tasks loses its beginning."""
-        if isinstance(cell.task, PaperTask):
-            return cell.task.shown[sample["doc"]["id"]]
-        return len(cell.drawn[sample["doc_id"]]) or cell.count
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
         lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key

@@ -25,6 +25,7 @@ from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, read_manifest, resolve_checkpoint
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure, progress
+from mtnlg_model.convert.config_json import is_huggingface
 from mtnlg_model.convert.huggingface import HuggingFaceWeights
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.settings import Settings, validate
@@ -160,7 +161,7 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
 
 def _open_weights(folder: Path) -> tuple[Checkpoint | HuggingFaceWeights, str]:
     """The weights in a folder and their digest. Raises ``CheckpointError`` if a checksum does not match."""
-    if (folder / "config.json").exists() and not (folder / "manifest.json").exists():
+    if is_huggingface(folder):
         weights = HuggingFaceWeights(folder)
         sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
         return weights, _digest([weights.config.model_dump(), sums])
@@ -186,23 +187,18 @@ def _checksums(paths: Iterable[Path]) -> dict[Path, str]:
     known: dict[str, str] = {}
     with suppress(OSError, ValueError, Failure):
         known = json.loads(read_small(memory))
-    sums, keys, sizes = {}, {}, {}
-    for path in paths:
-        stat = path.stat()
-        keys[path] = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"
-        if keys[path] in known:
-            sums[path] = known[keys[path]]
-        else:
-            sizes[path] = stat.st_size
-    with progress("checksums", sum(sizes.values()), "bytes") as advance:
-        for path, size in sizes.items():
-            sums[path] = file_checksum(path.resolve())
-            advance(size)
-    if sizes:
+    stats = {path: path.stat() for path in paths}
+    keys = {path: f"{path.resolve()}:{s.st_size}:{s.st_mtime_ns}:{s.st_ino}" for path, s in stats.items()}
+    new = [path for path, key in keys.items() if key not in known]
+    with progress("checksums", sum(stats[path].st_size for path in new), "bytes") as advance:
+        for path in new:
+            known[keys[path]] = file_checksum(path.resolve())
+            advance(stats[path].st_size)
+    if new:
         with suppress(OSError):
             memory.parent.mkdir(parents=True, exist_ok=True)
-            write_json(memory, known | {keys[path]: sums[path] for path in sizes})
-    return sums
+            write_json(memory, known)
+    return {path: known[key] for path, key in keys.items()}
 
 
 def choose_threads(config: ModelConfig) -> int:

@@ -185,34 +185,24 @@ class PackedAttention:
         return batches, to_device(torch.from_numpy(output_index)[wanted], paths.device)
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Position ids [S] of a packed sequence, and its attention: for all tokens, and for the scored ones only."""
+def plan_attention(
+    spans: Sequence[Span], length: int, scored: Tensor, device: torch.device, layers: int
+) -> tuple[Tensor, list[PackedAttention]]:
+    """Position ids [S] of a packed sequence of ``length`` tokens, and the attention of each of a decoder's ``layers``.
 
-    position_ids: Tensor
-    all_tokens: PackedAttention
-    scored_tokens: PackedAttention
-
-    @classmethod
-    def build(cls, spans: Sequence[Span], length: int, scored: Tensor, device: torch.device) -> AttentionPlan:
-        """Plan attention over ``length`` tokens, in the last layer only for the indices ``scored`` [N] (may repeat).
-
-        ``scored`` is on the host; building the plan does not synchronize with ``device``. Spans follow each other from
-        token 0 on, each after its parent. Tokens after the last span get position 0 and a meaningless result.
-        """
-        position_ids = np.zeros(length, np.int64)
-        indices: list[Indices] = []
-        for start, size, parent in spans:
-            ancestors = indices[parent] if parent >= 0 else np.zeros(0, np.int64)
-            indices.append(np.concatenate((ancestors, np.arange(start, start + size))))
-            position_ids[start : start + size] = np.arange(len(ancestors), len(ancestors) + size)
-        paths = _Paths(indices, [span.length for span in spans], length, device)
-        positions_S = to_device(torch.from_numpy(position_ids), device)
-        return cls(positions_S, PackedAttention(paths), PackedAttention(paths, scored))
-
-    def attend(self, layers: int) -> list[PackedAttention]:
-        """Attention of each of a decoder's ``layers``."""
-        return [self.all_tokens] * (layers - 1) + [self.scored_tokens]
+    That of the last is only for the indices ``scored`` [N] (may repeat), which are on the host; planning does not
+    synchronize with ``device``. Spans follow each other from token 0 on, each after its parent. Tokens after the last
+    span get position 0 and a meaningless result.
+    """
+    position_ids = np.zeros(length, np.int64)
+    indices: list[Indices] = []
+    for start, size, parent in spans:
+        ancestors = indices[parent] if parent >= 0 else np.zeros(0, np.int64)
+        indices.append(np.concatenate((ancestors, np.arange(start, start + size))))
+        position_ids[start : start + size] = np.arange(len(ancestors), len(ancestors) + size)
+    paths = _Paths(indices, [span.length for span in spans], length, device)
+    attend = [PackedAttention(paths)] * (layers - 1) + [PackedAttention(paths, scored)]
+    return to_device(torch.from_numpy(position_ids), device), attend
 
 
 def _chunk_span(path: Indices, depths: Indices) -> Iterator[_Chunk]:

@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .packed_attention import AttentionPlan, Span
+from .packed_attention import Span, plan_attention
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
+
+    from .packed_attention import PackedAttention
 
     Tokens = tuple[int, ...]
 
@@ -89,9 +91,9 @@ class Batch:
     scored: Tensor
     targets: Tensor
 
-    def attention_plan(self, device: torch.device) -> AttentionPlan:
-        """Position ids, and attention within each text of the packed sequence, on ``device``."""
-        return AttentionPlan.build(self.spans, len(self.tokens), self.scored, device)
+    def attention(self, device: torch.device, layers: int) -> tuple[Tensor, list[PackedAttention]]:
+        """Position ids, and each layer's attention within each text of the packed sequence, on ``device``."""
+        return plan_attention(self.spans, len(self.tokens), self.scored, device, layers)
 
 
 def plan_rows(requests: Iterable[Request], max_length: int, longest_short_text: int | None = None) -> list[Row]:

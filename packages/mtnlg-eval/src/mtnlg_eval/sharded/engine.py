@@ -20,12 +20,11 @@ import torch
 from torch import distributed
 
 from mtnlg_eval.scoring.answer_store import AnswerStore
-from mtnlg_eval.scoring.decoder_lm import DecoderLM, lagging, request_scores, row_multiple
+from mtnlg_eval.scoring.decoder_lm import Arriving, DecoderLM, lagging, request_scores, row_multiple
 from mtnlg_eval.scoring.fixed_order import fixed_order
 from mtnlg_eval.scoring.generation import generate_batch
 from mtnlg_eval.scoring.open_model import answers_identity
 from mtnlg_eval.scoring.packing import pack_rows
-from mtnlg_eval.scoring.transfers import Arriving
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.cache import Cache
 from mtnlg_model.generation.sampling import to_device
@@ -85,10 +84,10 @@ class ShardedEngine:
         nothing = Arriving(torch.zeros(2, len(batch.scored)))
         if replica != shard.place.dp:
             return nothing
-        plan = batch.attention_plan(shard.device)
+        positions_S, attend = batch.attention(shard.device, shard.config.layers)
         tokens_S, targets_N = (to_device(x, shard.device) for x in (batch.tokens, batch.targets))
         with fixed_order(shard.device):
-            x_N1H = shard.forward(tokens_S[None], plan.position_ids[None], plan.attend(shard.config.layers))
+            x_N1H = shard.forward(tokens_S[None], positions_S[None], attend)
             if x_N1H is None:
                 return nothing
             logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
