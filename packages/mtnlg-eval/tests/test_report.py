@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtnlg_eval.report import write_report
-from mtnlg_eval.report.curves import SMALL
+from mtnlg_eval.report.charts import SMALL
 from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.tasks.published import SHOTS, TASKS
 
@@ -101,7 +101,7 @@ def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page)
     assert page.rows[start][6:-1] == ["MT-NLG", "GPT-3", "GPT-2", "Gopher", "shown", "rows"]
     rows = [row for row in page.rows[start + 1 :] if len(row) == len(page.rows[start])][: len(TASKS) * len(SHOTS)]
     for number, row in enumerate(rows):
-        task, shots = TASKS[number // len(SHOTS)], SHOTS[number % len(SHOTS)]
+        task, shots = TASKS[number // len(SHOTS)], list(SHOTS)[number % len(SHOTS)]
         score = scores[task.name, shots]
         assert row[0] == (f"{task.title} acc" if shots == "0" else "")
         assert row[1] == (f"few ({task.few})" if shots == "few" else shots)

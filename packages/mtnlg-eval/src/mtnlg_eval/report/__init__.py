@@ -10,7 +10,7 @@ import json
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from mtnlg_eval.markup import NARROW, count, decimal, duration, short
+from mtnlg_eval.markup import NARROW, render
 from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import collected
 from mtnlg_eval.table import print_scores
@@ -23,7 +23,6 @@ from .run_files import read_run
 from .samples import write_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from .run_files import Run
@@ -82,7 +81,7 @@ def build_results(run: Run) -> dict[str, Any]:
             "blend": [source.model_dump() | {"epochs": run.epochs.get(source.name)} for source in blend],
         }
     if run.evaluation:
-        published = {task.name: {model: each._asdict() for model, each in task.figures.items()} for task in TASKS}
+        published = {task.name: task.figures for task in TASKS}
         scores = collected(run.evaluation.results, run.evaluation.not_run)
         content["evaluation"] = scores | {"published": published, "seconds": run.evaluation.seconds}
     return content
@@ -90,24 +89,9 @@ def build_results(run: Run) -> dict[str, Any]:
 
 def print_summary(run: Run) -> None:
     """Print a line per part, and the table of scores."""
-    for line in _summary(run):
-        output().print(line.replace(NARROW, " "))  # on a terminal a narrow space is not printable
+    text = render("summary.txt", run=run).unescape().removesuffix("\n")
+    output().print(text.replace(NARROW, " "))  # on a terminal a narrow space is not printable
     if run.evaluation is not None:
         main = run.evaluation.main
-        tasks = {task: {n: cell.summary for n, cell in main.by_shots(task).items()} for task in main.tasks()}
+        tasks = {task: {n: cell.summary for n, cell in by_shots.items()} for task, by_shots in main.by_task.items()}
         print_scores({"name": main.model.name, "tasks": tasks, "groups": group_means(main.results), "not_run": []})
-
-
-def _summary(run: Run) -> Iterator[str]:
-    yield f"{run.name}: {duration(sum(run.seconds.values()))} in curation, training and scoring"
-    if run.curation:
-        documents_in, documents_out = map(count, run.curation.documents)
-        tokens = f", {short(run.blend.tokens)} tokens" if run.blend else ""
-        yield f"data:       {documents_in} documents, {documents_out} kept{tokens}"
-    if training := run.training:
-        entropy = run.curation.unigram_entropy_nats if run.curation else None
-        unigram = "" if entropy is None else f" (unigram entropy {entropy:.2f})"
-        yield f"training:   loss {decimal(training.loss, 2)} nats per token{unigram}"
-        axes = training.layout.model_dump(exclude_none=True).items()
-        shape, speed = " x ".join(f"{axis} {degree}" for axis, degree in axes), short(training.tokens_per_second)
-        yield f"layout:     {shape}, {speed} tokens/s"

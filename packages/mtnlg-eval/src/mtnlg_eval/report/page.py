@@ -1,6 +1,6 @@
 """The page of a run: what its templates need in addition to the contents of the files.
 
-    page.html      the frame, the headline figures, data, training and its curves (curves.py)
+    page.html      the frame, the headline figures, data, training and its curves (charts.py)
     scores.html    how to read the scores, their table, runs compared, what every result depends on
     studies.html   a chapter for each kind of study
     answers.html   the browser of answers, which answers.js fills
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import partial
 from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mtnlg_eval.markup import percent, render
-from mtnlg_eval.results.compare import common_tasks, compared, difference, group_means, labels, macro
+from mtnlg_eval.results.compare import common_tasks, compared, difference, group_means, macro
 from mtnlg_eval.results.statistics import Z
 from mtnlg_eval.studies.study import NAMES, study_class
 from mtnlg_eval.table import differences_by_task
-from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, task_order, title_of
+from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, title_of
 
-from .curves import curves
+from .charts import curves, trends
 from .samples import FOLDER, MAX_CHARACTERS
-from .trends import trends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,31 +73,28 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     """What scores.html needs."""
-    main, names = evaluation.main, labels(evaluation.runs)
-    cells = {task: main.by_shots(task) for task in main.tasks()}
+    main = evaluation.main
+    cells = main.by_task
     every = [cell for by_shots in cells.values() for cell in by_shots.values()]
     differs = differences_by_task(
         {task: {asked: cell.differs for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
     )
-    keys = sorted(main.cells, key=lambda key: (task_order(key[0]), main.cells[key].first.shots.count, key[1]))
+    published = [(TASKS_BY_NAME[task], asked) for task, asked in main.cells if task in TASKS_BY_NAME]
     return {
-        "evaluation": evaluation,
-        "names": names,
         "rows": _rows(evaluation),
-        "parameters": main.model.parameters,
         "times": float(f"{MTNLG_PARAMETERS / max(1, main.model.parameters):.1e}"),
         "cells": cells,
         "differs": differs,
         "general": {head: texts for head, texts in differs.items() if head not in cells},
-        "models": [model for model in MODELS if any(_figure(*at, model) for at in main.cells)],
+        "models": [
+            model for model in MODELS if any(task.figure(model, asked) is not None for task, asked in published)
+        ],
         "likelihoods": {
             name: words for name, words in LIKELIHOODS.items() if any(name in cell.first.metrics for cell in every)
         },
-        "reserved": {*LIKELIHOODS},
         "fewer": any(cell.shown < cell.first.shots.count for cell in every),
         "published": TASKS_BY_NAME,
         "title": title_of,
-        "figure": _figure,
         "groups": group_means(main.results),
         "means": {
             asked: (len(tasks), macro(main, tasks, asked))
@@ -106,11 +103,10 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
         },
         "compared": compared(evaluation.runs),
         "difference": difference,
-        "shared": [key for key in keys if any(key in run.cells for run in evaluation.runs[1:])],
-        "link": _link,
+        "shared": [key for key in main.cells if any(key in run.cells for run in evaluation.runs[1:])],
+        "link": partial(_link, evaluation),
         "trends": trends(evaluation),
         "z": Z,
-        "basename": lambda path: PurePath(path).name,
     }
 
 
@@ -125,14 +121,6 @@ def _rows(evaluation: Evaluation) -> tuple[str, str]:
     return "/".join(place), "ours" if place[-2:] == OWN_ROWS else "theirs" if whole else "others"
 
 
-def _figure(task: str, asked: str, model: str) -> tuple[float, bool] | None:
-    """The accuracy that the paper prints, and whether it has a footnote; None if the paper prints none."""
-    found = TASKS_BY_NAME.get(task)
-    if found is None or (figure := found.figure(model, asked)) is None:
-        return None
-    return figure, [model, asked] in found.footnotes
-
-
 def _answers(evaluation: Evaluation) -> list[dict[str, str]]:
     """The results with samples, by task, for the reader to choose from. Those with equal ``rows`` can be compared."""
     order = list(dict.fromkeys(result.task for result in evaluation.results))
@@ -141,11 +129,11 @@ def _answers(evaluation: Evaluation) -> list[dict[str, str]]:
             "name": result.name,
             "task": result.task,
             "title": title_of(result.task),
-            "label": _label(result, label),
+            "label": _label(result, run.label),
             "shots": result.shots.asked,
             "rows": result.rows.digest,
         }
-        for run, label in zip(evaluation.runs, labels(evaluation.runs), strict=True)
+        for run in evaluation.runs
         for result in run.results
         if result.name in evaluation.samples
     ]

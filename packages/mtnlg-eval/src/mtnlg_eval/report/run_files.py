@@ -204,8 +204,7 @@ class Evaluation:
     @property
     def history(self) -> list[ScoredRun]:
         """The main run and those that differ from it only in the checkpoint, ordered by tokens."""
-        modes = [(run.style, run.results[0].shots.source, run.results[0].shots.labels) for run in self.runs]
-        alike = [run for run, mode in zip(self.runs, modes, strict=True) if mode == modes[0]]
+        alike = [run for run in self.runs if run.setting == self.main.setting]
         return sorted(alike, key=lambda run: run.model.tokens)
 
 

@@ -5,7 +5,8 @@ Intervals and tests are in statistics.py. A mean over tasks adds their variances
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
 from statistics import fmean, stdev
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .result import Model, Result
+
+PAPER_SETTING = (PAPER_STYLE, "any", "drawn")
 
 
 @dataclass(frozen=True)
@@ -101,41 +104,49 @@ class Cell:
 
 @dataclass(frozen=True)
 class Run:
-    """Results of one model in one style and mode of shots."""
+    """Results of one model in one style and mode of shots.
+
+    ``setting`` is the style of the paper's tasks' prompts and the source and labels of the shots, ``label`` a short
+    name: the model's, and what else distinguishes the run.
+    """
 
     results: tuple[Result, ...]
+    setting: tuple[str, ...]
+    label: str
 
     @property
     def model(self) -> Model:
         """The checkpoint."""
         return self.results[0].model
 
-    @property
-    def style(self) -> str:
-        """Style of the prompts of the paper's tasks."""
-        return next((result.style for result in self.results if result.task in TASKS_BY_NAME), PAPER_STYLE)
-
     @cached_property
     def cells(self) -> dict[tuple[str, str], Cell]:
-        """Cells by (task, shots asked); if several sets of rows were scored, the largest."""
+        """Cells by (task, shots asked), in the paper's order, fewest shots first.
+
+        If several sets of rows were scored, the largest.
+        """
         groups: dict[tuple[str, str], dict[str, dict[int | None, Result]]] = {}
         for result in self.results:
             by_rows = groups.setdefault((result.task, result.shots.asked), {})
             by_rows.setdefault(result.rows.digest, {})[result.shots.seed] = result
-        largest = {
-            key: max(by_rows.values(), key=lambda by_seed: max(result.rows.count for result in by_seed.values()))
-            for key, by_rows in groups.items()
-        }
-        return {key: Cell(tuple(by_seed.values())) for key, by_seed in largest.items()}
 
-    def tasks(self) -> list[str]:
-        """Names of the tasks scored, in the paper's order, then the others."""
-        return sorted({name for name, _ in self.cells}, key=task_order)
+        def rows(by_seed: Mapping[int | None, Result]) -> int:
+            return max(result.rows.count for result in by_seed.values())
 
-    def by_shots(self, task: str) -> dict[str, Cell]:
-        """The cells of a task by shots asked, fewest first."""
-        cells = [(asked, cell) for (name, asked), cell in self.cells.items() if name == task]
-        return dict(sorted(cells, key=lambda item: (item[1].first.shots.count, item[0])))
+        cells = {key: Cell(tuple(max(by_rows.values(), key=rows).values())) for key, by_rows in groups.items()}
+
+        def place(key: tuple[str, str]) -> tuple[object, ...]:
+            return task_order(key[0]), cells[key].first.shots.count, key[1]
+
+        return {key: cells[key] for key in sorted(cells, key=place)}
+
+    @property
+    def by_task(self) -> dict[str, dict[str, Cell]]:
+        """Cells by task, then by shots asked."""
+        tasks: dict[str, dict[str, Cell]] = {}
+        for (task, asked), cell in self.cells.items():
+            tasks.setdefault(task, {})[asked] = cell
+        return tasks
 
 
 def group_runs(results: Iterable[Result]) -> list[Run]:
@@ -146,25 +157,23 @@ def group_runs(results: Iterable[Result]) -> list[Run]:
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         style = result.style if result.task in TASKS_BY_NAME else PAPER_STYLE
-        key = (result.model.digest, style, result.shots.source, result.shots.labels)
+        key: tuple[str, ...] = (result.model.digest, style, result.shots.source, result.shots.labels)
         groups.setdefault(key, []).append(result)
 
     def rank(key: tuple[str, ...]) -> tuple[object, ...]:
-        return key[1] == PAPER_STYLE, key[2:] == ("any", "drawn"), groups[key][0].model.tokens, len(groups[key])
+        return key[1] == PAPER_STYLE, key[2:] == PAPER_SETTING[1:], groups[key][0].model.tokens, len(groups[key])
 
-    return [Run(tuple(groups[key])) for key in sorted(groups, key=rank, reverse=True)]
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """A short name of each run: the model's, and what else distinguishes the run."""
-    names = []
-    for run in runs:
-        shots, style = run.results[0].shots, "" if run.style == PAPER_STYLE else run.style
-        modes = [mode for mode in (shots.source, shots.labels) if mode not in {"any", "drawn"}]
-        names.append(" ".join(filter(None, (run.model.name, style, *modes))))
+    runs = []
+    for key in sorted(groups, key=rank, reverse=True):
+        own, setting = groups[key], key[1:]
+        changed = [each for each in setting if each not in PAPER_SETTING]
+        runs.append(Run(tuple(own), setting, " ".join((own[0].model.name, *changed))))
+    labels = Counter(run.label for run in runs)
     return [
-        name if names.count(name) == 1 else f"{name} {run.model.precision} {run.model.digest[:8]}"
-        for name, run in zip(names, runs, strict=True)
+        run
+        if labels[run.label] == 1
+        else replace(run, label=f"{run.label} {run.model.precision} {run.model.digest[:8]}")
+        for run in runs
     ]
 
 
@@ -190,12 +199,6 @@ def difference(cell: Cell, base: Cell) -> Difference | None:
         return None
     bound = 1.0 if cell.first.is_share else float("inf")
     return Difference(cell.value - base.value, *paired(cell.values - base.values, base.first.clusters), bound)
-
-
-def told_apart(differences: Mapping[Any, Difference | None]) -> dict[Any, bool]:
-    """Whether each difference is significant, by Holm's procedure over all of them; without those that are None."""
-    known = {key: found for key, found in differences.items() if found}
-    return dict(zip(known, holm([p_value(each.mean, each.variance) for each in known.values()]), strict=True))
 
 
 def mean_of(estimates: Sequence[Estimate], weights: Sequence[float] | None = None, *, share: bool = True) -> Estimate:
@@ -227,40 +230,50 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ``told_apart`` lists the differences, and the numbers of shots of the macro averages' differences, that are
     significant by Holm's procedure over all of their kind.
     """
+    base, pairs = runs[0], list(enumerate(runs))
+    changes = {
+        (n, "_".join(key)): difference(cell, base.cells[key])
+        for n, run in pairs
+        for key, cell in run.cells.items()
+        if key in base.cells
+    }
+    tasks = {
+        (n, asked): names
+        for n, run in pairs
+        for asked in dict.fromkeys(asked for _, asked in run.cells)
+        if (names := common_tasks([run, base], asked))
+    }
+    means = {(n, asked): macro_difference(runs[n], base, names, asked) for (n, asked), names in tasks.items()}
+    told_apart = []
+    for kind in (changes, means):
+        p_values = {key: p_value(each.mean, each.variance) for key, each in kind.items() if each and key[0]}
+        rejected = holm(p_values)
+        told_apart += [key for key in p_values if key in rejected]
 
     def percent(change: Difference | None) -> list[float] | None:
         return None if change is None else [100 * number for number in change.estimate]
 
-    base, rows = runs[0], list[dict[str, Any]]()
-    scores: dict[tuple[int, str], Difference | None] = {}
-    means: dict[tuple[int, str], Difference | None] = {}
-    for n, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        cells = {"_".join(key): (cell, base.cells.get(key)) for key, cell in run.cells.items()}
-        changes = {name: difference(cell, other) for name, (cell, other) in cells.items() if other}
-        averages = {}
-        for asked in dict.fromkeys(asked for _, asked in run.cells):
-            if tasks := common_tasks([run, base], asked):
-                change = means[n, asked] = macro_difference(run, base, tasks, asked)
-                average = [100 * number for number in macro(run, tasks, asked)]
-                averages[asked] = {"tasks": tasks, "percent": average, "difference": percent(change)}
-        scores |= {(n, name): change for name, change in changes.items()}
-        rows.append(
-            {
-                "run": label,
-                "digest": run.model.digest,
-                "tokens": run.model.tokens,
-                "style": run.style,
-                "results": {name: [result.name for result in cell.results] for name, (cell, _) in cells.items()},
-                "macro": averages,
-                "difference": {name: percent(change) for name, change in changes.items()},
-                "told_apart": [],
-            }
-        )
-    for kind in (scores, means):
-        apart = told_apart({(n, name): change for (n, name), change in kind.items() if n})
-        for n, name in (key for key in apart if apart[key]):
-            rows[n]["told_apart"].append(name)
-    return rows
+    return [
+        {
+            "run": run.label,
+            "digest": run.model.digest,
+            "tokens": run.model.tokens,
+            "style": run.setting[0],
+            "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
+            "macro": {
+                asked: {
+                    "tasks": names,
+                    "percent": [100 * number for number in macro(run, names, asked)],
+                    "difference": percent(means[n, asked]),
+                }
+                for (m, asked), names in tasks.items()
+                if m == n
+            },
+            "difference": {name: percent(change) for (m, name), change in changes.items() if m == n},
+            "told_apart": [name for m, name in told_apart if m == n],
+        }
+        for n, run in pairs
+    ]
 
 
 def common_tasks(runs: Sequence[Run], asked: str) -> list[str]:

@@ -21,7 +21,7 @@ from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.tasks.published import task_order
 from mtnlg_model.files import open_to_update, read_small, write_json, write_text
 
-from .compare import compared, group_means, group_runs, labels
+from .compare import compared, group_means, group_runs
 from .result import Result
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def collected(results: Iterable[Result], gaps: Iterable[Gap]) -> dict[str, Any]:
         scores[result.name] = result.model_dump(exclude={"lm_eval", "values", "clusters", "version"}) | {
             "interval_95": list(result.estimate[1:])
         }
-    groups = {label: group_means(run.results) for label, run in zip(labels(runs), runs, strict=True)}
+    groups = {run.label: group_means(run.results) for run in runs}
     sides = {"groups": groups, "comparison": compared(runs) if runs else []}
     return {"version": VERSION, **sections, "scores": scores, **sides, "not_run": [gap.model_dump() for gap in gaps]}
 

@@ -17,15 +17,16 @@ differences, the significant ones are those that Holm's procedure (1979) rejects
 from __future__ import annotations
 
 from math import erfc, log, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 Z = 1.959963984540054
 """Quantile of the standard normal distribution for 95 %, two-sided."""
 SIGNIFICANCE = 0.05
@@ -119,13 +120,13 @@ def p_value(mean: float, variance: float) -> float:
     return erfc(abs(mean) / sqrt(2 * variance)) if variance else float(mean == 0)
 
 
-def holm(p_values: Sequence[float]) -> list[bool]:
-    """Which of these hypotheses Holm's procedure rejects at a family-wise error rate of 5 %."""
-    rejected = [False] * len(p_values)
-    for rank, n in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[n] > SIGNIFICANCE / (len(p_values) - rank):
+def holm(p_values: Mapping[T, float]) -> set[T]:
+    """The hypotheses that Holm's procedure rejects at a family-wise error rate of 5 %."""
+    rejected = set[T]()
+    for name in sorted(p_values, key=p_values.__getitem__):
+        if p_values[name] > SIGNIFICANCE / (len(p_values) - len(rejected)):
             break
-        rejected[n] = True
+        rejected.add(name)
     return rejected
 
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field
 from mtnlg_eval.chart import PERCENT, Chart, steps
 from mtnlg_eval.markup import count
 from mtnlg_eval.records import Record, parse_record
-from mtnlg_eval.results.compare import group_runs, labels
+from mtnlg_eval.results.compare import group_runs
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.statistics import mean_estimate, numbered
 from mtnlg_eval.table import Table
@@ -178,24 +178,29 @@ class Hans(Study):
 
     def charts(self) -> list[Chart]:
         """Accuracy by shots; mass and share of True by shots."""
-        axis, charts = steps(list(self.shots), 0.3), []
-        for title, about, lines in (
-            (
-                "accuracy, %: plain (dots) and threshold shifted (rings)",
-                "accuracy against the examples in the prompt",
-                {"plain": ("accent", "whole.accuracy"), "threshold shifted": ("accent dashed ring", "whole.shifted")},
-            ),
-            (
-                "P(True) + P(False), %; says True, % (grey)",
-                "probability of the two answers, and share of True",
-                {"P(True) + P(False)": ("second", "mass"), "says True": ("muted dashed", "said_true")},
-            ),
+        axis, note = steps(list(self.shots), 0.3), "examples in the prompt"
+        accuracy, answers = (
+            Chart(title, f"HANS: {about}", axis, PERCENT, note=note)
+            for title, about in (
+                (
+                    "accuracy, %: plain (dots) and threshold shifted (rings)",
+                    "accuracy against the examples in the prompt",
+                ),
+                (
+                    "P(True) + P(False), %; says True, % (grey)",
+                    "probability of the two answers, and share of True",
+                ),
+            )
+        )
+        for chart, what, look, field in (
+            (accuracy, "plain", "accent", "whole.accuracy"),
+            (accuracy, "threshold shifted", "accent dashed ring", "whole.shifted"),
+            (answers, "P(True) + P(False)", "second", "mass"),
+            (answers, "says True", "muted dashed", "said_true"),
         ):
-            charts.append(Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt"))
-            for what, (look, field) in lines.items():
-                shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
-                charts[-1].plot(list(enumerate(shares)), look, [f"{what}: {share:.1f} %" for share in shares])
-        return charts
+            shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
+            chart.plot(list(enumerate(shares)), look, [f"{what}: {share:.1f} %" for share in shares])
+        return [accuracy, answers]
 
 
 def run_hans_study(folder: Path) -> dict[str, Hans]:
@@ -211,20 +216,20 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
             f"{folder}: HANS was not scored here; mtnlg-eval run CHECKPOINT --tasks hans --out {folder} scores it"
         )
     studies: dict[str, Hans] = {}
-    for run, label in zip(runs, labels(runs), strict=True):
+    for run in runs:
         tallies = {}
-        for asked, cell in run.by_shots("hans").items():
+        for asked, cell in run.by_task["hans"].items():
             draws = [
                 tally(read_verdicts(scored.samples(result))).model_dump(exclude_unset=True) for result in cell.results
             ]
             spread = {"draws": len(draws), "between_draws": cell.between_draws}
             tallies[asked] = Tally.model_validate(mean_of(draws) | spread)
-        name = "-".join(("hans", *re.findall(r"[\w.]+", label))) if studies else "hans"
+        name = "-".join(("hans", *re.findall(r"[\w.]+", run.label))) if studies else "hans"
         mode = run.results[0].shots
         studies[f"{name}.json"] = Hans(
             version=2,
             **run.model.model_dump(include={"checkpoint", "digest", "tokens"}),
-            name=label,
+            name=run.label,
             shots_from={"source": mode.source, "labels": mode.labels},
             shots=tallies,
         )

@@ -12,20 +12,9 @@ import json
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SHOTS = ("0", "1", "few")
-
-
-class Figures(NamedTuple):
-    """Accuracy in percent at 0, 1 and K shots; None where the table prints a dash."""
-
-    zero: float | None
-    one: float | None
-    few: float | None
+SHOTS = {"0": "zero", "1": "one", "few": "few"}
+"""Numbers of shots in the paper, and their names in published.json."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +33,18 @@ class Task:
     """The split that the paper scores."""
     chance: float | None
     """Accuracy of random guessing in percent; None for LAMBADA, which has no choices."""
-    figures: dict[str, Figures]
+    figures: dict[str, dict[str, float | None]]
+    """Accuracy of each model in percent by the name of the number of shots; None where the table prints a dash."""
     footnotes: list[list[str]]
     """Figures that the paper prints with a footnote."""
 
     def figure(self, model: str, shots: str) -> float | None:
         """Accuracy of a model in percent at this number of shots; None if the paper prints none."""
-        figures = self.figures.get(model)
-        return figures[SHOTS.index(shots)] if figures and shots in SHOTS else None
+        return self.figures.get(model, {}).get(SHOTS.get(shots, ""))
 
 
-def _read() -> Iterator[Task]:
-    for row in json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8")):
-        figures = {model: Figures(*numbers) for model, numbers in row.pop("figures").items()}
-        yield Task(**row, figures=figures)
-
-
-TASKS = tuple(_read())
+ROWS = json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
+TASKS = tuple(Task(**row) for row in ROWS)
 """The paper's nine tasks, in the order of its tables."""
 
 TASKS_BY_NAME = {task.name: task for task in TASKS}
