@@ -125,8 +125,8 @@ def test_a_bucket_of_twelve_is_compared_in_full(sets_: list[list[set[int]]], dra
             assert len(flat[one] & flat[other]) / len(flat[one] | flat[other]) < 0.8
 
 
-def no_order(candidates: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64]]:
-    return np.zeros(candidates, np.uint32), np.zeros(candidates, np.uint64), np.ones(candidates, np.int64)
+def no_order(candidates: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    return np.zeros(candidates, np.uint64), np.ones(candidates, np.int64)
 
 
 def test_candidate_of_many_copies_is_drawn_in_proportion() -> None:

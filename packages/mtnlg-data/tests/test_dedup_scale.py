@@ -36,15 +36,14 @@ def of_candidates(part, same):
     sets = np.tile(np.arange(300, dtype=np.uint64), len(part))
     shingles = binary_column(sets, 300 * np.arange(len(part) + 1))
     keys = pa.FixedSizeListArray.from_arrays(np.repeat(same, 5), 5)
-    narrow = {"rank": np.zeros(len(part), np.uint32), "order": same, "times": part * 0 + 1}
-    return {**narrow, "keys": keys, "shingles": shingles}
+    return {"order": same, "times": part * 0 + 1, "keys": keys, "shingles": shingles}
 
-contents = write("contents", rows, lambda part, same: {"high": same, "source": same, "order": same})
+contents = write("contents", rows, lambda part, same: {"high": same, "order": same})
 keys = write("bands", rows, lambda part, same: {})
 group = write("candidates", rows // 16, of_candidates)
 of_group = {"numbering": numbering, "threshold": 0.8, "rounds": 11, "seed": 1}
 steps = {
-    "copies": lambda: copies.find_copies(contents, folder / "copies", numbering=numbering, priority=[]),
+    "copies": lambda: copies.find_copies(contents, folder / "copies", numbering=numbering),
     "links": lambda: clusters.link_bands(keys, folder / "links"),
     "removed": lambda: verify.deduplicate_group(group, folder / "near", **of_group),
 }

@@ -17,12 +17,12 @@ from shards import write_shard
 
 from mtnlg_data import Local, exchange, run_step
 from mtnlg_data.console import UsageFailure
-from mtnlg_data.exact.repeats import document_orders
 from mtnlg_data.report.why import explain
 from mtnlg_data.schema import SCHEMA, Document, document_columns
 from mtnlg_data.steps.exact import Exact, ExactSettings, Kind
 from mtnlg_data.tally import EXCERPT_CHARACTERS
 from mtnlg_data.text.characters import fold_case
+from mtnlg_data.text.hashing import document_orders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -74,6 +74,12 @@ def begins(keys: NDArray[np.generic]) -> Bools:
     return differs
 
 
+def repeated(keys: NDArray[np.generic]) -> Bools:
+    """For each of these ascending keys, whether it occurs more than once."""
+    first = begins(keys)
+    return np.asarray(~(first & np.append(first[1:], True)))
+
+
 class Numbering(NamedTuple):
     """Maps the numbers from 0 to ``total`` - 1 to ascending keys, spread over all keys."""
 

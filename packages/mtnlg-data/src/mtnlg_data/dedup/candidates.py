@@ -17,11 +17,9 @@ from mtnlg_data.exchange import begins, write_rows
 from mtnlg_data.text.arrays import binary_column, small_batches
 from mtnlg_data.text.hashing import fmix64
 
-from .copies import source_ranks
 from .minhash import hash_shingles, read_signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from mtnlg_data.array_types import Int64s, UInt64s
@@ -38,7 +36,6 @@ def collect_candidates(
     *,
     numbering: Numbering,
     shingle: tuple[ShingleKind, int],
-    priority: Sequence[str],
 ) -> Summary:
     """Write one shard's candidates by cluster; ``item`` has the shard, its contents, and its labels and copies.
 
@@ -62,7 +59,6 @@ def collect_candidates(
                 of_part = signatures.slice(part.start, texts.num_rows)
                 columns = {
                     "document": documents[part],
-                    "rank": source_ranks(of_part["source"].to_numpy(), priority),
                     "order": of_part["order"],
                     "times": times[rows[part]],
                     "keys": of_part["keys"],

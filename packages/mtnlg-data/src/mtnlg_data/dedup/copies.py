@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from mtnlg_data.exchange import begins, write_rows
-from mtnlg_data.text.hashing import hash_strings
+from mtnlg_data.exchange import begins, repeated, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -24,50 +21,36 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
-CONTENT = np.dtype(
-    [("low", np.uint64), ("high", np.uint64), ("rank", np.uint32), ("order", np.uint64), ("document", np.int64)]
-)
+CONTENT = np.dtype([("sort", np.uint64), ("high", np.uint64), ("order", np.uint64), ("document", np.int64)])
 
 
-def find_copies(contents: Range, output: Path, *, numbering: Numbering, priority: Sequence[str]) -> Summary:
+def find_copies(contents: Range, output: Path, *, numbering: Numbering) -> Summary:
     """Write each pair of a copy and the document that stays, of one range of content hashes, under either document.
 
     ``other`` is the other document of the pair; ``stays`` says whether ``other`` is the document that stays.
     """
-    kept = _choose_kept(contents, priority)
-    lows = np.ascontiguousarray(kept["low"])
+    kept = _choose_kept(contents)
+    lows = np.ascontiguousarray(kept["sort"])
     with write_rows(output) as copies:
         for table in contents.tables() if len(kept) else ():
             low, high, document = (table[name].to_numpy() for name in ("sort", "high", "document"))
             twin = kept[np.minimum(np.searchsorted(lows, low), len(kept) - 1)]
-            is_copy = (twin["low"] == low) & (twin["high"] == high) & (twin["document"] != document)
+            is_copy = (twin["sort"] == low) & (twin["high"] == high) & (twin["document"] != document)
             pairs = np.stack([document[is_copy], twin["document"][is_copy]])
             for (one, other), stays in ((pairs, True), (pairs[::-1], False)):
                 copies.add(numbering.keys(one), {"other": other, "stays": np.full(len(one), stays)})
     return {"copies": copies.rows // 2}
 
 
-def source_ranks(sources: NDArray[np.uint64], priority: Sequence[str]) -> NDArray[np.uint32]:
-    """Rank of each source, by its hash; those outside ``priority`` share the last rank."""
-    hashes = hash_strings(pa.array(priority, pa.string()))
-    by_hash = np.argsort(hashes)
-    place = np.searchsorted(hashes[by_hash], sources)
-    rank = np.append(by_hash, len(priority))[place]
-    return np.where(np.append(hashes, np.uint64(0))[rank] == sources, rank, len(priority)).astype(np.uint32)
-
-
-def _choose_kept(contents: Range, priority: Sequence[str]) -> NDArray[np.void]:
+def _choose_kept(contents: Range) -> NDArray[np.void]:
     """The document that stays of each content that recurs, and a few that occur once; sorted by content."""
     kept = [np.empty(0, CONTENT)]
     for table in contents.tables():
-        low = table["sort"].to_numpy()
-        again = (low == low[0]) | (low == low[-1])  # equal ones may be in the tables before and after
-        again[1:] |= low[1:] == low[:-1]
-        again[:-1] |= low[:-1] == low[1:]
+        again = repeated(table["sort"].to_numpy())
+        again[[0, -1]] = True  # equal ones may be in the tables before and after
         rows = np.empty(int(again.sum()), CONTENT)
-        for name, column in (("low", "sort"), ("high", "high"), ("order", "order"), ("document", "document")):
-            rows[name] = table[column].to_numpy()[again]
-        rows["rank"] = source_ranks(table["source"].to_numpy()[again], priority)
+        for name in CONTENT.names or ():
+            rows[name] = table[name].to_numpy()[again]
         kept.append(_first_of_each(rows))
     return _first_of_each(np.concatenate(kept))
 
@@ -75,7 +58,7 @@ def _choose_kept(contents: Range, priority: Sequence[str]) -> NDArray[np.void]:
 def _first_of_each(rows: NDArray[np.void]) -> NDArray[np.void]:
     """The preferred row of each content, sorted by content."""
     rows = rows[np.lexsort(tuple(rows[name] for name in reversed(CONTENT.names or ())))]
-    return rows[begins(rows["low"]) | begins(rows["high"])]
+    return rows[begins(rows["sort"]) | begins(rows["high"])]
 
 
 def write_removals(item: tuple[Range, Range], output: Path, *, numbering: Numbering) -> Summary:
@@ -85,11 +68,8 @@ def write_removals(item: tuple[Range, Range], output: Path, *, numbering: Number
     duplicates, then the copies. Rows are keyed by the removed document.
     """
     near, copies = item
-    tables = [*near.tables()]
-    removed, kept, score = (
-        np.concatenate([np.empty(0, dtype), *(table[name].to_numpy() for table in tables)])
-        for name, dtype in (("sort", np.uint64), ("kept", np.int64), ("score", np.float32))
-    )
+    columns = (("sort", np.uint64), ("kept", np.int64), ("score", np.float32))
+    removed, kept, score = (near.column(name, dtype) for name, dtype in columns)
     with write_rows(output) as runs:
         runs.add(removed, {"kept": kept, "score": score})
         for table in copies.tables():

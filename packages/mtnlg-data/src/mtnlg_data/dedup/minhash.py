@@ -45,9 +45,10 @@ from mtnlg_data.text.characters import (
     fold_case,
 )
 from mtnlg_data.text.compiled import jit, wide_vectors
-from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, hash_strings
+from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, document_orders, fmix64_scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mtnlg_data.array_types import Int64s, UInt8s, UInt32s, UInt64s
@@ -67,41 +68,43 @@ LANES = 16  # 32-bit numbers per vector
 
 
 def write_signatures(
-    item: tuple[Shard, int], output: Path, *, shingle: tuple[ShingleKind, int], bands: int, rows: int, seed: int
+    item: tuple[Shard, int],
+    output: Path,
+    *,
+    shingle: tuple[ShingleKind, int],
+    bands: int,
+    rows: int,
+    seed: int,
+    priority: Sequence[str],
 ) -> Summary:
     """Write rows of one shard's documents by content hash; ``item`` has the shard and the number of its first document.
 
-    A file beside them has the ``keys`` of all bands, the ``count`` of shingles with repeats, the hash of the
-    ``source``, and the hash of the document's key, which decides the ``order`` within a source. The summary counts the
-    documents of each source.
+    A file beside them has the ``keys`` of all bands, the ``count`` of shingles with repeats, and the document's
+    ``order``. The summary counts the documents of each source.
     """
     shard, first = item
     a, b = permutations(bands * rows, seed)
     keys = np.empty((shard.rows, bands), np.uint64)
     contents = np.empty((2, shard.rows), np.uint64)
-    names = np.empty((2, shard.rows), np.uint64)
+    orders = np.empty(shard.rows, np.uint64)
     counts = np.empty(shard.rows, np.uint32)
     sources: Counter[str] = Counter()
     row = 0
     for batch in read_documents(shard.path, ["source", "key", "text"]):
-        of_batch = batch["source"].dictionary_encode()
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
-        names[0, row : row + batch.num_rows] = hash_strings(of_batch.dictionary)[of_batch.indices.to_numpy()]
-        names[1, row : row + batch.num_rows] = hash_strings(batch["key"])
         own = slice(row, row := row + batch.num_rows)
+        orders[own] = document_orders(batch, priority)
         _sign(texts_of(batch["text"]), _measure(*shingle), a, b, counts[own], contents[:, own], keys[own])
         for empty in np.flatnonzero(counts[own] == 0).tolist():
             digest = blake2b(batch["text"][empty].as_buffer(), digest_size=16).digest()
             contents[:, own.start + empty] = np.frombuffer(digest, np.uint64)
-    columns = {"count": counts, "source": names[0], "order": names[1]}
     band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
-    table = pa.record_batch({"keys": band_columns, **columns})
+    table = pa.record_batch({"keys": band_columns, "count": counts, "order": orders})
     beside = signatures_path(output)
     with atomic_path(beside) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
         writer.write_batch(table)
     with write_rows(output) as runs:
-        document = first + np.arange(shard.rows)
-        runs.add(contents[0], {"high": contents[1], "source": names[0], "order": names[1], "document": document})
+        runs.add(contents[0], {"high": contents[1], "order": orders, "document": first + np.arange(shard.rows)})
     return {"documents": dict(sorted(sources.items())), "files": [beside.name]}
 
 

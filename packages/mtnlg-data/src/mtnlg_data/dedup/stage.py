@@ -72,7 +72,7 @@ def _search(
 
     Up to the candidates, results are the same for any threshold.
     """
-    shingle, priority = (settings.shingle, settings.shingle_length), list(job.step.sources)
+    shingle = (settings.shingle, settings.shingle_length)
     contents = job.rows(
         "contents",
         write_signatures,
@@ -82,9 +82,10 @@ def _search(
         bands=settings.bands,
         rows=settings.rows,
         seed=settings.seed,
+        priority=list(job.step.sources),
     )
     ranges = contents.ranges(count_ranges(numbering.total))
-    copies = job.rows("copies", find_copies, ranges, numbering=numbering, priority=priority)
+    copies = job.rows("copies", find_copies, ranges, numbering=numbering)
     spans = [numbering.span(shard.first, shard.rows) for shard in shards]
     own_copies = copies.ranges(len(shards), spans)
     signed = list(zip(shards, contents.written, own_copies, strict=True))
@@ -95,9 +96,7 @@ def _search(
     memory = LIBRARY_BYTES + FOREST_BYTES * numbering.total
     labels = job.rows("clusters", write_clusters, [links], memory=memory, numbering=numbering)
     items = list(zip(shards, contents.written, labels.ranges(1, spans), own_copies, strict=True))
-    candidates = job.rows(
-        "candidates", collect_candidates, items, scratch=True, numbering=numbering, shingle=shingle, priority=priority
-    )
+    candidates = job.rows("candidates", collect_candidates, items, scratch=True, numbering=numbering, shingle=shingle)
     size = sum(done.summary["bytes"] for done in candidates.written)
     near = job.rows(
         "near",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from mtnlg_data.array_types import Float64s, Int64s, UInt32s, UInt64s
+    from mtnlg_data.array_types import Float64s, Int64s, UInt64s
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
@@ -50,7 +50,6 @@ class Candidates(NamedTuple):
     """The candidates of one group, by cluster and document: what decides which are kept, and what is compared."""
 
     documents: Int64s
-    ranks: UInt32s
     orders: UInt64s
     times: Int64s  # how often its text occurs in the corpus
     keys: UInt64s  # [candidates, bands]
@@ -77,8 +76,7 @@ def deduplicate_group(
 
 def choose_representatives(candidates: Candidates, rows: Int64s, component: Int64s) -> Int64s:
     """Index in ``rows`` of the candidate that each component keeps; components are numbered from 0."""
-    documents, ranks, orders = candidates.documents[rows], candidates.ranks[rows], candidates.orders[rows]
-    order = np.lexsort((documents, orders, ranks, component))
+    order = np.lexsort((candidates.documents[rows], candidates.orders[rows], component))
     return order[np.searchsorted(component[order], np.arange(component.max(initial=-1) + 1))]
 
 
@@ -87,7 +85,7 @@ def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
 
     So a cluster of millions takes disk space, and memory only while some is free.
     """
-    columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "rank": [], "order": [], "times": []}
+    columns: dict[str, list[NDArray[np.generic]]] = {"document": [], "order": [], "times": []}
     sizes, bands = [np.empty(0, np.int64)], 1
     with tempfile.TemporaryFile(dir=scratch) as keys, tempfile.TemporaryFile(dir=scratch) as values:
         for table in tables:
@@ -102,12 +100,12 @@ def gather_candidates(tables: Iterable[pa.Table], scratch: Path) -> Candidates:
                 values.write(numbers[bounds[0] : bounds[-1]].data)
         of_keys, of_sets = (_mapped(file) for file in (keys, values))
     ends = np.cumsum(np.concatenate(sizes))
-    documents, ranks, orders, times = (
+    documents, orders, times = (
         np.concatenate([np.empty(0, dtype), *parts])
-        for dtype, parts in zip((np.int64, np.uint32, np.uint64, np.int64), columns.values(), strict=True)
+        for dtype, parts in zip((np.int64, np.uint64, np.int64), columns.values(), strict=True)
     )
     sets = ShingleSets(of_sets, np.append(0, ends)[:-1], ends)
-    return Candidates(documents, ranks, orders, times, of_keys.reshape(-1, bands), sets)
+    return Candidates(documents, orders, times, of_keys.reshape(-1, bands), sets)
 
 
 def _mapped(file: IO[bytes]) -> UInt64s:

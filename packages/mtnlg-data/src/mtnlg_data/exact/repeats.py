@@ -4,7 +4,7 @@
     shards → anchors by hash → those that recur, by shard      windows are compared only around these
 
 Of equal things the one in the document of the best source stays; among several from that source, the one in the
-document whose key has the lowest hash (not the hash of fuzzy deduplication). The choice depends neither on the cut into
+document whose key has the lowest hash. The choice depends neither on the cut into
 shards nor on the order of the arguments.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.document import read_documents
-from mtnlg_data.exchange import begins, stable_order, write_rows
+from mtnlg_data.exchange import begins, repeated, stable_order, write_rows
 from mtnlg_data.text.arrays import BYTES_AT_A_TIME, texts_of
-from mtnlg_data.text.hashing import hash_strings
+from mtnlg_data.text.hashing import document_orders
 
 from .tokens import anchor_keys, find_documents, find_lines, find_windows, windows_with
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
 
-SOURCE_BIT = np.uint64(48)  # of a document's order: the rank of its source is above, the hash of its key below
-KEY_BITS = np.uint64(16)
 PLACE = pa.binary(16)  # place of a thing as four numbers: shard, row of its document, first byte, end byte (exclusive)
 
 
@@ -51,7 +49,7 @@ def write_things(
     shortest line, or of a window.
     """
     shard, number, anchors = item
-    repeated = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
+    recurring = np.empty(0, np.uint64) if anchors is None else anchors.column("hash", np.uint64)
     with write_rows(output) as things:
         for first, batch in _batches(shard, ["text", "source", "key"], small=kind != "documents"):
             if kind == "documents":
@@ -60,11 +58,9 @@ def write_things(
                 found = find_lines(batch["text"], measure)
             else:
                 texts = texts_of(batch["text"])
-                found = windows_with(find_windows(texts, measure), texts, measure, repeated)
-            places = np.empty((len(found.keys), 4), np.uint32)
-            places[:, 0] = number
-            for column, values in enumerate((first + found.texts, found.begins, found.ends), 1):
-                places[:, column] = values
+                found = windows_with(find_windows(texts, measure), texts, measure, recurring)
+            shards = np.full(len(found.keys), number)
+            places = np.column_stack([shards, first + found.texts, found.begins, found.ends]).astype(np.uint32)
             place = pa.Array.from_buffers(PLACE, len(places), [None, pa.py_buffer(places)])
             things.add(found.keys, {"order": document_orders(batch, priority)[found.texts], "place": place})
     return {"rows": things.rows}
@@ -89,14 +85,6 @@ def _batches(shard: Shard, columns: Sequence[str], *, small: bool = True) -> Ite
         first += batch.num_rows
 
 
-def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> NDArray[np.uint64]:
-    """Order of each document in the corpus; sources outside ``priority`` share the last rank."""
-    rank = {source: place for place, source in enumerate(priority)}
-    sources = batch["source"].dictionary_encode()
-    ranks = np.array([rank.get(source, len(rank)) for source in sources.dictionary.to_pylist()], np.uint64)
-    return np.asarray(ranks.take(sources.indices) << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS)
-
-
 def write_repeats(things: Range, output: Path, *, shards: Numbering) -> Summary:
     """Write the repeats of one range of hashes, by shard: of equal things all but the one that stays."""
     with write_rows(output) as repeats:
@@ -117,7 +105,7 @@ def _repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     for table in tables:
         rows = pa.concat_tables([*stays, table])
         keys, orders = rows["sort"].to_numpy(), rows["order"].to_numpy()
-        (again,) = np.nonzero(~(begins(keys) & np.append(begins(keys)[1:], True)))
+        again = np.flatnonzero(repeated(keys))
         again = again[stable_order(orders[again])]
         again = again[stable_order(keys[again])]
         first = begins(keys[again])
@@ -131,8 +119,7 @@ def write_recurring(anchors: Range, output: Path, *, shards: Numbering) -> Summa
     with write_rows(output) as recurring:
         for rows in _whole_keys(anchors.tables()):
             keys = rows["sort"].to_numpy()
-            first = begins(keys)
-            recurs = rows["again"].to_numpy() | ~first | ~np.append(first[1:], True)
+            recurs = rows["again"].to_numpy() | repeated(keys)
             recurring.add(shards.keys(rows["shard"].to_numpy()[recurs]), {"hash": keys[recurs]})
     return {"repeated": recurring.rows}
 

@@ -24,12 +24,16 @@ from .arrays import texts_of
 from .compiled import jit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mtnlg_data.array_types import Int64s, UInt8s, UInt32s, UInt64s
 
 Hashes = TypeVar("Hashes", np.uint64, "UInt64s")
 CHARACTER_BASE = np.uint64(0x9E3779B97F4A7C15)
 WORD_BASE = np.uint64(0xD6E8FEB86659FD93)
 LONGEST_SUM = 64  # characters of the longest word whose hash is a sum of powers
+SOURCE_BIT = np.uint64(48)  # of a document's order: the rank of its source is above, the hash of its key below
+KEY_BITS = np.uint64(16)
 
 
 @jit
@@ -80,6 +84,17 @@ def hash_strings(column: pa.Array) -> UInt64s:
     """A hash of each string of a column without nulls."""
     texts = texts_of(column.cast(pa.large_string()))
     return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
+
+
+def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> UInt64s:
+    """Order of each document in the corpus: of equal ones, or of near duplicates, the one with the lowest stays.
+
+    Sources come in the order of ``priority``; others share the last rank.
+    """
+    rank = {source: place for place, source in enumerate(priority)}
+    sources = batch["source"].dictionary_encode()
+    ranks = np.array([rank.get(source, len(rank)) for source in sources.dictionary.to_pylist()], np.uint64)
+    return np.asarray(ranks.take(sources.indices) << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS)
 
 
 def ngram_hashes(hashes: UInt64s, n: int, starts: Int64s | None = None) -> UInt64s:
