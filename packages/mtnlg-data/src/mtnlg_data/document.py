@@ -219,15 +219,12 @@ class DocumentFile:
             batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
             return self._columns.documents(batches[0], self._firsts[group], wanted)
 
-    def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (position in ``rows`` of the batch's first row, batch) for ascending rows, one batch per row group.
-
-        Row groups without any of the rows are not read.
-        """
+    def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these ascending rows, one batch per row group; row groups without any of them are not read."""
         cuts = np.searchsorted(rows, self._firsts)
         for group in np.flatnonzero(np.diff(cuts)):
             rows_in_group = rows[cuts[group] : cuts[group + 1]] - self._firsts[group]
-            yield int(cuts[group]), self.read(int(group), columns).take(pa.array(rows_in_group))
+            yield self.read(int(group), columns).take(pa.array(rows_in_group))
 
 
 def read_documents(
@@ -292,7 +289,7 @@ def number_shards(paths: Iterable[Path]) -> list[Shard]:
     return shards
 
 
-def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield these rows of a shard as ``DocumentFile.read_rows`` does."""
     with DocumentFile(path) as file:
         yield from file.read_rows(rows, columns)

@@ -90,7 +90,7 @@ def write_ledger(item: tuple[Shard, Done], output: Path, *, found: Found, shorte
     plans = list(plan_shard(matches.output, found.rare.output, shortest, most_splits))
     names = [
         name
-        for _, batch in read_rows(shard.path, np.array([row for row, _ in plans], np.int64), ["id", "key", "source"])
+        for batch in read_rows(shard.path, np.array([row for row, _ in plans], np.int64), ["id", "key", "source"])
         for name in zip(*(column.to_pylist() for column in batch), strict=True)
     ]
     ngram_table = pq.read_table(found.ngrams.output) if plans else NGRAM_SCHEMA.empty_table()

@@ -52,7 +52,7 @@ def collect_candidates(
         np.add.at(times, numbering.numbers(table["sort"].to_numpy()[stays]) - shard.first, 1)
     first = size = 0
     with write_rows(output) as runs:
-        for _, batch in read_rows(shard.path, rows, ["text"]) if len(rows) else ():
+        for batch in read_rows(shard.path, rows, ["text"]) if len(rows) else ():
             for texts in small_batches(batch):
                 values, bounds = shingle_sets(*hash_shingles(texts["text"], *shingle))
                 part = slice(first, first := first + texts.num_rows)

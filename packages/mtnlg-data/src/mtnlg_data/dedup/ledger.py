@@ -66,7 +66,7 @@ def write_names(item: tuple[Shard, Range], output: Path, *, numbering: Numbering
 
 def _names(shard: Shard, rows: Int64s) -> dict[str, pa.ChunkedArray]:
     """The names of these ascending rows."""
-    table = pa.Table.from_batches([batch for _, batch in read_rows(shard.path, rows, NAMES)])
+    table = pa.Table.from_batches(read_rows(shard.path, rows, NAMES))
     return dict(zip(NAMES, table.columns, strict=True))
 
 
@@ -146,7 +146,7 @@ def sample_pairs(entries: Iterable[Mapping[str, Any]], shards: Sequence[Shard]) 
 
     def beginning(shard: str, row: int) -> str:
         with DocumentFile(paths[shard], verify=False) as file:
-            ((_, batch),) = file.read_rows(np.array([row]), ["text"])
+            (batch,) = file.read_rows(np.array([row]), ["text"])
         return str(batch["text"][0])[:SAMPLE_CHARACTERS]
 
     return [

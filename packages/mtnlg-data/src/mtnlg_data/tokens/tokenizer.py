@@ -71,7 +71,7 @@ def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
     rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
     schema = pa.schema([pa.field("text", pa.large_string())])
     with atomic_path(output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        for _, batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
+        for batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
             writer.write_table(pa.table([batch["text"].cast(pa.large_string())], schema))
     return {}
 
