@@ -97,9 +97,8 @@ class Job:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """The shards that the step reads, in the order given, numbered in the order of their names."""
-        numbered = {shard.path: shard for shard in number_shards(self.paths)}
-        return [numbered[path] for path in self.paths]
+        """The shards that the step reads, in the order of their names."""
+        return number_shards(self.paths)
 
     @cached_property
     def through(self) -> list[Shard]:

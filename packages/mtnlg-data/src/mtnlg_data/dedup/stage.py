@@ -52,7 +52,7 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     source. Raises ``Failure``, before anything is removed, if a source of ``SMALL_SOURCE`` documents or more would lose
     more than ``alarm_share`` of them; a second call with a higher share continues from there.
     """
-    shards = sorted(job.shards, key=lambda shard: shard.path.name)
+    shards = job.shards
     numbering = Numbering(sum(shard.rows for shard in shards))
     check_memory(numbering.total)
     documents, removals, duplicates = _search(job, shards, numbering, settings)
@@ -61,8 +61,7 @@ def deduplicate(job: Job, settings: DeduplicateSettings) -> list[Done]:
     shares = {source: removed.get(source, 0) / documents[source] for source in sorted(documents)}
     duplicates["removed_share"] = {source: round(share, 6) for source, share in shares.items()}
     job.details["duplicates"] = duplicates | {"samples": sample_pairs(duplicates["samples"], shards)}
-    by_path = {shard.path: own for shard, own in zip(shards, removals, strict=True)}
-    return job.write([by_path[shard.path] for shard in job.through], name="write", numbering=numbering)
+    return job.write(removals, name="write", numbering=numbering)
 
 
 def _search(

@@ -30,7 +30,6 @@ from .repeats import places, write_anchors, write_recurring, write_repeats, writ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
@@ -50,12 +49,12 @@ RULES: dict[Kind, tuple[str, str, str]] = {
 }
 
 
-def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Range]]:
+def find_repeats(job: Job, settings: ExactSettings) -> list[dict[Kind, Range]]:
     """The repeats of each shard, by kind; windows are searched around anchors that recur."""
-    shards = sorted(job.shards, key=lambda shard: shard.path.name)
+    shards = job.shards
     numbering, numbered = Numbering(len(shards)), [(shard, number) for number, shard in enumerate(shards)]
     measures: dict[Kind, int] = {"lines": settings.shortest_line, "substrings": settings.substring_length}
-    found: dict[Path, dict[Kind, Range]] = {shard.path: {} for shard in shards}
+    found: list[dict[Kind, Range]] = [{} for _ in shards]
     for kind in (kind for kind in RULES if kind in settings.kinds):
         anchors: list[Range] | list[None] = [None] * len(shards)
         if kind == "substrings":
@@ -64,8 +63,8 @@ def find_repeats(job: Job, settings: ExactSettings) -> dict[Path, dict[Kind, Ran
         items = [(*item, own) for item, own in zip(numbered, anchors, strict=True)]
         priority = list(job.step.sources)
         rows = job.rows(kind, write_things, items, kind=kind, measure=measures.get(kind, 0), priority=priority)
-        for shard, own in zip(shards, _compared(job, rows, write_repeats, numbering), strict=True):
-            found[shard.path][kind] = own
+        for by_kind, repeats in zip(found, _compared(job, rows, write_repeats, numbering), strict=True):
+            by_kind[kind] = repeats
     return found
 
 

@@ -102,7 +102,6 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
             most_splits=self.settings.most_splits,
         )
         done = job.write(matches, name="cut", found=found)
-        by_name = [sorted(parts, key=lambda one: one.output.name) for parts in (ledger, done)]
-        counted, written = ([one.summary for one in parts] for parts in by_name)
+        counted, written = ([one.summary for one in parts] for parts in (ledger, done))
         job.details["decontamination"] = effects(counted, written, found.rare.summary["common"])
         return done

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import PositiveInt, ValidationInfo, field_validator, model_validator
 
 from mtnlg_data.console import say
+from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
 
@@ -60,9 +61,7 @@ class DeduplicateSettings(Settings):
     shingle_length: PositiveInt = setting(5, "Words or characters per shingle.")
     rounds: PositiveInt = setting(11, "Pivots per bucket, each compared with all that remain in it.", paper="11")
     seed: int = setting(1, "Seed of the hash functions and of the pivots.", ge=0, lt=1 << 32)
-    alarm_share: float = setting(
-        0.5, "Stop if a source of at least 100 documents would lose more.", unit="share", keyed=False, ge=0, le=1
-    )
+    alarm_share: float = alarm_share(0.5, "Stop if a source of at least 100 documents would lose more.")
 
     @field_validator("bands", "rows", mode="before")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Role, Step
 
@@ -35,9 +36,7 @@ class ExactSettings(Settings):
     shortest: int = setting(
         200, "Documents that have lost lines or substrings, and are shorter now, are dropped.", unit="characters", ge=1
     )
-    alarm_share: float = setting(
-        0.5, "Warn where a source loses a larger share of its documents.", unit="share", keyed=False, ge=0, le=1
-    )
+    alarm_share: float = alarm_share(0.5, "Warn where a source loses a larger share of its documents.")
 
 
 class Exact(Step[ExactSettings, Settings]):
@@ -76,6 +75,6 @@ class Exact(Step[ExactSettings, Settings]):
         from mtnlg_data.exact.stage import effects, find_repeats  # noqa: PLC0415  (numba)
 
         found = find_repeats(job, self.settings)
-        done = job.write([found[shard.path] for shard in job.through], name="cut")
+        done = job.write(found, name="cut")
         job.details["exact"] = effects([one.summary for one in done], self.settings)
         return done

@@ -178,7 +178,8 @@ class Quality(Step[QualitySettings, QualityKeys]):
         from mtnlg_data.quality import training  # noqa: PLC0415
 
         settings, shares = self.settings, self._sample_shares(job)
-        ordered = sorted(job.shards, key=lambda shard: shard_source(shard.path) not in self.curated)
+        by_path = {shard.path: shard for shard in job.shards}
+        ordered = [by_path[path] for path in sorted(job.paths, key=lambda path: shard_source(path) not in self.curated)]
         positives = sum(shard_source(shard.path) in self.curated for shard in ordered)
         items = [
             ((shard, shares[shard_source(shard.path)]), job.state / "samples" / f"{number:07d}.parquet")
