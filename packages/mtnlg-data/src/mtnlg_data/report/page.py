@@ -6,14 +6,15 @@ import json
 import math
 from functools import cache
 from importlib.metadata import version
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mtnlg_data.summary import LEAST_VALUE, Counts
 
-from .excerpts import around_ngram, beginning, by_fate, side_by_side, similar_pairs
-from .numbers import brief, count, duration, less, percent, short, signed
+from . import excerpts, numbers
+from .numbers import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,7 +48,10 @@ def page(summary: RunSummary, name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    """The Jinja environment, which escapes every value that is not the output of a macro."""
+    """The Jinja environment, which escapes every value that is not the output of a macro.
+
+    Its filters are the functions of this module, of ``excerpts`` and of ``numbers``.
+    """
     environment = Environment(
         loader=PackageLoader("mtnlg_data", "report"),
         autoescape=True,
@@ -56,22 +60,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    numbers = (brief, count, duration, less, percent, short, signed)
-    texts = (around_ngram, beginning, by_fate, side_by_side, similar_pairs)
-    views = (
-        cluster_classes,
-        flows,
-        in_words,
-        languages,
-        lengths,
-        of_stages,
-        pieces,
-        ranked,
-        rule_values,
-        table_rows,
-        totals,
-    )
-    environment.filters |= {function.__name__: function for function in (*numbers, *texts, *views)}
+    functions = {**vars(excerpts), **vars(numbers), **globals()}
+    environment.filters |= {name: value for name, value in functions.items() if isfunction(value)}
     return environment
 
 
