@@ -22,7 +22,7 @@ from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 from mtnlg_data.transfer.publish import last_stage
-from mtnlg_data.transfer.url_files import fetch_files, list_files, read_url
+from mtnlg_data.transfer.url_files import fetch_files, list_files, local_path, read_url
 from mtnlg_data.transfer.urls import Url, local_only
 
 if TYPE_CHECKING:
@@ -154,14 +154,8 @@ def _inspect_store(prefix: Location, documents: int, characters: int) -> Inspect
 
 def _tokenizer_beside(prefix: Location) -> Tokenizer | None:
     path = prefix.with_name("tokenizer.json")
-    if isinstance(path, Path):
-        return read_tokenizer([path]) if path.exists() else None
-    if path.name not in list_files(path.parent):
-        return None
-    with TemporaryDirectory() as folder:
-        copy = Path(folder, path.name)
-        copy.write_bytes(read_url(path))
-        return read_tokenizer([copy])
+    exists = path.exists() if isinstance(path, Path) else path.name in list_files(path.parent)
+    return read_tokenizer([local_path(path)]) if exists else None
 
 
 def print_inspection(inspection: Inspection) -> None:
