@@ -261,14 +261,6 @@ def load_recipe(recipe: Location | str, overrides: Sequence[str] = (), folder: L
             except UsageFailure as error:
                 raise UsageFailure(f"{path}: steps: {error}") from None
             factories[name] = (step, use, beside if ".py:" in use else None)
-    sources = content.get("sources")
-    for table in sources.values() if isinstance(sources, dict) else ():
-        if isinstance(table, dict):
-            table |= {  # references to files beside the recipe become absolute
-                key: [str(beside / one) if isinstance(one, str) and ".py:" in one else one for one in value]
-                for key, value in table.items()
-                if isinstance(value, list)
-            }
     start = location(folder) if folder else located(str(content.get("input", ".")), own)
     start = start.absolute() if isinstance(start, Path) else start
     with references_from(beside):

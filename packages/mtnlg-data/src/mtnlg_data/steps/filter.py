@@ -18,6 +18,7 @@ from mtnlg_data.filters.decisions import DocumentFilter
 from mtnlg_data.filters.lists import check_list
 from mtnlg_data.filters.rules import OWN, Effect, choose
 from mtnlg_data.filters.settings import FilterSettings, check_rules, list_paths, with_rules
+from mtnlg_data.registry import recipe_folder
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
 from mtnlg_data.summary import LEAST_VALUE
@@ -45,7 +46,8 @@ class FilterKeys(Settings):
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: list[str]) -> list[str]:
-        rooted = [str(Path(name).absolute()) if ".py:" in name else name for name in filters]
+        folder = recipe_folder() or Path()
+        rooted = [str((folder / name).absolute()) if ".py:" in name else name for name in filters]
         choose(rooted)
         return rooted
 
