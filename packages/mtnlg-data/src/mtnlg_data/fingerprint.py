@@ -13,29 +13,24 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from .files import sha256
 from .settings import Settings, is_keyed
 
 
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """An object that states which plain values identify its content."""
-
-    def fingerprint(self) -> object:
-        """The identifying values, of types that the function ``fingerprint`` accepts."""
-
-
 def fingerprint(value: object) -> str:
-    """SHA-256 of a value and everything in it. Raises ``TypeError`` for a value that does not identify its content."""
+    """SHA-256 of a value and everything in it. Raises ``TypeError`` for a value that does not identify its content.
+
+    An object's own method ``fingerprint`` returns the values that identify its content.
+    """
     return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, Fingerprinted):
+    if hasattr(value, "fingerprint"):
         return _plain(value.fingerprint())
     if isinstance(value, Settings):
         fields = type(value).model_fields

@@ -213,17 +213,10 @@ def _defined_names(node: ast.stmt) -> set[str]:
 
 
 def _without_docstrings(node: ast.stmt) -> str:
-    tree = ast.parse(ast.unparse(node))
-    for inner in ast.walk(tree):
-        body = getattr(inner, "body", None)
-        if isinstance(body, list):
-            inner.body = [  # type: ignore[attr-defined]
-                line
-                for line in body
-                if not (
-                    isinstance(line, ast.Expr)
-                    and isinstance(line.value, ast.Constant)
-                    and isinstance(line.value.value, str)
-                )
-            ]
-    return ast.dump(tree)
+    return ast.dump(_DocstringRemover().visit(ast.parse(ast.unparse(node))))
+
+
+class _DocstringRemover(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
