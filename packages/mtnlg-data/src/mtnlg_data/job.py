@@ -149,31 +149,29 @@ class Job:
         work: Work,
         items: Sequence[object],
         *,
-        label: str = "",
         scratch: bool = False,
-        memory: int = 0,
-        **shared: object,
+        **options: Any,  # noqa: ANN401
     ) -> Rows:
-        """Call ``work(item, output, **shared)``, which writes rows (``exchange.write_rows``), for each item.
-
-        The rows are written to the folder ``name`` of the state.
-        """
-        folder, label = self.state / name, label or name
+        """Like ``map``, for work that writes rows (``exchange.write_rows``), to the folder ``name`` of the state."""
+        folder = self.state / name
         outputs = [(item, Rows.path(folder, number)) for number, item in enumerate(items)]
-        done = self.map(label, work, outputs, scratch=scratch, memory=memory, **shared)
-        return self.collect(label, folder, done, scratch=scratch)
+        return self.collect(name, folder, self.map(name, work, outputs, scratch=scratch, **options), scratch=scratch)
 
     def collect(self, label: str, folder: Path, done: Sequence[Done], *, scratch: bool = False) -> Rows:
         """The rows that these tasks have written to a folder; with ``scratch`` merged files are removed at the end."""
         return Rows(folder, done, fingerprint(done), lambda merges: self.map(label, merge, merges, scratch=scratch))
 
     def write(
-        self, items: Sequence[object] | None = None, *, name: str = "", memory: int = 0, **shared: object
+        self,
+        items: Sequence[object] | None = None,
+        *,
+        name: str = "",
+        **shared: Any,  # noqa: ANN401
     ) -> list[Done]:
         """Write every shard that goes through as ``Step.open`` decides, given that shard's item."""
         given = items if items is not None else [None] * len(self.through)
         writes = self._writes(self.out, self.step.key, given)
-        return self.map(name, write_shard, writes, scratch=False, memory=memory, **shared)
+        return self.map(name, write_shard, writes, **shared)
 
     def _writes(self, folder: Path, key: Callable[[str], object], items: Sequence[object]) -> list[tuple[object, Path]]:
         """Items for ``map`` that write one file per shard that goes through, with the shard's name, into a folder."""

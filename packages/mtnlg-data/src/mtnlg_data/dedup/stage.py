@@ -76,7 +76,6 @@ def _search(
         "contents",
         write_signatures,
         [(shard, shard.first) for shard in shards],
-        label="signatures",
         shingle=shingle,
         bands=settings.bands,
         rows=settings.rows,
@@ -101,7 +100,6 @@ def _search(
         "near",
         deduplicate_group,
         candidates.ranges(-(-size // GROUP_BYTES)),
-        label="verify",
         scratch=True,
         memory=LIBRARY_BYTES + MERGE_COPIES * RUN_BYTES + 2 * GROUP_BYTES,
         numbering=numbering,
@@ -111,11 +109,10 @@ def _search(
     )
     parts = count_ranges(numbering.total)
     of_parts = list(zip(near.ranges(parts), copies.ranges(parts), strict=True))
-    removals = job.rows("removals", write_removals, of_parts, label="ledger", numbering=numbering)
+    removals = job.rows("removals", write_removals, of_parts, numbering=numbering)
     own = removals.ranges(len(shards), spans)
-    names = job.rows(
-        "names", write_names, list(zip(shards, own, strict=True)), label="ledger", scratch=True, numbering=numbering
-    )
+    removed = list(zip(shards, own, strict=True))
+    names = job.rows("names", write_names, removed, scratch=True, numbering=numbering)
     ledger = job.map(
         "ledger",
         write_ledger,
