@@ -125,8 +125,9 @@ def test_thue_morse_words_of_any_length_differ(size: int, pair: str) -> None:
 
 @given(values=st.lists(st.integers(0, 3), max_size=30), length=st.integers(1, 8))
 def test_runs_hash_equal_iff_equal(values: list[int], length: int) -> None:
-    runs = ngram_hashes(np.array(values, np.uint64), length).tolist()
-    tuples = [tuple(values[i : i + length]) for i in range(max(0, len(values) - length + 1))]
+    starts = range(max(0, len(values) - length + 1))
+    runs = ngram_hashes(np.array(values, np.uint64), length, np.array(starts, np.int64)).tolist()
+    tuples = [tuple(values[i : i + length]) for i in starts]
     assert len(runs) == len(tuples)
     assert len(set(tuples)) == len(set(runs)) == len(set(zip(tuples, runs, strict=True)))
 

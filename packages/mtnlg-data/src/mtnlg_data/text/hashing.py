@@ -97,16 +97,12 @@ def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> UInt64s:
     return np.asarray(ranks.take(sources.indices) << SOURCE_BIT | hash_strings(batch["key"]) >> KEY_BITS)
 
 
-def ngram_hashes(hashes: UInt64s, n: int, starts: Int64s | None = None) -> UInt64s:
-    """Hash of the n hashes from each of ``starts`` on; by default from every position with n hashes left.
-
-    Text bounds are ignored: an n-gram may begin in one text of a batch and end in the next.
-    """
-    count = max(0, len(hashes) - n + 1)
-    total = np.zeros(count if starts is None else len(starts), np.uint64)
+def ngram_hashes(hashes: UInt64s, n: int, starts: Int64s) -> UInt64s:
+    """Hash of the n hashes from each of ``starts`` on."""
+    total = np.zeros(len(starts), np.uint64)
     for j in range(n):
         total *= WORD_BASE
-        total += hashes[j : j + count] if starts is None else hashes[starts + j]
+        total += hashes[starts + j]
     return fmix64(total)
 
 
