@@ -106,7 +106,7 @@ class Disk:
                 revert()
 
 
-GONE_AT_THE_END = {"encoded", "candidates", "near", "names"}
+GONE_AT_THE_END = {"encoded", "candidates", "verify", "names"}
 
 
 def check(out: Path) -> None:

@@ -285,7 +285,7 @@ def test_signatures_are_reused_for_another_threshold(tmp_path: Path, documents: 
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     run(shards, out)
     left = {path.parent.name for path in (out / "state").rglob("*.arrow")}
-    assert left == {"contents", "copies", "bands", "links", "clusters", "removals"}
+    assert left == {"signatures", "copies", "bands", "links", "clusters", "removals"}
     engine = Recording()
     run(shards, out, WORDS.model_copy(update={"threshold": 0.9}), engine=engine)
     assert set(engine.functions) == {

@@ -73,7 +73,7 @@ def _search(
     """
     shingle = (settings.shingle, settings.shingle_length)
     contents = job.rows(
-        "contents",
+        "signatures",
         write_signatures,
         [(shard, shard.first) for shard in shards],
         shingle=shingle,
@@ -97,7 +97,7 @@ def _search(
     candidates = job.rows("candidates", collect_candidates, items, scratch=True, numbering=numbering, shingle=shingle)
     size = sum(done.summary["bytes"] for done in candidates.written)
     near = job.rows(
-        "near",
+        "verify",
         deduplicate_group,
         candidates.ranges(-(-size // GROUP_BYTES)),
         scratch=True,
