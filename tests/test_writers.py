@@ -51,7 +51,6 @@ ALLOWED = {
     "data/engine/ray_cluster.py": "a private folder",
     "data/exchange.py": "through its writers of partial files",
     "data/planning/corpus_size.py": "a private folder",
-    "data/report/inspection.py": "a private folder",
     "data/schema.py": "in memory",
     "data/tally.py": "through its writer of a partial file",
     "model/console.py": "/dev/null",

@@ -51,7 +51,7 @@ FREE = {
     "8 bits over ranks": Case("dense-1.3b", [*EIGHT_BITS, *RANKS, "train.chunks=2"], 2, 4),
     "interleaved": Case("dense-1.3b", [*SMALL[1:], *RANKS, *INTERLEAVED], 1, 4),
 }
-CONSTANTS = {"_on_device", "compute"}
+CONSTANTS = {"_on_device", "_chunked_loss"}
 """Where numbers come from the host that no step waits for: angles, once a run; the logit of padding, as an argument."""
 
 
