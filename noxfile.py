@@ -199,8 +199,8 @@ def tests(session: nox.Session) -> None:
 def whole(session: nox.Session) -> None:
     """Run the suite of whole runs, tests/.
 
-    Slow tests run when a file that they depend on has changed since
-    they last passed. Which files, and their digest then, is in ``tests/slow.json``; commit what a run records there.
+    Slow tests run when a file that they depend on has changed since they last passed. Which files, and their digest
+    then, is in ``tests/slow.json``; commit what a run records there.
     """
     install_house(session)
     due = due_checks()

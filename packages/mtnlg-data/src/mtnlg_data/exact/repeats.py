@@ -4,8 +4,8 @@
     shards → anchors by hash → those that recur, by shard      windows are compared only around these
 
 Of equal things the one in the document of the best source stays; among several from that source, the one in the
-document whose key has the lowest hash. The choice depends neither on the cut into
-shards nor on the order of the arguments.
+document whose key has the lowest hash. The choice depends neither on the cut into shards nor on the order of the
+arguments.
 """
 
 from __future__ import annotations
