@@ -14,7 +14,7 @@ import echo_tasks as tasks
 import pytest
 
 from mtnlg_data.console import Failure
-from mtnlg_data.engine import Local, checksum, lock_folder, manifest_path, run_tasks
+from mtnlg_data.engine import Local, StageFolder, checksum, lock_folder, manifest_path, run_tasks
 
 if TYPE_CHECKING:
     from mtnlg_data.engine import Summary
@@ -146,8 +146,13 @@ def test_only_partial_files_of_our_own_are_removed(
     monkeypatch.chdir(tmp_path.parent)
     with lock_folder(Path(tmp_path.name) if relative else tmp_path):
         assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
-        (tmp_path / ours[0]).touch()  # of a worker that dies
-    assert not (tmp_path / ours[0]).exists()
+
+
+def test_partial_files_of_dead_workers_go_when_the_stage_is_done(tmp_path: Path) -> None:
+    stage = StageFolder(tmp_path, "echo", Local(1))
+    (tmp_path / ".a.parquet.0123abcd.tmp").touch()
+    stage.finish({})
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_symlinked_lock_file_is_refused(tmp_path: Path) -> None:

@@ -43,12 +43,11 @@ def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
                 fcntl.lockf(lock, fcntl.LOCK_EX)
             elif error.errno not in LOCKS_UNSUPPORTED:
                 raise
-        _remove_partial_files(out)
+        remove_partial_files(out)
         yield
-        _remove_partial_files(out)  # of workers that died, whose tasks others have done
 
 
-def _remove_partial_files(out: Path) -> None:
+def remove_partial_files(out: Path) -> None:
     """Remove our partial files below ``out``, except in folders with a lock of their own: another run's."""
     for folder, folders, names in os.walk(out):
         folders[:] = [name for name in folders if not Path(folder, name, LOCK).exists()]

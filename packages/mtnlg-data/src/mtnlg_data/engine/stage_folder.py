@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mtnlg_data.console import Failure, say
 from mtnlg_data.files import read_small, sync_directory, write_json
 
+from .folder_lock import remove_partial_files
 from .tasks import manifest_path, read_manifest, run_tasks
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class StageFolder:
         return dict(self._record.summary)
 
     def finish(self, summary: Summary, key: str = "") -> None:
-        """Record that the step is done, and remove outputs of tasks that it did not run or skip as finished."""
+        """Record that the step is done, and remove outputs of tasks that it did not run or skip as finished.
+
+        Partial files go too: those of a worker that died, whose task another has done.
+        """
+        remove_partial_files(self.path)
         gone = [path for path in self._found() if path not in self._outputs and read_manifest(path) is not None]
         going = {file.relative_to(self.path).as_posix() for path in gone for file in (path, manifest_path(path))}
         files = {name: stats for name, stats in self._stats().items() if name not in going}
