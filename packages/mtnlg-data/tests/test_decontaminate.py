@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from shards import run_here, stored_rows, write_shard
 
 from mtnlg_data import Document, run_step
+from mtnlg_data.decontaminate.cut_planning import plan_cuts
+from mtnlg_data.decontaminate.matches import Match
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_kinds, fold_case
@@ -99,6 +101,20 @@ def test_pieces_of_a_document_by_the_papers_figures(
     assert [row["id"] for row in left] == pieces
     assert summary["sources"]["web"]["dropped"] == dropped
     assert summary["decontamination"]["documents_dropped"] == len(dropped)
+
+
+@pytest.mark.parametrize(
+    ("length", "matches", "kept"),
+    [
+        (31, [Match(10, 20, 0, 3, 26)], [(0, 4), (27, 31)]),  # pieces of exactly the shortest length stay
+        (30, [Match(10, 20, 0, 2, 26)], []),  # and shorter ones go
+        (30, [Match(0, 5, 0, -1, 9), Match(10, 15, 1, 9, 18)], [(19, 30)]),  # a match that begins where a cut ends
+        (30, [Match(0, 5, 0, -1, 9), Match(9, 15, 1, -1, 18)], [(10, 30)]),  # one that begins in the cut is cut already
+        (14, [Match(0, 5, 0, -1, 9), Match(10, 13, 1, 9, 14)], []),  # one in a rest of exactly the shortest length
+    ],
+)
+def test_boundaries_of_cuts(length: int, matches: list[Match], kept: list[tuple[int, int]]) -> None:
+    assert plan_cuts(length, matches, shortest=4)[0] == kept
 
 
 def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path) -> None:
