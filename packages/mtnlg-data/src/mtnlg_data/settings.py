@@ -156,7 +156,7 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
         return f"{place}: {key}: required key is missing"
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] in {"list_type", "tuple_type"}:
-        message = f"write a list, as in {path[-1]} = {[detail['input']]!r}"
+        message = f"write a list, as in {path[-1]} = {json.dumps([detail['input']], ensure_ascii=False)}"
     shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r}"
     return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
 
