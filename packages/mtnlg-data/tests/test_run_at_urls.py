@@ -77,19 +77,22 @@ def test_a_finished_run_reads_and_uploads_nothing_again(published: tuple[str, Pa
 
 
 def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
-    published: tuple[str, Path, Path], store: Store, finished: Run
+    published: tuple[str, Path, Path], store: Store, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert published
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     there, here = (open_stream(place, 32) for place in ("s3://curation/out/v1/tokens", finished.out / "tokens"))
     assert there.fingerprint == here.fingerprint
     assert all((there[number] == here[number]).all() for number in (0, 1, len(here) - 1))
     status, text = command("inspect", "s3://curation/out/v1/tokens", "--json")
     seen = json.loads(text)["parts"]
+    assert all(part["samples"][0]["text"] for part in seen)
     assert (status, [part["documents"] for part in seen]) == (0, [len(s.store) for s in here.sources])
     status, text = command("inspect", "s3://curation/out/v1")
     assert status == 0
     assert "deduplicate" in text
     assert store.asked("GET", "books.bin")
+    assert not [*tmp_path.iterdir()]
     sample = command("inspect", "s3://curation/out/v1/05-decontaminate/books-00000.parquet", "--json")[1]
     assert json.loads(sample)["sources"]["books"]["documents"] > 0
 

@@ -22,7 +22,7 @@ from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, idx_path
 from mtnlg_data.tokens.tokenizer import read_tokenizer
 from mtnlg_data.transfer.publish import last_stage
-from mtnlg_data.transfer.url_files import fetch_files, list_files, local_path, read_url
+from mtnlg_data.transfer.url_files import fetch_files, list_files, local_copy, read_url
 from mtnlg_data.transfer.urls import Url, local_only
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def inspect_path(path: Location, documents: int, characters: int) -> Inspection:
         return _inspect_folder(path, documents, characters)
     prefix = path.with_suffix("") if path.suffix in {".bin", ".idx", ".crc"} else path
     if idx_path(prefix).exists():
-        return _inspect_store(prefix, documents, characters)
+        return _inspect_stores([prefix], documents, characters)[0]
     if not path.exists():
         raise Failure(f"{path}: no such file, and no token store (a pair .bin and .idx)")
     check_regular(path)
@@ -66,11 +66,12 @@ def _inspect_url(url: Url, documents: int, characters: int) -> Inspection:
     blend = next((name for name in ("blend.json", "tokens/blend.json") if name in files), None)
     if blend is not None:
         tokens = (url / blend).parent
-        parts = [_inspect_store(tokens / source.prefix, documents, characters) for source in read_blend(tokens).sources]
+        stores = [tokens / source.prefix for source in read_blend(tokens).sources]
+        parts = _inspect_stores(stores, documents, characters)
         output = {"kind": "folder", "path": url, "parts": parts}
         return output if stages is None else {"kind": "run", "path": url, "stages": stages, "parts": [output]}
     if url.endswith((".bin", ".idx", ".crc")):
-        return _inspect_store(Url(url[:-4]), documents, characters)
+        return _inspect_stores([Url(url[:-4])], documents, characters)[0]
     if sum(file.size for file in files.values()) > LARGEST_COPY:
         local_only(url)
     with TemporaryDirectory() as copy:
@@ -101,8 +102,7 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
     if (path / "blend.json").exists():
         stores = sorted(path / source.prefix for source in read_blend(path).sources)
     if stores:
-        parts = [_inspect_store(prefix, documents, characters) for prefix in stores]
-        return {"kind": "folder", "path": str(path), "parts": parts}
+        return {"kind": "folder", "path": str(path), "parts": _inspect_stores(stores, documents, characters)}
     if (left := read_record(path)) is not None:
         shards = listed_shards(path) or [] if left.shards else []
     else:
@@ -138,24 +138,31 @@ def inspect_table(path: Path, rows: int) -> Inspection:
     return {"kind": "table", "path": str(path), "rows": total, "columns": columns, "samples": samples}
 
 
-def _inspect_store(prefix: Location, documents: int, characters: int) -> Inspection:
-    store = TokenStore(prefix)
-    tokenizer = _tokenizer_beside(prefix)
-    samples = []
-    for number in range(min(documents, len(store))):
-        ids = store[number].tolist()
-        sample: Inspection = {"document": number, "tokens": len(ids), "first": ids[:characters]}
-        if tokenizer is not None:
-            sample["text"] = tokenizer.decode(ids[:characters], skip_special_tokens=False)[:characters]
-        samples.append(sample)
-    counts = {"documents": len(store), "tokens": store.tokens, "type": store.dtype.name}
-    return {"kind": "store", "path": str(prefix), **counts, "samples": samples}
+def _inspect_stores(prefixes: Sequence[Location], documents: int, characters: int) -> list[Inspection]:
+    """Inspect the token stores of a folder."""
+    tokenizer, stores = _tokenizer_in(prefixes[0].parent), []
+    for prefix in prefixes:
+        store = TokenStore(prefix)
+        samples = []
+        for number in range(min(documents, len(store))):
+            ids = store[number].tolist()
+            sample: Inspection = {"document": number, "tokens": len(ids), "first": ids[:characters]}
+            if tokenizer is not None:
+                sample["text"] = tokenizer.decode(ids[:characters], skip_special_tokens=False)[:characters]
+            samples.append(sample)
+        counts = {"documents": len(store), "tokens": store.tokens, "type": store.dtype.name}
+        stores.append({"kind": "store", "path": str(prefix), **counts, "samples": samples})
+    return stores
 
 
-def _tokenizer_beside(prefix: Location) -> Tokenizer | None:
-    path = prefix.with_name("tokenizer.json")
-    exists = path.exists() if isinstance(path, Path) else path.name in list_files(path.parent)
-    return read_tokenizer([local_path(path)]) if exists else None
+def _tokenizer_in(folder: Location) -> Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if isinstance(path, Path):
+        return read_tokenizer([path]) if path.exists() else None
+    if (file := list_files(folder).get(path.name)) is None:
+        return None
+    with TemporaryDirectory() as copy, local_copy(file, Path(copy)) as local:
+        return read_tokenizer([local])
 
 
 def print_inspection(inspection: Inspection) -> None:
