@@ -90,6 +90,17 @@ def test_thresholds_are_chosen_after_the_rules_are_measured(tmp_path: Path, monk
     assert 'class="cut"' in page
 
 
+def test_values_of_a_source_without_documents(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [PROSE])
+    write_jsonl(tmp_path / "none.jsonl", [" "])
+    inputs = (tmp_path / "none.jsonl", f"sound={tmp_path / 'in.jsonl'}")
+    (tmp_path / "own.py").write_text(OWN_RULES)
+    rules = f"gopher_quality,gopher_repetition,c4,fineweb,pii,{tmp_path / 'own.py'}:shouting"
+    invoke("filter", *inputs, "--rules", rules, "--annotate", "--out", tmp_path / "out")
+    names = [pq.read_schema(path).names for path in sorted((tmp_path / "out" / "values").glob("*.parquet"))]
+    assert names[0] == names[1] != ["id"]
+
+
 def test_values_need_ids_that_differ(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [PROSE])
     (tmp_path / "in.jsonl").write_text((tmp_path / "in.jsonl").read_text() * 2)

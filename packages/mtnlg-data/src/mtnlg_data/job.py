@@ -30,6 +30,7 @@ from .engine import VALUES, StageFolder, Task
 from .exchange import Rows, merge
 from .files import atomic_path
 from .fingerprint import fingerprint
+from .schema import SCHEMA
 from .summary import COUNTS, passthrough_summary, stage_summary
 from .tally import Tallies, recorded_tallies
 
@@ -260,8 +261,9 @@ def write_notes(write: ShardWrite, output: Path, **shared: object) -> Summary:
     step, shard = write.step.load(), write.shard
     decide = step.decide_by_language(shard, shard_source(shard.path), write.item, shared)
     counts: Counter[str] = Counter()
-    columns: dict[str, list[Any]] = {"id": [pa.array([], pa.string())]}
-    for batch in read_documents(shard.path, batch_bytes=step.batch_bytes):
+    columns: dict[str, list[Any]] = {}
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)  # for the columns of a shard without documents
+    for batch in read_documents(shard.path, batch_bytes=step.batch_bytes) if shard.rows else [empty]:
         outcome = decide(batch)
         counts.update(outcome.counts)
         for name, values in {"id": batch["id"], **outcome.notes}.items():
