@@ -20,6 +20,7 @@ from mtnlg_data import read_documents
 from mtnlg_data.commands.stage_inputs import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.sources import Dropped, Record, read_records
+from mtnlg_data.sources.matching import kinds_of_files
 from mtnlg_data.transfer.url_files import _digests, fetch_files, list_files
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def test_only_splits_of_a_data_set_are_read(tmp_path: Path) -> None:
 def test_json_file_named_like_a_state_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"text": "Of the state."}))
     assert [file.name for file in find_inputs([str(tmp_path)], raw=True).files] == ["state.json"]
+
+
+def test_files_named_like_those_of_a_data_set_elsewhere_are_read() -> None:
+    names = ["a/solid-state.json", "a/cache-1.arrow", "b/state.json", "b/data.arrow", "b/cache-1.arrow", "state.json"]
+    assert [*kinds_of_files(names)] == ["a/solid-state.json", "a/cache-1.arrow", "b/data.arrow", "state.json"]
 
 
 @pytest.mark.parametrize("format_name", ["stream", "file"])

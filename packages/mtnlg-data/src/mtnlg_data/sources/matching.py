@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from mtnlg_data.transfer.urls import Location
 
-#: Files of a folder that ``datasets.Dataset.save_to_disk`` wrote, and those without rows, with what ``map`` has cached.
-DATA_SET = ("*.arrow", "*state.json")
-NOT_ROWS = ("state.json", "dataset_info.json", "dataset_dict.json", "cache-*.arrow")
+#: Files without rows beside the .arrow of ``datasets.Dataset.save_to_disk``, and what ``map`` has cached there.
+DATA_SET = "state.json"
+NOT_ROWS = (DATA_SET, "dataset_info.json", "cache-*.arrow")
+SPLITS = "dataset_dict.json"  # above the folders of the splits
 
 
 def is_hidden(name: str) -> bool:
@@ -42,14 +43,16 @@ def check_regular(path: Path) -> None:
 def kinds_of_files(names: Collection[str]) -> dict[str, str | None]:
     """The kind of reader for each file in a folder, by the patterns of all readers; None if none matches.
 
-    Hidden files and manifests of other files are left out, and so is ``NOT_ROWS`` beside a data set.
+    Hidden files and manifests of other files are left out, and so is ``NOT_ROWS`` in the folder of a data set.
     """
     readers = [*reversed(all_readers().items())]  # those of other packages first
-    is_data_set = all(any(_matches(name, [pattern]) for name in names) for pattern in DATA_SET)
+    of_arrow = {Path(name).parent for name in names if _matches(name, ["*.arrow"])}
+    data_sets = {folder for folder in of_arrow if (folder / DATA_SET).as_posix() in names}
     kinds = {
         name: next((kind for kind, reader in readers if _matches(name, reader.patterns)), None)
         for name in names
-        if not (is_hidden(name) or (is_data_set and _matches(name.rpartition("/")[2], NOT_ROWS)))
+        if not (is_hidden(name) or (Path(name).parent in data_sets and _matches(Path(name).name, NOT_ROWS)))
+        if not (data_sets and Path(name).name == SPLITS)
     }
     manifests = {f"{name}.json" for name, kind in kinds.items() if kind is not None}
     return {name: kind for name, kind in kinds.items() if name not in manifests}
