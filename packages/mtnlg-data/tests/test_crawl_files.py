@@ -189,6 +189,38 @@ def test_broken_records_are_dropped_alone(tmp_path: Path, name: str, compressed:
     assert dropped[0].where.startswith("c.warc: byte ")
 
 
+@pytest.mark.parametrize("together", [4, 2])
+@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in {"length 1e12", "bomb", "bomb in a header"}])
+def test_a_broken_record_hides_no_other_of_its_member(tmp_path: Path, name: str, together: int) -> None:
+    records = [corpus.record(b"<p>%d" % n) for n in range(3)]
+    records[1:1] = [DAMAGE[name][0]]
+    members = [b"".join(records[n : n + together]) for n in range(0, 4, together)]
+    pages, dropped = read(crawl(tmp_path / "c.warc", members, compressed=True), largest=1000)
+    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"][name == "junk" :]
+    assert len(dropped) == 1
+
+
+def test_members_that_a_wrong_length_joins_are_read_one_by_one(tmp_path: Path) -> None:
+    records = [corpus.record(b"<p>%d" % n) for n in range(5)]
+    records[1:1] = [corpus.record(b"<p>", length=500) + records.pop(1), corpus.record(b"<p>", length=10**12)]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1000)
+    assert [page.content for page in pages] == [b"<p>%d" % n for n in range(5)]
+    assert [drop.reason for drop in dropped] == ["bad_length", "too_large"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_white_space_may_follow_a_record(tmp_path: Path, compressed: bool) -> None:
+    records = [corpus.record(b"<p>%d" % n) + b" \n\t\r\n" for n in range(3)]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    assert ([page.content for page in pages], dropped) == ([b"<p>0", b"<p>1", b"<p>2"], [])
+
+
+def test_a_large_record_that_ends_with_its_member_is_reported(tmp_path: Path) -> None:
+    records = [corpus.record(b"<p>0") + corpus.record(b"<p>1", length=10**12) + corpus.record(b"<p>2")]
+    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1000)
+    assert ([page.content for page in pages], [drop.ends_file for drop in dropped]) == ([b"<p>0"], [True])
+
+
 @example(position=0, junk=b"filedesc:")  # how an ARC file begins
 @example(position=527, junk=b"\x04")  # a flag of a gzip header, which makes it as long as the rest of the file
 @given(position=st.integers(min_value=0, max_value=1500), junk=st.binary(min_size=1, max_size=30))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mtnlg_data.transfer.urls import Location
 
 Inspection = dict[str, Any]
+TOKENIZER = "tokenizer.json"
 LARGEST_COPY = 1 << 30  # bytes that are fetched to be inspected; a larger folder is fetched by its own command
 
 
@@ -156,10 +157,10 @@ def _inspect_stores(prefixes: Sequence[Location], documents: int, characters: in
 
 
 def _tokenizer_in(folder: Location) -> Tokenizer | None:
-    path = folder / "tokenizer.json"
-    if isinstance(path, Path):
+    if isinstance(folder, Path):
+        path = folder / TOKENIZER
         return read_tokenizer([path]) if path.exists() else None
-    if (file := list_files(folder).get(path.name)) is None:
+    if (file := list_files(folder).get(TOKENIZER)) is None:
         return None
     with TemporaryDirectory() as copy, local_copy(file, Path(copy)) as local:
         return read_tokenizer([local])

@@ -1,9 +1,9 @@
 """WARC and ARC: the HTML pages of a crawl, or their texts; after a broken record, reading resumes at the next.
 
-A record is held back until its length is confirmed: the gzip member, the file or nothing but line ends must end where
-it ends, or another record must begin there. After a broken record the reader searches for the next gzip magic, line
-``WARC/1`` or line of ARC, so one bad record costs one record. A file with more than ``MAX_DEFECTS`` broken places, each
-of which costs at most a record's bytes, is read no further. Each record must be within one gzip member.
+A record is held back until its length is confirmed: the gzip member or the file must end where it ends, or another
+record must begin there, perhaps behind white space. After a broken record the reader searches its gzip member, or else
+the file, for a gzip magic, a line ``WARC/1`` or a line of ARC, so one bad record costs one record. A file with more
+than ``MAX_DEFECTS`` broken places, each of which costs at most a record's bytes, is read no further.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import mmap
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from fastwarc.warc import ArchiveIterator
 
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 GZIP_MAGIC = b"\x1f\x8b\x08"
 #: Line of a record of ARC: URL, which may have spaces, IP address, date, type, which may be missing, length.
 ARC_LINE = rb"([^\r\n]*) (\S+) (\d{12,14}) [^\r\n]{0,99} (\d{1,15})\r?\n"
-HEADER_START = re.compile(rb"WARC/[01]\.|" + ARC_LINE)
-RECORD_START = re.compile(rb"\x1f\x8b\x08|WARC/[01]\.|\nhttps?:" + ARC_LINE)
+#: Of what must follow a record: white space, then another or nothing.
+FOLLOWING = re.compile(rb"[\r\n \t]*+(?:\Z|WARC/[01]\.|" + ARC_LINE + rb")")
+START_IN_MEMBER = re.compile(rb"WARC/[01]\.|\nhttps?:" + ARC_LINE)
+RECORD_START = re.compile(GZIP_MAGIC + b"|" + START_IN_MEMBER.pattern)
 #: Header of a record: the lines of WARC behind its version, or that line.
 HEADER = re.compile(rb"WARC/[01]\.(.*?\n)\r?\n|" + ARC_LINE, re.DOTALL)
 LENGTH = re.compile(r"\d{1,15}")
-LINE_ENDS = b"\r\n"
+BLANKS = b"\r\n \t"
 #: Records that describe others, or the file.
 DESCRIPTIONS = {"warcinfo", "request", "metadata"}
 MAX_DEFECTS = 1000
@@ -48,7 +51,7 @@ COMPRESSED_PAGES, PLAIN_PAGES = 0.25, 0.05
 
 
 class Defect(NamedTuple):
-    """A broken record, and its end if that may be known."""
+    """A broken record, and its end if that may be known; -1 if its gzip member ends before."""
 
     offset: int
     reason: str
@@ -63,7 +66,7 @@ class Warc(Reader):
     An ARC file is recognised by its content, whatever its name.
     """
 
-    version, pages = 2, True
+    version, pages = 3, True
     snapshot: str | None = setting(None, "Instead of paths: a folder filled by mtnlg-data fetch.")
 
     @property
@@ -104,6 +107,7 @@ class _Source:
         self.buffer = bytearray()
         self._file, self._begin, self._rest = file, begin, file.read(CHUNK_BYTES)
         self.member = zlib.decompressobj(GZIP_WBITS) if self._rest.startswith(GZIP_MAGIC) else None
+        self._first: Any = None  # bytes of the first member that a record is read from, its begin, itself and its end
 
     @property
     def offset(self) -> int:
@@ -122,9 +126,11 @@ class _Source:
         """
         while len(self.buffer) < size:
             if self.member and self.member.eof:
+                first = self._first or (len(self.buffer), self._begin, self.member, self._file.tell())
                 following = (self.member.unused_data or self._file.read(CHUNK_BYTES)) if across else b""
                 if not following.startswith(GZIP_MAGIC):
                     break
+                self._first, self._begin = first, self._file.tell() - len(following)
                 self._rest, self.member = following, zlib.decompressobj(GZIP_WBITS)
             chunk, self._rest = self._rest or self._file.read(CHUNK_BYTES), b""
             if not chunk:
@@ -133,74 +139,107 @@ class _Source:
             self._rest = self.member.unconsumed_tail if self.member else b""
         return self.buffer
 
-    def skip_line_ends(self) -> bool:
-        """Skip line ends; returns whether anything follows."""
+    def skip(self, size: int) -> bool:
+        """Skip so many bytes of this member; returns whether it has them."""
+        while size and self.fill(1):
+            skipped = len(self.buffer[:size])
+            del self.buffer[:skipped]
+            size -= skipped
+        return size == 0
+
+    def skip_blanks(self) -> bool:
+        """Skip white space before a record; returns whether anything follows."""
+        self._first = None
         while self.fill(1):
-            del self.buffer[: len(self.buffer) - len(self.buffer.lstrip(LINE_ENDS))]
+            del self.buffer[: len(self.buffer) - len(self.buffer.lstrip(BLANKS))]
             if self.buffer:
                 return True
         return False
 
+    def skip_to_record(self) -> bool:
+        """Skip to the next record that may begin in the member of a broken one; returns whether there is one."""
+        if self._first:
+            size, self._begin, self.member, place = self._first
+            self._file.seek(place)
+            self._rest = b""
+            del self.buffer[size:]
+        while not (match := START_IN_MEMBER.search(self.buffer)):
+            del self.buffer[:-CHUNK_BYTES]
+            size = len(self.buffer)
+            if len(self.fill(size + 1)) == size:
+                return False
+        del self.buffer[: match.start()]
+        return True
 
-def _sound_records(file: BinaryIO, size: int, max_bytes: int) -> Generator[CrawlRecord, None, tuple[int, int]]:
+
+def _sound_records(file: BinaryIO, max_bytes: int) -> Generator[CrawlRecord, None, tuple[int, int]]:
     """Yield the records behind which fastwarc finds another; returns where to read on, and how many of them to skip.
 
     fastwarc is fast, but trusts every length, takes no lines that end in LF, ends silently at a gzip member whose
-    header is broken, and gives no offsets in a member of several records: such a file is read again from its beginning.
+    header is broken, and gives wrong offsets where a member has several records: such a file is read again from its
+    beginning, another from the last of these records on.
     """
     last, known = -1, 0
-    previous: CrawlRecord | None = None
+    held: CrawlRecord | None = None
+    sound: CrawlRecord | None = None
     try:
         for record in ArchiveIterator(file, parse_http=False, max_header_len=MAX_HEADER_BYTES):
-            if previous:
-                known += 1
-                yield previous
-            previous, fields = None, list(record.headers)
-            last = record.stream_pos if record.stream_pos > last else size
+            if held:
+                known, sound = known + 1, held
+                yield held
+            held, fields = None, list(record.headers)
             length = value_of(fields, "content-length")
-            if last == size or not LENGTH.fullmatch(length) or int(length) > max_bytes:
+            if record.stream_pos <= last or not LENGTH.fullmatch(length) or int(length) > max_bytes:
                 break
+            last = record.stream_pos
             if len(body := record.reader.read()) != int(length):
                 break
-            previous = CrawlRecord(last, fields, body)
+            held = CrawlRecord(last, fields, body)
     except OSError as error:
         if error.errno:
             raise
-    return (0, known) if last == size else (max(last, 0), 0)
+    if sound and [*islice(_read_source(_Source(file, sound.offset), max_bytes), 1)] == [sound]:
+        return sound.offset, 1
+    return 0, known
 
 
 def _records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[CrawlRecord | Dropped]:
     """Yield the complete records; after a broken one, resume at the next record start."""
-    size, defects, reported = os.fstat(file.fileno()).st_size, 0, False
+
+    def drop(defect: Defect, *, ends_file: bool = False) -> Dropped:
+        return Dropped(defect.reason, f"{name}: byte {defect.offset}", defect.what, ends_file=ends_file)
+
+    size, defects = os.fstat(file.fileno()).st_size, 0
     start: int | None
-    start, known = yield from _sound_records(file, size, max_bytes)
+    start, known = yield from _sound_records(file, max_bytes)
+    first: Defect | None = None  # since the last record; others behind it are false starts that the search has found
     while start is not None and start < size:
         source = _Source(file, start)
-        defect: Defect | None = None
+        last: Defect | None = None
         for found in _read_source(source, max_bytes):
             if isinstance(found, Defect):
-                defect = found
-            elif known:
+                first, last, defects = first or found, found, defects + 1
+                if defects > MAX_DEFECTS:
+                    what = f"the last of {defects} broken places; the rest of the file is lost"
+                    yield drop(found._replace(what=what), ends_file=True)
+                    return
+                continue
+            last = None
+            if known:
                 known -= 1
-            else:
-                reported = False
-                yield found
-        if defect is None:
+                continue
+            if first:
+                yield drop(first)
+            first = None
+            yield found
+        if last is None or (source.member and source.member.eof):
             start = source.end
             continue
-        defects += 1
-        if defects > MAX_DEFECTS:
-            what = f"the last of {defects} broken places; the rest of the file is lost"
-            yield Dropped(defect.reason, f"{name}: byte {defect.offset}", what, ends_file=True)
-            return
-        file.seek(defect.end)
-        following = file.read(MAX_HEADER_BYTES).lstrip(LINE_ENDS)
-        is_end_right = 0 < defect.end <= size and (not following or HEADER_START.match(following))
-        start = defect.end if is_end_right else _find_start(file, defect.offset + 1)
-        if not reported:  # a false start found by the search is still the same broken record
-            ends_file = start is None and (defect.reason != "too_large" or not source.member)
-            yield Dropped(defect.reason, f"{name}: byte {defect.offset}", defect.what, ends_file=ends_file)
-        reported = True
+        file.seek(last.end)
+        is_end_right = 0 < last.end <= size and FOLLOWING.match(file.read(MAX_HEADER_BYTES))
+        start = last.end if is_end_right else _find_start(file, last.offset + 1)
+    if first:
+        yield drop(first, ends_file=start is None or first.end < 0)
 
 
 def _find_start(file: BinaryIO, begin: int) -> int | None:
@@ -211,12 +250,12 @@ def _find_start(file: BinaryIO, begin: int) -> int | None:
 
 
 def _read_source(source: _Source, max_bytes: int) -> Iterator[CrawlRecord | Defect]:
-    """Yield the complete records of a member, or of the rest of a file, then the defect that ends them, if any."""
+    """Yield the records of a member, with its defects, or of the rest of a file up to a defect."""
     try:
-        while source.skip_line_ends():
+        while source.skip_blanks():
             found = _read_record(source, max_bytes)
             yield found
-            if isinstance(found, Defect):
+            if isinstance(found, Defect) and not (source.member and source.skip_to_record()):
                 return
         if source.member and not source.member.eof:
             yield Defect(source.offset, "truncated", "its gzip member is cut")
@@ -224,15 +263,11 @@ def _read_source(source: _Source, max_bytes: int) -> Iterator[CrawlRecord | Defe
         yield Defect(source.offset, "unreadable", str(error))
 
 
-def _is_at_record(source: _Source) -> bool:
-    """Whether a record, or the end of the source, follows the line ends."""
-    return not source.skip_line_ends() or HEADER_START.match(source.fill(MAX_HEADER_BYTES)) is not None
-
-
 def _read_record(source: _Source, max_bytes: int) -> CrawlRecord | Defect:
     offset = source.offset
     found = HEADER.match(source.fill(MAX_HEADER_BYTES))
     if found is None:
+        del source.buffer[:1]
         return Defect(offset, "unreadable", "no record begins here")
     if found[1] is None:
         url, ip, date, length = (value.decode("utf-8", "replace") for value in found.groups()[1:])
@@ -247,11 +282,14 @@ def _read_record(source: _Source, max_bytes: int) -> CrawlRecord | Defect:
     if not LENGTH.fullmatch(length):
         return Defect(offset, "bad_length", what)
     if (count := int(length)) > max_bytes:
-        return Defect(offset, "too_large", what, 0 if source.member else source.offset + count)
+        end = source.offset + count
+        if source.member:
+            end = 0 if source.skip(count) else -1
+        return Defect(offset, "too_large", what, end)
     body = bytes(source.fill(count, across=True)[:count])
     if len(body) < count:
         return Defect(offset, "truncated", f"{what}, but {len(body)} bytes follow")
-    del source.buffer[:count]
-    if not _is_at_record(source):
+    if not FOLLOWING.match(source.fill(count + MAX_HEADER_BYTES), count):
         return Defect(offset, "bad_length", f"{what}, but no record follows")
+    del source.buffer[:count]
     return CrawlRecord(offset, fields, body)
