@@ -115,9 +115,11 @@ def test_iso_names_map_to_cld2(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_fixed_and_unknown_settings_are_refused(tmp_path: Path, override: str, words: str) -> None:
+    recipe = corpus.write_run(tmp_path, pages=2)
     with pytest.raises(UsageFailure) as refused:
-        load_recipe(corpus.write_run(tmp_path, pages=2), [override])
+        load_recipe(recipe, [override])
     assert words in str(refused.value)
+    assert all(line.startswith(f"{recipe}: ") for line in str(refused.value).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -297,15 +297,14 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
             for source, said in tables.sources.items()
         }
         settings = cls.Settings.model_construct(**cls.localize(values, lambda place: local_path(located(place, start))))
-        step = cls(settings, own, name=name, reference=(reference, folder), **options)
-        by_cld2 = all(one.number and not getattr(one.settings, "language_model", None) for one in [*steps, step])
         try:
+            steps.append(step := cls(settings, own, name=name, reference=(reference, folder), **options))
             step.validate()
+            by_cld2 = all(one.number and not getattr(one.settings, "language_model", None) for one in steps)
             for code in step.variants["language"] if by_cld2 else ():
                 check_language(f"{name}.where.language", code)
-        except ValueError as error:
-            raise UsageFailure(f"{place}: {error}") from None
-        steps.append(step)
+        except (ValueError, UsageFailure) as error:
+            raise UsageFailure("\n".join(f"{place}: {line}" for line in str(error).split("\n"))) from None
     _say_if_text(place, tables.sources)
     return Recipe(start, tables, tuple(steps))
 
