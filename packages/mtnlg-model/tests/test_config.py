@@ -68,7 +68,7 @@ def test_keys_of_0_3_set_the_kind_of_qk_norm() -> None:
 def test_a_wrong_kind_of_qk_norm_is_one_line() -> None:
     with pytest.raises(UsageFailure) as failure:
         validate({**PRESETS["tiny"].model_dump(), "qk_norm": "all"}, ModelConfig, "recipe.toml")
-    assert str(failure.value) == "recipe.toml: qk_norm = 'all': Input should be False, True, 'full' or 'by-head'"
+    assert str(failure.value) == "recipe.toml: qk_norm = 'all': Input should be false, true, 'full' or 'by-head'"
 
 
 def test_derived_widths_follow_in_a_copy() -> None:

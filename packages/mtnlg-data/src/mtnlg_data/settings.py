@@ -155,6 +155,8 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
     if detail["type"] == "missing":
         return f"{place}: {key}: required key is missing"
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "literal_error":
+        message = message.replace("True", "true").replace("False", "false")  # as TOML has them
     if detail["type"] in {"list_type", "tuple_type"}:
         message = f"write a list, as in {path[-1]} = {json.dumps([detail['input']], ensure_ascii=False)}"
     shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r}"
