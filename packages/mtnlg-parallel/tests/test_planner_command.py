@@ -138,6 +138,7 @@ REFUSED = {
     },
     "llama-3.1-8b --batch 16 --layout dp=2": {
         "--software megatron-lm --zero 3": "megatron-lm does not support FSDP; use --software mtnlg-parallel",
+        "--software megatron-lm --zero 3 --layout pp=2": "FSDP; use --software megatron-core",
         "--zero 3 --layout pp=2": "mtnlg-parallel has zero 3 at pp 1 and over all dp x cp ranks; use --zero 1",
         "--zero 2 --shards 2": "mtnlg-parallel has zero 2 at pp 1",
         "--software llm-foundry --layout cp=2": "llm-foundry does not support context parallelism",

@@ -373,8 +373,9 @@ def _schedule_error(run: Run) -> str | None:
     needed = [name for name, (_, asked) in abilities.items() if asked]
     if lacking := next((name for name in needed if not getattr(software, name)), None):
         programs = [load_software(name) for name in (*ENGINES.values(), "megatron-core")]
-        able = [each.name for each in programs if all(getattr(each, name) for name in needed)]
-        advice = f"; use --software {able[0]}" if able else ", and no other program supports all of this run"
+        able = [each for each in programs if all(getattr(each, name) for name in needed)]
+        fit = next((each.name for each in able if not run_error(run._replace(software=each))), "")
+        advice = f"; use --software {fit}" if fit else ", and no other program supports all of this run"
         return f"{software.name} does not support {abilities[lacking][0]}{advice}"
     if run.offload_activations and software.name == ENGINES["deepspeed"]:
         return f"{software.name} keeps activations on the device; use --software {ENGINES['pipeline']}"
