@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ def test_json_holds_the_step_its_parts_and_the_memory() -> None:
     assert told["run"]["gpu_hours"] == pytest.approx(2.57e6, rel=0.03)
 
 
+def test_json_imports_no_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mtnlg_parallel.planner.page", None)
+    assert plan_json(PAPER)["fits"]
+
+
 def test_the_ramp_costs_what_small_batches_cost() -> None:
     recipe = shipped_recipe("mt-nlg-530b")
     told = plan_json(recipe, "--cluster selene --software megatron-deepspeed-2021")
@@ -44,7 +50,8 @@ def test_the_ramp_costs_what_small_batches_cost() -> None:
 @pytest.mark.parametrize("nodes", PUBLISHED)
 def test_preset_and_nodes_alone_give_the_papers_step_within_four_percent(nodes: int) -> None:
     """That on 280 nodes sets the program's one constant."""
-    told = plan_json("mt-nlg-530b --cluster selene --nodes", nodes)
+    told = plan_json("mt-nlg-530b --nodes", nodes)
+    assert (told["cluster"], told["program"]) == ("selene", "megatron-deepspeed-2021")
     assert told["layout"] == {"tp": 8, "pp": 35, "dp": nodes // 35}
     assert (told["step_seconds"], told["tflops_per_gpu"]) == pytest.approx(PUBLISHED[nodes], rel=0.04)
 
@@ -162,7 +169,7 @@ REFUSED = {
         "--batch 64 --search --scaling 1,2": "--scaling shows one plan, --search several",
         "--batch 64 --layout dp=8 --scaling 1,2 --html page.html": "--html shows one plan, --scaling several",
         "--batch 64 --layout dp=8 --scaling 1,2 --tokens 1T": "--tokens shows one plan, --scaling several",
-        "--batch 64 --layout dp=8 --top 3": "--top needs --search",
+        "--batch 64 --layout dp=8 --top 10": "--top needs --search",
     },
 }
 """By what is planned and what is asked of it: a part of the line that refuses it."""
@@ -256,7 +263,7 @@ def test_eight_bit_recipe_is_planned_as_trained() -> None:
 def test_layout_without_dp_fills_the_nodes() -> None:
     words = "llama-3.1-8b --cluster dgx-h100 --nodes 16 --batch 64"
     spread, idle, more = (
-        run_plan(line) for line in (f"{words} --layout tp=4,pp=2", f"{words} --layout tp=4,pp=2,dp=2", "mt-nlg-530b")
+        run_plan(line) for line in (f"{words} --layout tp=4,pp=2", f"{words} --layout tp=4,pp=2,dp=2", "mt-nlg-530b --cluster dgx-a100")
     )
     assert "on 128 GPUs" in spread.stdout
     assert "idle" not in spread.stderr

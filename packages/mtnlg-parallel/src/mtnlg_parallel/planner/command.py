@@ -33,12 +33,11 @@ FULL_BATCH = {"mt-nlg-530b": 1920, "dense-350m": 256, "dense-1.3b": 512, "dense-
 """Batch size (sequences per step) of the published presets (paper.md sections 2 and 6)."""
 
 LAID_OUT = {"mt-nlg-530b": Layout(tp=8, pp=35, dp=8)}
-"""Published layouts of presets (paper.md section 3)."""
+"""Published layouts of presets, on Selene (paper.md section 3)."""
 
 TRAINED_SEQUENCE = 8192
 """Tokens per sample at which a preset with a longer context is planned: contexts grow at the end of a training."""
 
-TOP = 10
 SEARCHED = ("micro_batch", "recompute", "interleave", "schedule", "sequence_parallel", "zero")
 """Fields of a run that a search varies, unless an option sets them."""
 
@@ -51,7 +50,10 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     target: Annotated[
         str, typer.Argument(metavar="RECIPE|PRESET", help=f"A train.toml or its folder, or {', '.join(PRESETS)}.")
     ],
-    cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="A cluster's name, or a TOML file.")] = "dgx-a100",
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Name or TOML file; default dgx-a100, of mt-nlg-530b selene, its own."),
+    ] = None,
     nodes: Annotated[int | None, _count("Number of nodes; default what --layout needs.")] = None,
     layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
     batch: Annotated[int | None, _count("Sequences per step.")] = None,
@@ -91,7 +93,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     search: Annotated[
         bool, typer.Option("--search", help="Rank every layout of --nodes, and say why --layout is not the fastest.")
     ] = False,
-    top: Annotated[int, _count("How many --search shows.")] = TOP,
+    top: Annotated[int | None, _count("How many --search shows; default 10.")] = None,
     scaling: Annotated[
         str | None, typer.Option(metavar="280,350,420", help="Plan the run on each of these numbers of nodes.")
     ] = None,
@@ -106,8 +108,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
 
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
-    _refuse_dropped(search=search, scaling=scaling, html=html, tokens=tokens, top=top != TOP)
-    place = load_cluster(cluster)
+    _refuse_dropped(search=search, scaling=scaling, html=html, tokens=tokens, top=top)
+    place = load_cluster(cluster or ("selene" if target in LAID_OUT else "dgx-a100"))
     recipe = None if target in PRESETS else _recipe(target, overrides or ())
     options = {
         "batch": batch,
@@ -143,7 +145,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         say(f"{place.name} has {place.nodes} nodes, not {needed}; planned as if it had enough")
     run = template if "dp" in named else template.on(gpus) or template
     if search:
-        found = _search(template, gpus, top, fixed)
+        found = _search(template, gpus, top or 10, fixed)
         _print_search(found, gpus, length if tokens else 0, as_json, asked=run if layout else None)
         return
     if searches:
@@ -163,7 +165,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     _print_one(run, length, ramp, html, as_json)
 
 
-def _refuse_dropped(*, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: bool) -> None:
+def _refuse_dropped(*, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: int | None) -> None:
     """Raise ``UsageFailure`` for an option that --search or --scaling would ignore, or --top without --search."""
     if top and not search:
         raise UsageFailure("--top needs --search")
@@ -293,9 +295,9 @@ def _print_one(run: Run, tokens: int, ramp: Ramp | None, html: Path | None, as_j
 
 def _show(planned: object, as_json: bool, template: str, **values: object) -> None:
     """Print plans as JSON, or as a template of `page.print_text` shows them."""
-    from .page import print_text  # noqa: PLC0415  (jinja2, as above)
-
     if as_json:
         print_json(planned)
     else:
+        from .page import print_text  # noqa: PLC0415  (jinja2, as above)
+
         print_text(template, planned=planned, **values)
