@@ -89,6 +89,7 @@ def test_a_commit_of_rows_is_asked_for_and_recorded(
         (["boolq"], "--revision boolq: needs TASK=COMMIT"),
         (["hans=a"], "--revision hans=a: no such task with a data set on the hub; choose from boolq"),
         (["wic=a"], "--revision wic=a: no such task with a data set on the hub"),
+        (["boolq=a", "boolq=b"], "--revision boolq=a, boolq=b: a task is given twice"),
         (["boolq=a", "--data"], "--revision boolq=a: --data gives the rows; use only one of the two"),
     ],
 )

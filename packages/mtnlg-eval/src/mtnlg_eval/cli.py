@@ -149,6 +149,9 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
     if slurm or sbatch or srun or setup or dry_run:
         raise UsageFailure("--slurm, --sbatch, --srun, --setup and --dry-run go with --launcher slurm")
     named = [*_split(tasks or ""), *map(str, task_file or ())]
+    revisions = dict(text.partition("=")[::2] for text in revision or ())
+    if revision and len(revisions) < len(revision):
+        raise UsageFailure(f"--revision {', '.join(revision)}: a task is given twice; choose one commit")
     summaries: dict[str, dict[str, Any]] = {}
     for path in _list_steps(Path(checkpoint)) if each else [checkpoint]:
         summary = evaluate(
@@ -163,7 +166,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
             shot_labels=shot_labels,
             seeds=draws,
             include_path=include_path,
-            revisions=dict(text.partition("=")[::2] for text in revision or ()),
+            revisions=revisions,
             model_args=_model_options(model_args, layout) | {"batch_tokens": batch_tokens},
             lm_eval={"apply_chat_template": apply_chat_template, "trust_task_code": trust_task_code},
         )
