@@ -95,7 +95,7 @@ def test_info_of_a_checkpoint_is_that_of_its_configuration(mtnlg_model: Command,
         ),
         (f"generate {{}} --prompt a --seed {1 << 43}", 2, "generate: seed = 8796093022208: "),
         (f"generate {{}} --prompt {'a' * 200}", 1, "prompt 0 has 200 tokens; the model reads 48"),
-        ("verify nowhere", 1, "nowhere: not a checkpoint: no manifest.json in it"),
+        ("verify nowhere", 1, "nowhere: not a checkpoint: no such folder"),
         ("export {} .", 1, ".: exists already; remove it or name another"),
         (
             "generate . --prompt a --seed 1 --seed 2",

@@ -172,7 +172,8 @@ def read_manifest_bytes(directory: Path) -> bytes:
     path = directory / MANIFEST
     if not path.is_file():
         hint = "; mtnlg-model import makes one of it" if (directory / "config.json").is_file() else ""
-        raise CheckpointError(f"{directory}: not a checkpoint: no {MANIFEST} in it{hint}")
+        reason = f"no {MANIFEST} in it" if directory.is_dir() else "no such folder"
+        raise CheckpointError(f"{directory}: not a checkpoint: {reason}{hint}")
     return read_bounded(path)
 
 
