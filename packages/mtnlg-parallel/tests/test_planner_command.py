@@ -196,6 +196,7 @@ def test_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataFailure, match=r"blend\.json"):  # forced, it goes on to the data, which are not there
         CliRunner().invoke(app, [*words, "--force"], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_any_decoder_and_sharding_is_planned() -> None:

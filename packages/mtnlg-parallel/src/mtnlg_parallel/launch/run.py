@@ -144,6 +144,7 @@ def start(run: TrainingRun) -> bool:
     layout = first.recipe.layout
     check_ranks(layout, device)
     expected = first.forecast()
+    open_data(run.data, first.recipe)  # before anything is written into the folder
     with lock_folder(out):
         state = _prepare(first, expected)
         if state.complete:
