@@ -263,8 +263,9 @@ def test_eight_bit_recipe_is_planned_as_trained() -> None:
 
 def test_layout_without_dp_fills_the_nodes() -> None:
     words = "llama-3.1-8b --cluster dgx-h100 --nodes 16 --batch 64"
+    paper = "mt-nlg-530b --cluster dgx-a100"
     spread, idle, more = (
-        run_plan(line) for line in (f"{words} --layout tp=4,pp=2", f"{words} --layout tp=4,pp=2,dp=2", "mt-nlg-530b --cluster dgx-a100")
+        run_plan(line) for line in (f"{words} --layout tp=4,pp=2", f"{words} --layout tp=4,pp=2,dp=2", paper)
     )
     assert "on 128 GPUs" in spread.stdout
     assert "idle" not in spread.stderr

@@ -165,7 +165,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     _print_one(run, length, ramp, html, as_json)
 
 
-def _refuse_dropped(*, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: int | None) -> None:
+def _refuse_dropped(
+    *, search: bool, scaling: str | None, html: Path | None, tokens: str | None, top: int | None
+) -> None:
     """Raise ``UsageFailure`` for an option that --search or --scaling would ignore, or --top without --search."""
     if top and not search:
         raise UsageFailure("--top needs --search")
