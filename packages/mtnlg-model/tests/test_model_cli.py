@@ -129,6 +129,16 @@ def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_p
     assert stopped == f"the fox{expected[: expected.index(stop)]}\n"
 
 
+@pytest.mark.parametrize("option", ["--top-p 0.9", "--top-k 5", "--min-p 0.1", "--seed 7"])
+def test_generate_says_which_option_greedy_decoding_ignores(
+    mtnlg_model: Command, checkpoint_path: Path, option: str
+) -> None:
+    line = f"generate {{}} --prompt fox --tokens 2 {option}"
+    said = f"greedy: {option.partition(' ')[0]} has no effect without --temperature above 0\n"
+    assert mtnlg_model(line, checkpoint_path)[2] == said
+    assert mtnlg_model(f"{line} --temperature 1", checkpoint_path)[2] == ""
+
+
 def test_generate_reads_a_hugging_face_folder_in_place(
     mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path
 ) -> None:

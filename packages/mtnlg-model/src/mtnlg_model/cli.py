@@ -117,6 +117,9 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     opened = open_weights(checkpoint)
     given = {key: value for key, value in options.items() if value is not None}
     sampling = validate(sampling_defaults(opened.directory) | given, Sampling, "generate")
+    unused = [name for name, value in given.items() if value and name not in {"temperature", "repetition_penalty"}]
+    if unused and not sampling.temperature:
+        say(f"greedy: --{unused[0].replace('_', '-')} has no effect without --temperature above 0")
     drawn_by = [row_seeds(each, 1)[0] for each in seeds] if len(seeds) > 1 else None
     tokenizer = Tokenizer(opened.tokenizer_path)
     encoded = [tokenizer.encode_prompt(text) for text in prompt]
