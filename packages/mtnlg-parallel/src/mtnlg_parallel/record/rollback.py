@@ -31,8 +31,8 @@ def rollback(out: Path, step: int, skip: bool = False) -> list[tuple[int, int]]:
     With ``skip`` the run skips all samples that it has read since that checkpoint. Raises ``UsageFailure`` if the run
     has no such checkpoint or samples.
     """
+    recipe = read_recipe(out / RECIPE)  # before a folder that holds no run gets a lock
     with lock_folder(out):
-        recipe = read_recipe(out / RECIPE)
         checkpoints = dict(list_checkpoints(out / CHECKPOINTS))
         if step not in checkpoints:
             raise UsageFailure(f"{out}: no checkpoint step-{step}; there are steps {', '.join(map(str, checkpoints))}")
