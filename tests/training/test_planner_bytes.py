@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mtnlg_parallel.planner.memory import memory
+from mtnlg_parallel.planner.memory import CONTEXT_BYTES, memory
 from mtnlg_parallel.planner.programs import ENGINES, load_software
-from mtnlg_parallel.planner.run import Run
+from mtnlg_parallel.planner.run import Run, train_run
 from training.reference_loop import RunRanks, recipe_of
 
 
@@ -22,6 +22,18 @@ def test_a_rank_holds_the_bytes_that_the_planner_predicts(
     for rank, state_bytes in enumerate(run_ranks("state_bytes", [recipe], data=data, outs=[tmp_path])):
         stage = planned[rank // tp]
         assert state_bytes == {"parameters": stage.weights, "gradients": stage.gradients, "moments": stage.moments}
+
+
+@pytest.mark.parametrize("gradients", ["fp32", "bf16"])
+def test_an_update_holds_the_bytes_that_the_planner_predicts(
+    run_ranks: RunRanks, data: Path, tmp_path: Path, gradients: str
+) -> None:
+    """Sums in bf16 are then copied to fp32, which without other ranks is more than they save."""
+    recipe = recipe_of((1, 1, 1), {"layers": 4, "hidden": 128}, samples=8, precision="bf16", gradients=gradients)
+    (held,) = run_ranks("sharded_bytes", [recipe], data=data, outs=[tmp_path])
+    (planned,) = memory(train_run(recipe))
+    copy = planned.total - planned.slack - CONTEXT_BYTES - planned.state if gradients == "bf16" else 0.0
+    assert held["bytes"] == pytest.approx(planned.state + copy, rel=0.02)
 
 
 @pytest.mark.parametrize(("layout", "precision"), [((1, 1, 2), "bf16"), ((2, 1, 2), "fp32")])

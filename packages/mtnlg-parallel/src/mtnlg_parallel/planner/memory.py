@@ -148,6 +148,8 @@ def _stage_memory(run: Run, stage: int) -> Memory:
         buckets += (run.gradient_bytes - 2) / 2 * GRADIENT_BUCKETS
     copied = 4 * parameters / state if buckets and run.precision == "fp16" else 0.0
     temporary = activations + waiting + recomputed + embedding + logits + messages
+    # Our update copies 16-bit sums to fp32, when activations are gone.
+    in_fp32 = 4 * parameters / state if run.is_ours and run.reduced_bytes == 2 else 0.0
     return Memory(
         weights=weights * parameters / shards + _cast_bytes(run, stage),
         gradients=accumulated * parameters / gradients + copied + max(_apart_bytes(run) - logits, 0.0),
@@ -160,7 +162,7 @@ def _stage_memory(run: Run, stage: int) -> Memory:
         logits=logits,
         gathered=_gathered_bytes(run, parameters),
         messages=messages,
-        buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets,
+        buffers=CONTEXT_BYTES + axes * CHANNEL_BYTES + buckets + max(in_fp32 - temporary, 0.0),
         slack=SLACK * temporary + STATE_SLACK * (weights / shards + accumulated / gradients) * parameters,
     )
 
