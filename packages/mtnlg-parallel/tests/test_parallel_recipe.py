@@ -309,6 +309,11 @@ def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words
     assert all(word in warning and "\n" not in warning for word, warning in zip(words, warnings, strict=True))
 
 
+def test_checkpoints_are_copied_to_a_folder_or_a_url(small: Path) -> None:
+    for given, url in (("copies", Path("copies").absolute().as_uri()), ("s3://bucket/run", "s3://bucket/run")):
+        assert load_recipe(small, [f"train.copy_to={given}"]).train.copy_to == url
+
+
 def test_samples_of_another_type_are_one_mistake(small: Path) -> None:
     with pytest.raises(UsageFailure) as caught:
         load_recipe(small, ["train.samples=true"])

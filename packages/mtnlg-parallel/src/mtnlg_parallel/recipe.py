@@ -147,7 +147,9 @@ class Train(Settings):
     checkpoint_every: Every = Field(500, description="steps; 0: only at the end")
     keep: Samples = Field(5, description="number of checkpoints kept, the newest")
     keep_every: Every = Field(0, description="also keep, for good, those whose step is a multiple of this; 0: none")
-    copy_to: str = Field("", description="URL to which each checkpoint is copied, such as s3://bucket/run; empty: none")
+    copy_to: str = Field(
+        "", description="URL or folder to which each checkpoint is copied, such as s3://bucket/run; empty: none"
+    )
     initial: str = Field(
         "", description="checkpoint or Hugging Face folder whose weights the run starts from; empty: initial weights"
     )
@@ -176,6 +178,11 @@ class Train(Settings):
     def _make_absolute(cls, initial: str) -> str:
         """Make the path absolute, since ranks and restarts may have another working folder."""
         return str(Path(initial).absolute()) if initial else ""
+
+    @field_validator("copy_to")
+    @classmethod
+    def _make_url(cls, place: str) -> str:
+        return f"file://{Path(place).absolute()}" if place and "://" not in place else place
 
     @field_validator("schedule")
     @classmethod
