@@ -300,6 +300,8 @@ def test_only_the_relevant_mistake_is_explained(small: Path) -> None:
             ],
             ["the learning rate is 0 after train.decay = 100 of train.samples = 101"],
         ),
+        (["train.samples=150", "train.decay=100", "train.change=[{at=90,decay=150}]"], []),
+        (["train.change=[{at=100,clip=0.5}]"], ["train.change at = 100 is never reached: train.samples = 100"]),
         (["train.decay_shape=constant", "train.warmup=100"], ["the learning rate never reaches train.lr = 0.001"]),
     ],
 )

@@ -397,11 +397,14 @@ class Recipe(Settings):
         notes = [rounding] if rounding else []
         if not train.decays and (unused := [key for key in ("hold", "min_lr") if getattr(train, key)]):
             notes.append(f'train.{unused[0]} has no effect: train.decay_shape = "constant" never decays')
-        if train.samples > train.decay and train.min_lr == 0 and train.decays:
+        last = train.at(train.samples - 1)
+        if train.samples > last.decay and last.min_lr == 0 and last.decay_shape != "constant":
             notes.append(
-                f"the learning rate is 0 after train.decay = {train.decay} of train.samples = {train.samples}; "
+                f"the learning rate is 0 after train.decay = {last.decay} of train.samples = {train.samples}; "
                 "raise train.decay, or set train.min_lr"
             )
+        if train.change and (at := train.change[-1].at) >= train.samples:
+            notes.append(f"train.change at = {at} is never reached: train.samples = {train.samples}")
         if train.warmup >= train.samples:
             notes.append(
                 f"the learning rate never reaches train.lr = {train.lr}: train.warmup = {train.warmup} does not end "
