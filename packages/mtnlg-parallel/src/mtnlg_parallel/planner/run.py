@@ -325,7 +325,7 @@ def run_error(run: Run, gpus: int | None = None) -> str | None:
     if run.micro_batches * chunks > MOST_PASSES:
         passes = f"{run.micro_batches:,} micro-batches through {chunks} chunks"
         return f"{passes} are more than the planner simulates; use a larger micro-batch or dp, or a smaller batch"
-    return _schedule_error(run) or _precision_error(run)
+    return _precision_error(run) or _schedule_error(run)
 
 
 def _precision_error(run: Run) -> str | None:
