@@ -44,6 +44,48 @@ if seen:
 """
 
 
+FAILING = """
+import os, shutil, sys, threading
+from pathlib import Path
+import mtnlg_parallel
+from mtnlg_model import Failure
+
+recipe, data, out = map(Path, sys.argv[1:])
+
+def train(callback):
+    try:
+        summary = mtnlg_parallel.train(recipe, data, out, callbacks=[callback])
+        print(summary and summary["steps"])
+    except Failure as failure:
+        print(failure)
+    print([thread.name for thread in threading.enumerate() if "_watch" in thread.name])
+
+def fail(step):
+    raise ValueError("mine")
+
+train(fail)
+train(lambda step: step["step"] == 2)
+weights = out / "checkpoints" / "step-2" / "rank-0.weights-0.safetensors"
+os.truncate(weights, 100)
+train(fail)
+shutil.rmtree(out)
+train(lambda step: False)
+"""
+
+
+def test_a_process_can_train_again_after_a_failure(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(_toml(recipe_of((1, 1, 1), samples=32, ramp=None)))
+    words = [str(tmp_path / "train.toml"), str(data), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", FAILING, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    mine, _, stopped, _, damaged, *rest = done.stdout.splitlines()
+    assert "ValueError: mine" in mine
+    assert stopped == "None"
+    assert "100 bytes where manifest.json says" in damaged
+    assert rest == ["[]", "4", "[]"]
+    assert "Exception in thread" not in done.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stream_callback_and_tracker_of_ones_own(ranks: int, tmp_path: Path) -> None:
     """A callback stops the run at its step, with a checkpoint; the same call resumes it."""

@@ -163,12 +163,16 @@ def start(run: TrainingRun) -> bool:
 @contextmanager
 def _only_rank(layout: Layout) -> Iterator[None]:
     """Set the environment so that this process is the only rank of a job, with its own store, within the block."""
+    from torch import distributed  # noqa: PLC0415  (slow to import)
+
     before, store = dict(os.environ), HostedStore()
     os.environ.update(rank_environment(0, layout, store))
     del os.environ["MTNLG_PARENT"]  # no launcher of ours
     try:
         yield
     finally:
+        if distributed.is_initialized():  # as after a failure
+            distributed.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
         store.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -77,18 +77,22 @@ class Training:
         self.coordinates = recipe.layout.coordinates(rank)
         self.watchdog = Watchdog(recipe.layout, rank, out, recipe.guard.patience, recipe.guard.disk_patience)
         self.watchdog.start()
-        ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
-        self.engine = build_engine(recipe, device, ops)
-        self.copier = StateCopier(self.engine, device)
-        self.checkpoint = BackgroundCheckpoint(recipe, out, data.tokenizer, self.copier, rank, self.watchdog.during)
-        self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
-        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
-        changes = [change.at for change in recipe.train.change]
-        self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history, changes)
-        measure = partial(document_length, data.train.sample, len(data.train), recipe.model.sequence)
-        self.document = broadcast_from_rank0(measure, device) if recipe.data.isolated else None
-        self.watch = Watch(recipe, data.train, self.engine, rank, device)
+        with ExitStack() as failing:
+            if recipe.layout.world == 1:  # its process may go on; other ranks are to notice that this one falls silent
+                failing.callback(self.watchdog.close)
+            ops = kernels.best_ops(device) if recipe.train.kernels else EAGER
+            self.engine = build_engine(recipe, device, ops)
+            self.copier = StateCopier(self.engine, device)
+            self.checkpoint = BackgroundCheckpoint(recipe, out, data.tokenizer, self.copier, rank, self.watchdog.during)
+            self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
+            self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+            resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
+            changes = [change.at for change in recipe.train.change]
+            self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history, changes)
+            measure = partial(document_length, data.train.sample, len(data.train), recipe.model.sequence)
+            self.document = broadcast_from_rank0(measure, device) if recipe.data.isolated else None
+            self.watch = Watch(recipe, data.train, self.engine, rank, device)
+            failing.pop_all()
 
     @property
     def parts(self) -> tuple[str, ...]:
