@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads the annotation)
 from mtnlg_model.console import UsageFailure, say
@@ -43,6 +43,8 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Patience = Annotated[float, Field(gt=0.0, lt=1e9)]
 Every = Annotated[int, Field(ge=0)]
+AbsolutePath = Annotated[str, AfterValidator(lambda path: path and str(Path(path).absolute()))]
+"""A path, unless empty, made absolute: ranks and restarts may have another working folder."""
 RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into other nodes' memory; use checkpoint_every"}
 """Former keys of [train] and why they are ignored: a run's own recipe.toml holds every key of its version."""
 
@@ -62,13 +64,8 @@ class Change(Settings):
     batch: Samples | None = Field(None, description="samples per step, over all ranks")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
     clip: Positive | None = Field(None, description="maximum norm of the gradients")
-    data: str | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
+    data: AbsolutePath | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
     skip: Ranges = Field((), description="ranges [first, end) of this folder's samples that are left out")
-
-    @field_validator("data")
-    @classmethod
-    def _make_absolute(cls, data: str | None) -> str | None:
-        return data and str(Path(data).absolute())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,7 +147,7 @@ class Train(Settings):
     copy_to: str = Field(
         "", description="URL or folder to which each checkpoint is copied, such as s3://bucket/run; empty: none"
     )
-    initial: str = Field(
+    initial: AbsolutePath = Field(
         "", description="checkpoint or Hugging Face folder whose weights the run starts from; empty: initial weights"
     )
     new_tokenizer: bool = Field(False, description="start from `initial` though its tokenizer is not the data's")
@@ -172,12 +169,6 @@ class Train(Settings):
         samples = content.get("samples")
         decay = samples if type(samples) is int and 0 < samples < LIMIT else LIMIT - 1  # samples reports the error
         return {"decay": decay, **{key: value for key, value in content.items() if key not in RETIRED}}
-
-    @field_validator("initial")
-    @classmethod
-    def _make_absolute(cls, initial: str) -> str:
-        """Make the path absolute, since ranks and restarts may have another working folder."""
-        return str(Path(initial).absolute()) if initial else ""
 
     @field_validator("copy_to")
     @classmethod

@@ -372,8 +372,8 @@ def _schedule_error(run: Run) -> str | None:
     }
     needed = [name for name, (_, asked) in abilities.items() if asked]
     if lacking := next((name for name in needed if not getattr(software, name)), None):
-        programs = [load_software(name) for name in (*ENGINES.values(), "megatron-core")]
-        able = [each for each in programs if all(getattr(each, name) for name in needed)]
+        programs = map(load_software, (*ENGINES.values(), "megatron-core"))
+        able = (each for each in programs if all(getattr(each, name) for name in needed))
         fit = next((each.name for each in able if not run_error(run._replace(software=each))), "")
         advice = f"; use --software {fit}" if fit else ", and no other program supports all of this run"
         return f"{software.name} does not support {abilities[lacking][0]}{advice}"
