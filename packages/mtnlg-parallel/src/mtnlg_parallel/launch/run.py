@@ -144,7 +144,8 @@ def start(run: TrainingRun) -> bool:
     layout = first.recipe.layout
     check_ranks(layout, device)
     expected = first.forecast()
-    open_data(run.data, first.recipe)  # before anything is written into the folder
+    if not out.exists():
+        open_data(run.data, first.recipe)  # so that wrong data leave no folder behind
     with lock_folder(out):
         state = _prepare(first, expected)
         if state.complete:
