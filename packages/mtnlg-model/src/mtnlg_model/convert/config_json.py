@@ -24,7 +24,7 @@ from mtnlg_model.checkpoint.manifest import MANIFEST
 from mtnlg_model.config import LinearScaling, Llama3Scaling, LongRopeScaling, ModelConfig, YarnScaling
 from mtnlg_model.console import Failure
 from mtnlg_model.families import load_family, references
-from mtnlg_model.families.family import REQUIRED, Field
+from mtnlg_model.families.family import REQUIRED, Field, Fields
 from mtnlg_model.files import read_small
 from mtnlg_model.settings import Settings, validate
 
@@ -105,7 +105,7 @@ def read_object(path: Path, hint: str = "") -> dict[str, Any]:
 
 
 def from_config_json(
-    content: Mapping[str, Any], place: str, sequence: int | None = None, family: str | None = None
+    content: Fields, place: str, sequence: int | None = None, family: str | None = None
 ) -> tuple[Family, ModelConfig]:
     """Family and configuration of a config.json; ``sequence`` limits the file's sequence length, in tokens.
 
@@ -196,7 +196,7 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
     return content
 
 
-def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
+def _by_usual_names(content: Fields, family: Family, place: str) -> dict[str, Any]:
     """The fields, with aliases replaced by their usual names. Raises ``Failure`` if a field and its alias differ."""
     given = {key: value for key, value in content.items() if value is not None}
     renamed = {family.aliases[key]: value for key, value in given.items() if key in family.aliases}
@@ -205,7 +205,7 @@ def _by_usual_names(content: Mapping[str, Any], family: Family, place: str) -> d
     return {**defaults, **content, **renamed}
 
 
-def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> Any:  # noqa: ANN401  (of the field's kind)
+def _value(content: Fields, name: str, field: Field, place: str) -> Any:  # noqa: ANN401  (of the field's kind)
     """Our value of a field: the file's, checked and converted to our type, or the default if it is missing."""
     value: Any = content.get(name)
     if field.values:
@@ -220,10 +220,10 @@ def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> A
         if field.default is REQUIRED:
             raise Failure(f"{place}: {name}: missing")
         value = field.default
-    elif field.kind is float and type(value) is int:
+    elif field.value_type is float and type(value) is int:
         value = float(value)
-    elif field.kind not in {object, type(value)}:
-        raise Failure(f"{place}: {name} = {value!s:.100}: not of type {field.kind.__name__}")
+    elif field.value_type not in {object, type(value)}:
+        raise Failure(f"{place}: {name} = {value!s:.100}: not of type {field.value_type.__name__}")
     if field.power == 1 or value is None:
         return value
     if value <= 0:
@@ -231,9 +231,7 @@ def _value(content: Mapping[str, Any], name: str, field: Field, place: str) -> A
     return value**field.power
 
 
-def _by_layer(
-    content: Mapping[str, Any], values: Mapping[str, Any], family: Family, config: ModelConfig, place: str
-) -> ModelConfig:
+def _by_layer(content: Fields, values: Fields, family: Family, config: ModelConfig, place: str) -> ModelConfig:
     """The configuration with its settings by layer. Raises ``Failure`` if fields contradict each other."""
     rule = family.layers_by
     if rule is None:
@@ -266,7 +264,7 @@ def _by_layer(
     )
 
 
-def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, sequence: int | None) -> dict[str, Any]:
+def _rotary_fields(content: Fields, family: Family, place: str, sequence: int | None) -> dict[str, Any]:
     """Rotary base and fraction under the family's field names, and ``scaling`` in the form of `ModelConfig`.
 
     transformers reads one table as a whole; if a field beside it or another table has another value, its versions
@@ -275,7 +273,7 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
     names = family.rotary_fields
     if not names:
         return {}
-    whole = Field(kind=float, default=1.0)
+    whole = Field(default=1.0)
     # Fallbacks for keys that a table lacks.
     found = {key: _value(content, name, family.fields.get(name, whole), place) for key, name in names.items()}
     given = {key: content[key] for key in names if content.get(key) is not None}
@@ -295,7 +293,7 @@ def _rotary_fields(content: Mapping[str, Any], family: Family, place: str, seque
     return fields
 
 
-def _require_equal(one: Mapping[str, Any], other: Mapping[str, Any], place: str) -> None:
+def _require_equal(one: Fields, other: Fields, place: str) -> None:
     """Raise ``Failure`` for a field that the two have with different values."""
     for key in one:
         if key in other and one[key] != other[key]:
@@ -303,7 +301,7 @@ def _require_equal(one: Mapping[str, Any], other: Mapping[str, Any], place: str)
             raise Failure(f"{place}: {values}: programs differ in which they read; keep one")
 
 
-def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: int | None) -> dict[str, Any]:  # noqa: ANN401
+def _rotary_table(table: Any, content: Fields, place: str, sequence: int | None) -> dict[str, Any]:  # noqa: ANN401
     """A table's rotary settings under their usual names, and its ``scaling``."""
     if not isinstance(table, dict):
         raise Failure(f"{place} = {table!s:.100}: not a table")
@@ -335,7 +333,7 @@ def _rotary_table(table: Any, content: Mapping[str, Any], place: str, sequence: 
     return {**found, "scaling": validate(settings, model, place).model_dump(mode="json")}
 
 
-def _derived(kind: str, table: Mapping[str, Any], content: Mapping[str, Any], sequence: int | None) -> dict[str, Any]:
+def _derived(kind: str, table: Fields, content: Fields, sequence: int | None) -> dict[str, Any]:
     """Settings that transformers derives from other fields if a table of this kind lacks them."""
     if kind == "yarn":
         one, other = (table.get(name) or 0.0 for name in ("mscale", "mscale_all_dim"))

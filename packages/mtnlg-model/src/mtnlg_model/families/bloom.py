@@ -1,7 +1,5 @@
 """BLOOM: GPT with ALiBi and a norm of the token embedding (BigScience 2022)."""
 
-from __future__ import annotations
-
 from .family import SIZES, Family, Field, only
 
 FAMILY = Family(
@@ -11,10 +9,10 @@ FAMILY = Family(
         **{name: SIZES[name] for name in ("initializer_range", "vocab_size", "hidden_size", "attention_dropout")},
         "n_layer": Field("layers"),
         "n_head": Field("heads"),
-        "seq_length": Field("sequence", default=2048),
-        "layer_norm_epsilon": Field("layer_norm_eps", float, 1e-5),
-        "hidden_dropout": Field("dropout", float, 0.0),
-        "tie_word_embeddings": Field("tied", bool, True),
+        "seq_length": Field("sequence", 2048),
+        "layer_norm_epsilon": Field("layer_norm_eps", 1e-5),
+        "hidden_dropout": Field("dropout", 0.0),
+        "tie_word_embeddings": Field("tied", True),
         "apply_residual_connection_post_layernorm": only(False),
         "slow_but_exact": only(False),
     },

@@ -4,8 +4,6 @@ The first models have one head of keys and values and one norm, later ones more 
 RefinedWeb are in sequence, with ALiBi.
 """
 
-from __future__ import annotations
-
 from .bloom import FAMILY as BLOOM
 from .family import EXACT_GELU, SIZES, Field
 
@@ -28,23 +26,22 @@ FAMILY = BLOOM.like(
         **dict.fromkeys(("n_layer", "n_head", "seq_length", "slow_but_exact")),
         "num_hidden_layers": SIZES["num_hidden_layers"],
         "num_attention_heads": SIZES["num_attention_heads"],
-        "max_position_embeddings": Field("sequence", default=2048),
-        "ffn_hidden_size": Field("ffn", default=None),
-        "rope_theta": Field("rotary_base", float, 10_000.0),
+        "max_position_embeddings": Field("sequence", 2048),
+        "ffn_hidden_size": Field("ffn", None),
+        "rope_theta": Field("rotary_base", 10_000.0),
         "activation": Field("mlp", values=EXACT_GELU),
-        "bias": Field("bias qkv_bias", bool, False),
+        "bias": Field("bias qkv_bias", False),
         "num_kv_heads": Field(default=None, write=lambda config: config.kv_heads),
-        "multi_query": Field(kind=bool, default=True, write=lambda config: config.kv_heads == 1),
+        "multi_query": Field(default=True, write=lambda config: config.kv_heads == 1),
         "new_decoder_architecture": Field(
-            kind=bool,
             default=False,
             write=lambda config: (
                 config.parallel_residual and (not config.shared_norm or 1 < config.kv_heads < config.heads)
             ),
         ),
         "num_ln_in_parallel_attn": Field(default=None, write=lambda config: 1 if config.shared_norm else 2),
-        "alibi": Field(kind=bool, default=False, write=lambda config: config.positions == "alibi-bf16"),
-        "parallel_attn": Field(kind=bool, default=True, write=lambda config: config.parallel_residual),
+        "alibi": Field(default=False, write=lambda config: config.positions == "alibi-bf16"),
+        "parallel_attn": Field(default=True, write=lambda config: config.parallel_residual),
     },
     aliases={"n_embed": "hidden_size"},
     variant=lambda config: (

@@ -7,7 +7,7 @@ and no other code depends on the family. A new family is a `Family`, or a `Famil
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from mtnlg_model.config import ModelConfig
 
@@ -17,21 +17,31 @@ if TYPE_CHECKING:
 REQUIRED: Final = object()
 
 
-class Field(NamedTuple):
-    """A field of config.json: our settings that it ``sets`` (blank-separated; "": it is only read), and its type.
+Fields: TypeAlias = "Mapping[str, Any]"
+"""Fields of a config.json, by name."""
 
-    ``default`` is the value of a missing field; None leaves our settings to `ModelConfig`. ``values`` maps supported
-    values to ours; the first is the default. Otherwise ours is the field's value to the ``power``. ``write`` computes
-    the value from a configuration, for a field without ``sets``. Null means missing, unless ``nullable``.
+
+class Field(NamedTuple):
+    """A field of config.json, and our settings that it ``sets`` (blank-separated; "": it is only read).
+
+    ``default`` is the value of a missing field; None leaves our settings to `ModelConfig`. ``kind`` is the value's
+    type: by default that of the default, or an integer. ``values`` maps supported values to ours; the first is the
+    default. Otherwise ours is the field's value to the ``power``. ``write`` computes the value from a configuration,
+    for a field without ``sets``. Null means missing, unless ``nullable``.
     """
 
     sets: str = ""
-    kind: type = int
     default: object = REQUIRED
+    kind: type | None = None
     values: Mapping[Any, object] = {}
     power: float = 1.0
     write: Callable[[ModelConfig], object] | None = None
     nullable: bool = False
+
+    @property
+    def value_type(self) -> type:
+        """Type of the field's value."""
+        return self.kind or (type(self.default) if isinstance(self.default, int | float | list) else int)
 
     @property
     def is_written(self) -> bool:
@@ -44,7 +54,7 @@ class Field(NamedTuple):
             return self.write(config)
         ours: Any = getattr(config, self.sets.split()[0]) if self.sets else None
         if self.power != 1 and ours is not None:
-            ours = self.kind(round(ours ** (1 / self.power), 6))
+            ours = self.value_type(round(ours ** (1 / self.power), 6))
         return next((theirs for theirs, value in self.values.items() if value == ours), ours)
 
 
@@ -70,13 +80,13 @@ class LayersBy(NamedTuple):
 
     default: int | None = None
     switch: str = ""
-    slides: Callable[[Mapping[str, Any], int], bool] = lambda _fields, _n: True
+    slides: Callable[[Fields, int], bool] = lambda _fields, _n: True
     reads_types: bool = False
-    settings: Callable[[Mapping[str, Any], int, bool | None], Mapping[str, object]] = lambda _fields, _n, _slides: {}
+    settings: Callable[[Fields, int, bool | None], Mapping[str, object]] = lambda _fields, _n, _slides: {}
     name: str = "sliding_window"
 
 
-def by_pattern(fields: Mapping[str, Any], n: int) -> bool:
+def by_pattern(fields: Fields, n: int) -> bool:
     """Whether layer ``n`` has a window where every ``sliding_window_pattern``-th layer has none."""
     return bool((n + 1) % fields["sliding_window_pattern"])
 
@@ -149,15 +159,15 @@ TANH_GELU: Final = {"gelu_pytorch_tanh": "gelu-tanh", **GELU}
 SILU: Final = {"silu": "swiglu", "swish": "swiglu"}
 NO_DROPOUT: Final[Mapping[str, object]] = {"dropout": 0.0, "attention_dropout": 0.0}
 SIZES: Final[Mapping[str, Field]] = {
-    "initializer_range": Field("init_std", float, 0.02),
+    "initializer_range": Field("init_std", 0.02),
     "vocab_size": Field("vocabulary"),
     "num_hidden_layers": Field("layers"),
     "hidden_size": Field("hidden"),
     "num_attention_heads": Field("heads"),
     "max_position_embeddings": Field("sequence"),
     "intermediate_size": Field("ffn"),
-    "attention_dropout": Field("attention_dropout", float, 0.0),
-    "tie_word_embeddings": Field("tied", bool, False),
+    "attention_dropout": Field("attention_dropout", 0.0),
+    "tie_word_embeddings": Field("tied", False),
 }
 """Fields of most families' config.json."""
 

@@ -1,7 +1,5 @@
 """Gemma: Llama with GeLU gates, zero-centered norms and a scaled embedding (Gemma Team 2024)."""
 
-from __future__ import annotations
-
 from .family import NO_DROPOUT, Field
 from .llama import FAMILY as LLAMA
 
@@ -13,9 +11,9 @@ FAMILY = LLAMA.like(
     fields={
         # "gelu" means its tanh form.
         "hidden_act": Field("mlp", values={"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}),
-        "num_key_value_heads": Field("kv_heads", default=16),
-        "head_dim": Field("head_size", default=256),
-        "tie_word_embeddings": Field("tied", bool, True),
+        "num_key_value_heads": Field("kv_heads", 16),
+        "head_dim": Field("head_size", 256),
+        "tie_word_embeddings": Field("tied", True),
         "mlp_bias": None,
         "use_bidirectional_attention": Field(values={None: None, False: None}),
     },

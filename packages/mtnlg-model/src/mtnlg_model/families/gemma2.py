@@ -1,7 +1,5 @@
 """Gemma 2: Gemma with norms on both sides, windows in every other layer, and softcaps (Gemma Team 2024)."""
 
-from __future__ import annotations
-
 from .family import Field, LayersBy
 from .gemma import FAMILY as GEMMA
 from .gemma import GEGLU
@@ -12,10 +10,10 @@ FAMILY = GEMMA.like(
     fields={
         "hidden_act": None,
         "hidden_activation": GEGLU,
-        "num_key_value_heads": Field("kv_heads", default=4),
-        "query_pre_attn_scalar": Field("attention_scale", default=256, power=-0.5),
-        "attn_logit_softcapping": Field("attention_softcap", float, 50.0, nullable=True),
-        "final_logit_softcapping": Field("logit_softcap", float, 30.0, nullable=True),
+        "num_key_value_heads": Field("kv_heads", 4),
+        "query_pre_attn_scalar": Field("attention_scale", 256, power=-0.5),
+        "attn_logit_softcapping": Field("attention_softcap", 50.0, nullable=True),
+        "final_logit_softcapping": Field("logit_softcap", 30.0, nullable=True),
     },
     modules={
         "attention_post_norm": "post_attention_layernorm",

@@ -1,7 +1,5 @@
 """GPT-2 (Radford et al. 2019), and MT-NLG and its team's smaller dense models, which are GPTs (paper.md section 6)."""
 
-from __future__ import annotations
-
 from .family import GELU, NO_DROPOUT, Family, Field, only, presets
 
 _PAPER = {"sequence": 2048, "vocabulary": 51_200}
@@ -24,17 +22,17 @@ FAMILY = Family(
     architecture="GPT2LMHeadModel",
     kind={},
     fields={
-        "initializer_range": Field("init_std", float, 0.02),
+        "initializer_range": Field("init_std", 0.02),
         "vocab_size": Field("vocabulary"),
         "n_layer": Field("layers"),
         "n_embd": Field("hidden"),
         "n_head": Field("heads"),
         "n_positions": Field("sequence"),
-        "n_inner": Field("ffn", default=None),
-        "resid_pdrop": Field("dropout", float, 0.1),
-        "attn_pdrop": Field("attention_dropout", float, 0.1),
-        "layer_norm_epsilon": Field("layer_norm_eps", float, 1e-5),
-        "tie_word_embeddings": Field("tied", bool, True),
+        "n_inner": Field("ffn", None),
+        "resid_pdrop": Field("dropout", 0.1),
+        "attn_pdrop": Field("attention_dropout", 0.1),
+        "layer_norm_epsilon": Field("layer_norm_eps", 1e-5),
+        "tie_word_embeddings": Field("tied", True),
         "activation_function": Field("mlp", values=GELU),
         "scale_attn_weights": only(True),
         "scale_attn_by_inverse_layer_idx": only(False),

@@ -1,7 +1,5 @@
 """GPT-BigCode: GPT-2 whose heads share one head of keys and values (SantaCoder, StarCoder; Li et al. 2023)."""
 
-from __future__ import annotations
-
 from .family import TANH_GELU, Field, only
 from .gpt2 import FAMILY as GPT2
 

@@ -1,7 +1,5 @@
 """GPT-Neo: GPT-2 with windows in every other layer, unscaled attention, no biases of q, k and v (Black et al. 2021)."""
 
-from __future__ import annotations
-
 from .family import SIZES, Field, LayersBy
 from .gpt2 import FAMILY as GPT2
 
@@ -18,10 +16,9 @@ FAMILY = GPT2.like(
         **{name: SIZES[name] for name in ("hidden_size", "max_position_embeddings", "attention_dropout")},
         "num_layers": Field("layers"),
         "num_heads": Field("heads"),
-        "intermediate_size": Field("ffn", default=None),
-        "resid_dropout": Field("dropout", float, 0.0),
+        "intermediate_size": Field("ffn", None),
+        "resid_dropout": Field("dropout", 0.0),
         "attention_types": Field(
-            kind=list,
             default=[[["global", "local"], 12]],
             write=lambda config: [[["local" if config.layer(n).window else "global"], 1] for n in range(config.layers)],
         ),

@@ -1,7 +1,5 @@
 """GPT-NeoX (Black et al. 2022), also at the sizes of Pythia (Biderman et al. 2023)."""
 
-from __future__ import annotations
-
 from .family import EXACT_GELU, NO_DROPOUT, SIZES, Family, Field, presets
 
 _PYTHIAS = {
@@ -22,13 +20,13 @@ FAMILY = Family(
     kind=_KIND,
     fields={
         **SIZES,
-        "hidden_dropout": Field("dropout", float, 0.0),
-        "layer_norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "use_parallel_residual": Field("parallel_residual", bool, True),
-        "rotary_pct": Field("rotary_fraction", float, 0.25),
-        "rotary_emb_base": Field("rotary_base", float, 10_000.0),
+        "hidden_dropout": Field("dropout", 0.0),
+        "layer_norm_eps": Field("layer_norm_eps", 1e-5),
+        "use_parallel_residual": Field("parallel_residual", True),
+        "rotary_pct": Field("rotary_fraction", 0.25),
+        "rotary_emb_base": Field("rotary_base", 10_000.0),
         "hidden_act": Field("mlp", values=EXACT_GELU),
-        "attention_bias": Field("qkv_bias out_bias", bool, True),
+        "attention_bias": Field("qkv_bias out_bias", True),
     },
     modules={
         "embedding.token": "embed_in",

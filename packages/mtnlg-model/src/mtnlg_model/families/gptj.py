@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
-from .family import UNTIED, Field
+from .family import UNTIED, Field, Fields
 from .gpt2 import FAMILY as GPT2
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-def _fraction(fields: Mapping[str, Any]) -> float:
+def _fraction(fields: Fields) -> float:
     """``rotary_fraction`` at which ``rotary_dim`` values of a head, rounded down, are rotated."""
     size, turned = fields["hidden"] // fields["heads"], fields["rotary_dim"]
     fraction: float = turned / size
@@ -26,8 +22,8 @@ FAMILY = GPT2.like(
     fields={
         **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention")),
         "rotary_dim": Field(default=64, write=lambda config: config.rotary_size),
-        "resid_pdrop": Field("dropout", float, 0.0),
-        "attn_pdrop": Field("attention_dropout", float, 0.0),
+        "resid_pdrop": Field("dropout", 0.0),
+        "attn_pdrop": Field("attention_dropout", 0.0),
         "tie_word_embeddings": UNTIED,
     },
     modules={

@@ -1,7 +1,5 @@
 """Llama 1 to 3 (Touvron et al. 2023, Grattafiori et al. 2024), after which most families name their tensors."""
 
-from __future__ import annotations
-
 from .family import NO_DROPOUT, SILU, SIZES, Family, Field, presets
 
 COLUMNS = "layers hidden heads kv_heads ffn tied"
@@ -33,13 +31,13 @@ FAMILY = Family(
     kind=KIND,
     fields={
         **SIZES,
-        "num_key_value_heads": Field("kv_heads", default=None),
-        "rms_norm_eps": Field("layer_norm_eps", float, 1e-6),
-        "rope_theta": Field("rotary_base", float, 10_000.0),
-        "head_dim": Field("head_size", default=None),
+        "num_key_value_heads": Field("kv_heads", None),
+        "rms_norm_eps": Field("layer_norm_eps", 1e-6),
+        "rope_theta": Field("rotary_base", 10_000.0),
+        "head_dim": Field("head_size", None),
         "hidden_act": Field("mlp", values=SILU),
-        "attention_bias": Field("qkv_bias out_bias", bool, False),
-        "mlp_bias": Field("bias", bool, False),
+        "attention_bias": Field("qkv_bias out_bias", False),
+        "mlp_bias": Field("bias", False),
     },
     modules={
         "embedding.token": "embed_tokens",

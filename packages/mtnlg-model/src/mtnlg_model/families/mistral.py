@@ -1,7 +1,5 @@
 """Mistral: Llama with a window of attention in all layers or none (Jiang et al. 2023)."""
 
-from __future__ import annotations
-
 from .family import LayersBy, presets
 from .llama import COLUMNS, LIKE, SHARED
 

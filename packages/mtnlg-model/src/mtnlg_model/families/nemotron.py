@@ -1,7 +1,5 @@
 """Nemotron and Minitron: zero-centered layer norms, squared ReLU, half of each head rotated (Parmar et al. 2024)."""
 
-from __future__ import annotations
-
 from .family import Field
 from .llama import FAMILY as LLAMA
 
@@ -10,9 +8,9 @@ FAMILY = LLAMA.like(
     kind={"norm": "layer", "zero_centered_norm": True},
     fields={
         "rms_norm_eps": None,
-        "norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "initializer_range": Field("init_std", float, 0.0134),
-        "partial_rotary_factor": Field("rotary_fraction", float, 0.5),
+        "norm_eps": Field("layer_norm_eps", 1e-5),
+        "initializer_range": Field("init_std", 0.0134),
+        "partial_rotary_factor": Field("rotary_fraction", 0.5),
         "hidden_act": Field("mlp", values={"relu2": "relu2"}),
     },
     modules={"mlp.gate": None},

@@ -1,7 +1,5 @@
 """OLMo: Llama with layer norms that have no weights, and q, k and v clipped (Groeneveld et al. 2024)."""
 
-from __future__ import annotations
-
 from .family import NO_PADDING, Field
 from .llama import FAMILY as LLAMA
 
@@ -11,7 +9,7 @@ FAMILY = LLAMA.like(
     fields={
         **NO_PADDING,
         "rms_norm_eps": None,
-        "clip_qkv": Field("qkv_clip", float, None),
+        "clip_qkv": Field("qkv_clip", None, float),
         "mlp_bias": None,
     },
 )

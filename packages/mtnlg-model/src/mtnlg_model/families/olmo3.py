@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtnlg_model.console import Failure
 
-from .family import Field, LayersBy
+from .family import Field, Fields, LayersBy
 from .olmo2 import FAMILY as OLMO2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mtnlg_model.config import ModelConfig
 
 _BASE = 500_000.0
@@ -23,7 +21,7 @@ def _tables(config: ModelConfig) -> dict[str, dict[str, object]]:
     return {"full_attention": {**sliding, "rope_theta": config.rotary_base}, "sliding_attention": sliding}
 
 
-def _base(fields: Mapping[str, Any], _n: int, slides: bool | None) -> dict[str, object]:
+def _base(fields: Fields, _n: int, slides: bool | None) -> dict[str, object]:
     tables, base = fields["rope_parameters"], fields["rope_theta"]
     if not tables and base != _BASE:
         raise Failure(f"rope_theta = {base}: only {_BASE} is supported; versions of transformers differ in its use")
@@ -33,7 +31,7 @@ def _base(fields: Mapping[str, Any], _n: int, slides: bool | None) -> dict[str, 
 FAMILY = OLMO2.like(
     "Olmo3ForCausalLM",
     fields={
-        "rope_theta": Field("rotary_base", float, _BASE),
+        "rope_theta": Field("rotary_base", _BASE),
         "rope_parameters": Field(kind=dict, default=None, write=_tables),
     },
     layers_by=LayersBy(4096, slides=lambda _fields, n: (n + 1) % 4 != 0, reads_types=True, settings=_base),

@@ -1,7 +1,5 @@
 """OPT: GPT with ReLU, separate q, k and v, and two unused rows before the position embeddings (Zhang et al. 2022)."""
 
-from __future__ import annotations
-
 from .family import GELU, SIZES, Family, Field, only
 
 FAMILY = Family(
@@ -9,15 +7,15 @@ FAMILY = Family(
     kind={"position_offset": 2},
     fields={
         **{name: field for name, field in SIZES.items() if name not in {"initializer_range", "intermediate_size"}},
-        "init_std": Field("init_std", float, 0.02),
+        "init_std": Field("init_std", 0.02),
         "ffn_dim": Field("ffn"),
-        "word_embed_proj_dim": Field("hidden", default=None),
-        "dropout": Field("dropout", float, 0.1),
-        "tie_word_embeddings": Field("tied", bool, True),
+        "word_embed_proj_dim": Field("hidden", None),
+        "dropout": Field("dropout", 0.1),
+        "tie_word_embeddings": Field("tied", True),
         "activation_function": Field("mlp", values={"relu": "relu", **GELU}),
         "do_layer_norm_before": only(True),
         "_remove_final_layer_norm": only(False),
-        "enable_bias": Field("bias qkv_bias", bool, True),
+        "enable_bias": Field("bias qkv_bias", True),
         "layer_norm_elementwise_affine": Field("norm", values={True: "layer", False: "layer-no-weight"}),
     },
     modules={

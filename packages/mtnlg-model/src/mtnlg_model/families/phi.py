@@ -1,7 +1,5 @@
 """Phi 1 and 2: attention and MLP in parallel after one norm, part of each head rotated, biases (Li et al. 2023)."""
 
-from __future__ import annotations
-
 from .family import GELU, UNTIED, Field, only
 from .llama import LIKE
 
@@ -11,11 +9,11 @@ FAMILY = LIKE.like(
     | {"parallel_residual": True, "shared_norm": True},
     fields={
         "rms_norm_eps": None,
-        "layer_norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "num_key_value_heads": Field("kv_heads", default=None),
-        "partial_rotary_factor": Field("rotary_fraction", float, 0.5),
+        "layer_norm_eps": Field("layer_norm_eps", 1e-5),
+        "num_key_value_heads": Field("kv_heads", None),
+        "partial_rotary_factor": Field("rotary_fraction", 0.5),
         "hidden_act": Field("mlp", values=GELU),
-        "resid_pdrop": Field("dropout", float, 0.0),
+        "resid_pdrop": Field("dropout", 0.0),
         "tie_word_embeddings": UNTIED,
         "qk_layernorm": only(False),
     },

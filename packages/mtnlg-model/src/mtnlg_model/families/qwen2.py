@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5: Llama with biases of q, k and v (Yang et al. 2024)."""
 
-from __future__ import annotations
-
 from .family import Field, LayersBy, presets
 from .llama import COLUMNS, LIKE, SHARED
 
@@ -12,7 +10,7 @@ LAYERS = LayersBy(
     slides=lambda fields, n: n >= fields["max_window_layers"],
     reads_types=True,
 )
-FIELDS = {"use_sliding_window": Field(kind=bool, default=False), "max_window_layers": Field(default=28)}
+FIELDS = {"use_sliding_window": Field(default=False), "max_window_layers": Field(default=28)}
 _SMALL = {
     "qwen2.5-0.5b": (24, 896, 14, 2, 4864, True),
     "qwen2.5-1.5b": (28, 1536, 12, 2, 8960, True),

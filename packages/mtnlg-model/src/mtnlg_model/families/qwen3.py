@@ -1,7 +1,5 @@
 """Qwen3, dense: Llama with norms of each head's q and k (Yang et al. 2025)."""
 
-from __future__ import annotations
-
 from .family import presets
 from .llama import COLUMNS, LIKE, SHARED
 from .llama import FAMILY as LLAMA

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from .family import NO_PADDING, Field, LayersBy
+from .family import NO_PADDING, Field, Fields, LayersBy
 from .llama import FAMILY as LLAMA
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-def _rotates(fields: Mapping[str, Any], n: int) -> bool:
+def _rotates(fields: Fields, n: int) -> bool:
     listed = fields["no_rope_layers"]
     return bool((n + 1) % max(1, fields["no_rope_layer_interval"]) if listed is None else listed[n])
 
@@ -20,9 +15,9 @@ FAMILY = LLAMA.like(
     "SmolLM3ForCausalLM",
     fields={
         **NO_PADDING,
-        "rope_theta": Field("rotary_base", float, 2e6),
-        "tie_word_embeddings": Field("tied", bool, True),
-        "use_sliding_window": Field(kind=bool, default=False),
+        "rope_theta": Field("rotary_base", 2e6),
+        "tie_word_embeddings": Field("tied", True),
+        "use_sliding_window": Field(default=False),
         "no_rope_layer_interval": Field(default=4),
         "no_rope_layers": Field(
             kind=list,

@@ -3,8 +3,6 @@
 StableLM 2 12B has attention and MLP in parallel after one norm, and norms of q and k with weights for each head.
 """
 
-from __future__ import annotations
-
 from .family import Field
 from .llama import LIKE
 
@@ -17,12 +15,12 @@ FAMILY = LIKE.like(
     fields={
         "rms_norm_eps": None,
         "head_dim": None,
-        "layer_norm_eps": Field("layer_norm_eps", float, 1e-5),
-        "partial_rotary_factor": Field("rotary_fraction", float, 0.25),
-        "use_qkv_bias": Field("qkv_bias", bool, False),
-        "hidden_dropout": Field("dropout", float, 0.0),
+        "layer_norm_eps": Field("layer_norm_eps", 1e-5),
+        "partial_rotary_factor": Field("rotary_fraction", 0.25),
+        "use_qkv_bias": Field("qkv_bias", False),
+        "hidden_dropout": Field("dropout", 0.0),
         "qk_layernorm": Field("qk_norm", values={False: False, None: False, True: "by-head"}),
-        "use_parallel_residual": Field("parallel_residual shared_norm", bool, False),
+        "use_parallel_residual": Field("parallel_residual shared_norm", False),
     },
     variant=lambda config: {
         f"attention.{x}_norm": " ".join(f"self_attn.{x}_layernorm.norms.{n}" for n in range(min(heads, MOST_HEADS)))
