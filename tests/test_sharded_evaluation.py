@@ -240,6 +240,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "pythia": {**ROTARY, "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False},
     "bloom": {**ROTARY, "positions": "alibi", "embedding_norm": True},
+    "opt-350m": {**ROTARY, "positions": "learned", "by_layer": [{"norm_after": "sum"}]}
+    | {"final_norm": False, "embedding_size": 24},
     "gpt-j": {**ROTARY, "parallel_residual": True, "shared_norm": True, "out_bias": False}
     | {"tied": False, "head_bias": True, "vocabulary": 640, "vocabulary_padding": 128},
 }

@@ -74,7 +74,7 @@ def test_a_wrong_kind_of_qk_norm_is_one_line() -> None:
 def test_derived_widths_follow_in_a_copy() -> None:
     small, wide = PRESETS["tiny"], PRESETS["tiny"].model_copy(update={"hidden": 128})
     assert (small.head_size, small.ffn, small.kv_heads) == (16, 256, 4)
-    assert (wide.head_size, wide.ffn, wide.kv_heads) == (32, 512, 4)
+    assert (wide.head_size, wide.ffn, wide.kv_heads, wide.embedding_size) == (32, 512, 4, 128)
     assert PRESETS["llama-3.1-8b"].model_copy(update={"layers": 1}).kv_heads == 8
 
 
@@ -88,6 +88,11 @@ def test_derived_widths_follow_in_a_copy() -> None:
         ),
         ({"positions": "table"}, "Input should be 'learned', 'rotary', 'alibi' or 'alibi-bf16'"),
         ({"shared_norm": True}, "shared_norm needs parallel_residual"),
+        (
+            {"parallel_residual": True, "by_layer": [{}, {"norm_after": "sum"}]},
+            "by_layer.norm_after = sum needs parallel_residual = false",
+        ),
+        ({"sandwich_norm": True, "by_layer": [{"norm_after": "sum"}]}, "sandwich_norm already norms the outputs"),
         ({"head_bias": True}, "head_bias needs an untied head: tied = false"),
         ({"vocabulary_padding": 512}, "vocabulary_padding = 512 leaves none of 512 tokens"),
     ],
@@ -108,6 +113,15 @@ def test_flops_of_shared_kv_heads_count_their_own_matrices() -> None:
     matrices = config.parameters - config.vocabulary * config.hidden - config.parameters_by_part["norms"]
     per_token = 3 * (2 * matrices + 4 * config.layers * 8192 * 4096)
     assert config.model_flops(2) == 2 * 8192 * per_token
+
+
+def test_flops_count_a_narrow_table_and_its_projections() -> None:
+    narrow = PRESETS["tiny"].model_copy(update={"embedding_size": 16})
+    tables = 512 * 16 + narrow.parameters_by_part["position embedding"] + narrow.parameters_by_part["norms"]
+    biases = narrow.layers * (3 + 1 + 4 + 1) * 64
+    matrices = narrow.parameters - tables - biases
+    assert narrow.parameters_by_part["projections"] == 2 * 16 * 64
+    assert narrow.model_flops(1) == 128 * 3 * (2 * (matrices + 512 * 16) + 4 * narrow.layers * 128 * 64)
 
 
 def test_initial_deviation_follows_the_rule_unless_it_is_given() -> None:

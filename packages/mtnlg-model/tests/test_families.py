@@ -102,6 +102,11 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         },
     ),
     "opt": ("opt", OPT),
+    "opt 350m": ("opt", {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+    "opt, wide table, no final norm": (
+        "opt",
+        {**OPT, "word_embed_proj_dim": 64, "_remove_final_layer_norm": True, "tie_word_embeddings": False},
+    ),
     "galactica": ("opt", {**OPT, "activation_function": "gelu"}),
     "smollm 3, window": ("smollm3", {**WINDOW, "no_rope_layer_interval": 2, "use_sliding_window": True}),
     "qwen2.5, yarn": (
@@ -369,11 +374,9 @@ LLAMA: Final = {"model_type": "llama", **SIZES}
         ),
         ({"model_type": "phi", "tie_word_embeddings": True}, "tie_word_embeddings = True: only False is supported"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar = -1: not positive"),
-        ({"model_type": "opt", "ffn_dim": 80, "word_embed_proj_dim": 24}, "word_embed_proj_dim = 24: only 48 is"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor: missing"),
         ({"rope_theta": "many"}, "rope_theta = many: not of type float"),
         ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5: only 1 is supported"),
-        ({"model_type": "opt", "ffn_dim": 80, "do_layer_norm_before": False}, "before = False: only True is supported"),
         ({"hidden_act": "relu"}, "hidden_act = relu: only silu, swish are supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .*: quantized weights are not supported"),
         ({"num_key_value_heads": 4}, "kv_heads = 4 does not divide heads = 6"),

@@ -11,7 +11,8 @@ for a GPT) and a = heads · head size (h for a GPT)
     model      3 B s (2 l W + 4 l s a + 2 V h)                        forward and backward
     hardware   B s (8 l W + 16 l s a + 6 V h)                         forward twice, backward (full recomputation)
 
-where a layer with an attention window w < s counts 4 w a. For a GPT these are equations 3 and 4 of the same paper:
+where a layer with an attention window w < s counts 4 w a; a token embedding of another width e counts e for h in V h,
+and its two projections 2 e h more than V. For a GPT these are equations 3 and 4 of the same paper:
 72 B s l h² (1 + s/6h + V/12lh) and 96 B s l h² (1 + s/6h + V/16lh).
 """
 
@@ -109,13 +110,16 @@ RotaryScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
 class LayerConfig(Settings):
     """Settings that may differ between layers: attention window, rotary positions, placement of norms.
 
-    ``norm_after`` puts the norms after attention and feed-forward, x + norm(f(x)), instead of before, x + f(norm(x)).
+    ``norm_after`` puts the norms after attention and feed-forward, x + norm(f(x)), or after the sum, norm(x + f(x)),
+    instead of before, x + f(norm(x)).
     """
 
     window: Count | None = setting(None, "tokens that a query attends to, itself included; default all")
     rotary: bool = setting(True, "apply rotary positions in this layer")
     rotary_base: Positive | None = setting(None, "base of this layer's rotary positions, which are not scaled")
-    norm_after: bool = setting(False, "norms on the outputs of attention and MLP, not on their inputs")
+    norm_after: Literal[False, True, "sum"] = setting(
+        False, "norms on the outputs of attention and MLP, not on their inputs; or on the residual sums (sum)"
+    )
 
     @model_serializer(mode="wrap", when_used="json")
     def _leave_out_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -195,6 +199,8 @@ class ModelConfig(Settings):
     out_bias: bool = setting(None, "bias of the output of attention; default bias")
     head_bias: bool = setting(False, "bias of an untied head")
     qkv_clip: Positive | None = setting(None, "maximum magnitude of q, k and v before positions")
+    embedding_size: Count = setting(None, "width of the token embedding and the head; default hidden, else projected")
+    final_norm: bool = setting(True, "a norm before the head")
 
     @model_validator(mode="before")
     @classmethod
@@ -228,7 +234,7 @@ class ModelConfig(Settings):
     def _parts_fit(self) -> Self:
         scaling, pairs, of_each = self.rotary_scaling, self.rotary_size / 2, self.kv_heads == self.heads
         factors = {len(getattr(scaling, name, ())) for name in ("factors", "long_factors")} - {0, pairs}
-        after = any(layer.norm_after for layer in self.by_layer)
+        after = {layer.norm_after for layer in self.by_layer}
         for is_wrong, problem in (
             (self.heads % self.kv_heads, f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}"),
             (
@@ -236,8 +242,12 @@ class ModelConfig(Settings):
                 f"rotary positions rotate pairs; {self.rotary_size} of {self.head_size} values are not pairs",
             ),
             (
-                self.sandwich_norm and after,
+                self.sandwich_norm and after - {False},
                 "sandwich_norm already norms the outputs; by_layer.norm_after must be false",
+            ),
+            (
+                self.parallel_residual and "sum" in after,
+                "by_layer.norm_after = sum needs parallel_residual = false",
             ),
             (self.shared_norm and not self.parallel_residual, "shared_norm needs parallel_residual"),
             (self.head_bias and self.tied, "head_bias needs an untied head: tied = false"),
@@ -362,12 +372,15 @@ class ModelConfig(Settings):
 
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and global shape of the parameters outside the layers: embeddings, final norm, and an untied head."""
-        table = (self.vocabulary, self.hidden)
+        h, width = self.hidden, self.embedding_size
+        table = (self.vocabulary, width)
         shapes: dict[str, tuple[int, ...]] = {"embedding.token.weight": table}
         if self.positions == "learned":
-            shapes["embedding.position.weight"] = (self.sequence + self.position_offset, self.hidden)
+            shapes["embedding.position.weight"] = (self.sequence + self.position_offset, h)
         shapes |= self._norm_shapes("embedding.norm") if self.embedding_norm else {}
-        shapes |= self._norm_shapes("final_norm")
+        shapes |= self._norm_shapes("final_norm") if self.final_norm else {}
+        if width != h:
+            shapes |= {"embedding.project.weight": (h, width), "final_norm.project.weight": (width, h)}
         return shapes if self.tied else {**shapes, **_linear_shapes("head", *table, self.head_bias)}
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -407,10 +420,17 @@ class ModelConfig(Settings):
         keys = min(self.sequence, self.layer(number).window or self.sequence)
         return 2 * weights, 4 * keys * self.heads * self.head_size
 
+    @property
+    def outer_flops(self) -> tuple[int, int]:
+        """Forward FLOPs per token in the matrices (before the layers, after them): projections, and the head."""
+        h, width = self.hidden, self.embedding_size
+        projection = 2 * h * width * (h != width)
+        return projection, projection + 2 * width * self.vocabulary
+
     def _flops(self, passes: int, batch: int) -> float:
         """FLOPs of ``batch`` sequences: ``passes`` forward-sized passes through the layers, three through the head."""
         layers = sum(times * sum(self.layer_flops(number)) for number, times in self._kinds)
-        return float(batch * self.sequence * (passes * layers + 3 * 2 * self.vocabulary * self.hidden))
+        return float(batch * self.sequence * (passes * layers + 3 * sum(self.outer_flops)))
 
 
 GPT_FIELDS: Final = tuple(takewhile(lambda name: name != "head_size", ModelConfig.model_fields))
@@ -422,6 +442,7 @@ PARTS: Final = {
     "attention": "attention",
     "mlp": "feed-forward",
     "norm": "norms",
+    "project": "projections",
     "head": "head",
 }
 """Part that a parameter is counted in, by a substring of its name; the last match wins."""
@@ -430,7 +451,7 @@ PARTS: Final = {
 def _widths(hidden: int, heads: int) -> dict[str, int]:
     """Default widths, derived from ``hidden`` and ``heads``."""
     head_size = {} if hidden % heads else {"head_size": hidden // heads}
-    return {**head_size, "kv_heads": heads, "ffn": 4 * hidden}
+    return {**head_size, "kv_heads": heads, "ffn": 4 * hidden, "embedding_size": hidden}
 
 
 def _linear_shapes(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, tuple[int, ...]]:

@@ -7,9 +7,10 @@
 
 `ModelConfig` can replace these parts: rotary positions (`rotary`) or ALiBi (`alibi`) instead of P, an RMS norm, SwiGLU
 W_down (silu(W_gate y) · W_up y), fewer heads of keys and values than of queries, attention and feed-forward that read
-the same x or one norm of it, no biases, an untied head, multipliers, soft caps of scores and logits, norms of both the
-inputs and the outputs of a layer's parts; and, per layer (`LayerConfig`), an attention window, other rotary positions
-or none, or norms of the outputs only, x + norm(f(x)).
+the same x or one norm of it, no biases, an untied head, a token embedding of another width, projected to H and back,
+no final norm, multipliers, soft caps of scores and logits, norms of both the inputs and the outputs of a layer's parts;
+and, per layer (`LayerConfig`), an attention window, other rotary positions or none, or norms of the outputs only,
+x + norm(f(x)), or of the sums, norm(x + f(x)).
 
 S sequence, B batch, H hidden, N heads, G heads of keys and values, D head size, F features, V vocabulary. Activations
 are sequence-first: x_SBH.
@@ -74,7 +75,8 @@ class Norm(nn.Module):
         self.eps, self.ops, self.kind = config.layer_norm_eps, ops, kind or config.norm
         self.zero_centered, self.head_size = config.zero_centered_norm, config.head_size
         self.width = (width or config.hidden,)
-        self.weight: Any = None if self.kind == "layer-no-weight" else nn.Parameter(torch.empty(self.width))
+        has_weight = self.kind not in {"layer-no-weight", "none"}
+        self.weight: Any = nn.Parameter(torch.empty(self.width)) if has_weight else None
         self.bias: Any = nn.Parameter(torch.empty(self.width)) if self.kind == "layer" else None
 
     def forward(self, x_H: Tensor) -> Tensor:
@@ -92,6 +94,11 @@ class Norm(nn.Module):
         return y_H.type_as(x_H)
 
 
+def _projection(inputs: int, outputs: int) -> nn.Module:
+    """A linear layer without a bias between two widths; nothing where they are equal."""
+    return nn.Identity() if inputs == outputs else Linear(inputs, outputs, bias=False)
+
+
 class HeadNorms(Norm):
     """Layer norms of the heads of q or k, without biases; ``weight`` has those of all heads in order."""
 
@@ -107,25 +114,29 @@ class HeadNorms(Norm):
 
 
 class FinalNorm(Norm):
-    """The norm before the head; it also divides by ``logits_scaling``, which divides the logits."""
+    """The norm before the head, then the projection to the head's width, if there are these.
+
+    It also divides by ``logits_scaling``, which divides the logits.
+    """
 
     def __init__(self, config: ModelConfig, ops: Ops = EAGER) -> None:
-        super().__init__(config, ops)
-        self.scaling = config.logits_scaling
+        super().__init__(config, ops, kind="" if config.final_norm else "none")
+        self.scaling, self.project = config.logits_scaling, _projection(config.hidden, config.embedding_size)
 
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        y_H = super().forward(x_H)
+        y_H: Tensor = self.project(x_H if self.kind == "none" else super().forward(x_H))
         return y_H if self.scaling == 1 else y_H / self.scaling
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus the position embedding if positions are learned, then dropout."""
+    """Token embedding, projected to the hidden width, plus that of positions if these are learned, then dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.rate, self.multiplier, self.offset = config.dropout, config.embedding_multiplier, config.position_offset
-        self.token = EmbeddingTable(config.vocabulary, config.hidden)
+        self.token = EmbeddingTable(config.vocabulary, config.embedding_size)
+        self.project = _projection(config.embedding_size, config.hidden)
         self.norm = Norm(config) if config.embedding_norm else None
         self.position = None
         if config.positions == "learned":
@@ -133,7 +144,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Token ids [B, S] -> x_SBH. Positions count from 0 unless ``positions_BS`` (or [1, S]) is given."""
-        x_SBH: Tensor = self.token(tokens_BS.t())
+        x_SBH: Tensor = self.project(self.token(tokens_BS.t()))
         if self.multiplier != 1:
             # Rounded to the weights' precision, as Gemma was trained.
             x_SBH = x_SBH * torch.full((), self.multiplier, dtype=x_SBH.dtype, device=x_SBH.device)
@@ -267,8 +278,11 @@ class DecoderLayer(nn.Module):
         y_SBH = self.attention(normed_SBH, attend, rotations)
         if attend is not None and attend.places is not None:
             x_SBH, normed_SBH = x_SBH[attend.places], normed_SBH[attend.places]
+        if self.norm_after == "sum":
+            _, x_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH, self.attention_norm)
+            return self._add_and_norm(self.mlp(x_SBH), self.mlp.down.bias, x_SBH, self.mlp_norm)[1]
         norm = self.attention_norm if self.norm_after else self.attention_post_norm
-        if self.parallel or norm is not None or self.multiplier != 1:
+        if self.parallel or norm is not None:
             before_SBH, x_SBH = x_SBH, self._add(y_SBH, self.attention.out.bias, x_SBH, norm)
             y_SBH = before_SBH if self.parallel else x_SBH
             if self.mlp_norm is None:
@@ -276,7 +290,7 @@ class DecoderLayer(nn.Module):
             elif not self.norm_after:
                 y_SBH = self.mlp_norm(y_SBH)
         else:
-            x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH)
+            x_SBH, y_SBH = self._add_and_norm(y_SBH, self.attention.out.bias, x_SBH, self.mlp_norm)
         norm = self.mlp_norm if self.norm_after else self.mlp_post_norm
         return self._add(self.mlp(y_SBH), self.mlp.down.bias, x_SBH, norm)
 
@@ -289,11 +303,10 @@ class DecoderLayer(nn.Module):
             return self.ops.dropout_add(y_SBH, x_SBH, self.rate, self.training)
         return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, self.rate, self.training)
 
-    def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual sum and its ``mlp_norm``, by one kernel for the two common combinations."""
-        norm: Any = self.mlp_norm  # not None: shared_norm needs parallel_residual
+    def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (`Norm`; None only with parallel_residual)
+        """The residual sum and its ``norm``, by one kernel for the two common combinations."""
         dropout = self.rate, self.training
-        if not norm.zero_centered:
+        if not norm.zero_centered and self.multiplier == 1:
             if bias_H is not None and norm.bias is not None:
                 scale_and_shift = norm.weight, norm.bias
                 return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, *dropout, *scale_and_shift, norm.eps)
@@ -313,7 +326,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config)
         self.layers = nn.ModuleList(DecoderLayer(config, n, ops) for n in range(config.layers))
         self.final_norm = FinalNorm(config, ops)
-        self.head = None if config.tied else Linear(config.hidden, config.vocabulary, config.head_bias)
+        self.head = None if config.tied else Linear(config.embedding_size, config.vocabulary, config.head_bias)
         if not self.embedding.token.weight.is_meta:
             initialization.initialize(self, config, seed)
 

@@ -250,13 +250,14 @@ class Stage(NamedTuple):
 
 def stages(config: ModelConfig, layout: Layout, recompute: Recompute) -> tuple[Stage, ...]:
     """Cut a decoder into pipeline stages of balanced cost."""
-    h, costs = config.hidden, list[float]()
+    costs = list[float]()
     for number in range(config.layers):
         products, core = config.layer_flops(number)
         recomputed = {"none": 0, "selective": core, "full": products + core}[recompute]
         costs.append(float(3 * (products + core) + recomputed))
-    costs[0] += 3 * 2 * h
-    costs[-1] += 3 * 2 * h * config.vocabulary
+    before, after = config.outer_flops
+    costs[0] += 3 * (2 * config.hidden + before)
+    costs[-1] += 3 * after
     bounds = balanced_cuts(tuple(costs), layout.pp)
     cut = []
     for number, (start, stop) in enumerate(pairwise(bounds)):

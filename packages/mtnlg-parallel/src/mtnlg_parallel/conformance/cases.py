@@ -53,6 +53,7 @@ FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "gpt": {"scale_attention_by_layer": True},
     "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
     | {"qk_norm": True, "kv_heads": 2, "ffn": 96},
+    "opt": {"embedding_size": 24, "by_layer": [{"norm_after": "sum"}], "final_norm": False},
 }
 
 MOST_RANKS: Final = 8
@@ -106,7 +107,7 @@ def matrix() -> Iterator[Case]:
 
 def unlike_layers() -> Iterator[Case]:
     """A decoder that mixes plain layers with layers that have windowed attention, no positions and norms on outputs;
-    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, StableLM 2, BLOOM and GPT-J.
+    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, StableLM 2, BLOOM, OPT 350M and GPT-J.
     """
     train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
     gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
@@ -119,6 +120,7 @@ def unlike_layers() -> Iterator[Case]:
         "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm": "full", "kv_heads": 1},
         "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm": "by-head"},
         "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
+        "opt 350m": FAMILIES["opt"],
         "gpt-j": one_norm | {"head_bias": True, "tied": False},
     }
     for name, settings in kinds.items():
@@ -173,6 +175,7 @@ def context() -> Iterator[Case]:
         (llama, {"cp": 2, "dp": 2}, {"offload_activations": True, "sequence_parallel": False, **fp32}, "isolated"),
         (llama, {"cp": 2, "tp": 4}, {"sequence_parallel": False, "recompute": "selective", **fp32}, "joined"),
         (gpt | {"dropout": 0.1}, {"cp": 2, "tp": 2}, {"precision": "bf16"}, "joined"),
+        (FAMILIES["opt"], {"cp": 2, "dp": 2}, {"shard": "parameters", **fp32}, "isolated"),
     ]
     for number, (family, layout, more, documents) in enumerate(kinds):
         recipe = _recipe({**TINY, **family}, layout, train | more, documents)

@@ -11,7 +11,8 @@ context parallelism, whose ranks hold the same weights too, over dp x cp ranks.
     gather            all-gather of the updated weights, first layer first; each layer waits for its own weights
 
 ``train.shard`` says what else than the optimizer's state a rank keeps only its share of, of matrices that are not
-summed over other ranks. Then a bucket holds those of one module (embedding, a layer, or the head):
+summed over other ranks, but for the token embedding's projections. Then a bucket holds those of one module (embedding,
+a layer, or the head):
 
     "gradients"    the gradients' buffer exists from a micro-batch's first gradient until it is reduced; the shares of
                    the micro-batches are added. One bucket is reduced while the next is filled; a deferred product

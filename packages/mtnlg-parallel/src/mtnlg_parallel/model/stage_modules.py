@@ -60,7 +60,7 @@ class LocalParameter(NamedTuple):
     box: Box
     is_primary: bool  # this rank writes the box; other tensor- and pipeline-parallel ranks may hold copies
     summed_over: ProcessGroup | None  # ranks whose gradients add up: each has seen a part, or holds another copy
-    module: nn.Module  # the embedding, decoder layer, norm or head that it is in
+    module: nn.Module | None  # the embedding, decoder layer, norm or head that it is in; of a projection None
     layer: SlicedWeight | None  # the layer whose weight it is, where its gradient comes from a product
 
 
@@ -120,7 +120,7 @@ class StageModules(nn.Module):
         with torch.device("meta"):
             self.embedding = decoder.Embedding(config) if "embedding" in stage.parts else None
             has_table = "head" in stage.parts and not (config.tied and self.embedding)
-            table = decoder.EmbeddingTable(config.vocabulary, config.hidden) if has_table else None
+            table = decoder.EmbeddingTable(config.vocabulary, config.embedding_size) if has_table else None
             if config.tied:  # it stands where the embedding would
                 self.head = table
             self.layers = nn.ModuleDict({str(n): Layer(config, n, slicing, recompute, ops) for n in stage.layers})
@@ -193,6 +193,7 @@ class StageModules(nn.Module):
             elif axis is None and (slicing.sequence_parallel or name.endswith(NORMS_OF_HEADS)):
                 summed_over = slicing.group
             layer = self.get_submodule(path.rpartition(".")[0])
+            part = ".".join(path.split(".")[: 2 if path.startswith("layers.") else 1])
             is_primary = not is_copy and (axis is not None or slicing.rank == 0)
             yield LocalParameter(
                 name,
@@ -201,7 +202,7 @@ class StageModules(nn.Module):
                 slicing.box(shapes[name], axis),
                 is_primary,
                 summed_over,
-                self.get_submodule(".".join(path.split(".")[: 2 if path.startswith("layers.") else 1])),
+                None if isinstance(layer, decoder.Linear) else self.get_submodule(part),
                 layer if isinstance(layer, SlicedWeight) and parameter is layer.weight else None,
             )
 

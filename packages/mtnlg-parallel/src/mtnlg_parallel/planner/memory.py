@@ -238,8 +238,9 @@ def _logit_bytes(run: Run, recomputed: float) -> float:
         return max((run.width + SHARDED_LOSS_BYTES) * run.tokens * width + gathered - recomputed, 0.0)
     if not run.is_ours:
         return (PLAIN_LOSS_BYTES if run.software.eager else run.width + LOSS_BYTES) * run.tokens * width
-    rows = min(head_chunk(run.tokens, run.model.hidden, width), run.tokens)
-    return (run.width + (0 if run.software.fused_kernels else 8)) * rows * width + run.width * run.elements
+    depth = run.model.embedding_size
+    rows = min(head_chunk(run.tokens, depth, width), run.tokens)
+    return (run.width + (0 if run.software.fused_kernels else 8)) * rows * width + run.width * run.tokens * depth
 
 
 def _layer_gradient_bytes(run: Run) -> float:

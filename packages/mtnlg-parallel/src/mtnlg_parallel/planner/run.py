@@ -226,7 +226,7 @@ class Run(NamedTuple):
     @property
     def table(self) -> float:
         """Elements of a rank's part of the token table."""
-        return self.model.vocabulary * self.model.hidden / self.layout.tp
+        return self.model.vocabulary * self.model.embedding_size / self.layout.tp
 
     @property
     def attended(self) -> float:

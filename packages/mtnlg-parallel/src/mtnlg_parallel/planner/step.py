@@ -74,7 +74,7 @@ def stage_layers(run: Run, stage: int) -> tuple[int, ...]:
 def _cut(model: ModelConfig, total: int, recompute: Recompute, balanced: bool) -> tuple[int, ...]:
     h, layer = model.hidden, 24 * model.hidden**2 + 4 * model.hidden * model.sequence
     # If the head costs less than a layer, the even cut is the balanced one, and much quicker to compute.
-    if balanced and (model.layers % total or 2 * h * (model.vocabulary + 1) >= layer):
+    if balanced and (model.layers % total or 2 * h + sum(model.outer_flops) >= layer):
         return tuple(len(s.layers) for s in stages(model, Layout(pp=total), recompute))
     # Evenly; the remainder goes to the middle stages, which have neither embedding nor head.
     each, over = divmod(model.layers, total)

@@ -298,12 +298,12 @@ def embedding(run: Run) -> Phases:
     """Cost of the embedding: lookup, sum, dropout; backward writes and adds the table's dense gradient."""
     rows, model = ceil(run.model.vocabulary / run.layout.tp), run.model
     fsdp = run.gathered_over > 1 and not run.is_ours
-    table = (run.width + (0 if fsdp else run.added_bytes)) * rows * model.hidden
+    table = (run.width + (0 if fsdp else run.added_bytes)) * rows * model.embedding_size
     forward, backward = (
         Cost(memory=memory_seconds(run, 15 * run.elements + more, 8), launches=20) for more in (0, table)
     )
     if run.gathered_over > 1 and (run.is_ours or not model.tied):
-        gather, reduce = shard_seconds(run, rows * model.hidden)
+        gather, reduce = shard_seconds(run, rows * model.embedding_size)
         # Nothing runs before the first gather or after the last reduction; in our engine, other micro-batches' layers.
         share = 1.0 - run.software.prefetch_share if run.is_ours else 1.0
         forward += Cost(collectives=share * gather)
@@ -313,8 +313,8 @@ def embedding(run: Run) -> Phases:
 
 @lru_cache(maxsize=4096)
 def head(run: Run) -> Phases:
-    """Cost of final norm, logits and fp32 cross entropy; never recomputed."""
-    n, h, rows, width = run.tokens, run.model.hidden, ceil(run.model.vocabulary / run.layout.tp), run.width
+    """Cost of final norm, logits and fp32 cross entropy, without a narrow table's projection; never recomputed."""
+    n, h, rows, width = run.tokens, run.model.embedding_size, ceil(run.model.vocabulary / run.layout.tp), run.width
     fused = (run.software.fused_accumulation or run.gathered_over > 1) and not run.is_ours
     extra = 2 * run.reduced_bytes - 2 if fused and run.gathered_over == 1 else 0
     table = TABLE_BYTES if run.model.tied else 0
@@ -322,7 +322,7 @@ def head(run: Run) -> Phases:
     forward_bytes, backward_bytes = _loss_bytes(run)
     if run.is_ours:  # each chunk after the first adds to dW; dW and dx are scaled at the end
         head_chunks = ceil(n / head_chunk(n, h, rows))
-        added += 2 * run.width * (head_chunks * rows * h + run.elements)
+        added += 2 * run.width * (head_chunks * rows + n) * h
     forward = Cost(
         gemm_seconds(run.cluster, n, rows, h, width=width),
         memory_seconds(run, forward_bytes * n * rows + 4 * run.elements, 12),
