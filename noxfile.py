@@ -76,7 +76,7 @@ PEERS = (
     *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic"),
 )
 ARTICLES = "{data}/near_duplicates/articles_1000.train"
-SIDES = "mtnlg_data datatrove_str_split rensa rensa_str_split"
+SIDES = "mtnlg_data mtnlg_data_in_memory datatrove_str_split rensa rensa_str_split"
 AGAINST_PEERS = {
     "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 --sides {SIDES}",
     "exact-peers": f"exact {ARTICLES} --documents 19000",

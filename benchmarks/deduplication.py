@@ -11,14 +11,15 @@ their sentences; one in ten has a copy with some words changed. All sides take w
 
     mtnlg_data           Parquet to Parquet, 20 bands of 13 rows; verifies every pair at Jaccard 0.8, writes a ledger,
                          and syncs and checksums each file
+    mtnlg_data_in_memory reads Parquet and writes nothing: ``find_duplicates``, the same bands, pairs verified
     datatrove            Parquet to Parquet, the same bands, spaCy's words, its default; verifies no pair
     datatrove_str_split  the same with the words of ``str.split``, the cheapest
     rensa                reads Parquet and writes nothing; words as ours, by a regular expression; its LSH at 16 bands
                          of 8 rows, whose recall is nearest to ours, and its estimate of the similarity for 0.8
     rensa_str_split      the same with the words of ``str.split``
 
-Ratios are of CPU time: ``ratios`` in one process, after a first run that imports and compiles, and
-``ratios_with_start`` of a process for each run, imports included.
+Ratios are of CPU time: ``ratios`` to mtnlg_data and ``ratios_in_memory`` to mtnlg_data_in_memory in one process, after
+a first run that imports and compiles, and ``ratios_with_start`` of a process for each run, imports included.
 """
 
 from __future__ import annotations
@@ -89,6 +90,15 @@ def ours(shard: Path, out: Path) -> set[str]:
     return set(pq.read_table(out / shard.name, columns=["id"])["id"].to_pylist())
 
 
+def in_memory(shard: Path, _out: Path) -> set[str]:
+    """Deduplicate by mtnlg_data in memory; return the ids of the survivors."""
+    from mtnlg_data import find_duplicates  # noqa: PLC0415  (no peer's process is to import it)
+
+    table = pq.read_table(shard, columns=["id", "text"], use_threads=False)
+    kept = find_duplicates(table["text"]).tolist()
+    return {name for number, name in enumerate(table["id"].to_pylist()) if kept[number] == number}
+
+
 def theirs(shard: Path, out: Path, *, split: bool = False) -> set[str]:
     """Deduplicate by datatrove, words by spaCy or by ``str.split``; return the ids of the survivors."""
     from datatrove.executor import LocalPipelineExecutor  # noqa: PLC0415  (no other side is to import it)
@@ -143,6 +153,7 @@ def rensas(shard: Path, _out: Path, *, split: bool = False) -> set[str]:
 
 SIDES: dict[str, Callable[[Path, Path], set[str]]] = {
     "mtnlg_data": ours,
+    "mtnlg_data_in_memory": in_memory,
     "datatrove": theirs,
     "datatrove_str_split": partial(theirs, split=True),
     "rensa": rensas,
@@ -193,8 +204,13 @@ def measure(
         whole = time_rounds({name: partial(run_side, name, shard, out) for name in sides}, rounds, cpu_seconds, out)
     return {
         **{
-            key: {name: spread(ratios(each, seconds["mtnlg_data"])) for name, each in seconds.items()}
-            for key, seconds in (("ratios", cpu), ("ratios_with_start", whole))
+            key: {name: spread(ratios(each, seconds[base])) for name, each in seconds.items() if name != base}
+            for key, base, seconds in (
+                ("ratios", "mtnlg_data", cpu),
+                ("ratios_in_memory", "mtnlg_data_in_memory", cpu),
+                ("ratios_with_start", "mtnlg_data", whole),
+            )
+            if base in sides
         },
         "megabytes_per_second": rates(megabytes, cpu),
         "quality": {name: quality(kept, made, similar) for name, kept in survivors.items()},

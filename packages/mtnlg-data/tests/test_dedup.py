@@ -15,7 +15,7 @@ import pytest
 from engines import Backwards, Recording
 from shards import write_shard, write_shards
 
-from mtnlg_data import Document, Local, run_step
+from mtnlg_data import Document, Local, find_duplicates, read_documents, run_step
 from mtnlg_data.console import Failure
 from mtnlg_data.dedup import clusters, stage
 from mtnlg_data.report.inspection import inspect_path
@@ -220,6 +220,41 @@ def test_near_duplicates_are_removed(tmp_path: Path, texts: list[str], removed: 
     assert len({row["id"] for row in ledger}) == removed == len(texts) - summary["documents_out"]
     assert summary["duplicates"]["components"] == len({row["component"] for row in ledger})
     assert all(row["score"] == 1.0 for row in ledger) == (texts[:1] != [HAN])
+    assert np.count_nonzero(find_duplicates(texts, **settings) != np.arange(len(texts))) == removed
+
+
+def test_texts_in_memory_have_the_same_components_and_keep_the_first(tmp_path: Path, shards: list[Path]) -> None:
+    _, ledger = run(shards, tmp_path / "out", priority=("books", "web"))
+    components: dict[str, set[str]] = {}
+    for row in ledger:
+        components.setdefault(row["kept"], {row["kept"]}).add(row["id"])
+    batches = [batch for shard in shards for batch in read_documents(shard, ["id", "text"])]
+    table = pa.Table.from_batches(batches)
+    ids, texts = table["id"].to_pylist(), table["text"]
+    kept = find_duplicates(texts, shingle_length=1)
+    found: dict[int, set[str]] = {}
+    for number, twin in enumerate(kept.tolist()):
+        assert twin <= number
+        found.setdefault(twin, set()).add(ids[number])
+    assert sorted(map(sorted, components.values())) == sorted(sorted(ids_) for ids_ in found.values() if len(ids_) > 1)
+    for same in (texts.to_pylist(), iter(texts.to_pylist()), texts.cast(pa.string()).combine_chunks()):
+        assert (find_duplicates(same, shingle_length=1) == kept).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "error", "message"),
+    [
+        ("one text", {}, TypeError, "a sequence of texts"),
+        (["one", None], {}, ValueError, "1 of the texts are null"),
+        ([b"bytes", 3], {}, TypeError, "bytes"),
+        (["one"], {"treshold": 0.9}, Failure, "did you mean threshold"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_an_error(
+    texts: list[str], settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        find_duplicates(texts, **settings)
 
 
 # --- what does not move it -------------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+from .dedup.in_memory import find_duplicates
 from .document import read_documents, write_documents
 from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
@@ -55,6 +56,7 @@ __all__ = [
     "curate",
     "decode_html",
     "edit",
+    "find_duplicates",
     "fix_text",
     "load_recipe",
     "main_text",

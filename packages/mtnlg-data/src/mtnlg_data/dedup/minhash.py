@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
     #: Table of case folding; of kinds of characters, or of white space; whether shingles are of words; their length n.
     Measure = tuple[UInt32s, UInt8s, bool, int]
+    #: Numbers of shingles [texts], content hashes [2, texts], band keys [texts, bands].
+    Signatures = tuple[UInt32s, UInt64s, UInt64s]
 
 MIXES = (np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557))  # flipped before mixing: the mixes differ
 ASCII = 128  # first code point, and first byte, outside ASCII
@@ -83,21 +85,16 @@ def write_signatures(
     ``order``. The summary counts the documents of each source.
     """
     shard, first = item
-    a, b = permutations(bands * rows, seed)
-    keys = np.empty((shard.rows, bands), np.uint64)
-    contents = np.empty((2, shard.rows), np.uint64)
     orders = np.empty(shard.rows, np.uint64)
-    counts = np.empty(shard.rows, np.uint32)
+    counts, contents, keys = new_signatures(shard.rows, bands)
     sources: Counter[str] = Counter()
+    drawn = permutations(bands * rows, seed)
     row = 0
     for batch in read_documents(shard.path, ["source", "key", "text"]):
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
         own = slice(row, row := row + batch.num_rows)
         orders[own] = document_orders(batch, priority)
-        _sign(texts_of(batch["text"]), _measure(*shingle), a, b, counts[own], contents[:, own], keys[own])
-        for empty in np.flatnonzero(counts[own] == 0).tolist():
-            digest = blake2b(batch["text"][empty].as_buffer(), digest_size=16).digest()
-            contents[:, own.start + empty] = np.frombuffer(digest, np.uint64)
+        sign(batch["text"], shingle, drawn, (counts[own], contents[:, own], keys[own]))
     band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
     table = pa.record_batch({"keys": band_columns, "count": counts, "order": orders})
     beside = signatures_path(output)
@@ -106,6 +103,25 @@ def write_signatures(
     with write_rows(output) as runs:
         runs.add(contents[0], {"high": contents[1], "order": orders, "document": first + np.arange(shard.rows)})
     return {"documents": dict(sorted(sources.items())), "files": [beside.name]}
+
+
+def new_signatures(texts: int, bands: int) -> Signatures:
+    """Arrays for ``sign`` to fill in."""
+    return np.empty(texts, np.uint32), np.empty((2, texts), np.uint64), np.empty((texts, bands), np.uint64)
+
+
+def sign(
+    column: pa.LargeStringArray,
+    shingle: tuple[ShingleKind, int],
+    drawn: tuple[UInt32s, UInt32s],
+    signatures: Signatures,
+) -> None:
+    """Fill in the signatures of these texts; ``drawn`` are permutations."""
+    counts, contents, keys = signatures
+    _sign(texts_of(column), _measure(*shingle), *drawn, counts, contents, keys)
+    for empty in np.flatnonzero(counts == 0).tolist():
+        digest = blake2b(column[empty].as_buffer(), digest_size=16).digest()
+        contents[:, empty] = np.frombuffer(digest, np.uint64)
 
 
 def signatures_path(contents: Path) -> Path:

@@ -61,17 +61,22 @@ def deduplicate_group(
 ) -> Summary:
     """Verify one group's pairs, choose what each component keeps, and write what is removed, by document."""
     candidates = gather_candidates(group.tables(), group.folder)
-    parent = new_forest(len(candidates.documents))
-    for pairs in verify_pairs(candidates, threshold, rounds, seed):
-        unite(parent, *pairs.T)
-    rows, component = components(parent)
-    kept = rows[choose_representatives(candidates, rows, component)][component]
-    pairs = np.stack([rows, kept], axis=1)[kept != rows]
+    pairs = kept_candidates(candidates, threshold, rounds, seed)
     removed, twins = candidates.documents[pairs].T
     with write_rows(output) as runs:
         score = jaccard(pairs, candidates.sets).astype(np.float32)
         runs.add(numbering.keys(removed), {"kept": np.ascontiguousarray(twins), "score": score})
     return {"removed": len(removed)}
+
+
+def kept_candidates(candidates: Candidates, threshold: float, rounds: int, seed: int) -> Int64s:
+    """Pairs [removed, 2] of a candidate to remove and the one that its component keeps, as rows of the group."""
+    parent = new_forest(len(candidates.documents))
+    for pairs in verify_pairs(candidates, threshold, rounds, seed):
+        unite(parent, *pairs.T)
+    rows, component = components(parent)
+    kept = rows[choose_representatives(candidates, rows, component)][component]
+    return np.asarray(np.stack([rows, kept], axis=1)[kept != rows])
 
 
 def choose_representatives(candidates: Candidates, rows: Int64s, component: Int64s) -> Int64s:
