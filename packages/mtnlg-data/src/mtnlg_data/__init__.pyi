@@ -1,3 +1,4 @@
+from .console import Failure, UsageFailure
 from .dedup.in_memory import find_duplicates
 from .document import read_documents, write_documents
 from .engine import Local, open_engine
@@ -37,6 +38,7 @@ __all__ = [
     "Effect",
     "Exact",
     "Extract",
+    "Failure",
     "Filter",
     "Local",
     "Outcome",
@@ -53,6 +55,7 @@ __all__ = [
     "TokenStore",
     "TokenStream",
     "Tokenize",
+    "UsageFailure",
     "curate",
     "decode_html",
     "edit",
