@@ -13,7 +13,7 @@ import torch
 
 from mtnlg_eval.scoring.decoder_lm import LocalEngine
 from mtnlg_eval.scoring.open_model import ModelOptions, choose_threads, open_lm, open_model
-from mtnlg_eval.scoring.packing import Branch, Request, Row
+from mtnlg_eval.scoring.packing import Request, plan_rows
 from mtnlg_model.checkpoint.manifest import CheckpointError
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
@@ -150,6 +150,6 @@ def test_small_products_use_one_thread_by_default(monkeypatch: pytest.MonkeyPatc
 def test_logits_of_bf16_weights_are_not_rounded(checkpoint: Checkpoint) -> None:
     """In bf16 logits of 8 bits many of 500 tokens tie; sums of products of bf16 numbers in fp32 hardly ever do."""
     engine = LocalEngine(checkpoint.decoder(torch.bfloat16), Tokenizer(checkpoint.tokenizer_path))
-    answers = tuple((token,) for token in range(500))
-    (scores,) = engine.score([[Row((1, 2, 3), (Branch((), answers),))]])
+    requests = [Request((1, 2, 3), (token,)) for token in range(500)]
+    (scores,) = engine.score([plan_rows(requests, 256)])
     assert len({logp for logp, _ in scores.values()}) > 495

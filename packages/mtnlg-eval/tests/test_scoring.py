@@ -188,7 +188,7 @@ def test_common_prefixes_share_a_row() -> None:
     stem = tuple(range(20))
     requests = [Request((*stem, 50), (7, 8, 9)), Request((*stem, 60, 61), (7, 8, 9)), Request((1, 2, 3), (4, 5))]
     (batch,) = plan_batches(requests, 100, 1000)
-    assert {row.length: len(row.branches) for row in batch} == {20 + (1 + 2) + (2 + 2): 2, 3 + 1: 1}
+    assert {row.length: len(row.contexts) for row in batch} == {20 + (1 + 2) + (2 + 2): 2, 3 + 1: 1}
     assert {request for row in batch for request in row.requests} == set(requests)
     (apart,) = plan_batches(requests, 26, 1000)
     assert max(row.length for row in apart) == 20 + 2 + 2

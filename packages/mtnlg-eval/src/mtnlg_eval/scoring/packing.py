@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -47,35 +46,17 @@ class Request(NamedTuple):
     answer: Tokens
 
 
-class Branch(NamedTuple):
-    """The tokens that one context adds to the row's prefix, and its answers."""
+class Row(NamedTuple):
+    """Contexts that begin with the same ``shared`` tokens, each with its answers; the model reads ``length`` tokens."""
 
-    rest: Tokens
-    answers: tuple[Tokens, ...]
-
-    @property
-    def length(self) -> int:
-        """Tokens added to the row."""
-        return len(self.rest) + sum(len(answer) - 1 for answer in self.answers)
-
-
-@dataclass(frozen=True)
-class Row:
-    """Contexts with a common prefix, and the answers to each."""
-
-    prefix: Tokens
-    branches: tuple[Branch, ...]
-
-    @cached_property
-    def length(self) -> int:
-        """Tokens read by the model."""
-        return len(self.prefix) + sum(branch.length for branch in self.branches)
+    contexts: Sequence[tuple[Tokens, Sequence[Tokens]]]
+    shared: int
+    length: int
 
     @property
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> list[Request]:
         """Requests answered by the row, in order."""
-        contexts = ((self.prefix + branch.rest, branch.answers) for branch in self.branches)
-        return tuple(Request(context, answer) for context, answers in contexts for answer in answers)
+        return [Request(context, answer) for context, answers in self.contexts for answer in answers]
 
 
 @dataclass(frozen=True)
@@ -107,9 +88,8 @@ def plan_rows(requests: Iterable[Request], max_length: int, longest_short_text: 
     for context, answer in requests:
         is_long = len(context) + len(answer) - 1 > (longest_short_text or max_length)
         alike[is_long][context].add(answer)
-    groups = (group for by_context in alike for group in _group_by_prefix(by_context, max_length))
-    rows = [row for group in groups for row in _rows(group, max_length)]
-    return sorted(rows, key=lambda row: (-row.length, row.prefix, row.branches))
+    rows = [row for by_context in alike for row in _rows(by_context, max_length)]
+    return sorted(rows, key=lambda row: -row.length)
 
 
 def take_batch(rows: deque[Row], budget: int) -> list[Row]:
@@ -121,30 +101,41 @@ def take_batch(rows: deque[Row], budget: int) -> list[Row]:
     return batch
 
 
-def _group_by_prefix(
-    answers_by_context: Mapping[Tokens, set[Tokens]], max_length: int
-) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
-    """Contexts with their answers, grouped if they share a prefix and fit one row.
+def _rows(answers_by_context: Mapping[Tokens, set[Tokens]], max_length: int) -> Iterator[Row]:
+    """Group contexts that share a prefix and fit one row.
 
-    Contexts with a common prefix are neighbours in token order. The next context joins the group if it shares at least
-    half of the group's prefix so far.
+    Contexts with a common prefix are neighbours in token order. The next context joins the row if it shares at least
+    half of the row's prefix so far.
     """
-    group: list[tuple[Tokens, list[Tokens]]] = []
+    contexts: list[tuple[Tokens, list[Tokens]]] = []
     shared = length = 0
-    for context in sorted(answers_by_context):
-        answers = sorted(answers_by_context[context])
-        added = Branch(context, tuple(answers)).length
-        common = _common_prefix(group[0][0], context, shared) if group else 0
-        joined = length + (shared - common) * (len(group) - 1) + added - common if group else added
-        if group and common >= max(MIN_SHARED_PREFIX, shared // 2) and joined <= max_length:
-            group.append((context, answers))
+    for context, answers in _parts(answers_by_context, max_length):
+        added = len(context) + sum(len(answer) - 1 for answer in answers)
+        common = _common_prefix(contexts[0][0], context, shared) if contexts else 0
+        joined = length + (shared - common) * (len(contexts) - 1) + added - common
+        if contexts and common >= max(MIN_SHARED_PREFIX, shared // 2) and joined <= max_length:
+            contexts.append((context, answers))
             shared, length = common, joined
         else:
-            if group:
-                yield group
-            group, shared, length = [(context, answers)], len(context), added
-    if group:
-        yield group
+            if contexts:
+                yield Row(contexts, shared, length)
+            contexts, shared, length = [(context, answers)], len(context), added
+    if contexts:
+        yield Row(contexts, shared, length)
+
+
+def _parts(answers_by_context: Mapping[Tokens, set[Tokens]], max_length: int) -> Iterator[tuple[Tokens, list[Tokens]]]:
+    """Each context, in token order, with as many of its answers at a time as fit one row."""
+    for context, answers in sorted(answers_by_context.items()):
+        part: list[Tokens] = []
+        room = max_length - len(context)
+        for answer in sorted(answers):
+            if len(answer) - 1 > room:
+                yield context, part
+                part, room = [], max_length - len(context)
+            part.append(answer)
+            room -= len(answer) - 1
+        yield context, part
 
 
 def _common_prefix(a: Tokens, b: Tokens, longest: int) -> int:
@@ -153,29 +144,10 @@ def _common_prefix(a: Tokens, b: Tokens, longest: int) -> int:
     return next((n for n in range(limit) if a[n] != b[n]), limit)
 
 
-def _rows(group: Sequence[tuple[Tokens, Sequence[Tokens]]], max_length: int) -> list[Row]:
-    """One row for a group of contexts; for a single context as many rows as its answers need."""
-    if len(group) > 1:
-        first = group[0][0]
-        shared = min(_common_prefix(first, context, len(first)) for context, _ in group[1:])
-        branches = (Branch(context[shared:], tuple(answers)) for context, answers in group)
-        return [Row(first[:shared], tuple(branches))]
-    ((context, answers),) = group
-    parts: list[list[Tokens]] = []
-    room = 0
-    for answer in answers:
-        if not parts or len(answer) - 1 > room:
-            parts.append([])
-            room = max_length - len(context)
-        parts[-1].append(answer)
-        room -= len(answer) - 1
-    return [Row(context, (Branch((), tuple(part)),)) for part in parts]
-
-
 def pack_rows(rows: Sequence[Row], multiple: int = 1) -> Batch:
     """Concatenate rows into a batch, with S and N padded to a multiple of ``multiple``.
 
-    Scored positions are ordered by row, branch, answer and token.
+    Scored positions are ordered by row, context, answer and token.
     """
     tokens: list[int] = []
     spans: list[Span] = []
@@ -187,16 +159,17 @@ def pack_rows(rows: Sequence[Row], multiple: int = 1) -> Batch:
         return len(spans) - 1
 
     for row in rows:
-        prefix = add_span(row.prefix, -1)
-        for branch in row.branches:
-            context = add_span(branch.rest, prefix) if branch.rest else prefix
-            context_end = spans[context].start + spans[context].length - 1
-            for answer in branch.answers:
+        prefix = add_span(row.contexts[0][0][: row.shared], -1)
+        for context, answers in row.contexts:
+            rest = context[row.shared :]
+            parent = add_span(rest, prefix) if rest else prefix
+            end = spans[parent].start + spans[parent].length - 1
+            for answer in answers:
                 # Each position predicts the token after it.
-                positions = [context_end, *range(len(tokens), len(tokens) + len(answer) - 1)]
+                positions = [end, *range(len(tokens), len(tokens) + len(answer) - 1)]
                 scored += zip(positions, answer, strict=True)
                 if len(answer) > 1:
-                    add_span(answer[:-1], context)
+                    add_span(answer[:-1], parent)
     tokens += [0] * (-len(tokens) % multiple)
     scored += [(0, 0)] * (-len(scored) % multiple)
     scored_N, targets_N = torch.tensor(scored).unbind(1)
