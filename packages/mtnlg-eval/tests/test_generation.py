@@ -10,7 +10,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from mtnlg_eval.scoring.decoder_lm import DecoderLM, LocalEngine
-from mtnlg_eval.scoring.generation import Options, Prompt, PromptBatch
+from mtnlg_eval.scoring.generation import Options, Prompt
 from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.generate import generate
@@ -27,14 +27,14 @@ class Recording:
     """Records the batches that an engine generates, and dies after ``dies_after`` of them."""
 
     def __init__(self, lm: DecoderLM, dies_after: int = 1_000) -> None:
-        self.batches: list[PromptBatch] = []
+        self.batches: list[Sequence[Prompt]] = []
         self._generate, self._dies_after = lm.engine.generate, dies_after
         lm.engine.generate = self  # type: ignore[method-assign]
 
-    def __call__(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+    def __call__(self, batches: Iterable[Sequence[Prompt]]) -> Iterator[list[list[int]]]:
         return self._generate(map(self._record, batches))
 
-    def _record(self, batch: PromptBatch) -> PromptBatch:
+    def _record(self, batch: Sequence[Prompt]) -> Sequence[Prompt]:
         if len(self.batches) == self._dies_after:
             raise KeyboardInterrupt
         self.batches.append(batch)
@@ -67,7 +67,7 @@ def test_draws_come_once_and_in_order(checkpoint: Checkpoint, tmp_path: Path) ->
     together = list(lm.sample(requests))
     assert together[::2] == one_by_one
     assert together[1] != together[0]
-    assert [batch.options.sampling.seed for batch in recorded.batches] == [2, 2]
+    assert [batch[0].options.sampling.seed for batch in recorded.batches] == [2, 2]
 
 
 def test_generation_is_greedy_until_a_stop_and_kept(checkpoint: Checkpoint) -> None:

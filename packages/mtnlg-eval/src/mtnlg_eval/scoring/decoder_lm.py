@@ -25,7 +25,7 @@ from mtnlg_model.console import Failure
 from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds, to_device
 
 from .fixed_order import TILE, fixed_order
-from .generation import Options, Prompt, PromptBatch, batch_prompts, generate_batch
+from .generation import Prompt, batch_prompts, generate_batch
 from .packing import Request, pack_rows, plan_rows, take_batch
 from .prompt_encoder import PromptEncoder
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mtnlg_model.tokenizer import Tokenizer
 
     from .answer_store import AnswerStore
+    from .generation import Options
     from .open_model import OpenedModel
     from .packing import Batch, Row
 
@@ -64,7 +65,7 @@ class Engine(Protocol):
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[dict[Request, Score]]:
         """Yield the scores of each batch's requests."""
 
-    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+    def generate(self, batches: Iterable[Sequence[Prompt]]) -> Iterator[list[list[int]]]:
         """Yield for each batch the new tokens of its prompts."""
 
 
@@ -107,7 +108,7 @@ class LocalEngine:
         with fixed_order(self.device):
             return rows, Arriving(self._score_batch(pack_rows(rows, self.row_multiple)))
 
-    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+    def generate(self, batches: Iterable[Sequence[Prompt]]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts."""
         return map(partial(generate_batch, self.decoder, self.tokenizer), batches)
 
@@ -317,7 +318,7 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
                 prompts[n] = prompt
         self.on_scored(len(requests) - len(prompts))
         batches, texts = list(batch_prompts(prompts)), dict[int, str]()
-        for (numbers, _), found in zip(batches, self._texts([batch for _, batch in batches]), strict=True):
+        for numbers, found in zip(batches, self._texts([[prompts[n] for n in each] for each in batches]), strict=True):
             texts.update(zip(numbers, found, strict=True))
             self.on_scored(len(numbers))
         return [texts.get(n, "") for n in range(len(requests))]
@@ -333,34 +334,30 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
         """Yield the sampled texts of each (prompt, count, options), in order; they are stored as they are generated."""
         return self._texts(
             [
-                PromptBatch(
-                    (self._prompts.encode_prompt(prompt),) * count,
-                    options,
-                    tuple(row_seeds(options.sampling.seed, count)),
-                )
-                for prompt, count, options in requests
+                [
+                    Prompt(self._prompts.encode_prompt(text), options, seed)
+                    for seed in row_seeds(options.sampling.seed, n)
+                ]
+                for text, n, options in requests
             ]
         )
 
-    def _texts(self, batches: Sequence[PromptBatch]) -> Iterator[list[str]]:
+    def _texts(self, batches: Sequence[Sequence[Prompt]]) -> Iterator[list[str]]:
         """Yield each batch's texts. If one is missing, the whole batch runs, so texts do not depend on the store."""
-        keys = [self._text_keys(batch) for batch in batches]
+        keys = [[self._text_key(prompt) for prompt in batch] for batch in batches]
         stored = self.store.lookup([key for own in keys for key in own])
         missing = [not stored.keys() >= set(own) for own in keys]
         generated = self.engine.generate(compress(batches, missing))
         for batch, own, lacking in zip(batches, keys, missing, strict=True):
             if lacking:
-                texts = [self._decode(tokens, batch.options.until) for tokens in next(generated)]
+                texts = [self._decode(tokens, batch[0].options.until) for tokens in next(generated)]
                 self.store.save(zip(own, texts, strict=True))
             yield texts if lacking else [str(stored[key]) for key in own]
 
-    def _text_keys(self, batch: PromptBatch) -> list[bytes]:
-        until, max_tokens, sampling = batch.options
-        drawn = [(sampling.model_dump(), seed) if sampling.temperature else () for seed in batch.seeds]
-        return [
-            self.store.key("text", context, until, max_tokens, *own)
-            for context, own in zip(batch.contexts, drawn, strict=True)
-        ]
+    def _text_key(self, prompt: Prompt) -> bytes:
+        until, max_tokens, sampling = prompt.options
+        drawn = (sampling.model_dump(), prompt.seed) if sampling.temperature else ()
+        return self.store.key("text", prompt.context, until, max_tokens, *drawn)
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         """Text before the end token, without special tokens and the model's thinking, up to the first stop string."""

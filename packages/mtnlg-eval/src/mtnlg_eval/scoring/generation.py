@@ -86,32 +86,19 @@ class Prompt(NamedTuple):
         return cls(kept, parsed, seed, len(kept) < len(context))
 
 
-class PromptBatch(NamedTuple):
-    """Tokenized prompts generated together, with the same options, and the seed of each."""
-
-    contexts: tuple[tuple[int, ...], ...]
-    options: Options
-    seeds: tuple[int, ...]
-
-
-def generate_batch(decoder: Decoder, tokenizer: Tokenizer, batch: PromptBatch) -> list[list[int]]:
-    """New tokens of each prompt in one batch."""
-    until, max_tokens, sampling = batch.options
+def generate_batch(decoder: Decoder, tokenizer: Tokenizer, batch: Sequence[Prompt]) -> list[list[int]]:
+    """New tokens of each prompt; all have the options of the first."""
+    until, max_tokens, sampling = batch[0].options
+    contexts, seeds = [prompt.context for prompt in batch], [prompt.seed for prompt in batch]
     vocabulary, stop = tokenizer.vocabulary, tokenizer.stop_condition(until)
-    return generate(
-        decoder, batch.contexts, max_tokens, sampling, vocabulary=vocabulary, stop_condition=stop, seeds=batch.seeds
-    )
+    return generate(decoder, contexts, max_tokens, sampling, vocabulary=vocabulary, stop_condition=stop, seeds=seeds)
 
 
-def batch_prompts(prompts: Mapping[int, Prompt]) -> Iterator[tuple[list[int], PromptBatch]]:
-    """Batch prompts by options, longest first; yields each batch with the keys of its prompts."""
+def batch_prompts(prompts: Mapping[int, Prompt]) -> Iterator[list[int]]:
+    """Batch prompts with the same options, longest first; yields the keys of each batch."""
     by_options: defaultdict[Options, list[int]] = defaultdict(list)
     for key in sorted(prompts, key=lambda n: (-len(prompts[n].context), prompts[n].context, prompts[n].seed)):
         by_options[prompts[key].options].append(key)
-    for options, keys in by_options.items():
+    for keys in by_options.values():
         for start in range(0, len(keys), PROMPTS_PER_BATCH):
-            chunk = keys[start : start + PROMPTS_PER_BATCH]
-            contexts, seeds = (
-                tuple(column) for column in zip(*((prompts[n].context, prompts[n].seed) for n in chunk), strict=True)
-            )
-            yield chunk, PromptBatch(contexts, options, seeds)
+            yield keys[start : start + PROMPTS_PER_BATCH]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from mtnlg_eval.scoring.decoder_lm import Score
-    from mtnlg_eval.scoring.generation import PromptBatch
+    from mtnlg_eval.scoring.generation import Prompt
     from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
     from mtnlg_eval.scoring.packing import Request, Row
     from mtnlg_model.checkpoint.reader import Checkpoint
@@ -98,7 +98,7 @@ class ShardedEngine:
         scores_2N = part.wait()
         return rows, scores_2N, distributed.all_reduce(scores_2N, group=self._hosts, async_op=True)
 
-    def generate(self, batches: Iterable[PromptBatch]) -> Iterator[list[list[int]]]:
+    def generate(self, batches: Iterable[Sequence[Prompt]]) -> Iterator[list[list[int]]]:
         """Generate from batches of prompts, one batch per replica at a time."""
         place, layout, remaining = self.shard.place, self.shard.layout, iter(batches)
         while wave := list(islice(remaining, layout.dp)):
