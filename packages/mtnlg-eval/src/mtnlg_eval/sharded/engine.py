@@ -119,8 +119,8 @@ class ReplicaDecoder:
         self.embedding = SimpleNamespace(token=SimpleNamespace(weight=torch.empty(0, device=shard.device)))
 
     def cache(self, capacity: int) -> Cache:
-        """Cache of this rank's heads and layers."""
-        return StageCache(self.config, capacity, min(self._shard.layers))
+        """Cache in which this rank fills its heads of its layers."""
+        return Cache(self.config, capacity)
 
     def hidden(self, tokens_BS: Tensor, positions_BS: Tensor, attend: Sequence[Any]) -> Tensor:
         """Hidden states after the final norm, x_SBH, on the last stage; an empty tensor of one position on others."""
@@ -139,19 +139,6 @@ class ReplicaDecoder:
             logits_BV = torch.cat(slices, dim=1)
         distributed.broadcast(logits_BV, src=self._last, group=self._pipeline)
         return logits_BV
-
-
-class StageCache(Cache):
-    """The cache of a pipeline stage; its length is that of the stage's first ``layer``."""
-
-    def __init__(self, config: ModelConfig, capacity: int, layer: int) -> None:
-        super().__init__(config, capacity)
-        self._layer = layer
-
-    @property
-    def length(self) -> int:
-        """Number of tokens cached."""
-        return self.layers[self._layer].length
 
 
 class SharedStore(AnswerStore):

@@ -74,8 +74,8 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Number of tokens cached."""
-        return self.layers[0].length
+        """Number of tokens cached; a pipeline stage fills only its own layers."""
+        return max(layer.length for layer in self.layers)
 
     def attend(self, mask: Tensor | None = None) -> list[CachedAttention]:
         """One `Attend` per layer; ``mask`` as in `functional.attention`, causal without one."""
