@@ -122,14 +122,14 @@ def test_shots_exclude_twins_and_shared_passages(name: str, load_task: Load, tmp
     split = "test" if name in {"anli_r2", "race_h"} else "val"
     write(tmp_path / f"{name}/{split}.jsonl", *(TWINS[name](n, side) for n in range(6) for side in (0, 1)))
     task = load_task(name, 50, tmp_path)
-    task.build_all_requests()
     groups = {doc["id"]: doc["group"] for doc in task.eval_docs}
     assert len(set(groups.values())) == 6
     for doc in task.eval_docs:
         drawn = task._pool.draw(doc, 50, "key")
         assert len({shot["group"] for shot in drawn}) == len(drawn) == 5
         assert doc["group"] not in {shot["group"] for shot in drawn}
-    assert set(task.shown.values()) == {5}
+        task.fewshot_context(doc, 50)
+        assert len(task.sampler.drawn) == 5
 
 
 def test_limit_samples_every_kind_and_nests() -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
+
+    from mtnlg_eval.scoring.decoder_lm import DecoderLM
 
     from .rows import Document
     from .shots import ShotChoice
@@ -59,17 +60,16 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     ``with_shots``, the prompt with one or more shots; ``unconditional``, the context of the ratio's denominator;
     ``styles``, overrides of the config and of its metadata by style.
 
-    ``shown`` has the number of shots in each document's prompt, by document id.
+    ``sampler.drawn`` are the shots in the prompt that was built last.
     """
 
-    lm: TemplateLM
-    shown: dict[str, int]
+    lm: DecoderLM
 
     def __init__(self, config: dict[str, Any], rows: TaskRows) -> None:
         self.rows, self._scored = rows, DocumentList(rows.scored)
         self._rendered: dict[tuple[int, str], Any] = {}
-        self._choice_tokens: dict[str, list[int]] = {}
-        self._prompt = config["doc_to_text"]
+        self.choice_tokens: dict[str, list[int]] = {}
+        self.template = config["doc_to_text"]
         super().__init__(config=config)
         self._pool = ShotPool(self.rows.shots)
         self.unconditional: str | None = self.config.metadata.get("unconditional")
@@ -86,20 +86,17 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         """Documents to draw shots from."""
         return self.rows.shots
 
-    def with_shots(self, lm: TemplateLM, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> PaperTask:
+    def with_shots(self, lm: DecoderLM, count: int, choice: ShotChoice = ANY_SHOT, seed: int = SEED) -> PaperTask:
         """A copy with ``count`` shots that ``choice`` admits, drawn with ``seed``, in its prompts for ``lm``."""
         task = copy(self)
-        task.take_shots(lm, count, choice, seed)
-        return task
-
-    def take_shots(self, lm: TemplateLM, count: int, choice: ShotChoice, seed: int) -> None:
-        """Put shots into every prompt from now on. Arguments as for `with_shots`."""
-        self.lm, self.sampler, self.shown, self._choice_tokens = lm, DrawnShots(), {}, {}
-        self._draw = partial(self._pool.draw, count=count, key=f"{seed}/{self.config.task}", choice=choice)
-        self._config = copy(self.config)
-        self.set_config("num_fewshot", count)
+        task.lm, task.sampler, task.choice_tokens = lm, DrawnShots(), {}
+        task.draw = partial(self._pool.draw, count=count, key=f"{seed}/{self.config.task}", choice=choice)
+        task._config = copy(self.config)  # noqa: SLF001  (Task's own)
+        task.set_config("num_fewshot", count)
         if count:
-            self._prompt = self._config.doc_to_text = self.config.metadata.get("with_shots", self._prompt)
+            task.template = self.config.metadata.get("with_shots", self.template)
+            task.set_config("doc_to_text", task.template)
+        return task
 
     def fewshot_context(self, doc: Document, num_fewshot: int, **options: Any) -> str | list[str]:  # noqa: ANN401
         """lm-eval's context, with as many drawn shots as fit the model's context beside the longest continuation."""
@@ -107,7 +104,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
         contexts: dict[int, str | list[str]] = {0: render(doc, 0, **options)}
         continuation = max(self._continuation_tokens(self.construct_requests(doc, contexts[0])))
         room = self.lm.max_length + 1 - continuation  # the last token is predicted, never read
-        self.sampler.drawn = self._draw(doc) if num_fewshot else ()
+        self.sampler.drawn = self.draw(doc) if num_fewshot else ()
 
         def prompt_tokens(shots: int) -> int:
             if shots not in contexts:
@@ -118,7 +115,6 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
 
         shots = max_shots_that_fit(len(self.sampler.drawn), prompt_tokens, room)
         self.sampler.drawn = self.sampler.drawn[:shots]
-        self.shown[doc["id"]] = shots
         return contexts[shots] if shots in contexts else render(doc, shots, **options)
 
     def construct_requests(self, doc: Document, ctx: str | list[str], **options: Any) -> list[Instance]:  # noqa: ANN401
@@ -136,14 +132,14 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
                 )
                 for n, request in enumerate(requests)
             ]
-        self._choice_tokens[doc["id"]] = self._continuation_tokens(requests)
+        self.choice_tokens[doc["id"]] = self._continuation_tokens(requests)
         return requests
 
     @property
     def label_tokens(self) -> list[int]:
         """Number of tokens of each label word, once a prompt is built; [] if each row has its own choices."""
         same = isinstance(self.config.doc_to_choice, list)
-        return next(iter(self._choice_tokens.values()), []) if same else []
+        return next(iter(self.choice_tokens.values()), []) if same else []
 
     def scores(self, doc: Document, results: Sequence[tuple[float, bool]]) -> list[float]:
         """Score of each choice, of which the highest is the answer; for LAMBADA the log-likelihood of the word."""
@@ -152,7 +148,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
             conditional, unconditional = np.split(logps, 2)
             logps = conditional - unconditional
         elif self.OUTPUT_TYPE != "loglikelihood":
-            logps /= np.array(self._choice_tokens[doc["id"]])
+            logps /= np.array(self.choice_tokens[doc["id"]])
         return list(logps.tolist())
 
     def process_results(self, doc: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:
@@ -164,7 +160,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     def doc_to_text(self, doc: Document, doc_to_text: object = None) -> str | int:
         """lm-eval's prompt. Each template is compiled once, and each text rendered once: a shot is in many prompts."""
         del doc_to_text  # the shots' template, which is the same
-        text: str | int = self._render(doc, self._prompt)
+        text: str | int = self._render(doc, self.template)
         return text
 
     def doc_to_choice(self, doc: Document, doc_to_choice: object = None) -> list[str]:
@@ -185,7 +181,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval carries no t
     def _continuation_tokens(self, requests: Sequence[Instance]) -> list[int]:
         """Tokens of each request's continuation, split from the context as lm-eval splits it."""
         pairs = (request.arguments for request in requests)
-        return [len(self.lm._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (TemplateLM's own method)
+        return [len(self.lm._encode_pair(*pair)[1]) for pair in pairs]  # noqa: SLF001  (as lm-eval splits)
 
 
 def paper_task(name: str, data: Path | None = None, style: str = PAPER, revision: str | None = None) -> PaperTask:
