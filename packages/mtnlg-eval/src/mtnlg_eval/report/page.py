@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mtnlg_eval.markup import percent, render
-from mtnlg_eval.results.compare import common_tasks, compared, difference, group_means, macro
+from mtnlg_eval.results.compare import compared, difference, group_means
 from mtnlg_eval.results.statistics import Z
 from mtnlg_eval.studies.study import NAMES, study_class
 from mtnlg_eval.table import differences_by_task
-from mtnlg_eval.tasks.published import SHOTS, TASKS_BY_NAME, title_of
+from mtnlg_eval.tasks.published import TASKS_BY_NAME, title_of
 
 from .charts import curves, trends
 from .samples import FOLDER, MAX_CHARACTERS
@@ -96,11 +96,6 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
         "published": TASKS_BY_NAME,
         "title": title_of,
         "groups": group_means(main.results),
-        "means": {
-            asked: (len(tasks), macro(main, tasks, asked))
-            for asked in SHOTS
-            if len(tasks := common_tasks([main], asked)) > 1
-        },
         "compared": compared(evaluation.runs),
         "difference": difference,
         "shared": [key for key in main.cells if any(key in run.cells for run in evaluation.runs[1:])],

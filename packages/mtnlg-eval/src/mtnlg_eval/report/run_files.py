@@ -19,7 +19,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from mtnlg_eval.records import Record, T, parse_record
 from mtnlg_eval.results.compare import group_runs
@@ -122,23 +122,11 @@ class Step(Record):
     sources: dict[str, SourceLoss] = Field(default_factory=dict)
 
 
-class RecipeModel(Record):
-    """The model settings of a recipe that the page needs."""
-
-    sequence: int
-
-
-class RecipeTrain(Record):
-    """The training settings of a recipe that the page needs."""
-
-    change: list[dict[str, Any]] = Field(default_factory=list)
-
-
 class TrainRecipe(Record):
     """Schema of train/recipe.toml."""
 
-    model: RecipeModel
-    train: RecipeTrain
+    sequence: int = Field(validation_alias=AliasPath("model", "sequence"))
+    change: list[dict[str, Any]] = Field([], validation_alias=AliasPath("train", "change"))
 
 
 class Change(NamedTuple):
@@ -302,10 +290,10 @@ def _read_changes(path: Path) -> tuple[Change, ...]:
     recipe = parse_record(json.dumps(content, default=str).encode(), TrainRecipe, str(path))
     return tuple(
         Change(
-            int(change["at"]) * recipe.model.sequence,
+            int(change["at"]) * recipe.sequence,
             ", ".join(f"{key} = {value}" for key, value in change.items() if key != "at" and value != []),
         )
-        for change in recipe.train.change
+        for change in recipe.change
         if isinstance(change.get("at"), int)
     )
 
