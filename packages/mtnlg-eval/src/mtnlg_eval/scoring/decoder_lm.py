@@ -22,7 +22,7 @@ from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mtnlg_model.console import Failure
-from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds, to_device
+from mtnlg_model.generation.sampling import NO_NUMBERS, row_seeds
 
 from .fixed_order import TILE, fixed_order
 from .generation import Prompt, batch_prompts, generate_batch
@@ -115,9 +115,8 @@ class LocalEngine:
     @torch.inference_mode()
     def _score_batch(self, batch: Batch) -> Tensor:
         """Log P(target) and greedy flags, [2, N] in fp32; logits exist a few hundred positions at a time."""
-        positions_S, attend = batch.attention(self.device, self.decoder.config.layers)
-        tokens_S, targets_N = (to_device(x, self.device) for x in (batch.tokens, batch.targets))
-        x_NH = self.decoder.hidden(tokens_S[None], positions_S[None], attend)[:, 0]
+        inputs, targets_N = batch.on(self.device, self.decoder.config.layers)
+        x_NH = self.decoder.hidden(*inputs)[:, 0]
         chunks = zip(*(torch.split(x, TILE) for x in (x_NH, targets_N)), strict=True)
         logps, greedy = zip(*(self._score_positions(*chunk) for chunk in chunks), strict=True)
         logp_N = torch.cat(logps)

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mtnlg_model.generation.sampling import to_device
+
 from .packed_attention import Span, plan_attention
 
 if TYPE_CHECKING:
@@ -72,9 +74,11 @@ class Batch:
     scored: Tensor
     targets: Tensor
 
-    def attention(self, device: torch.device, layers: int) -> tuple[Tensor, list[PackedAttention]]:
-        """Position ids, and each layer's attention within each text of the packed sequence, on ``device``."""
-        return plan_attention(self.spans, len(self.tokens), self.scored, device, layers)
+    def on(self, device: torch.device, layers: int) -> tuple[tuple[Tensor, Tensor, list[PackedAttention]], Tensor]:
+        """A decoder's inputs (tokens [1, S], positions, each layer's attention) and the targets [N], on ``device``."""
+        positions_S, attend = plan_attention(self.spans, len(self.tokens), self.scored, device, layers)
+        tokens_S, targets_N = (to_device(x, device) for x in (self.tokens, self.targets))
+        return (tokens_S[None], positions_S[None], attend), targets_N
 
 
 def plan_rows(requests: Iterable[Request], max_length: int, longest_short_text: int | None = None) -> list[Row]:

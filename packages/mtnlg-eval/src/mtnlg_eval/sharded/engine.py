@@ -27,7 +27,6 @@ from mtnlg_eval.scoring.open_model import answers_identity
 from mtnlg_eval.scoring.packing import pack_rows
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.cache import Cache
-from mtnlg_model.generation.sampling import to_device
 from mtnlg_parallel.inference import TIMEOUT, DecoderShard, init_distributed
 from mtnlg_parallel.layout import Layout, parse_layout
 from mtnlg_parallel.training.collectives import all_gather_json, broadcast_from_rank0
@@ -84,10 +83,9 @@ class ShardedEngine:
         nothing = Arriving(torch.zeros(2, len(batch.scored)))
         if replica != shard.place.dp:
             return nothing
-        positions_S, attend = batch.attention(shard.device, shard.config.layers)
-        tokens_S, targets_N = (to_device(x, shard.device) for x in (batch.tokens, batch.targets))
+        inputs, targets_N = batch.on(shard.device, shard.config.layers)
         with fixed_order(shard.device):
-            x_N1H = shard.forward(tokens_S[None], positions_S[None], attend)
+            x_N1H = shard.forward(*inputs)
             if x_N1H is None:
                 return nothing
             logp_N, greedy_N = shard.score(x_N1H[:, 0], targets_N)
