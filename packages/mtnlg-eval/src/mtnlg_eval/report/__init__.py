@@ -69,7 +69,9 @@ def build_results(run: Run) -> dict[str, Any]:
         "data": None,
         "training": run.training and json.loads(run.training.model_dump_json(exclude={"versions"})),
         "evaluation": None,
-        "studies": [{"file": file, "model": study.name} for file, study in run.studies.items()],
+        "studies": [
+            {"file": file, "model": each.name} for found in run.studies.values() for file, each in found.items()
+        ],
     }
     if run.curation:
         documents_in, documents_out = run.curation.documents

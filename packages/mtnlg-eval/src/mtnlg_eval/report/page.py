@@ -1,8 +1,7 @@
 """The page of a run: what its templates need in addition to the contents of the files.
 
-    page.html      the frame, the headline figures, data, training and its curves (charts.py)
+    page.html      the frame, the headline figures, data, training and its curves (charts.py), a chapter for each study
     scores.html    how to read the scores, their table, runs compared, what every result depends on
-    studies.html   a chapter for each kind of study
     answers.html   the browser of answers, which answers.js fills
 
 Prompts and answers are untrusted text. The script puts them on the page as text, never as markup, and the page's
@@ -23,7 +22,6 @@ from markupsafe import Markup
 from mtnlg_eval.markup import percent, render
 from mtnlg_eval.results.compare import compared, difference, group_means
 from mtnlg_eval.results.statistics import Z
-from mtnlg_eval.studies.study import NAMES, study_class
 from mtnlg_eval.table import differences_by_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME, title_of
 
@@ -48,12 +46,6 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
     """The report as one HTML page, which loads no files except answers in report/. Equal runs give equal pages."""
     script = Markup(files(__package__).joinpath("answers.js").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    studies = [study_class(name) for name in NAMES]
-    chapters = [
-        (name, study, found)
-        for name, study in zip(NAMES, studies, strict=True)
-        if (found := {file: each for file, each in run.studies.items() if isinstance(each, study)})
-    ]
     scores = _scores(run.evaluation) if run.evaluation else None
     return render(
         "page.html",
@@ -61,7 +53,6 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
         versions=versions,
         script=script,
         digest=digest,
-        chapters=chapters,
         curves=curves(run),
         scores=scores,
         percent=percent,

@@ -198,7 +198,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder; parts that have not been run are None. ``studies`` are keyed by file path."""
+    """The content of a run folder; parts that have not been run are None. ``studies`` are by name and file."""
 
     name: str
     has_curation_page: bool
@@ -208,7 +208,7 @@ class Run:
     changes: tuple[Change, ...]
     training: Training | None
     evaluation: Evaluation | None
-    studies: Mapping[str, Study]
+    studies: Mapping[str, Mapping[str, Study]]
 
     @property
     def not_run(self) -> dict[str, str]:
@@ -308,12 +308,12 @@ def _read_evaluation(folder: Path) -> Evaluation | None:
     return Evaluation(folder, tuple(group_runs(results)), tuple(scored.gaps()), samples)
 
 
-def _read_studies(folder: Path) -> dict[str, Study]:
-    """The studies in an evaluation's folder and its subfolders, by file."""
-    studies: dict[str, Study] = {}
+def _read_studies(folder: Path) -> dict[str, dict[str, Study]]:
+    """The studies in an evaluation's folder and its subfolders, by name and file."""
+    studies: dict[str, dict[str, Study]] = {}
     for name in NAMES:
         patterns = (f"{name}.json", f"{name}-*.json", f"*/{name}.json", f"*/{name}-*.json")
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             file = path.relative_to(folder.parent).as_posix()
-            studies[file] = parse_record(read_small(path), study_class(name), file)
+            studies.setdefault(name, {})[file] = parse_record(read_small(path), study_class(name), file)
     return studies
