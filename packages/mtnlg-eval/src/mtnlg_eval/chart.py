@@ -9,7 +9,6 @@ from .markup import render, short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from markupsafe import Markup
 
@@ -91,19 +90,6 @@ class Chart:
         """Add a mark with its tooltip."""
         self.dots.append(Dot(x, y, look, tip))
 
-    def plot(self, points: Sequence[tuple[float, float]], look: str, tips: Sequence[str] = ()) -> None:
-        """Add a line through points, and a dot with its tip at each."""
-        self.line(look, *points)
-        for (x, y), tip in zip(points, tips, strict=False):
-            self.dot(x, y, look, tip)
-
     def __html__(self) -> Markup:
         """The chart as an ``<svg>`` element."""
         return render("chart.svg", chart=self)
-
-
-def write_svg(path: Path, charts: Sequence[Chart]) -> None:
-    """Write charts below each other as one SVG file."""
-    from mtnlg_model.files import write_text  # noqa: PLC0415  (a page needs no file)
-
-    write_text(path, render("charts.svg", charts=charts))

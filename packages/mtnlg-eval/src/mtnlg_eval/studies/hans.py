@@ -138,6 +138,21 @@ def read_verdicts(samples: Path) -> list[Verdict]:
     return verdicts
 
 
+CHARTS = (
+    (
+        "accuracy, %: plain (dots) and threshold shifted (rings)",
+        "accuracy against the examples in the prompt",
+        (("plain", "accent", "whole.accuracy"), ("threshold shifted", "accent dashed ring", "whole.shifted")),
+    ),
+    (
+        "P(True) + P(False), %; says True, % (grey)",
+        "probability of the two answers, and share of True",
+        (("P(True) + P(False)", "second", "mass"), ("says True", "muted dashed", "said_true")),
+    ),
+)
+"""Title, description and lines of each chart; a line is a name, a look and a field of `Tally`."""
+
+
 class Hans(Study):
     """The study of a model in one style and mode of shots; ``shots`` is keyed by the number of shots asked for."""
 
@@ -178,29 +193,16 @@ class Hans(Study):
 
     def charts(self) -> list[Chart]:
         """Accuracy by shots; mass and share of True by shots."""
-        axis, note = steps(list(self.shots), 0.3), "examples in the prompt"
-        accuracy, answers = (
-            Chart(title, f"HANS: {about}", axis, PERCENT, note=note)
-            for title, about in (
-                (
-                    "accuracy, %: plain (dots) and threshold shifted (rings)",
-                    "accuracy against the examples in the prompt",
-                ),
-                (
-                    "P(True) + P(False), %; says True, % (grey)",
-                    "probability of the two answers, and share of True",
-                ),
-            )
-        )
-        for chart, what, look, field in (
-            (accuracy, "plain", "accent", "whole.accuracy"),
-            (accuracy, "threshold shifted", "accent dashed ring", "whole.shifted"),
-            (answers, "P(True) + P(False)", "second", "mass"),
-            (answers, "says True", "muted dashed", "said_true"),
-        ):
-            shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
-            chart.plot(list(enumerate(shares)), look, [f"{what}: {share:.1f} %" for share in shares])
-        return [accuracy, answers]
+        charts, axis = [], steps(list(self.shots), 0.3)
+        for title, about, lines in CHARTS:
+            chart = Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt")
+            for what, look, field in lines:
+                shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
+                chart.line(look, *enumerate(shares))
+                for n, share in enumerate(shares):
+                    chart.dot(n, share, look, f"{what}: {share:.1f} %")
+            charts.append(chart)
+        return charts
 
 
 def run_hans_study(folder: Path) -> dict[str, Hans]:

@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from mtnlg_eval.chart import write_svg
 from mtnlg_eval.evaluation import model_on_ranks, silence_lm_eval
+from mtnlg_eval.markup import render
 from mtnlg_eval.records import Record
-from mtnlg_model.files import write_json
+from mtnlg_model.files import write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Study(Record):
         """Write the study as JSON, and its charts as SVG beside it."""
         write_json(path, self.model_dump(exclude_unset=True))
         if charts := self.charts():
-            write_svg(path.with_suffix(".svg"), charts)
+            write_text(path.with_suffix(".svg"), render("charts.svg", charts=charts))
 
 
 def study_class(name: str) -> type[Study]:
