@@ -17,7 +17,7 @@ from .table import print_checkpoints, print_scores, print_table
 from .tasks.examples import rows_help
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mtnlg_eval.studies.study import Study
 
@@ -137,7 +137,7 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
 
     If a task cannot run, the others go on and the exit status is 1.
     """
-    draws = _parse_seeds(seeds)
+    draws = _numbers("--seeds", seeds, 18)
     if task_file:
         say("--task-file will be removed in 0.5; use --tasks FILE")
     if launcher == "slurm":
@@ -234,9 +234,7 @@ def texts(
 
     Passages, questions and options of the scored rows, one object per line: task, id, text.
     """
-    names = _split(tasks)
-    if unknown := [name for name in names if name not in TASK_NAMES]:
-        raise UsageFailure(f"--tasks: no task {', '.join(unknown)}; choose from {', '.join(TASK_NAMES)}")
+    names = _names("--tasks", tasks, TASK_NAMES)
     check_arguments(None, [0], data)
     silence_lm_eval()
     from mtnlg_eval.tasks.sources import open_rows  # noqa: PLC0415
@@ -287,10 +285,7 @@ def operators(  # noqa: PLR0917  (typer names them)
 
     Writes operators.json (counts with 95 % intervals) and operators.jsonl (one problem per line) into --out.
     """
-    counts = _split(shots)
-    if not counts or not all(re.fullmatch("[0-9]{1,2}", count) for count in counts):
-        raise UsageFailure(f"--shots {shots[:40]}: operators take 0 to 99 examples, such as 1,2,4,8")
-    settings = {"shots": [int(count) for count in counts], "problems": problems}
+    settings = {"shots": _numbers("--shots", shots, 2), "problems": problems}
     _study("operators", checkpoint, out, settings, layout, model_args, as_json=as_json)
 
 
@@ -312,9 +307,9 @@ def bias(  # noqa: PLR0917  (typer names them)
 
     Writes bias.json into --out.
     """
-    from mtnlg_eval.studies.bias import parse_kinds  # noqa: PLC0415
+    from mtnlg_eval.studies.bias import ALL_KINDS  # noqa: PLC0415
 
-    settings = {"kinds": parse_kinds(kinds), "samples": samples}
+    settings = {"kinds": _names("--kinds", kinds, ALL_KINDS), "samples": samples}
     _study("bias", checkpoint, out, settings, layout, model_args, as_json=as_json)
 
 
@@ -385,10 +380,18 @@ def _split(text: str) -> list[str]:
     return [part for part in dict.fromkeys(map(str.strip, text.split(","))) if part]
 
 
-def _parse_seeds(text: str) -> list[int]:
-    if not all(re.fullmatch("[0-9]{1,18}", seed) for seed in _split(text)):
-        raise UsageFailure(f"--seeds {text[:40]}: needs numbers, such as 1,2,3, of 18 digits at most")
-    return [int(seed) for seed in _split(text)]
+def _names(option: str, text: str, choices: Sequence[str]) -> list[str]:
+    names = _split(text)
+    if not names or not {*names} <= {*choices}:
+        raise UsageFailure(f"{option} {text[:40]}: choose from {', '.join(choices)}")
+    return names
+
+
+def _numbers(option: str, text: str, digits: int) -> list[int]:
+    numbers = _split(text)
+    if not numbers or not all(re.fullmatch("[0-9]+", number) and len(number) <= digits for number in numbers):
+        raise UsageFailure(f"{option} {text[:40]}: needs numbers, such as 1,2,3, of {digits} digits at most")
+    return list(map(int, numbers))
 
 
 def _list_steps(folder: Path) -> list[Path]:

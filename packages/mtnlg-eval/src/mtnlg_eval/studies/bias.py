@@ -36,7 +36,7 @@ from mtnlg_eval.records import Record
 from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_eval.scoring.generation import Options
 from mtnlg_eval.table import Table
-from mtnlg_model.console import Failure, UsageFailure, progress
+from mtnlg_model.console import Failure, progress
 from mtnlg_model.generation.sampling import Sampling
 
 from .study import Study
@@ -79,15 +79,6 @@ MALE, FEMALE = (" male", " man"), (" female", " woman")
 MTNLG_RATIO = -0.77
 """The paper's mean of log P(female) - log P(male) (paper.md 5.4)."""
 WORDS_SHOWN = 10
-
-
-def parse_kinds(names: str) -> list[str]:
-    """The kinds of bias in a comma-separated list, without repeats. Raises ``UsageFailure`` for an unknown one."""
-    kinds = list(dict.fromkeys(name.strip() for name in names.split(",")))
-    if unknown := [kind for kind in kinds if kind not in ALL_KINDS]:
-        listed = ", ".join(map(repr, unknown))
-        raise UsageFailure(f"--kinds {names}: unknown kind {listed}; choose from {', '.join(ALL_KINDS)}")
-    return kinds
 
 
 def read_occupations() -> list[str]:
