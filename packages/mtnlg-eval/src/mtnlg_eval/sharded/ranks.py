@@ -96,18 +96,11 @@ def call(function: str, arguments: str) -> None:
 def _watch(workers: Sequence[Rank], layout: Layout, done: threading.Event) -> None:
     """Exit with one line when a rank dies early, since a collective would wait an hour for it."""
     while not done.wait(POLL_SECONDS):
-        if failure := _dead_rank(workers, layout):
+        if dead := [rank for rank in tuple(workers) if rank.process.poll()]:
+            first = min(dead, key=lambda rank: rank.process.returncode >= 0)  # the others may have died because of it
+            status, place = first.process.returncode, layout.coordinates(first.number)
+            cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(first)
+            failure = f"rank {first.number} ({place}) ended: {cause}; its log is {first.log}"
             sys.stderr.write(f"mtnlg-eval: {printable(failure)}\n")  # a failure is shown despite --quiet
             sys.stderr.flush()
             os._exit(1)
-
-
-def _dead_rank(workers: Sequence[Rank], layout: Layout) -> str | None:
-    """Describe a rank that has died, preferably one that was killed: the others may have died because of it."""
-    dead = [rank for rank in tuple(workers) if rank.process.poll()]
-    if not dead:
-        return None
-    first = min(dead, key=lambda rank: rank.process.returncode >= 0)
-    status = first.process.returncode
-    cause = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(first)
-    return f"rank {first.number} ({layout.coordinates(first.number)}) ended: {cause}; its log is {first.log}"
